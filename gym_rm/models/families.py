@@ -1,0 +1,279 @@
+"""Known families of public reward models: kind, heads, pooling, and the template where a checkpoint has none.
+
+A row is recognised by the architecture in `config.json`, by the tensors that the checkpoint holds beside its backbone,
+and only where neither can tell, by its name. What no row knows is told by the architecture alone, or refused with what
+to pass: a head that merely looks right gives numbers that merely look right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from transformers import PreTrainedConfig
+
+from gym_rm.errors import ConfigError, nearest
+
+KINDS = ("decoder", "encoder", "multi_head", "gated", "process", "generative", "implicit", "pair_encoder")
+Loader = Literal["classifier", "causal", "heads", "remote"]
+
+ARMO_OBJECTIVES = (
+    "helpsteer-helpfulness",
+    "helpsteer-correctness",
+    "helpsteer-coherence",
+    "helpsteer-complexity",
+    "helpsteer-verbosity",
+    "ultrafeedback-overall_score",
+    "ultrafeedback-instruction_following",
+    "ultrafeedback-truthfulness",
+    "ultrafeedback-honesty",
+    "ultrafeedback-helpfulness",
+    "beavertails-is_safe",
+    "prometheus-score",
+    "argilla-overall_quality",
+    "argilla-judge_lm",
+    "code-complexity",
+    "code-style",
+    "code-explanation",
+    "code-instruction-following",
+    "code-readability",
+)
+HELPSTEER_OBJECTIVES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+
+# The texts of the model cards' own examples; Eurus' card does write a backslash.
+HUMAN_ASSISTANT = (
+    "{% for m in messages %}{{ '\n' if not loop.first }}{{ 'Assistant: ' if m['role'] == 'assistant' else 'Human: ' }}"
+    "{{ m['content'] }}{% endfor %}{{ '\nAssistant: ' if add_generation_prompt }}"
+)
+INST = (
+    r"{% for m in messages %}{{ ' ' + m['content'] if m['role'] == 'assistant' else '[INST] ' + m['content'] + "
+    r"' [\\INST]' }}{% endfor %}"
+)
+# Start of the assistant's turn, at whose first token the gating networks of these backbones were trained to read.
+PROMPT_ENDS = {
+    "llama": "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+    "gemma2": "<end_of_turn>\n<start_of_turn>model\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How the checkpoints of one family are recognised, loaded and read.
+
+    Attributes:
+        name: what people call it.
+        kind: which kind of reward model it is.
+        loader: `"classifier"` and `"causal"` by transformers' classes; `"heads"` the backbone, with heads of our own;
+            `"remote"` by the checkpoint's own code, which the user must allow.
+        architectures: names in `config.json`.
+        heads: first names of the tensors beside the backbone, all of which the checkpoint must hold.
+        config_key: what its `config.json` holds.
+        pattern: regular expression on the name of the repository or folder, where nothing in the checkpoint can tell.
+        backbone: prefix of the backbone's tensors, where unusual.
+        activation: between the linear layers of its heads.
+        options: of the kind, and `chat_template` for checkpoints without one.
+        suffix: what the model was trained to see at the end of a text, after the template.
+        needs: why the checkpoint's own code would have to run, for `"remote"`.
+    """
+
+    name: str
+    kind: str
+    loader: Loader = "classifier"
+    architectures: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+    config_key: str | None = None
+    pattern: str | None = None
+    backbone: str | None = None
+    activation: str = "relu"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    suffix: str = ""
+    needs: str = ""
+
+    def matches(self, config: PreTrainedConfig, tensors: Iterable[str], name: str) -> bool:
+        """Whether a checkpoint is of this family."""
+        present = {tensor.partition(".")[0] for tensor in tensors}
+        last_name = name.rstrip("/").rpartition("/")[2]
+        return (
+            architecture_of(config) in self.architectures
+            and set(self.heads) <= present
+            and (self.config_key is None or hasattr(config, self.config_key))
+            and (self.pattern is None or re.search(self.pattern, last_name, re.IGNORECASE) is not None)
+        )
+
+
+GATED = ("LlamaForRewardModelWithGating", "Gemma2ForQuantileSequenceClassification")
+PROCESS_OPTIONS = {"step_token": "<extra_0>", "step_separator": "\n\n"}
+
+FAMILIES = (
+    Family(
+        "Nemotron reward",
+        "decoder",
+        "causal",
+        architectures=("LlamaForCausalLM", "Qwen3ForCausalLM"),
+        pattern=r"nemotron.*reward",
+        options={"token_id": 0, "pooling": "last"},
+    ),
+    Family(
+        "ArmoRM and QRM",
+        "gated",
+        "heads",
+        architectures=GATED,
+        heads=("regression_layer", "gating", "reward_transform_matrix"),
+    ),
+    Family("QRM without a transform", "gated", "heads", architectures=GATED, heads=("regression_layer", "gating")),
+    Family(
+        "URM",
+        "gated",
+        "heads",
+        architectures=("LlamaForSequenceClassificationWithNormal_Weights",),
+        heads=("score", "weights"),
+        activation="selu",
+        options={"regression": "score", "gate": "weights", "layout": "normal", "prompt_end": None},
+    ),
+    Family(
+        "Qwen2.5-Math-PRM", "process", "heads", ("Qwen2ForProcessRewardModel",), ("score",), options=PROCESS_OPTIONS
+    ),
+    Family("Qwen2.5-Math-RM and WorldPM", "decoder", "heads", ("Qwen2ForRewardModel",), ("score",)),
+    Family("INF-ORM", "decoder", "heads", ("INFORMForSequenceClassification",), ("score",)),
+    Family(
+        "GRM with a value head",
+        "decoder",
+        "heads",
+        architectures=("LlamaForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM"),
+        heads=("v_head",),
+        config_key="vhead_layer_type",
+        options={"head": "v_head", "pooling": "last"},
+    ),
+    Family(
+        "UltraRM",
+        "decoder",
+        "heads",
+        architectures=("LlamaRewardModel",),
+        heads=("regression_head",),
+        options={"head": "regression_head", "pooling": "last", "chat_template": HUMAN_ASSISTANT},
+    ),
+    Family(
+        "Eurus-RM",
+        "decoder",
+        "heads",
+        architectures=("EurusRewardModel",),
+        heads=("regression_head",),
+        options={"head": "regression_head", "pooling": "last", "chat_template": INST},
+    ),
+    Family(
+        "Athene-RM",
+        "decoder",
+        "heads",
+        architectures=("AtheneForSequenceClassification",),
+        heads=("v_head",),
+        options={"head": "v_head", "pooling": "last"},
+        suffix="<|reserved_special_token_1|>",
+    ),
+    Family(
+        "InternLM2 reward",
+        "decoder",
+        "remote",
+        architectures=("InternLM2ForRewardModel",),
+        options={"head": "v_head", "pooling": "last"},
+        suffix="[UNUSED_TOKEN_130]",
+        needs="transformers has no InternLM2, neither the model nor its tokenizer",
+    ),
+    Family(
+        "PairRM",
+        "pair_encoder",
+        "heads",
+        architectures=("DebertaV2PairRM",),
+        heads=("head_layer",),
+        backbone="pretrained_model",
+        activation="tanh",
+    ),
+)
+
+
+def objective_names(config: PreTrainedConfig, size: int, name: str) -> tuple[str, ...]:
+    """Names of a model's objectives: from its labels, from the table for the models that publish none, or numbered."""
+    labels = tuple(str(label) for _, label in sorted((config.id2label or {}).items()))
+    if len(labels) == size and not all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
+        return labels
+    if size == len(ARMO_OBJECTIVES) and re.search(r"ArmoRM|QRM", name):
+        return ARMO_OBJECTIVES
+    if size == len(HELPSTEER_OBJECTIVES) and re.search(r"QRM|URM", name):
+        return HELPSTEER_OBJECTIVES
+    return tuple(f"objective_{index}" for index in range(size))
+
+
+def architecture_of(config: PreTrainedConfig) -> str:
+    """The class that a checkpoint's configuration names."""
+    return str((config.architectures or [""])[0])
+
+
+def recognise(config: PreTrainedConfig, tensors: Iterable[str], name: str) -> Family | None:
+    """The family of a checkpoint, if the table has it."""
+    tensors = list(tensors)
+    return next((family for family in FAMILIES if family.matches(config, tensors, name)), None)
+
+
+def choose_family(
+    config: PreTrainedConfig, tensors: Iterable[str], name: str, *, kind: str = "auto", head: str | None = None
+) -> Family:
+    """How to load a checkpoint: as the user says, as the table says, or as its architecture says.
+
+    Args:
+        config: the checkpoint's.
+        tensors: names of the tensors that it holds.
+        name: hub id or folder.
+        kind: of `KINDS`, or `"auto"`.
+        head: first name of the head's tensors, for a head that no table knows.
+
+    Raises:
+        ConfigError: nobody says, or what they say cannot be.
+    """
+    if kind != "auto" and kind not in KINDS:
+        raise ConfigError(f"unknown kind of reward model {kind!r}; known: {sorted(KINDS)}.{nearest(kind, KINDS)}")
+    tensors = list(tensors)
+    architecture = architecture_of(config)
+    if head is not None:
+        if not any(tensor.partition(".")[0] == head for tensor in tensors):
+            raise ConfigError(f"{name!r} holds no tensors {head + '.*'!r}; it holds {_beside(tensors)}.")
+        return Family(
+            "named head", "decoder" if kind == "auto" else kind, "heads", heads=(head,), options={"head": head}
+        )
+    known = recognise(config, tensors, name)
+    if known is not None and kind in ("auto", known.kind):
+        return known
+    if kind in ("generative", "implicit"):
+        return Family(kind, kind, "causal")
+    if architecture.endswith("ForSequenceClassification") and _is_of_transformers(architecture):
+        return Family("classifier", kind)
+    if kind == "process":
+        if architecture.endswith("ForTokenClassification"):
+            return Family("token classifier", kind, "heads", heads=("score",))
+        if architecture.endswith("ForCausalLM"):
+            return Family("causal language model", kind, "causal")
+    if kind == "auto" and architecture.endswith("ForCausalLM"):
+        raise ConfigError(
+            f"{name!r} is a {architecture}, a causal language model without a reward head. Pass kind='generative' "
+            "(with question= and answers=) to let it judge, or kind='implicit' (with reference=) for the reward that "
+            "preference tuning left in it."
+        )
+    raise ConfigError(
+        f"{name!r} has the architecture {architecture or 'none'!r} and holds {_beside(tensors)} beside its backbone: "
+        "no known family of reward models. If one linear or multi-layer head of these makes the reward, pass "
+        "head='its first name' (with kind= unless it is one number), chat_template= where the tokenizer has none, and "
+        "pooling='last' or 'hf'. If it needs its own code and you trust that, pass trust_remote_code=True with head=."
+    )
+
+
+def _beside(tensors: Iterable[str]) -> list[str]:
+    """First names of the tensors that are not the backbone's, which is what holds the embeddings."""
+    firsts = {tensor: tensor.partition(".")[0] for tensor in tensors}
+    backbones = {first for tensor, first in firsts.items() if "embed" in tensor or ".wte." in tensor}
+    return sorted(set(firsts.values()) - backbones)[:8]
+
+
+def _is_of_transformers(architecture: str) -> bool:
+    import transformers
+
+    return hasattr(transformers, architecture)
