@@ -1,0 +1,123 @@
+"""The one contract of the package: conversations in, `Scores` out."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from gym_rm.errors import ConfigError, ScoringError, nearest
+from gym_rm.types import Conversation, Provenance, Scores
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Anything that scores conversations.
+
+    `score` returns one entry per conversation, in order, and raises `ScoringError` (which carries the
+    scores that succeeded) when any row has none. An empty list gives empty `Scores`.
+    `gym_rm.testing.check_scorer` checks an implementation.
+    """
+
+    def score(self, conversations: Sequence[Conversation]) -> Scores:
+        """Score N conversations."""
+        ...
+
+
+RewardFunction: TypeAlias = Callable[[Sequence[Conversation]], Sequence[float]]
+ScorerLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Scorer | RewardFunction | None"
+
+# Kinds of one checkpoint, all loaded by "reward_model"; `gym_rm.models` holds a class for each.
+REWARD_MODEL_KINDS = frozenset(
+    {"decoder", "encoder", "multi_head", "gated", "process", "generative", "implicit", "pair_encoder"}
+)
+# Entry points, as in Gymnasium's registry: nothing is imported until a scorer of that kind is asked for.
+SCORER_KINDS: dict[str, str] = {
+    "reward_model": "gym_rm.engine:load_reward_model",
+    "pairwise": "gym_rm.scorers.pairwise:PairwiseScorer",
+    "weighted": "gym_rm.scorers.combined:WeightedScorer",
+    "ensemble": "gym_rm.scorers.combined:EnsembleScorer",
+}
+
+
+def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
+    """Make a scorer from what a user has.
+
+    Args:
+        reward_model: None for the embedded reward model; a folder or hub id of a Hugging Face checkpoint;
+            a dict `{"path": ..., "kind": ..., **options}`; a `Scorer`, returned as it is; or a function from
+            conversations to numbers.
+        **options: passed to the scorer's constructor (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one
+            of `SCORER_KINDS` or of `REWARD_MODEL_KINDS`; a reward model's own is found out where it is not given.
+
+    Raises:
+        ConfigError: an unknown kind, options for a scorer that already exists, or something that is no scorer.
+
+    Example:
+        >>> import gym_rm
+        >>> scorer = gym_rm.load_scorer(lambda conversations: [len(c[-1]["content"]) for c in conversations])
+        >>> scorer.score([[{"role": "assistant", "content": "four"}]]).rewards.tolist()
+        [4.0]
+    """
+    if reward_model is None or isinstance(reward_model, str | os.PathLike):
+        reward_model = {} if reward_model is None else {"path": os.fspath(reward_model)}
+    if isinstance(reward_model, Mapping):
+        merged = {**reward_model, **options}
+        kind = merged.get("kind", "reward_model")
+        if kind in REWARD_MODEL_KINDS or kind == "auto":
+            return _entry_point("reward_model")(**merged)
+        merged.pop("kind", None)
+        return _entry_point(kind)(**merged)
+    if options:
+        raise ConfigError(
+            f"options {sorted(options)} came with a ready-made scorer {type(reward_model).__name__}; "
+            "give them to its constructor instead."
+        )
+    if isinstance(reward_model, Scorer):
+        return reward_model
+    if callable(reward_model):
+        return FunctionScorer(reward_model)
+    raise ConfigError(
+        "reward_model must be None, a folder, a hub id, a dict, a Scorer or a function from conversations to numbers; "
+        f"got {type(reward_model).__name__}: {reward_model!r}."
+    )
+
+
+def _entry_point(kind: str) -> Callable[..., Scorer]:
+    if kind not in SCORER_KINDS:
+        raise ConfigError(
+            f"unknown kind of scorer {kind!r}; known: {sorted(SCORER_KINDS)}, and of one checkpoint "
+            f"{sorted(REWARD_MODEL_KINDS)}.{nearest(kind, [*SCORER_KINDS, *REWARD_MODEL_KINDS])}"
+        )
+    module, _, name = SCORER_KINDS[kind].partition(":")
+    entry_point: Callable[..., Scorer] = getattr(importlib.import_module(module), name)
+    return entry_point
+
+
+class FunctionScorer:
+    """A plain function from conversations to numbers, as a `Scorer`; None from it means "no score"."""
+
+    def __init__(self, function: RewardFunction) -> None:
+        self._function = function
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FunctionScorer:
+        # `gym.make_vec(spec)` copies its keywords in depth; what a function holds on to is not to be doubled.
+        return self
+
+    def score(self, conversations: Sequence[Conversation]) -> Scores:
+        """Call the function once with all conversations."""
+        values = list(self._function(conversations)) if len(conversations) else []
+        if len(values) != len(conversations):
+            raise ConfigError(
+                f"the reward function {self._function!r} returned {len(values)} values "
+                f"for {len(conversations)} conversations; it must return one per conversation."
+            )
+        scores = Scores.from_rewards(
+            [float("nan") if value is None else float(value) for value in values],
+            errors=["the reward function returned None" if value is None else None for value in values],
+            provenance=Provenance("FunctionScorer", getattr(self._function, "__qualname__", repr(self._function))),
+        )
+        if scores.failed_rows:
+            raise ScoringError(scores)
+        return scores

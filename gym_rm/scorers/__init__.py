@@ -1,0 +1,1 @@
+"""What scores without our forward? One file per answer."""

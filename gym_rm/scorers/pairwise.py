@@ -1,0 +1,246 @@
+"""Reward models that see two replies at once, as scorers of single conversations and of pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedConfig
+
+from gym_rm.engine import RewardModelScorer, load_reward_model
+from gym_rm.errors import ConfigError, ScoringError
+from gym_rm.models.pair_encoder import TEMPLATE
+from gym_rm.render import own_template
+from gym_rm.scorers.combined import attempt
+from gym_rm.types import Conversation, Message, Provenance, Scores
+
+Reference: TypeAlias = str | Mapping[str, str] | Callable[[Conversation], str]
+
+# RLHFlow's pair-preference models (arXiv 2405.07863) were trained on these two texts.
+CONTEXT = (
+    "\n{% for message in messages %}{% if loop.index0 % 2 == 0 %}\n\n<turn> user\n {{ message['content'] }}{% else %}"
+    "\n\n<turn> assistant\n {{ message['content'] }}{% endif %}{% endfor %}\n\n\n"
+)
+PAIR = "[CONTEXT] {context} [RESPONSE A] {first} [RESPONSE B] {second} \n"
+PAIR_MARKS = ("[CONTEXT]", "[RESPONSE A]", "[RESPONSE B]")
+
+
+class PairwiseScorer:
+    """How much better a reply is than another one: the log-odds of a model that reads both.
+
+    Models prefer what stands first, so every pair is read in both orders: `(f(a, b) - f(b, a)) / 2`.
+
+    `score_pairs` compares two lists of conversations. `score`, which environments call, compares each reply with a
+    reference reply, so that its reward depends on nothing else in the call. Without a reference it holds a round robin
+    among the replies to the same prompt in the call: the mean over the others, and the one scorer here whose rewards
+    depend on their neighbours, as a tournament's must. Give it whole groups (`group_size`).
+
+    Args:
+        path: a folder or hub id. A causal language model reads `[RESPONSE A]` and `[RESPONSE B]` in one user message
+            and says A or B, as RLHFlow's pair-preference models do; an encoder is PairRM.
+        reference: a reply to compare with; or the reply by the text of the last user message; or a function from the
+            messages before the reply to one.
+        answers: what a causal language model says when the first or the second reply is better.
+        options: of `load_reward_model`.
+
+    Raises:
+        ConfigError: the checkpoint is no such model.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        reference: Reference | None = None,
+        answers: tuple[str, str] = ("A", "B"),
+        **options: Any,
+    ) -> None:
+        config, _ = PreTrainedConfig.get_config_dict(os.fspath(path), revision=options.get("revision"))
+        architecture = str((config.get("architectures") or [""])[0])
+        self.reference = reference
+        if architecture.endswith("ForCausalLM"):
+            tokenizer = AutoTokenizer.from_pretrained(path, revision=options.get("revision"))
+            template = options.pop("chat_template", None) or own_template(tokenizer)
+            if template is None:
+                raise ConfigError(f"the tokenizer of {os.fspath(path)!r} has no chat template; pass chat_template=.")
+            # They were trained without a BOS, which their templates write.
+            self.scorer: RewardModelScorer = load_reward_model(
+                path,
+                kind="generative",
+                question=None,
+                answers=answers,
+                add_bos=False,
+                chat_template="{% set bos_token = '' %}" + template,
+                **options,
+            )
+            self._compose: Callable[[Conversation, str, str], list[Message]] = self._compose_text
+        else:
+            options = {"kind": "pair_encoder", "chat_template": TEMPLATE, **options}
+            self.scorer = load_reward_model(path, **options)
+            self._compose = _compose_candidates
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PairwiseScorer:
+        """Itself: `gym.make_vec` deep-copies its keywords, and a reward model must not be loaded twice."""
+        return self
+
+    def score_pairs(self, first: Sequence[Conversation], second: Sequence[Conversation]) -> Scores:
+        """Log-odds that `first[n]` is better than `second[n]`; both must continue the same prompt.
+
+        The heads `shown_first` and `shown_second` are the log-odds in either order.
+
+        Raises:
+            ScoringError: some pairs have no score.
+        """
+        scores = self._compare(first, second)
+        if scores.failed_rows:
+            raise ScoringError(scores)
+        return scores
+
+    def score(self, conversations: Sequence[Conversation]) -> Scores:
+        """Log-odds of each reply against the reference, or its mean against the other replies to its prompt.
+
+        Raises:
+            ScoringError: some rows have no score, for instance a reply without another one to its prompt.
+        """
+        scores = self._round_robin(conversations) if self.reference is None else self._against(conversations)
+        if scores.failed_rows:
+            raise ScoringError(scores)
+        return scores
+
+    def sleep(self) -> None:
+        """Free the device's memory; see `RewardModelScorer`."""
+        self.scorer.sleep()
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        self.scorer.wake()
+
+    def _against(self, conversations: Sequence[Conversation]) -> Scores:
+        others: list[Conversation] = []
+        for conversation in conversations:
+            reply = None if _malformed(conversation) else self._reference_to(conversation[:-1])
+            others.append([] if reply is None else [*conversation[:-1], Message(role="assistant", content=reply)])
+        return self._compare(conversations, others)
+
+    def _reference_to(self, prompt: Conversation) -> str | None:
+        if isinstance(self.reference, str):
+            return self.reference
+        if isinstance(self.reference, Mapping):
+            asked = next((message["content"] for message in reversed(prompt) if message["role"] == "user"), None)
+            return None if asked is None else self.reference.get(asked)
+        assert self.reference is not None
+        return self.reference(prompt)
+
+    def _round_robin(self, conversations: Sequence[Conversation]) -> Scores:
+        groups: dict[str, list[int]] = {}
+        for row, conversation in enumerate(conversations):
+            groups.setdefault(repr(list(conversation[:-1])), []).append(row)
+        pairs = [pair for rows in groups.values() for pair in itertools.combinations(rows, 2)]
+        compared = self._compare([conversations[a] for a, _ in pairs], [conversations[b] for _, b in pairs])
+        totals, games = np.zeros(len(conversations)), np.zeros(len(conversations))
+        errors: list[str | None] = [None] * len(conversations)
+        for pair, (a, b) in enumerate(pairs):
+            totals[a] += compared.rewards[pair]
+            totals[b] -= compared.rewards[pair]
+            games[[a, b]] += 1
+            if compared.errors[pair] is not None:
+                errors[a] = errors[a] or compared.errors[pair]
+                errors[b] = errors[b] or compared.errors[pair]
+        for row in np.flatnonzero(games == 0).tolist():
+            errors[row] = (
+                "there is no other reply to its prompt in this call to compare with; score whole groups, or pass "
+                "reference="
+            )
+        rewards = totals / np.maximum(games, 1)
+        return Scores.from_rewards(rewards, errors=errors, provenance=self._provenance("the call"))
+
+    def _compare(self, first: Sequence[Conversation], second: Sequence[Conversation]) -> Scores:
+        if len(first) != len(second):
+            raise ConfigError(f"pairs need as many first as second conversations; got {len(first)} and {len(second)}.")
+        errors: list[str | None] = [_mismatch(a, b) for a, b in zip(first, second, strict=True)]
+        texts: list[list[Message]] = []
+        rows: list[int] = []
+        for row, (a, b) in enumerate(zip(first, second, strict=True)):
+            if errors[row] is None:
+                try:
+                    replies = a[-1]["content"], b[-1]["content"]
+                    both = [self._compose(a[:-1], *replies), self._compose(a[:-1], *reversed(replies))]
+                except ValueError as error:
+                    errors[row] = str(error)
+                else:
+                    texts += both
+                    rows.append(row)
+        scores = attempt(self.scorer, texts)
+        shown = np.full((2, len(first)), np.nan, dtype=np.float32)
+        shown[0, rows], shown[1, rows] = scores.rewards[0::2], -scores.rewards[1::2]
+        for place, row in enumerate(rows):
+            errors[row] = scores.errors[2 * place] or scores.errors[2 * place + 1]
+        return Scores.from_rewards(
+            shown.mean(axis=0),
+            heads={"shown_first": shown[0], "shown_second": shown[1]},
+            errors=errors,
+            provenance=self._provenance("pairs" if self.reference is None else "a reference"),
+        )
+
+    def _compose_text(self, prompt: Conversation, first: str, second: str) -> list[Message]:
+        for mark in PAIR_MARKS:
+            if mark in first or mark in second:
+                raise ValueError(f"a reply spells {mark!r}, which would make it look like both replies to this model.")
+        tokenizer = self.scorer.renderer.tokenizer
+        context = tokenizer.apply_chat_template(list(prompt), chat_template=CONTEXT, tokenize=False)
+        return [Message(role="user", content=PAIR.format(context=context, first=first, second=second))]
+
+    def _provenance(self, opponents: str) -> Provenance:
+        inner = self.scorer.provenance
+        return dataclasses.replace(
+            inner, scorer=type(self).__name__, settings={**inner.settings, "compared_with": opponents}
+        )
+
+
+def _malformed(conversation: Any) -> str | None:
+    """Why this is no prompt with a reply."""
+    if not isinstance(conversation, Sequence) or isinstance(conversation, str) or len(conversation) < 2:
+        return f"a pair is two replies to some prompt; got {conversation!r:.100}"
+    for message in conversation:
+        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+            return f"a message must be {{'role': ..., 'content': ...}} with texts; got {message!r:.100}"
+    if conversation[-1]["role"] != "assistant":
+        return "the last message of a pair must be the assistant's"
+    return None
+
+
+def _mismatch(a: Conversation, b: Conversation) -> str | None:
+    """Why these two cannot be compared."""
+    if reason := _malformed(a):
+        return reason
+    if not b:
+        return "there is no reference reply for its prompt"
+    if reason := _malformed(b):
+        return reason
+    if list(a[:-1]) != list(b[:-1]):
+        return "the two conversations differ before their last message"
+    return None
+
+
+def _compose_candidates(prompt: Conversation, first: str, second: str) -> list[Message]:
+    """PairRM's own texts of a dialogue: what was asked, with a hole for every reply, and what fills the holes."""
+    roles = [message["role"] for message in prompt]
+    if roles != [("user", "assistant")[place % 2] for place in range(len(roles))]:
+        raise ValueError(f"PairRM reads user and assistant in turns; got the roles {roles[:6]}.")
+    asked = [message["content"] for message in prompt[0::2]]
+    answered = [message["content"] for message in prompt[1::2]]
+    source = "Finish the following coversation in each i-th turn by filling in <Response i> with your response."
+    source += "\n".join(f"USER: {text}\nAssistant: <Response {turn}>" for turn, text in enumerate(asked, start=1))
+    candidates = [
+        "\n".join(f"<Response {turn}>: {text}" for turn, text in enumerate([*answered, last], start=1))
+        for last in (first, second)
+    ]
+    return [
+        Message(role="source", content=source),
+        Message(role="candidate1", content=candidates[0]),
+        Message(role="candidate2", content=candidates[1]),
+    ]

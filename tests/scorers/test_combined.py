@@ -1,0 +1,172 @@
+"""Weighted sums and ensembles: the arithmetic, the names of parts, and no sum with a part missing."""
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gym_rm
+from gym_rm import ConfigError, ScoringError
+from gym_rm.scorers.combined import Calibration, EnsembleScorer, WeightedScorer, hash_conversations
+from gym_rm.testing import check_scorer
+from tests import tiny_models
+
+
+def said(text):
+    return [{"role": "user", "content": "say"}, {"role": "assistant", "content": text}]
+
+
+CONVERSATIONS = [said("one"), said("three"), said(""), said("seventeen")]
+
+
+def length(conversations):
+    return [float(len(c[-1]["content"])) for c in conversations]
+
+
+def vowels(conversations):
+    return [float(sum(letter in "aeiou" for letter in c[-1]["content"])) for c in conversations]
+
+
+def unless_three(conversations):
+    return [None if c[-1]["content"] == "three" else 1.0 for c in conversations]
+
+
+def test_a_weighted_sum_keeps_its_parts_by_name():
+    scores = WeightedScorer({"length": length, "vowels": vowels}, weights={"length": 1, "vowels": -2}).score(
+        CONVERSATIONS
+    )
+    assert scores.rewards.tolist() == [3 - 4, 5 - 4, 0, 9 - 8]
+    assert scores.heads["length"].tolist() == [3, 5, 0, 9]
+    assert scores.heads["vowels"].tolist() == [2, 2, 0, 4]
+    assert scores.provenance.settings["weights"] == {"length": 1.0, "vowels": -2.0}
+    assert set(scores.provenance.settings["members"]) == {"length", "vowels"}
+
+
+def test_weights_default_to_one_and_may_be_a_list():
+    assert WeightedScorer([length, vowels]).score(CONVERSATIONS).rewards.tolist() == [5, 7, 0, 13]
+    assert WeightedScorer([length, vowels], weights=[0, 1]).score(CONVERSATIONS).rewards.tolist() == [2, 2, 0, 4]
+
+
+def test_a_given_calibration_shifts_and_scales_its_part():
+    scorer = WeightedScorer({"length": length}, normalization={"length": {"mean": 4.0, "std": 2.0}})
+    assert scorer.score(CONVERSATIONS).rewards.tolist() == [-0.5, 0.5, -2.0, 2.5]
+
+
+def test_a_fitted_calibration_is_stored_with_the_hash_of_its_data(tmp_path):
+    scorer = WeightedScorer({"length": length, "vowels": vowels}).calibrate(CONVERSATIONS)
+    parts = [
+        (np.array(f(CONVERSATIONS)) - np.mean(f(CONVERSATIONS))) / np.std(f(CONVERSATIONS)) for f in (length, vowels)
+    ]
+    np.testing.assert_allclose(scorer.score(CONVERSATIONS).rewards, parts[0] + parts[1], rtol=1e-6)
+    scorer.save_calibration(tmp_path / "calibration.json")
+    written = json.loads((tmp_path / "calibration.json").read_text())
+    assert written["length"]["data_hash"] == hash_conversations(CONVERSATIONS)
+    assert written["length"]["num_conversations"] == 4
+    again = WeightedScorer({"length": length, "vowels": vowels}, normalization=str(tmp_path / "calibration.json"))
+    np.testing.assert_array_equal(again.score(CONVERSATIONS).rewards, scorer.score(CONVERSATIONS).rewards)
+
+
+def test_calibrating_on_what_never_varies_is_refused():
+    with pytest.raises(ConfigError, match="std above 0"):
+        WeightedScorer({"constant": lambda conversations: [1.0] * len(conversations)}).calibrate(CONVERSATIONS)
+
+
+def test_heads_of_a_member_are_parts_too(tmp_path):
+    folder = tiny_models.save_reward_model(tmp_path, num_labels=2, id2label={0: "helpful", 1: "safe"})
+    model = {"path": str(folder), "kind": "multi_head", "weights": "sum"}
+    scorer = WeightedScorer({"model": model, "length": length}, weights={"model/safe": 3.0, "length": 1.0})
+    scores = scorer.score(CONVERSATIONS)
+    np.testing.assert_allclose(scores.rewards, 3 * scores.heads["model/safe"] + scores.heads["length"], rtol=1e-6)
+    with pytest.raises(ConfigError, match=r"no scorer gives the part 'model/saef'.*Did you mean 'model/safe'"):
+        WeightedScorer({"model": model}, weights={"model/saef": 1.0}).score(CONVERSATIONS)
+
+
+@pytest.mark.parametrize("combine", [WeightedScorer, EnsembleScorer])
+def test_a_failing_member_makes_the_row_an_error_and_never_a_partial_sum(combine):
+    with pytest.raises(ScoringError) as caught:
+        combine({"length": length, "picky": unless_three}).score(CONVERSATIONS)
+    scores = caught.value.scores
+    assert caught.value.rows == (1,)
+    assert scores.errors[1] == "picky: the reward function returned None"
+    assert np.isnan(scores.rewards[1])
+    assert scores.heads["length"].tolist() == [3, 5, 0, 9]
+    assert np.isfinite(scores.rewards[[0, 2, 3]]).all()
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [("mean", [2.5, 3.5, 0, 6.5]), ("min", [2, 2, 0, 4]), ("mean_minus_std", [2.0, 2.0, 0.0, 4.0])],
+)
+def test_ensembles(reduction, expected):
+    scores = EnsembleScorer({"a": length, "b": vowels}, reduction=reduction).score(CONVERSATIONS)
+    assert scores.rewards.tolist() == expected
+    assert scores.heads["b"].tolist() == [2, 2, 0, 4]
+
+
+def test_an_ensemble_of_checkpoints(tmp_path):
+    folders = [str(tiny_models.save_reward_model(tmp_path / str(seed), seed=seed)) for seed in range(3)]
+    scores = gym_rm.load_scorer({"kind": "ensemble", "members": folders, "reduction": "mean_minus_std"}).score(
+        CONVERSATIONS
+    )
+    alone = np.stack([gym_rm.load_scorer(folder).score(CONVERSATIONS).rewards for folder in folders])
+    np.testing.assert_allclose(scores.rewards, alone.mean(axis=0) - alone.std(axis=0), atol=1e-6)
+    assert list(scores.heads) == ["member_0", "member_1", "member_2"]
+    assert (scores.num_tokens > 0).all()
+
+
+@given(st.floats(-3, 3), st.floats(0, 3))
+def test_the_coefficient_weighs_the_disagreement(offset, coefficient):
+    members = [length, lambda conversations: [value + offset for value in length(conversations)]]
+    scores = EnsembleScorer(members, reduction="mean_minus_std", coefficient=coefficient).score(CONVERSATIONS)
+    expected = np.array(length(CONVERSATIONS)) + offset / 2 - coefficient * abs(offset) / 2
+    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+
+
+def test_json_builds_nested_scorers_and_an_environment_takes_them(tmp_path):
+    folder = str(tiny_models.save_reward_model(tmp_path))
+    spec = {
+        "kind": "weighted",
+        "scorers": {"quality": {"path": folder}, "pair": {"kind": "ensemble", "members": [folder, folder]}},
+        "weights": {"quality": 0.25, "pair": 0.75},
+    }
+    spec = json.loads(json.dumps(spec))
+    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=spec, prompts=["What?"])
+    envs.reset(seed=0)
+    _, rewards, _, _, _ = envs.step(("The sum", "Natalia"))
+    plain = gym_rm.load_scorer(folder)
+    assert rewards == pytest.approx(
+        plain.score(
+            [
+                [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
+                for q, a in (("What?", "The sum"), ("What?", "Natalia"))
+            ]
+        ).rewards,
+        abs=1e-5,
+    )
+    envs.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: WeightedScorer({}), "at least one scorer"),
+        (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is no part of the scorers"),
+        (lambda: WeightedScorer([length], weights=[1, 2]), "2 numbers for 1 scorers"),
+        (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0}}), "must have mean and std"),
+        (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0, "std": 0.0}}), "std above 0"),
+        (lambda: WeightedScorer({"a": length}, normalization="no/such/file.json"), "cannot read a calibration"),
+        (lambda: EnsembleScorer([length], reduction="median"), "reduction must be one of"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_they_are_scorers():
+    check_scorer(WeightedScorer({"length": length, "vowels": vowels}, weights={"length": 1, "vowels": 1}))
+    check_scorer(EnsembleScorer([length, vowels], reduction="min"))
+    assert Calibration.fit(np.float32([1, 3]), CONVERSATIONS[:2]).std == 1.0

@@ -1,0 +1,134 @@
+"""The scores are those of transformers alone, one conversation at a time, in float32, for every architecture."""
+
+import json
+import os
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+
+import gym_rm
+
+TOLERANCE = 1e-5
+
+
+def assert_same_rewards(scorer, folder, conversations):
+    """Within the bound, and no two conversations in another order."""
+    expected = tiny_models.plain_rewards(folder, conversations)
+    rewards = scorer.score(conversations).rewards
+    np.testing.assert_allclose(rewards, expected, atol=TOLERANCE, rtol=0)
+    distinct = [(i, j) for i, j in combinations(range(len(expected)), 2) if abs(expected[i] - expected[j]) > TOLERANCE]
+    flipped = [(i, j) for i, j in distinct if (rewards[i] > rewards[j]) != (expected[i] > expected[j])]
+    assert not flipped
+    assert expected.std() > 100 * TOLERANCE, "scores that hardly differ prove nothing"
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_equals_the_plain_forward(architecture, scorer_of, saved_model, real_conversations):
+    scorer = scorer_of(architecture)
+    expected = "padded" if architecture in tiny_models.ENCODERS else "tree"
+    assert scorer.layout == tiny_models.FALLBACKS.get(architecture, expected)
+    assert scorer.provenance.path == scorer.layout
+    assert_same_rewards(scorer, saved_model(architecture), real_conversations)
+
+
+@pytest.mark.parametrize("options", [{"max_num_batched_tokens": 600}, {"tree": False}, {"batch_invariant": True}])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "deberta_v2"])
+def test_equals_the_plain_forward_however_it_runs(architecture, options, saved_model, real_conversations):
+    folder = saved_model(architecture)
+    assert_same_rewards(gym_rm.load_scorer(folder, **options), folder, real_conversations)
+
+
+# What a configuration can ask for that short texts do not show.
+VARIANTS = {
+    "window behind the trial": ("mistral", {"sliding_window": 64}, "tree"),
+    "window in some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1},
+        "tree",
+    ),
+    "stray window": ("llama", {"sliding_window": 32}, "tree"),
+    "scaled rotation": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+        "tree",
+    ),
+    "rotation that follows the length": (
+        "llama",
+        {
+            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+            "max_position_embeddings": 128,
+        },
+        "tree",
+    ),
+    "two sets of frequencies": (
+        "phi3",
+        {
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0] * 4,
+                "long_factor": [4.0, 3.0, 2.0, 1.5],
+                "original_max_position_embeddings": 128,
+            },
+            "original_max_position_embeddings": 128,
+            "max_position_embeddings": 4096,
+        },
+        "tree",
+    ),
+    "soft caps": ("gemma2", {"attn_logit_softcapping": 3.0}, "tree"),
+    "tied to no bias": ("qwen3", {"attention_bias": True}, "tree"),
+    "one key head": ("llama", {"num_key_value_heads": 1}, "tree"),
+    "parallel residual off": ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 0.5}, "tree"),
+    "norm first, projected": ("opt", {"do_layer_norm_before": False}, "tree"),
+    "pairs with types": ("bert", {"type_vocab_size": 2}, "padded"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_equals_the_plain_forward_for_every_kind_of_attention(variant, saved_model, real_conversations):
+    architecture, config, layout = VARIANTS[variant]
+    folder = saved_model(architecture, **config)
+    scorer = gym_rm.load_scorer(folder, max_length=4096)
+    assert scorer.layout == layout
+    assert_same_rewards(scorer, folder, real_conversations)
+    short = [[conversation[0], {"role": "assistant", "content": "No."}] for conversation in real_conversations[::3]]
+    assert_same_rewards(scorer, folder, [*short, real_conversations[-1]])
+
+
+def test_long_dialogues_of_many_turns(saved_model, hh_pairs):
+    conversations = sorted(hh_pairs, key=lambda pair: len(pair[0]))[-3]
+    assert len(conversations[0]) >= 20
+    for architecture in ("qwen3", "mistral"):
+        folder = saved_model(architecture)
+        assert_same_rewards(gym_rm.load_scorer(folder, max_length=16384), folder, conversations)
+
+
+def test_every_group_keeps_its_order(scorer_of, saved_model, gsm8k_groups):
+    folder, groups = saved_model("qwen3"), gsm8k_groups[10:26]
+    conversations = [conversation for group in groups for conversation in group]
+    expected = tiny_models.plain_rewards(folder, conversations).reshape(len(groups), -1)
+    rewards = scorer_of("qwen3").score(conversations).rewards.reshape(len(groups), -1)
+    assert np.array_equal(rewards.argsort(axis=1), expected.argsort(axis=1))
+    assert np.abs(rewards - expected).max() <= TOLERANCE
+
+
+def test_scores_do_not_remember_longer_texts(tmp_path, real_conversations):
+    """transformers' dynamic rotary frequencies do: a text after a longer one is not the text by itself."""
+    rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    folder = tiny_models.save_reward_model(tmp_path, "llama", rope_parameters=rotation, max_position_embeddings=128)
+    scorer = gym_rm.load_scorer(folder, max_length=4096)
+    by_length = sorted(real_conversations, key=lambda conversation: sum(len(m["content"]) for m in conversation))
+    alone = [scorer.score([conversation]).rewards[0] for conversation in by_length]
+    after_longer = [scorer.score([conversation]).rewards[0] for conversation in by_length[::-1]][::-1]
+    assert alone == after_longer
+
+
+def test_the_folder_alone_decides(saved_model, real_conversations):
+    folder = Path(saved_model("qwen3"))
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(os.listdir(folder))
+    assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3ForSequenceClassification"]
+    one, other = gym_rm.load_scorer(folder), gym_rm.load_scorer(str(folder))
+    assert np.array_equal(one.score(real_conversations).rewards, other.score(real_conversations).rewards)
