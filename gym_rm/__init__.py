@@ -1,0 +1,71 @@
+"""gym_rm: reward-model rewards for any RL library, through Gymnasium's vector environments."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+
+from gym_rm.errors import (
+    ActionError,
+    ConfigError,
+    GymRMError,
+    PlanError,
+    RemoteError,
+    RenderError,
+    SandboxError,
+    ScoringError,
+)
+from gym_rm.scorer import Scorer, load_scorer
+from gym_rm.scorers.combined import EnsembleScorer, WeightedScorer
+from gym_rm.types import Conversation, Message, PreferencePair, Prompt, Scores
+
+if TYPE_CHECKING:
+    from gym_rm.engine import RewardModelScorer
+    from gym_rm.scorers.pairwise import PairwiseScorer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActionError",
+    "ConfigError",
+    "Conversation",
+    "EnsembleScorer",
+    "GymRMError",
+    "Message",
+    "PairwiseScorer",
+    "PlanError",
+    "PreferencePair",
+    "Prompt",
+    "RemoteError",
+    "RenderError",
+    "RewardModelScorer",
+    "SandboxError",
+    "Scorer",
+    "Scores",
+    "ScoringError",
+    "WeightedScorer",
+    "load_scorer",
+]
+
+gymnasium.register(
+    "RewardModel-v0", entry_point="gym_rm.env:RewardEnv", vector_entry_point="gym_rm.env:RewardVectorEnv"
+)
+gymnasium.register(
+    "RewardModelCandidates-v0",
+    entry_point="gym_rm.wrappers:CandidateEnv",
+    vector_entry_point="gym_rm.wrappers:make_candidates",
+)
+gymnasium.register(
+    "RewardModelTokens-v0", entry_point="gym_rm.wrappers:TokenEnv", vector_entry_point="gym_rm.wrappers:make_tokens"
+)
+
+# Names whose modules import torch: resolved on first use, so that `import gym_rm` stays light.
+_LAZY = {"PairwiseScorer": "gym_rm.scorers.pairwise", "RewardModelScorer": "gym_rm.engine"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,162 @@
+"""What a batch of rewards looked like: NaN-safe statistics, over the conversations that have a score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class RewardMetrics:
+    """Statistics of the rewards of one batch.
+
+    Attributes:
+        num_samples: conversations with a score; the statistics are over these.
+        num_failed: conversations that were scored and got none.
+        mean: mean reward; this and the other statistics are None where they are undefined, never NaN.
+        std: population standard deviation (divisor N), two-pass; 0.0 for a single sample.
+        min: lowest reward.
+        max: highest reward.
+        num_tokens: mean tokens of a conversation; None where the scorer counts none.
+        truncated: share of the conversations that lost tokens to fit.
+        length_correlation: Pearson correlation of reward with token count: a reward model that pays for length
+            shows here. None where either is constant.
+        heads: mean of each part of the reward.
+
+    Example:
+        >>> metrics = reward_metrics([1.0, 3.0, float("nan")])
+        >>> metrics.num_samples, metrics.num_failed, metrics.mean, metrics.std
+        (2, 1, 2.0, 1.0)
+    """
+
+    num_samples: int
+    num_failed: int
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    num_tokens: float | None
+    truncated: float | None
+    length_correlation: float | None
+    heads: Mapping[str, float] = field(default_factory=dict)
+
+    def as_nemo_rl(self) -> dict[str, float]:
+        """The names that NeMo RL's reward model environment logs; statistics that are undefined are left out.
+
+        Its `std_reward` has the divisor N - 1 (`torch.std`), and so has this one: absent below two samples.
+        """
+        named: dict[str, float | None] = {
+            "reward_model_env/num_samples": self.num_samples,
+            "reward_model_env/mean_reward": self.mean,
+            "reward_model_env/std_reward": self._sample_std(),
+            "reward_model_env/min_reward": self.min,
+            "reward_model_env/max_reward": self.max,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def _sample_std(self) -> float | None:
+        if self.std is None or self.num_samples < 2:
+            return None
+        return float(self.std * np.sqrt(self.num_samples / (self.num_samples - 1)))
+
+
+def reward_metrics(
+    rewards: ArrayLike,
+    *,
+    num_tokens: ArrayLike | None = None,
+    truncated_tokens: ArrayLike | None = None,
+    heads: Mapping[str, ArrayLike] | None = None,
+) -> RewardMetrics:
+    """Statistics of N rewards.
+
+    Args:
+        rewards: `[N]`; a value that is not finite counts as failed and enters no statistic.
+        num_tokens: `[N]`, tokens of each conversation; all zeros means that nothing was counted.
+        truncated_tokens: `[N]`, tokens of each that were cut.
+        heads: `[N]` each, parts of the reward.
+
+    Raises:
+        ValueError: arrays of different lengths.
+    """
+    values = np.asarray(rewards, dtype=np.float64).reshape(-1)
+    scored = np.isfinite(values)
+
+    def of_scored(column: ArrayLike | None) -> NDArray[np.float64]:
+        array = np.zeros_like(values) if column is None else np.asarray(column, dtype=np.float64)
+        if array.shape != values.shape:
+            raise ValueError(f"expected one entry per reward, {values.shape}, got {array.shape}.")
+        return array[scored]
+
+    kept, tokens, cut = values[scored], of_scored(num_tokens), of_scored(truncated_tokens)
+    any_kept = kept.size > 0
+    parts = {name: of_scored(column) for name, column in (heads or {}).items()}
+    return RewardMetrics(
+        num_samples=int(kept.size),
+        num_failed=int(values.size - kept.size),
+        mean=float(kept.mean()) if any_kept else None,
+        std=float(kept.std()) if any_kept else None,
+        min=float(kept.min()) if any_kept else None,
+        max=float(kept.max()) if any_kept else None,
+        num_tokens=float(tokens.mean()) if tokens.any() else None,
+        truncated=float(np.mean(cut > 0)) if tokens.any() else None,
+        length_correlation=correlation(kept, tokens),
+        heads={name: float(np.nanmean(part)) for name, part in parts.items() if np.isfinite(part).any()},
+    )
+
+
+class RunningMetrics:
+    """Statistics of the rewards of N episodes, each added to as its turns are scored.
+
+    Welford's update (Technometrics 4, 1962), which keeps its precision where sums of squares lose it.
+
+    Attributes:
+        count: int64 `[N]`, rewards added to each since it was cleared.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.count = np.zeros(num_envs, dtype=np.int64)
+        self._mean, self._squares, self._min, self._max = np.zeros((4, num_envs))
+
+    def clear(self, rows: NDArray[np.bool_]) -> None:
+        """Begin anew in the rows of the mask `[N]`."""
+        self.count[rows] = 0
+        for statistic, start in ((self._mean, 0), (self._squares, 0), (self._min, np.inf), (self._max, -np.inf)):
+            statistic[rows] = start
+
+    def add(self, rewards: NDArray[np.float64], rows: NDArray[np.bool_]) -> None:
+        """Add `rewards[row]` in the rows of the mask; both are `[N]`."""
+        values = rewards[rows]
+        self.count[rows] += 1
+        deviation = values - self._mean[rows]
+        self._mean[rows] += deviation / self.count[rows]
+        self._squares[rows] += deviation * (values - self._mean[rows])
+        self._min[rows] = np.minimum(self._min[rows], values)
+        self._max[rows] = np.maximum(self._max[rows], values)
+
+    def statistics(self) -> dict[str, NDArray[np.float64]]:
+        """`mean`, `std` (divisor N), `min` and `max`, float64 `[N]` each; without meaning where `count` is 0."""
+        std = np.sqrt(self._squares / np.maximum(self.count, 1))
+        return {"mean": self._mean.copy(), "std": std, "min": self._min.copy(), "max": self._max.copy()}
+
+
+def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
+    """Pearson's r of two `[N]` arrays; None where one is constant or N < 2.
+
+    Constant means that all values are equal: the deviations from a rounded mean need not be zero.
+    """
+    if x.size < 2 or (x == x[0]).all() or (y == y[0]).all():
+        return None
+    # Scaled to 1 first: the squares of very large or very small values leave the range of float64.
+    dx, dy = _unit(x - x.mean()), _unit(y - y.mean())
+    if not (dx.any() and dy.any()):
+        return None
+    r = (dx @ dy) / np.sqrt((dx @ dx) * (dy @ dy))
+    return float(np.clip(r, -1.0, 1.0))
+
+
+def _unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    largest = np.abs(values).max()
+    return values / largest if largest > 0 else values

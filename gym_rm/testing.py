@@ -1,0 +1,322 @@
+"""Conformance checks for scorers and vector environments: ours, and those that others write.
+
+Each raises an `AssertionError` that says what was expected of what, and returns None when all is well.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, iterate
+from numpy.typing import NDArray
+
+from gym_rm.errors import ActionError, ScoringError
+from gym_rm.scorer import Scorer
+from gym_rm.spaces import UnicodeText
+from gym_rm.types import Conversation, Scores
+
+Envs: TypeAlias = VectorEnv[Any, Any, Any]
+Step: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+
+LONE_SURROGATE = "\ud800"
+CONVERSATIONS: tuple[Conversation, ...] = (
+    ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}),
+    ({"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "It is five, I think."}),
+    ({"role": "user", "content": "Say nothing."}, {"role": "assistant", "content": ""}),
+    (
+        {"role": "user", "content": "Grüße auf Chinesisch?"},
+        {"role": "assistant", "content": "你好"},
+        {"role": "user", "content": "And as a picture?"},
+        {"role": "assistant", "content": "👋"},
+    ),
+    (
+        {"role": "user", "content": "Count to fifty."},
+        {"role": "assistant", "content": " ".join(map(str, range(1, 51)))},
+    ),
+)
+
+
+# --- scorers -----------------------------------------------------------------------------------------------------
+
+
+def check_scorer(scorer: Scorer, conversations: Sequence[Conversation] | None = None, *, atol: float = 1e-5) -> None:
+    """Check that scores are well formed and do not depend on their batch, and that failures are told.
+
+    Args:
+        scorer: what to check.
+        conversations: at least two that it can score; None for a few of all kinds.
+        atol: how far a reward may move with its neighbours; 0.0 demands bit-equality. Equal conversations in
+            one call must get bit-equal rewards in any case.
+
+    Raises:
+        AssertionError: the scorer breaks the contract of `gym_rm.scorer.Scorer`.
+
+    Example:
+        >>> import gym_rm
+        >>> check_scorer(gym_rm.load_scorer(lambda conversations: [len(c) for c in conversations]))
+    """
+    assert isinstance(scorer, Scorer), f"{scorer!r} has no method score(conversations)."
+    given = [list(conversation) for conversation in (CONVERSATIONS if conversations is None else conversations)]
+    assert len(given) >= 2, "check_scorer needs at least two conversations."
+    kept = copy.deepcopy(given)
+    whole = scorer.score(given)
+    assert given == kept, "score changed the conversations that it was given."
+    _check_scores(whole, len(given), "score(conversations)")
+    assert not whole.failed_rows, f"rows {whole.failed_rows} have errors, but no ScoringError was raised."
+    _check_scores(scorer.score([]), 0, "score([])")
+
+    backwards = scorer.score(given[::-1])
+    _check_close(backwards.rewards[::-1], whole.rewards, atol, "in the reverse order")
+    alone = np.concatenate([scorer.score([conversation]).rewards for conversation in given])
+    _check_close(alone, whole.rewards, atol, "one call each")
+    half = len(given) // 2
+    split = np.concatenate([scorer.score(given[:half]).rewards, scorer.score(given[half:]).rewards])
+    _check_close(split, whole.rewards, atol, "in two calls")
+    doubled = scorer.score([*given, *copy.deepcopy(given)]).rewards
+    assert np.array_equal(doubled[: len(given)], doubled[len(given) :]), (
+        f"equal conversations in one call got different rewards: {doubled[: len(given)]} and {doubled[len(given) :]}."
+    )
+    _check_close(doubled[: len(given)], whole.rewards, atol, "with each one repeated")
+    _check_failures(scorer, given, whole, atol)
+
+
+def _check_scores(scores: Scores, size: int, call: str) -> None:
+    assert isinstance(scores, Scores), f"{call} returned a {type(scores).__name__}, expected gym_rm.Scores."
+    columns: dict[str, tuple[Any, Any]] = {
+        "rewards": (scores.rewards, np.float32),
+        "num_tokens": (scores.num_tokens, np.int64),
+        "truncated_tokens": (scores.truncated_tokens, np.int64),
+        **{f"heads[{name!r}]": (values, np.float32) for name, values in scores.heads.items()},
+    }
+    for name, (values, dtype) in columns.items():
+        assert isinstance(values, np.ndarray), f"{call}: {name} is a {type(values).__name__}, expected a numpy array."
+        assert values.shape == (size,), f"{call}: {name} has the shape {values.shape}, expected ({size},)."
+        assert values.dtype == dtype, f"{call}: {name} has the dtype {values.dtype}, expected {np.dtype(dtype)}."
+    assert len(scores.errors) == size, f"{call}: {len(scores.errors)} errors for {size} conversations."
+    finite = np.isfinite(scores.rewards)
+    for row, error in enumerate(scores.errors):
+        assert finite[row] == (error is None), (
+            f"{call}: row {row} has the reward {scores.rewards[row]} and the error {error!r}; "
+            "a reward is finite exactly where there is no error, and NaN elsewhere."
+        )
+    assert (scores.num_tokens >= 0).all(), f"{call}: negative num_tokens {scores.num_tokens}."
+    assert (scores.truncated_tokens >= 0).all(), f"{call}: negative truncated_tokens {scores.truncated_tokens}."
+
+
+def _check_close(found: NDArray[Any], expected: NDArray[Any], atol: float, how: str) -> None:
+    difference = np.abs(found - expected).max(initial=0.0)
+    assert difference <= atol, f"scored {how}, rewards move by {difference:.3g}, more than {atol}: {found}, {expected}."
+
+
+def _check_failures(scorer: Scorer, given: list[list[Any]], whole: Scores, atol: float) -> None:
+    """One bad conversation gets a score or a `ScoringError` of its own; either way its neighbours keep theirs."""
+    bad: Conversation = ({"role": "user", "content": "?"}, {"role": "assistant", "content": LONE_SURROGATE})
+    try:
+        scores = scorer.score([given[0], bad, given[1]])
+    except ScoringError as error:
+        scores = error.scores
+    except Exception as error:
+        raise AssertionError(
+            f"a conversation with a lone surrogate raised {type(error).__name__}: {error}; expected a ScoringError "
+            "that keeps the scores of the other conversations."
+        ) from error
+    _check_scores(scores, 3, "score with a bad conversation")
+    assert scores.failed_rows in ((), (1,)), f"a bad conversation in row 1 made rows {scores.failed_rows} fail."
+    _check_close(scores.rewards[[0, 2]], whole.rewards[:2], atol, "next to a bad conversation")
+
+
+# --- vector environments -----------------------------------------------------------------------------------------
+
+
+def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **options: Any) -> None:
+    """Check that a vector environment keeps Gymnasium's contract, which `check_env` cannot do for vector ones.
+
+    Spaces, shapes and dtypes, the layout of `infos`, fresh data at every call, seeding, partial resets, and
+    what each autoreset mode demands. Text environments must refuse bad replies. What an id makes is also compared with
+    `SyncVectorEnv` over the single environment of that id, step by step, numbers within 1e-5.
+
+    Args:
+        envs: an environment, which is reset and stepped; or an id, made with `options`, and also closed.
+        num_steps: steps of random actions in each check.
+        seed: of the actions and of the resets.
+        **options: for `gymnasium.make_vec`, with an id only.
+
+    Raises:
+        AssertionError: the environment breaks the contract.
+
+    Example:
+        >>> import gym_rm
+        >>> check_vector_env("RewardModel-v0", num_envs=3, reward_model=lambda conversations: map(len, conversations))
+    """
+    if isinstance(envs, str):
+        made: Envs = gym.make_vec(envs, **options)
+        check_vector_env(made, num_steps=num_steps, seed=seed)
+        _check_against_sync(made, seed, num_steps)
+        made.close()
+        made.close()
+        assert made.closed, "close() left envs.closed False."
+        return
+    assert isinstance(envs, VectorEnv), f"expected a gymnasium.vector.VectorEnv, got {type(envs).__name__}."
+    assert not options, f"options {sorted(options)} go with an id only."
+    mode = _check_declarations(envs)
+    first = _rollout(envs, mode, seed, num_steps)
+    second = _rollout(envs, mode, seed, num_steps)
+    assert data_equivalence(first, second), "the same seed and actions gave different data."
+    for (call, earlier), (other, later) in itertools.combinations(enumerate(first), 2):
+        assert not _mutable_ids(earlier) & _mutable_ids(later), f"calls {call} and {other} returned the same objects."
+    envs.reset(seed=seed)
+    listed = envs.reset(seed=[seed + row for row in range(envs.num_envs)])  # type: ignore[arg-type]
+    assert data_equivalence(listed, first[0]), f"seed={seed} and seed=[{seed}, {seed + 1}, ...] differ."
+    _check_partial_reset(envs, seed)
+    if isinstance(envs.single_action_space, UnicodeText):
+        _check_replies(envs, seed)
+    envs.reset(seed=seed)
+
+
+def _check_declarations(envs: Envs) -> AutoresetMode:
+    mode = envs.metadata.get("autoreset_mode")
+    assert isinstance(mode, AutoresetMode), f"metadata['autoreset_mode'] must be an AutoresetMode, got {mode!r}."
+    for name in ("observation", "action"):
+        single, batched = getattr(envs, f"single_{name}_space"), getattr(envs, f"{name}_space")
+        expected = batch_space(single, envs.num_envs)
+        assert batched == expected, f"{name}_space is not batch_space(single_{name}_space, {envs.num_envs})."
+    return mode
+
+
+def _rollout(envs: Envs, mode: AutoresetMode, seed: int, num_steps: int) -> list[Any]:
+    """A reset and some checked steps; the data of every call."""
+    envs.action_space.seed(seed)
+    calls: list[Any] = [envs.reset(seed=seed)]
+    observations, infos = calls[0]
+    assert observations in envs.observation_space, "reset returned observations outside of observation_space."
+    _check_infos(infos, envs.num_envs, "reset")
+    over = np.zeros(envs.num_envs, dtype=np.bool_)
+    for _ in range(num_steps):
+        calls.append(envs.step(envs.action_space.sample()))
+        _check_step(envs, mode, calls[-1], over)
+        over = calls[-1][2] | calls[-1][3]
+        if mode is AutoresetMode.DISABLED and over.any():
+            calls.append(envs.reset(options={"reset_mask": over.copy()}))
+    return calls
+
+
+def _check_step(envs: Envs, mode: AutoresetMode, step: Step, was_over: NDArray[np.bool_]) -> None:
+    observations, rewards, terminations, truncations, infos = step
+    assert observations in envs.observation_space, "step returned observations outside of observation_space."
+    columns = {"rewards": (rewards, np.float64), "terminations": (terminations, np.bool_)}
+    for name, (values, dtype) in {**columns, "truncations": (truncations, np.bool_)}.items():
+        assert isinstance(values, np.ndarray), f"{name} is a {type(values).__name__}, expected a numpy array."
+        assert values.shape == (envs.num_envs,), f"{name} has the shape {values.shape}, expected ({envs.num_envs},)."
+        assert values.dtype == dtype, f"{name} has the dtype {values.dtype}, expected {np.dtype(dtype)}."
+    assert np.isfinite(rewards).all(), f"rewards must be finite, got {rewards}."
+    _check_infos(infos, envs.num_envs, "step")
+    done = terminations | truncations
+    if mode is AutoresetMode.SAME_STEP and done.any():
+        for name in ("final_obs", "_final_obs", "final_info", "_final_info"):
+            assert name in infos, f"SAME_STEP: episodes ended, but infos have no {name!r}."
+        for name in ("_final_obs", "_final_info"):
+            assert np.array_equal(infos[name], done), f"SAME_STEP: infos[{name!r}] is not terminations | truncations."
+        for row in np.flatnonzero(done):
+            final = infos["final_obs"][row]
+            assert final in envs.single_observation_space, f"SAME_STEP: final_obs[{row}] is outside of its space."
+    else:
+        assert "final_obs" not in infos, "infos have final_obs, but no episode ended with a reset in this step."
+    if mode is AutoresetMode.NEXT_STEP:
+        assert not rewards[was_over].any(), f"NEXT_STEP: resetting rows must have reward 0, got {rewards[was_over]}."
+        assert not done[was_over].any(), "NEXT_STEP: a row cannot end in the step that resets it."
+
+
+def _check_infos(infos: dict[str, Any], num_envs: int, where: str) -> None:
+    assert isinstance(infos, dict), f"{where}: infos are a {type(infos).__name__}, expected a dict."
+    for name, values in infos.items():
+        if isinstance(values, dict):
+            _check_infos(values, num_envs, f"{where}, infos[{name!r}]")
+        else:
+            assert isinstance(values, np.ndarray), (
+                f"{where}: infos[{name!r}] is a {type(values).__name__}, not an array."
+            )
+            assert len(values) == num_envs, f"{where}: infos[{name!r}] has {len(values)} entries for {num_envs} rows."
+        if not name.startswith("_"):
+            mask = infos.get(f"_{name}")
+            assert isinstance(mask, np.ndarray), f"{where}: infos[{name!r}] has no mask infos['_{name}']."
+            assert mask.dtype == np.bool_, f"{where}: infos['_{name}'] has the dtype {mask.dtype}, expected bool."
+
+
+def _check_partial_reset(envs: Envs, seed: int) -> None:
+    mask = np.zeros(envs.num_envs, dtype=np.bool_)
+    mask[0] = True
+    before, _ = envs.reset(seed=seed)
+    after, infos = envs.reset(options={"reset_mask": mask.copy()})
+    kept = list(zip(iterate(envs.observation_space, before), iterate(envs.observation_space, after), strict=True))[1:]
+    assert all(data_equivalence(one, other) for one, other in kept), "a partial reset touched other rows."
+    for name in (name for name in infos if name.startswith("_")):
+        assert not infos[name][1:].any(), f"a partial reset has infos[{name!r}] for rows that were not reset."
+    for value in (mask.tolist(), mask.astype(np.int64), np.zeros_like(mask), np.append(mask, True)):
+        refusals = (TypeError, ValueError, AssertionError)  # the last in SyncVectorEnv of older versions
+        _expect(refusals, f"reset_mask={value!r}", envs.reset, options={"reset_mask": value})
+
+
+def _check_replies(envs: Envs, seed: int) -> None:
+    """What is no reply must be refused, with the row, and must leave the environment as it was."""
+    good = envs.action_space.sample()
+    envs.reset(seed=seed)
+    expected = envs.step(good)
+    envs.reset(seed=seed)
+    last = envs.num_envs - 1
+    for bad in (None, 3, b"bytes", ["text"], f"half {LONE_SURROGATE}"):
+        error = _expect(ActionError, f"the reply {bad!r}", envs.step, [*good[:last], bad])
+        assert str(last) in str(error), f"the error for the reply {bad!r} does not name row {last}: {error}"
+    for bad in ("text", [], [*good, "one more"], None):
+        _expect(ActionError, f"the actions {bad!r:.60}", envs.step, bad)
+    assert data_equivalence(envs.step(good), expected), "a refused step has changed the environment."
+
+
+def _check_against_sync(envs: Envs, seed: int, num_steps: int) -> None:
+    spec, mode = copy.deepcopy(envs.spec), envs.metadata["autoreset_mode"]
+    if spec is None or spec.entry_point is None or spec.kwargs.get("group_size", 1) != 1:
+        return  # there is no single environment to compare with
+    for name in ("vectorization_mode", "autoreset_mode"):
+        spec.kwargs.pop(name, None)
+    reference: Envs = gym.make_vec(spec, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+    native, single = _rollout(envs, mode, seed, num_steps), _rollout(reference, mode, seed, num_steps)
+    for call, (found, expected) in enumerate(zip(native, single, strict=True)):
+        assert data_equivalence(found, expected), (
+            f"call {call} differs from SyncVectorEnv over the single environment ({mode.name}):\n{found}\n{expected}"
+        )
+    reference.close()
+
+
+def _mutable_ids(data: Any) -> set[int]:
+    """The identities of everything in `data` that a caller could change."""
+    found: set[int] = set() if isinstance(data, tuple) else {id(data)}
+    if isinstance(data, np.ndarray):
+        if data.base is not None:
+            found.add(id(data.base))  # another view of a buffer that is used again
+        inside = list(data.flat) if data.dtype == object else []
+    elif isinstance(data, dict):
+        inside = list(data.values())
+    elif isinstance(data, list | tuple):
+        inside = list(data)
+    else:
+        return set()
+    return found.union(*map(_mutable_ids, inside))
+
+
+def _expect(
+    kinds: type[Exception] | tuple[type[Exception], ...], what: str, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Exception:
+    names = getattr(kinds, "__name__", kinds)
+    try:
+        call(*args, **kwargs)
+    except kinds as error:
+        return error
+    except Exception as error:
+        raise AssertionError(f"{what} raised {type(error).__name__}: {error}; expected {names}.") from error
+    raise AssertionError(f"{what} was accepted; expected {names}.")

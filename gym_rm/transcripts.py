@@ -1,0 +1,37 @@
+"""Conversations as text for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gym_rm.types import Conversation
+
+# What a terminal would obey instead of show: a reply must not be able to move the cursor or recolour the screen.
+_CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
+_VISIBLE = {point: f"\\x{point:02x}" for point in _CONTROLS if chr(point) not in "\t\n"}
+
+
+def transcript(conversation: Conversation, *, title: str, outcome: str = "") -> str:
+    """A title line, one paragraph for each message and, where there is one, the outcome; controls are spelled out.
+
+    Example:
+        >>> print(transcript([{"role": "user", "content": "2 + 2?"}], title="prompt 7", outcome="reward 1"))
+        --- prompt 7
+        user: 2 + 2?
+        --- reward 1
+    """
+    lines = [f"--- {title}", *(f"{message['role']}: {message['content']}" for message in conversation)]
+    return "\n".join([*lines, f"--- {outcome}"] if outcome else lines).translate(_VISIBLE)
+
+
+def print_transcripts(transcripts: Sequence[str], *, most: int = 8) -> None:
+    """Print the first `most` to the console, and how many more there are."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    for text in transcripts[:most]:
+        title, _, body = text.partition("\n")
+        console.print(Text.assemble((title, "bold cyan"), "\n", body))
+    if len(transcripts) > most:
+        console.print(Text(f"--- and {len(transcripts) - most} more", style="dim"))

@@ -1,0 +1,229 @@
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_rm.config import Config, load_config
+from gym_rm.errors import ConfigError
+
+
+class Policy(Config):
+    model: str
+    dtype: Literal["auto", "float32"] = "auto"
+
+
+class Optimizer(Config):
+    learning_rate: float = pydantic.Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+
+
+class ScorerEntry(Config):
+    name: str
+    weight: float = 1.0
+
+
+class Run(Config):
+    policy: Policy = Policy(model="small")
+    optimizer: Optimizer = Optimizer(learning_rate=1e-4)
+    scorers: tuple[ScorerEntry, ...] = (ScorerEntry(name="a"), ScorerEntry(name="b"))
+    options: dict[str, int] = pydantic.Field(default={"x": 1})
+    judge: Policy | None = None
+    seed: int = 0
+    name: str | None = None
+    verbose: bool = False
+
+
+def file_with(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(*overrides: str, schema: type[pydantic.BaseModel] = Run) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(schema, overrides=overrides)
+    return str(caught.value)
+
+
+def test_defaults():
+    assert load_config(Run) == Run()
+
+
+def test_overrides_go_over_the_file_over_the_defaults(tmp_path):
+    file = file_with(tmp_path, "seed: 1\nname: file\noptimizer:\n  betas: [0.5, 0.6]\n")
+    config = load_config(Run, file, ["name=override"])
+    assert (config.seed, config.name) == (1, "override")
+    assert config.optimizer == Optimizer(learning_rate=1e-4, betas=(0.5, 0.6))  # keeps Run's default learning rate
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    assert load_config(Run, file_with(tmp_path, "# nothing\n")) == Run()
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("optimizer.learning_rate=3e-4", lambda c: c.optimizer.learning_rate, 3e-4),
+        ("optimizer.learning_rate=1", lambda c: c.optimizer.learning_rate, 1.0),
+        ("optimizer.betas.1=.5", lambda c: c.optimizer.betas, (0.9, 0.5)),
+        ("scorers.1.weight=2", lambda c: [s.weight for s in c.scorers], [1.0, 2.0]),
+        ("scorers=[{name: c}]", lambda c: c.scorers, (ScorerEntry(name="c"),)),
+        ("options.y=2", lambda c: c.options, {"x": 1, "y": 2}),
+        ("judge.model=big", lambda c: c.judge, Policy(model="big")),
+        ("name=123", lambda c: c.name, "123"),
+        ("name=12e4567", lambda c: c.name, "12e4567"),  # a short commit id
+        ("name=no", lambda c: c.name, "no"),
+        ("name=2026-01-01", lambda c: c.name, "2026-01-01"),
+        ("name=010", lambda c: c.name, "010"),
+        ("name=12:30", lambda c: c.name, "12:30"),
+        ("name=org/model:main", lambda c: c.name, "org/model:main"),
+        ("name='null'", lambda c: c.name, "null"),
+        ("name=null", lambda c: c.name, None),
+        ("name=", lambda c: c.name, None),
+        ("name=a=b", lambda c: c.name, "a=b"),
+        ("verbose=true", lambda c: c.verbose, True),
+        ("seed=1_000", lambda c: c.seed, 1000),
+    ],
+)
+def test_an_override(override, read, value):
+    assert read(load_config(Run, overrides=[override])) == value
+
+
+def test_the_later_override_wins():
+    assert load_config(Run, overrides=["seed=1", "seed=2"]).seed == 2
+
+
+def test_defaults_are_not_changed_by_overrides():
+    load_config(Run, overrides=["options.y=2", "scorers.0.weight=5"])
+    assert load_config(Run).options == {"x": 1}
+    assert load_config(Run).scorers[0].weight == 1.0
+
+
+def test_a_config_is_frozen():
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        load_config(Run).seed = 1
+
+
+@given(st.floats(allow_nan=False))
+def test_every_float_comes_back(value):
+    class Number(Config):
+        value: float = 0.0
+
+    assert load_config(Number, overrides=[f"value={str(value).replace('inf', '.inf')}"]).value == value
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sed=1", "sed: unknown setting. Did you mean 'seed'?"),
+        ("policy.modle=x", "policy.modle: unknown setting. Did you mean 'model'?"),
+        ("learning_rate=1", "learning_rate: unknown setting. Did you mean 'optimizer.learning_rate'?"),
+        ("scorers.0.weigth=1", "scorers.0.weigth: unknown setting. Did you mean 'weight'?"),
+        ("optimizer.zzz=1", "optimizer.zzz: unknown setting. Known here: learning_rate, betas."),
+        ("seed=many", "seed: input should be a valid integer, unable to parse string as an integer, got str 'many'."),
+        ("optimizer.learning_rate=-1", "optimizer.learning_rate: input should be greater than 0, got int -1."),
+        ("policy.dtype=int8", "policy.dtype: input should be 'auto' or 'float32', got str 'int8'."),
+        ("name=true", "name: input should be a valid string, got bool True."),
+        ("seed", "override 'seed': expected the form name=value or group.name=value."),
+        ("a..b=1", "override 'a..b=1': expected the form"),
+        ("name=[1", "override 'name=[1': the value is not YAML"),
+        ("scorers.2.weight=1", "override 'scorers.2.weight=1': '2' is no index of a list of 2 entries."),
+        ("scorers.a.weight=1", "override 'scorers.a.weight=1': 'a' is no index"),
+        ("seed.x=1", "override 'seed.x=1': 'seed' is 0, which has no 'x'."),
+        ("judge.dtype=auto", "judge.model: has no default and must be given."),
+    ],
+)
+def test_a_bad_override_is_explained(override, message):
+    assert message in problems(override)
+
+
+def test_all_problems_come_at_once():
+    message = problems("sed=1", "seed=x", "nonsense", "policy.dtype=int8")
+    assert message.startswith("4 problems in the settings:\n")
+    assert message.count("\n  ") == 4
+
+
+def test_a_nested_group_without_default_is_asked_for_by_name():
+    class Needs(Config):
+        policy: Policy
+
+    assert "policy.model: has no default and must be given." in problems(schema=Needs)
+    assert load_config(Needs, overrides=["policy.model=x"]).policy.dtype == "auto"
+
+
+def test_a_rule_between_settings_is_reported_in_its_own_words():
+    class Ruled(Config):
+        low: int = 0
+        high: int = 1
+
+        @pydantic.model_validator(mode="after")
+        def ordered(self):
+            if self.low > self.high:
+                raise ValueError(f"low={self.low} must not be above high={self.high}.")
+            return self
+
+    assert "\n  low=2 must not be above high=1." in problems("low=2", schema=Ruled)
+
+
+def test_a_schema_that_holds_itself_still_names_the_nearest():
+    class Node(Config):
+        value: int = 0
+        child: "Node | None" = None
+
+    assert "Did you mean 'value'" in problems("valu=1", schema=Node)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: [1", "run.yaml: not valid YAML: "),
+        ("- seed", "run.yaml: expected a mapping of settings, got list: ['seed']."),
+        ("seed: 1\nseed: 2\n", "run.yaml: not valid YAML: the key 'seed' is there twice at line 2, column 1."),
+        ("sed: 1", "run.yaml: 1 problem in the settings:\n  sed: unknown setting. Did you mean 'seed'?"),
+        ("name: !!python/object:os.system {}", "run.yaml: not valid YAML: "),
+    ],
+)
+def test_a_bad_file_is_explained(tmp_path, text, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(Run, file_with(tmp_path, text))
+    assert message in str(caught.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read the settings in '.*none.yaml'"):
+        load_config(Run, tmp_path / "none.yaml")
+
+
+def test_yaml_merge_keys_work(tmp_path):
+    file = file_with(tmp_path, "policy: &p\n  model: x\n  dtype: float32\njudge:\n  <<: *p\n  model: y\n")
+    assert load_config(Run, file).judge == Policy(model="y", dtype="float32")
+
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_config_loads_and_holds_only_what_differs(file):
+    from agents.grpo import GRPOSettings
+
+    schema = {"grpo": GRPOSettings}[file.parent.name]
+    defaults = schema().model_dump()
+    differing = load_config(schema, file).model_dump()
+    for path, value in leaves(yaml.safe_load(file.read_text())):
+        assert read_path(differing, path) == value
+        assert read_path(defaults, path) != value, f"{'.'.join(path)} is the default already"
+
+
+def leaves(values: dict, path: tuple[str, ...] = ()) -> list:
+    nested = [leaves(v, (*path, k)) if isinstance(v, dict) else [((*path, k), v)] for k, v in values.items()]
+    return [leaf for group in nested for leaf in group]
+
+
+def read_path(values: dict, path: tuple[str, ...]) -> object:
+    for part in path:
+        values = values[part]
+    return values
