@@ -1,0 +1,155 @@
+"""The embedded reward model, policy and prompts: sound, small, and what the script that makes them says they are."""
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoTokenizer
+
+import gym_rm
+from agents import grpo
+from gym_rm.data import load_prompts
+from scripts import make_assets
+
+ASSETS = Path(gym_rm.__file__).parent / "assets"
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    return gym_rm.load_scorer(None)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(ASSETS / "policy")
+
+
+def question(number=0):
+    return make_assets.sample_question(random.Random(f"test {number}"), held_out=True)
+
+
+def scores(scorer, conversations):
+    return scorer.score(conversations).rewards
+
+
+def with_reply(asked, reply):
+    return [{"role": "user", "content": asked.text}, {"role": "assistant", "content": reply}]
+
+
+def test_small_and_plain():
+    files = [path for path in ASSETS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 10e6
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".py"}
+
+
+def test_folders_are_what_they_say(tokenizer):
+    reward_model, policy = (AutoConfig.from_pretrained(ASSETS / name) for name in ("reward_model", "policy"))
+    assert reward_model.architectures == ["Qwen3ForSequenceClassification"]
+    assert policy.architectures == ["Qwen3ForCausalLM"]
+    assert reward_model.num_labels == 1
+    assert reward_model.pad_token_id == policy.pad_token_id == tokenizer.pad_token_id
+    assert policy.eos_token_id == tokenizer.eos_token_id
+    assert min(reward_model.max_position_embeddings, policy.max_position_embeddings) >= 4096
+
+
+def test_both_folders_share_one_tokenizer():
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (ASSETS / "reward_model" / name).read_bytes() == (ASSETS / "policy" / name).read_bytes()
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=200))
+def test_no_text_is_unknown(text):
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / "policy")
+    ids = tokenizer(text, split_special_tokens=True)["input_ids"]
+    assert tokenizer.unk_token is None
+    assert tokenizer.decode(ids, clean_up_tokenization_spaces=False) == text
+
+
+def test_the_script_makes_this_tokenizer_and_these_prompts(tmp_path):
+    make_assets.make_tokenizer().save_pretrained(tmp_path)
+    make_assets.make_prompts(tmp_path / "prompts.jsonl")
+    made, shipped = (json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, ASSETS / "policy"))
+    assert made | {"padding": None} == shipped | {"padding": None}  # the shipped one has been padding batches
+    assert (tmp_path / "prompts.jsonl").read_bytes() == (ASSETS / "prompts.jsonl").read_bytes()
+
+
+def numbers_of(prompt):
+    return tuple(map(int, re.findall(r"\d+", prompt.messages[0]["content"])))
+
+
+def test_prompts_have_right_answers_and_names_of_their_own():
+    prompts = load_prompts(None)
+    assert len(prompts) >= 500
+    assert len({prompt.prompt_id for prompt in prompts}) == len(prompts)
+    assert len({prompt.messages[0]["content"] for prompt in prompts}) == len(prompts)
+    for prompt in prompts:
+        asks_for_most = re.search("larg|high|best", prompt.messages[0]["content"]) is not None
+        assert int(prompt.answer) == (max if asks_for_most else min)(numbers_of(prompt)), prompt
+
+
+def test_prompts_are_about_numbers_that_no_training_step_saw():
+    assert all(make_assets.is_held_out(numbers_of(prompt)) for prompt in load_prompts(None))
+
+
+def test_the_reward_model_ranks_held_out_pairs(scorer):
+    rng = random.Random("pairs")
+    pairs = [make_assets.sample_pair(rng, held_out=True) for _ in range(1000)]
+    chosen, rejected = (scores(scorer, [pair[side] for pair in pairs]) for side in (1, 2))
+    assert (chosen > rejected).mean() >= 0.97
+
+
+BAD_REPLIES = (
+    "",
+    " ",
+    "I do not know.",
+    "It is.",
+    "It is {wrong}.",
+    "It is {right} or {wrong}.",
+    "It is {right}. It is {wrong}.",
+    "{right}{right}",
+    "It is It is It is It is",
+    "10 20 30 40 50 60",
+    "{wrong}",
+    "{question}",
+)
+
+
+@pytest.mark.parametrize("bad", BAD_REPLIES)
+def test_the_reward_model_is_not_fooled(scorer, bad):
+    questions = [question(number) for number in range(50)]
+    rng = random.Random(0)
+    good = [with_reply(q, f"It is {q.answer}.") for q in questions]
+    other = [
+        with_reply(q, bad.format(right=q.answer, wrong=make_assets.wrong_number(q, rng), question=q.text))
+        for q in questions
+    ]
+    assert (scores(scorer, good) > scores(scorer, other)).mean() >= 0.96
+
+
+def test_the_reward_model_reads_the_last_question_of_a_dialogue(scorer):
+    questions = [question(number) for number in range(101)]
+    earlier = [with_reply(q, f"That makes {q.answer}.") for q in questions[1:]]
+    now = zip(earlier, questions, strict=False)
+    right, wrong = zip(
+        *(
+            (e + with_reply(q, f"It is {q.answer}."), e + with_reply(q, f"It is {sorted(q.numbers)[1]}."))
+            for e, q in now
+        ),
+        strict=True,
+    )
+    assert (scores(scorer, right) > scores(scorer, wrong)).mean() >= 0.9
+
+
+def test_the_policy_is_right_less_than_half_the_time():
+    torch.manual_seed(0)
+    policy = grpo.Policy(grpo.fill_in(grpo.GRPOSettings()).policy)
+    prompts = load_prompts(None)[:512]
+    completions = policy.generate([prompt.messages for prompt in prompts])
+    right = [grpo.is_right(text, p.answer) for text, p in zip(completions.texts, prompts, strict=True)]
+    assert 0.25 <= sum(right) / len(right) <= 0.5
+    assert completions.finished.float().mean() > 0.97
