@@ -1,0 +1,35 @@
+"""Losses that train reward models."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float | None = None) -> Tensor:
+    """Mean of `-log sigmoid(chosen - rejected - margin)`: Bradley and Terry (1952); margin: Llama 2 (2307.09288).
+
+    Computed in float32 at least, as `logsigmoid`: loss and gradient are finite for every finite difference.
+
+    Args:
+        chosen: rewards of the preferred replies `[P]`.
+        rejected: rewards of the others `[P]`.
+        margin: how far apart each pair should at least be, `[P]` or one number for all.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> import torch
+        >>> loss = bradley_terry(torch.tensor([2.0, 0.0]), torch.tensor([0.0, 0.0]))
+        >>> round(loss.item(), 4)
+        0.41
+    """
+    difference = _at_least_float32(chosen) - _at_least_float32(rejected)
+    if margin is not None:
+        difference = difference - margin
+    return -F.logsigmoid(difference).mean()
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.float() if values.element_size() < 4 else values
