@@ -1,0 +1,228 @@
+"""PPO (arXiv 1707.06347) that writes replies token by token, in one file: plain Gymnasium, no adapter.
+
+    python agents/ppo_tokens.py                                   # four embedded prompts: a minute on a laptop
+    python agents/ppo_tokens.py --autoreset-mode NextStep --seed 2
+    python agents/ppo_tokens.py --num-prompts 16 --total-timesteps 400000
+
+The environment is `RewardModelTokens-v0`: an observation is the last L token ids and their mask, an action is the next
+token, and the reward model is asked once, when a reply ends. Read it from top to bottom, as one reads CleanRL's.
+Shapes: T = steps of a rollout, N = environments, L = tokens of an observation.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass, fields
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Categorical
+
+import gym_rm
+from gym_rm.data import load_prompts
+
+
+@dataclass
+class Args:
+    env_id: str = "RewardModelTokens-v0"  # any discrete environment whose observations are token ids and their mask
+    num_prompts: int = 4  # of the embedded ones: an agent that starts from nothing learns them by heart
+    window: int = 20  # L
+    prefill: str = "It is "  # how every reply begins
+    vocabulary: str = "0123456789."  # what it may go on with, beside its end
+    max_new_tokens: int = 4
+    autoreset_mode: str = "SameStep"  # or NextStep
+    seed: int = 1
+    total_timesteps: int = 80_000
+    num_envs: int = 64  # N
+    num_steps: int = 16  # T
+    learning_rate: float = 1e-3
+    gamma: float = 1.0  # the reward comes at the end of a short reply
+    gae_lambda: float = 0.95
+    num_minibatches: int = 4
+    update_epochs: int = 4
+    clip_coef: float = 0.2
+    ent_coef: float = 0.2  # at the start; it falls to zero with the learning rate
+    vf_coef: float = 0.5
+    max_grad_norm: float = 0.5
+    threads: int = 1
+
+
+class Prefilled:
+    """Scores every reply as if it began with the same words, which the agent then need not find by trying tokens."""
+
+    def __init__(self, scorer: gym_rm.Scorer, words: str) -> None:
+        self.scorer = scorer
+        self.words = words
+
+    def __deepcopy__(self, memo: dict) -> "Prefilled":
+        return self  # make_vec copies its keywords
+
+    def score(self, conversations: list) -> gym_rm.Scores:
+        replies = [{"role": "assistant", "content": self.words + chat[-1]["content"]} for chat in conversations]
+        return self.scorer.score([[*chat[:-1], reply] for chat, reply in zip(conversations, replies, strict=True)])
+
+
+class Agent(nn.Module):
+    """Policy and value of a window of tokens, each from a small network over one embedding."""
+
+    def __init__(self, vocabulary: int, length: int, num_actions: int) -> None:
+        super().__init__()
+        self.length = length
+        self.embed = nn.Embedding(vocabulary, 16)
+        self.actor = self.network(length * 16, num_actions, std=0.01)
+        self.critic = self.network(length * 16, 1, std=1.0)
+
+    @staticmethod
+    def network(inputs: int, outputs: int, std: float) -> nn.Sequential:
+        layers = [nn.Linear(inputs, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, outputs)]
+        for layer, gain in zip(layers[::2], (2**0.5, 2**0.5, std), strict=True):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+        return nn.Sequential(*layers)
+
+    def features(self, observations: Tensor) -> Tensor:
+        ids, mask = observations[:, : self.length], observations[:, self.length :]
+        return (self.embed(ids) * mask[..., None]).flatten(1)
+
+    def value(self, observations: Tensor) -> Tensor:
+        return self.critic(self.features(observations))[:, 0]
+
+    def distribution(self, observations: Tensor) -> Categorical:
+        return Categorical(logits=self.actor(self.features(observations)))
+
+
+def advantages_and_returns(
+    rewards: Tensor, values: Tensor, dones: Tensor, next_value: Tensor, *, gamma: float, gae_lambda: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation (arXiv 1506.02438), `[T, N]` each; `dones[t]`: step t ended an episode."""
+    advantages = torch.zeros_like(rewards)
+    following, carried = next_value, torch.zeros_like(next_value)
+    for t in reversed(range(len(rewards))):
+        going_on = 1.0 - dones[t]
+        delta = rewards[t] + gamma * following * going_on - values[t]
+        carried = delta + gamma * gae_lambda * going_on * carried
+        advantages[t], following = carried, values[t]
+    return advantages, advantages + values
+
+
+@torch.no_grad()
+def evaluate(agent: Agent, envs: gym.vector.VectorEnv, num_episodes: int) -> float:
+    """Mean return of `num_episodes` episodes in each environment, always with the likeliest token."""
+    observations, _ = envs.reset(seed=0)
+    returns, total = np.zeros(envs.num_envs), 0.0
+    left = np.full(envs.num_envs, num_episodes)
+    while left.any():
+        actions = agent.distribution(torch.as_tensor(observations)).probs.argmax(1).numpy()
+        observations, rewards, terminations, truncations, _ = envs.step(actions)
+        done = (terminations | truncations) & (left > 0)
+        returns += rewards
+        total += returns[done].sum()
+        left -= done
+        returns[terminations | truncations] = 0.0
+    return total / (num_episodes * envs.num_envs)
+
+
+def train(args: Args) -> tuple[Agent, float]:
+    """The trained agent, and the mean return of its greedy replies to the prompts."""
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    prompts = load_prompts(limit=args.num_prompts)
+    scorer = Prefilled(gym_rm.load_scorer(cache_size=20_000), args.prefill)  # an agent repeats itself
+
+    def make(num_envs: int, autoreset_mode: str) -> gym.vector.VectorEnv:
+        return gym.make_vec(
+            args.env_id,
+            num_envs=num_envs,
+            reward_model=scorer,
+            prompts=prompts,
+            window=args.window,
+            vocabulary=list(args.vocabulary),
+            max_new_tokens=args.max_new_tokens,
+            autoreset_mode=autoreset_mode,
+        )
+
+    envs = make(args.num_envs, args.autoreset_mode)
+    next_step = envs.metadata["autoreset_mode"] is gym.vector.AutoresetMode.NEXT_STEP
+    vocabulary = int(envs.single_observation_space.nvec[0])
+    agent = Agent(vocabulary, args.window, int(envs.single_action_space.n))
+    optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
+
+    shape = (args.num_steps, args.num_envs)
+    observations = torch.zeros((*shape, *envs.single_observation_space.shape), dtype=torch.int64)
+    actions = torch.zeros(shape, dtype=torch.int64)
+    logprobs, rewards, dones, values = torch.zeros((4, *shape))
+    played = torch.ones(shape, dtype=torch.bool)  # False where the environment only reset itself
+
+    started = time.time()
+    num_updates = args.total_timesteps // (args.num_steps * args.num_envs)
+    next_observation = torch.as_tensor(envs.reset(seed=args.seed)[0])
+    resetting = np.zeros(args.num_envs, dtype=bool)
+    returns, finished = np.zeros(args.num_envs), []
+    for update in range(1, num_updates + 1):
+        remaining = 1.0 - (update - 1) / num_updates
+        optimizer.param_groups[0]["lr"] = remaining * args.learning_rate
+
+        for t in range(args.num_steps):
+            with torch.no_grad():
+                distribution = agent.distribution(next_observation)
+                action = distribution.sample()
+                values[t] = agent.value(next_observation)
+            observations[t], actions[t], logprobs[t] = next_observation, action, distribution.log_prob(action)
+            # In NEXT_STEP the step after an end starts the new episode; its action is ignored, and not learnt from.
+            played[t] = torch.as_tensor(~resetting)
+            following, reward, terminations, truncations, infos = envs.step(action.numpy())
+            done = terminations | truncations
+            resetting = done & next_step
+            rewards[t], dones[t] = torch.as_tensor(reward), torch.as_tensor(done)
+            # An episode that was cut short would have gone on: its last reward stands for the rest too.
+            for row in np.flatnonzero(truncations & ~terminations):
+                last = following[row] if next_step else infos["final_obs"][row]
+                with torch.no_grad():
+                    rewards[t, row] += args.gamma * agent.value(torch.as_tensor(last)[None])[0]
+            next_observation = torch.as_tensor(following)
+            returns += reward
+            finished += returns[done].tolist()
+            returns[done] = 0.0
+
+        with torch.no_grad():
+            next_value = agent.value(next_observation)
+        advantages, targets = advantages_and_returns(
+            rewards, values, dones, next_value, gamma=args.gamma, gae_lambda=args.gae_lambda
+        )
+        b_obs, b_actions, b_logprobs = observations[played], actions[played], logprobs[played]
+        b_advantages, b_targets = advantages[played], targets[played]
+        for _ in range(args.update_epochs):
+            for mb in torch.randperm(len(b_obs)).chunk(args.num_minibatches):
+                distribution = agent.distribution(b_obs[mb])
+                ratio = (distribution.log_prob(b_actions[mb]) - b_logprobs[mb]).exp()
+                advantage = b_advantages[mb]
+                advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+                clipped = ratio.clamp(1 - args.clip_coef, 1 + args.clip_coef)
+                policy_loss = -torch.min(ratio * advantage, clipped * advantage).mean()
+                value_loss = 0.5 * (agent.value(b_obs[mb]) - b_targets[mb]).square().mean()
+                entropy = distribution.entropy().mean()
+                loss = policy_loss + args.vf_coef * value_loss - remaining * args.ent_coef * entropy
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(agent.parameters(), args.max_grad_norm)
+                optimizer.step()
+
+        if update % max(1, num_updates // 20) == 0:
+            steps, seconds = update * args.num_steps * args.num_envs, time.time() - started
+            recent = np.mean(finished[-256:])
+            print(f"step {steps:7d}  return {recent:6.3f}  entropy {entropy:.2f}  {steps / seconds:5.0f} steps/s")
+    envs.close()
+    return agent, evaluate(agent, make(1, "SameStep"), len(prompts))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for field in fields(Args):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default)
+    _, score = train(Args(**vars(parser.parse_args())))
+    print(f"mean return of the likeliest replies: {score:.3f}")
+
+
+if __name__ == "__main__":
+    main()
