@@ -1,0 +1,194 @@
+"""Many callers with one conversation each, one scorer that is fast only on many: merge the calls.
+
+HTTP requests, environment threads and reward coroutines ask for single scores at the same time. One thread collects
+what is waiting, scores it in one call, and gives everyone their part.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_rm.errors import ConfigError, ScoringError
+from gym_rm.scorer import Scorer, load_scorer
+from gym_rm.types import Conversation, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Conversations of one caller, and where the scores go."""
+
+    conversations: Sequence[Conversation]
+    future: Future[Scores] = field(default_factory=Future)
+
+
+class MicroBatchingScorer:
+    """A scorer that may be called from any number of threads, and merges the calls that arrive together.
+
+    A failure stays with its caller: rows without a score raise in the call that they came from, and after any other
+    exception the merged requests are scored one by one.
+
+    Args:
+        scorer: what scores; it is only ever called from one thread.
+        max_batch_size: conversations after which a batch is closed; a request is never split.
+        max_wait: seconds that a first request waits for company. While a batch is being scored the next one
+            collects by itself, so this matters only when the scorer is idle.
+
+    Example:
+        >>> import gym_rm
+        >>> scorer = MicroBatchingScorer(gym_rm.load_scorer(lambda conversations: [len(c) for c in conversations]))
+        >>> scorer.score([[{"role": "user", "content": "Hi"}]]).rewards.tolist()
+        [1.0]
+        >>> scorer.close()
+    """
+
+    def __init__(self, scorer: Scorer, *, max_batch_size: int = 1024, max_wait: float = 0.005) -> None:
+        if max_batch_size < 1 or max_wait < 0:
+            raise ConfigError(
+                "max_batch_size must be at least 1 and max_wait not negative, "
+                f"got max_batch_size={max_batch_size} and max_wait={max_wait}."
+            )
+        self.scorer = scorer
+        self.num_batches = 0
+        self.num_conversations = 0
+        self._max_batch_size = max_batch_size
+        self._max_wait = max_wait
+        self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MicroBatchingScorer:
+        """Itself: `gym.make_vec` deep-copies its keywords, and a copy would merge nothing."""
+        return self
+
+    def submit(self, conversations: Sequence[Conversation]) -> Future[Scores]:
+        """Ask for scores without waiting; `asyncio.wrap_future` makes the result awaitable."""
+        request = Request(conversations)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this MicroBatchingScorer is closed; make a new one.")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="gym_rm micro-batching", daemon=True)
+                self._thread.start()
+            self._waiting.put(request)
+        return request.future
+
+    def score(self, conversations: Sequence[Conversation]) -> Scores:
+        """Score N conversations, together with whatever else is waiting; raises what the scorer raises for them."""
+        return self.submit(conversations).result()
+
+    def close(self) -> None:
+        """Score what is waiting, then stop; can be repeated."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._waiting.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while batch := self._collect():
+            self._answer(batch)
+
+    def _collect(self) -> list[Request]:
+        """The next requests to score together; empty when the end was reached."""
+        request = self._waiting.get()
+        batch: list[Request] = []
+        size = 0
+        closes_at = time.monotonic() + self._max_wait
+        while request is not None:
+            batch.append(request)
+            size += len(request.conversations)
+            if size >= self._max_batch_size:
+                return batch
+            try:
+                request = self._waiting.get(timeout=max(0.0, closes_at - time.monotonic()))
+            except queue.Empty:
+                return batch
+        if batch:
+            self._waiting.put(None)  # this batch first, then the end
+        return batch
+
+    def _answer(self, batch: list[Request]) -> None:
+        conversations = [conversation for request in batch for conversation in request.conversations]
+        try:
+            scores = self._score(conversations)
+        except Exception as error:
+            if len(batch) > 1:
+                for request in batch:  # whose fault it was
+                    self._answer([request])
+            else:
+                batch[0].future.set_exception(error)
+            return
+        stop = 0
+        for request in batch:
+            start, stop = stop, stop + len(request.conversations)
+            part = select_rows(scores, range(start, stop))
+            if part.failed_rows:
+                request.future.set_exception(ScoringError(part))
+            else:
+                request.future.set_result(part)
+
+    def _score(self, conversations: list[Conversation]) -> Scores:
+        self.num_batches += 1
+        self.num_conversations += len(conversations)
+        try:
+            scores = self.scorer.score(conversations)
+        except ScoringError as error:
+            scores = error.scores
+        if len(scores) != len(conversations):
+            raise ConfigError(
+                f"{type(self.scorer).__name__}.score returned {len(scores)} scores for {len(conversations)} "
+                "conversations; a scorer returns one for each, in order."
+            )
+        return scores
+
+
+def shared_scorer(reward_model: Any, options: Mapping[str, Any]) -> MicroBatchingScorer:
+    """One scorer a process for the same settings, for libraries that make many small objects of one configuration."""
+    if reward_model is None or isinstance(reward_model, str | Mapping):
+        return _loaded(json.dumps([_plain(reward_model), _plain(options)], sort_keys=True))
+    if isinstance(reward_model, MicroBatchingScorer):
+        return reward_model
+    return _wrapped(reward_model)
+
+
+@functools.cache
+def _loaded(settings: str) -> MicroBatchingScorer:
+    reward_model, options = json.loads(settings)
+    return MicroBatchingScorer(load_scorer(reward_model, **options))
+
+
+@functools.cache
+def _wrapped(reward_model: Any) -> MicroBatchingScorer:
+    return MicroBatchingScorer(load_scorer(reward_model))
+
+
+def _plain(value: Any) -> Any:
+    """Dicts and lists of a configuration library as Python's own."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def select_rows(scores: Scores, rows: Sequence[int]) -> Scores:
+    """The scores of some rows, in the order given; provenance and workload are those of the whole call."""
+    index = list(rows)
+    return Scores(
+        rewards=scores.rewards[index],
+        heads={name: values[index] for name, values in scores.heads.items()},
+        num_tokens=scores.num_tokens[index],
+        truncated_tokens=scores.truncated_tokens[index],
+        errors=tuple(scores.errors[row] for row in index),
+        turn_rewards=None if scores.turn_rewards is None else tuple(scores.turn_rewards[row] for row in index),
+        provenance=scores.provenance,
+        workload=scores.workload,
+    )

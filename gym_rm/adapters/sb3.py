@@ -1,0 +1,114 @@
+"""Stable-Baselines3: a Gymnasium vector environment as its `VecEnv`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
+
+from gym_rm.adapters import require
+from gym_rm.errors import ConfigError
+from gym_rm.infos import infos_of_row
+
+VecEnv: Any = require("stable_baselines3.common.vec_env", install="gym-rm[sb3]").VecEnv
+
+NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class VecEnvBridge(VecEnv):  # type: ignore[misc]
+    """Any Gymnasium vector environment in `SAME_STEP` for Stable-Baselines3, with one batched step.
+
+    SB3 works on numbers: use `RewardModelCandidates-v0`, `RewardModelTokens-v0`, or a view of your own around
+    `RewardModel-v0`. `VecMonitor` and `VecNormalize(norm_obs=False)` go around it.
+
+    Args:
+        envs: the vector environment.
+
+    Raises:
+        MissingExtraError: stable-baselines3 is not installed (when this module is imported).
+        ConfigError: an observation or action space that SB3 cannot use, or another autoreset mode.
+
+    Example:
+        >>> import gymnasium as gym, gym_rm
+        >>> envs = VecEnvBridge(gym.make_vec("RewardModelCandidates-v0", num_envs=4))
+        >>> observations = envs.reset()
+        >>> observations, rewards, dones, infos = envs.step(np.array([0, 1, 2, 3]))
+        >>> dones.tolist(), infos[0]["terminal_observation"].shape
+        ([True, True, True, True], (96,))
+    """
+
+    def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
+        if not isinstance(envs, VectorEnv):
+            raise ConfigError(f"expected a gymnasium vector environment (gym.make_vec), got {type(envs).__name__}.")
+        for what, space in (("observation", envs.single_observation_space), ("action", envs.single_action_space)):
+            if not isinstance(space, NUMERIC):
+                raise ConfigError(
+                    f"Stable-Baselines3 needs numbers, and the {what} space is {space}; use a numeric view such as "
+                    "gym.make_vec('RewardModelCandidates-v0') or gym.make_vec('RewardModelTokens-v0')."
+                )
+        mode = envs.metadata.get("autoreset_mode")
+        if mode is not AutoresetMode.SAME_STEP:
+            raise ConfigError(
+                f"Stable-Baselines3 expects a new episode in the step that ends one, and this environment has {mode}; "
+                "make it with autoreset_mode='SameStep'."
+            )
+        self.envs = envs
+        self._actions: NDArray[Any] | None = None
+        super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+
+    def reset(self) -> NDArray[Any]:
+        """Start new episodes; the seed of `seed()` is used once."""
+        if any(self._options):
+            raise ConfigError("reset options are not supported: SB3 resets all environments or none.")
+        observations, infos = self.envs.reset(seed=None if None in self._seeds else list(self._seeds))  # type: ignore[arg-type]
+        self.reset_infos = [infos_of_row(infos, row) for row in range(self.num_envs)]
+        self._reset_seeds()
+        return np.asarray(observations)
+
+    def step_async(self, actions: NDArray[Any]) -> None:
+        """Keep the actions for `step_wait`."""
+        self._actions = actions
+
+    def step_wait(self) -> tuple[NDArray[Any], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
+        """Observations, rewards, whether an episode ended, and infos, of which those of an end are the final ones."""
+        observations, rewards, terminations, truncations, infos = self.envs.step(self._actions)
+        dones = terminations | truncations
+        final_observations, final_infos = infos.pop("final_obs", None), infos.pop("final_info", {})
+        rows: list[dict[str, Any]] = [infos_of_row(infos, row) for row in range(self.num_envs)]
+        for row in np.flatnonzero(dones).tolist():
+            self.reset_infos[row] = rows[row]
+            rows[row] = {**infos_of_row(final_infos, row), "terminal_observation": final_observations[row]}
+        for row, info in enumerate(rows):
+            info["TimeLimit.truncated"] = bool(truncations[row] and not terminations[row])
+        return np.asarray(observations), rewards.astype(np.float32), dones, rows
+
+    def close(self) -> None:
+        """Close the vector environment."""
+        self.envs.close()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """An attribute of the vector environment, once for each index."""
+        value = getattr(self.envs, attr_name)
+        return [value for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set an attribute of the vector environment, which all indices share."""
+        setattr(self.envs, attr_name, value)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Call a method of the vector environment once; its result for each index."""
+        result = getattr(self.envs, method_name)(*method_args, **method_kwargs)
+        return [result for _ in self._get_indices(indices)]
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Any = None) -> list[bool]:
+        """False for each index: there are no single environments inside."""
+        return [False for _ in self._get_indices(indices)]
+
+    def get_images(self) -> Sequence[None]:
+        """Conversations have no images."""
+        return [None] * self.num_envs

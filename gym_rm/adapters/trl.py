@@ -1,0 +1,252 @@
+"""TRL: a reward function for `reward_funcs`, and a rollout function that steps the environment.
+
+The reward function needs nothing of TRL and works with `GRPOTrainer`, `RLOOTrainer` and online DPO.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from gym_rm.adapters.conversations import conversation, rewards_or_none, score_rows
+from gym_rm.adapters.policy_texts import PolicyTexts
+from gym_rm.data import Source, load_prompts
+from gym_rm.env import Observations, RewardVectorEnv
+from gym_rm.errors import ConfigError, ScoringError
+from gym_rm.scorer import ScorerLike, load_scorer
+from gym_rm.types import Conversation, Prompt, Scores
+
+Rewards = list[float | None]
+
+
+class RewardModelReward:
+    """A scorer as one of TRL's `reward_funcs`: one score call a batch, None for what has no score.
+
+    Prompts and completions may be conversational or plain texts (a text prompt is then one user message). TRL logs
+    `rewards/{name}/mean`; beside it are logged `{name}/unscored`, `{name}/truncated_tokens` and `{name}/{head}` for
+    each part of the reward.
+
+    Args:
+        reward_model: what `load_scorer` takes, `options` with it.
+        name: what TRL calls it in its metrics.
+        on_unscored: `"none"` gives None, which GRPO and RLOO leave out of the group. `"raise"` raises the
+            `ScoringError`: online DPO needs it, because it counts None as a reward of zero.
+
+    Example:
+        >>> reward = RewardModelReward(lambda conversations: [len(c[-1]["content"]) for c in conversations])
+        >>> reward(prompts=["2 + 2?"], completions=["four"])
+        [4.0]
+    """
+
+    def __init__(
+        self, reward_model: ScorerLike = None, *, name: str = "reward_model", on_unscored: str = "none", **options: Any
+    ) -> None:
+        if on_unscored not in ("none", "raise"):
+            raise ConfigError(f"on_unscored must be 'none' or 'raise', got {on_unscored!r}.")
+        self.scorer = load_scorer(reward_model, **options)
+        self.on_unscored = on_unscored
+        self.__name__ = name
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> Rewards:
+        """Rewards of N completions; the dataset's columns and whatever else TRL passes are not looked at.
+
+        Raises:
+            ConfigError: a text prompt that a chat template has already been applied to.
+            ScoringError: completions without a score, with `on_unscored="raise"`.
+        """
+        return self._report(self._score(prompts, completions), log_metric)
+
+    def _score(self, prompts: Sequence[Any], completions: Sequence[Any]) -> Scores:
+        rows = zip(prompts, completions, strict=True)
+        return score_rows(self.scorer, [conversation(prompt, reply) for prompt, reply in rows])
+
+    def _report(self, scores: Scores, log_metric: Callable[[str, float], None] | None) -> Rewards:
+        if scores.failed_rows and self.on_unscored == "raise":
+            raise ScoringError(scores)
+        if log_metric is not None:
+            log_metric(f"{self.__name__}/unscored", float(len(scores.failed_rows)))
+            log_metric(f"{self.__name__}/truncated_tokens", float(scores.truncated_tokens.sum()))
+            for head, values in scores.heads.items():
+                if np.isfinite(values).any():
+                    log_metric(f"{self.__name__}/{head}", float(np.nanmean(values)))
+        return rewards_or_none(scores)
+
+
+class AsyncRewardModelReward(RewardModelReward):
+    """The same for GRPO and RLOO as a coroutine: several of them, and other async rewards, run side by side."""
+
+    async def __call__(  # type: ignore[override]
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        *,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> Rewards:
+        """As `RewardModelReward`, scoring in a thread of its own."""
+        return self._report(await asyncio.to_thread(self._score, prompts, completions), log_metric)
+
+
+@dataclass(slots=True)
+class Rollout:
+    """One completion in the making.
+
+    Attributes:
+        prompt_ids: what the first reply was generated from.
+        completion_ids: everything after it, in a dialogue with what the user said.
+        mask: 1 for each of these that the policy wrote, 0 for the others.
+        logprobs: of each of these, 0.0 where the mask is 0.
+        reward: sum over the turns, None once one of them has no score.
+    """
+
+    prompt_ids: list[int]
+    completion_ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reward: float | None = 0.0
+
+    def add(self, ids: Sequence[int], *, by_policy: bool, logprobs: Sequence[float] | None = None) -> None:
+        """Append tokens."""
+        self.completion_ids += ids
+        self.mask += [int(by_policy)] * len(ids)
+        self.logprobs += logprobs if logprobs is not None else [0.0] * len(ids)
+
+
+class EnvironmentRollout:
+    """A `rollout_func` for `GRPOTrainer` that steps `RewardModel-v0`: the user's next turns come from the environment.
+
+    The completion of a dialogue holds everything after the prompt; what the user said in it is masked out of the loss.
+    The reward functions get columns beside the dataset's: `env_reward`, what the environment paid over all turns, None
+    where a turn has no score; `prompt_id` and `answer`. `reward_funcs=rollout.env_reward` takes the first.
+
+    Args:
+        prompts: what `load_prompts` takes; the dataset of the trainer is made of `dataset_rows`.
+        reward_model: what `load_scorer` takes.
+        settings: of `RewardModel-v0`: `max_turns`, `respond`, ...
+
+    Example:
+        >>> rollout = EnvironmentRollout(["2 + 2?"], reward_model=lambda conversations: [1.0] * len(conversations))
+        >>> rollout.dataset_rows
+        [{'prompt': [{'role': 'user', 'content': '2 + 2?'}]}]
+    """
+
+    def __init__(self, prompts: Source = None, *, reward_model: ScorerLike = None, **settings: Any) -> None:
+        refused = sorted({"num_envs", "group_size", "autoreset_mode", "fallback_reward"} & settings.keys())
+        if refused:
+            raise ConfigError(f"{refused} follow from the trainer's batch; leave them out.")
+        loaded = load_prompts(prompts)
+        self._prompts = {_key(prompt.messages): prompt for prompt in loaded}
+        if len(self._prompts) < len(loaded):
+            raise ConfigError("two prompts have the same messages, and the trainer tells prompts apart by these only.")
+        self._scorer = load_scorer(reward_model)
+        self._settings = settings
+
+    @property
+    def dataset_rows(self) -> list[dict[str, Any]]:
+        """Rows of `{"prompt": messages}`, for `datasets.Dataset.from_list`."""
+        return [{"prompt": [dict(message) for message in prompt.messages]} for prompt in self._prompts.values()]
+
+    @staticmethod
+    def env_reward(env_reward: Sequence[float | None], **columns: Any) -> Rewards:
+        """The reward function that goes with it."""
+        return list(env_reward)
+
+    def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
+        """Generate with the trainer's model and step, until every dialogue is over; one score call a turn."""
+        chosen = [self._find(messages) for messages in prompts]
+        tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+        texts = PolicyTexts(tokenizer, chat_template=trainer.chat_template, **trainer.chat_template_kwargs)
+        envs, observations = self._start(chosen)
+
+        def encode(text: str) -> list[int]:
+            return cast("list[int]", tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        rollouts = [Rollout(encode(texts.prompt(observation))) for observation in observations]
+        active = np.ones(len(rollouts), dtype=np.bool_)
+        while active.any():
+            replies = _generate(rollouts, active, trainer, tokenizer)
+            observations, rewards, terminations, truncations, infos = envs.step_rows(replies, active)
+            for row in np.flatnonzero(active).tolist():
+                failed = "score_ok" in infos and infos["_score_ok"][row] and not infos["score_ok"][row]
+                paid = rollouts[row].reward
+                rollouts[row].reward = None if failed or paid is None else paid + float(rewards[row])
+            active &= ~(terminations | truncations)
+            for row in np.flatnonzero(active).tolist():
+                text = texts.next_turn(observations[row][-1]["content"])
+                if rollouts[row].completion_ids[-1:] == [tokenizer.eos_token_id]:
+                    text = text.removeprefix(tokenizer.eos_token)
+                rollouts[row].add(encode(text), by_policy=False)
+        envs.close()
+        return {
+            "prompt_ids": [rollout.prompt_ids for rollout in rollouts],
+            "completion_ids": [rollout.completion_ids for rollout in rollouts],
+            "logprobs": [rollout.logprobs for rollout in rollouts] if trainer.use_vllm else None,
+            "env_mask": [rollout.mask for rollout in rollouts],
+            "env_reward": [rollout.reward for rollout in rollouts],
+            "prompt_id": [prompt.prompt_id for prompt in chosen],
+            "answer": [prompt.answer for prompt in chosen],
+        }
+
+    def _find(self, messages: Conversation) -> Prompt:
+        if _key(messages) not in self._prompts:
+            raise ConfigError(
+                f"the dataset holds a prompt that the environment does not know: {messages!r:.300}; make the dataset "
+                "from rollout.dataset_rows."
+            )
+        return self._prompts[_key(messages)]
+
+    def _start(self, chosen: Sequence[Prompt]) -> tuple[RewardVectorEnv, Observations]:
+        """An environment whose row i starts from prompt i.
+
+        Every row draws the prompts without replacement, so that each finds its own within two passes through them.
+        """
+        distinct = {_key(prompt.messages): prompt for prompt in chosen}
+        named = {key: replace(prompt, prompt_id=str(index)) for index, (key, prompt) in enumerate(distinct.items())}
+        envs = gym.make_vec(
+            "RewardModel-v0",
+            num_envs=len(chosen),
+            prompts=list(named.values()),
+            reward_model=self._scorer,
+            autoreset_mode="Disabled",
+            fallback_reward=0.0,  # never seen: what has no score is None for the trainer
+            **self._settings,
+        ).unwrapped
+        assert isinstance(envs, RewardVectorEnv)
+        wanted = np.array([named[_key(prompt.messages)].prompt_id for prompt in chosen], dtype=object)
+        observations, infos = envs.reset()
+        elsewhere = infos["prompt_id"] != wanted
+        while elsewhere.any():
+            observations, infos = envs.reset(options={"reset_mask": elsewhere})
+            elsewhere &= infos["prompt_id"] != wanted
+        return envs, observations
+
+
+def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any, tokenizer: Any) -> list[str]:
+    """Let the policy go on in these rows, by the trainer's own generation; the text of each reply."""
+    indices = np.flatnonzero(rows).tolist()
+    contexts = [[*rollouts[row].prompt_ids, *rollouts[row].completion_ids] for row in indices]
+    # What GRPOTrainer's own tool loop generates its later turns with, whichever backend it uses.
+    completion_ids, logprobs = trainer._generate_single_turn(contexts, None, {}, num_generations=1)
+    replies = [""] * len(rollouts)
+    for place, row in enumerate(indices):
+        rollouts[row].add(completion_ids[place], by_policy=True, logprobs=None if logprobs is None else logprobs[place])
+        replies[row] = tokenizer.decode(completion_ids[place], skip_special_tokens=True)
+    return replies
+
+
+def _key(messages: Conversation) -> str:
+    return json.dumps([[message["role"], message["content"]] for message in messages])

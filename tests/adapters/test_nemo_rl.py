@@ -1,0 +1,174 @@
+import numpy as np
+import pytest
+import torch
+from recording import RecordingScorer, chat
+
+from gym_rm import ConfigError, ScoringError
+from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
+
+RECIPE = {  # grpo_rm_1B.yaml, the reward_model section
+    "enabled": True,
+    "model_name": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
+    "tokenizer": {"name": "Skywork/Skywork-Reward-V2-Qwen3-0.6B"},
+    "precision": "bfloat16",
+    "batch_size": 4,
+    "checkpoint_path": None,
+    "max_model_len": 2048,
+    "offload_optimizer_for_logprob": False,
+    "resources": {"gpus_per_node": 1, "num_nodes": 1},
+    "reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"},
+    "dtensor_cfg": {
+        "enabled": True,
+        "_v2": True,
+        "cpu_offload": False,
+        "sequence_parallel": False,
+        "activation_checkpointing": False,
+        "tensor_parallel_size": 1,
+        "context_parallel_size": 1,
+        "custom_parallel_plan": None,
+    },
+    "dynamic_batching": {"enabled": False},
+    "sequence_packing": {"enabled": False},
+    "max_grad_norm": None,
+    "generation": None,
+}
+
+
+@pytest.fixture
+def environment(recorder):
+    return RewardModelEnvironment({"scorer": recorder})
+
+
+def log(*texts):
+    """A message log as rollouts hold it, with the tokens of each message."""
+    return [{**message, "token_ids": torch.arange(3)} for message in chat(*texts)]
+
+
+def changed(**changes):
+    config = {**RECIPE, "dtensor_cfg": dict(RECIPE["dtensor_cfg"])}
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        config[section] = {**config[section], name: value} if name else value
+    return config
+
+
+# --- the interface -------------------------------------------------------------------------------------------------
+
+
+def test_step_returns_nemo_rls_fields(environment, recorder):
+    result = environment.step([log("q", "four"), log("q", "a", "sure?", "it is four")], [{"any": 1}, None])
+    assert isinstance(result, EnvironmentReturn)
+    assert result._fields == ("observations", "metadata", "next_stop_strings", "rewards", "terminateds", "answers")
+    assert result.rewards.dtype is torch.float32
+    assert result.rewards.tolist() == [1.0, 2.5]
+    assert result.terminateds.dtype is torch.bool
+    assert result.terminateds.tolist() == [True, True]
+    assert result.metadata == result.next_stop_strings == [None, None]
+    assert result.observations == [{"role": "environment", "content": ""}] * 2
+    assert result.answers == ["four", "it is four"]
+    assert recorder.calls == [[chat("q", "four"), chat("q", "a", "sure?", "it is four")]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 7])
+def test_any_batch_size(environment, size):
+    result = environment.step([log("q", "four")] * size, [None] * size)
+    assert result.rewards.shape == result.terminateds.shape == (size,)
+
+
+def test_what_cannot_be_scored_is_never_a_zero(environment):
+    with pytest.raises(ScoringError):
+        environment.step([log("q", "FAIL"), log("q", "four")], [None, None])
+    environment = RewardModelEnvironment({"scorer": RecordingScorer()}, fallback_reward=-2.0)
+    assert environment.step([log("q", "FAIL"), log("q", "four")], [None, None]).rewards.tolist() == [-2.0, 1.0]
+
+
+def test_prompts_that_are_rendered_already(recorder, policy_path, environment):
+    prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    with pytest.raises(ConfigError, match="policy_tokenizer="):
+        environment.step([log(prompt, "four<|im_end|>")], [None])
+    environment = RewardModelEnvironment({"scorer": recorder}, policy_tokenizer=policy_path)
+    environment.step([log(prompt, "four<|im_end|>")], [None])
+    assert recorder.calls == [[chat("How much is 2 + 2?", "four")]]
+
+
+@pytest.mark.parametrize("name", ["total_reward", "rewards"])
+def test_metrics_have_nemo_rls_names(environment, name):
+    rewards = torch.tensor([1.0, 2.0, 6.0])
+    batch = {"message_log": [None] * 3, name: rewards}
+    same, metrics = environment.global_post_process_and_metrics(batch)
+    assert same is batch
+    assert metrics == {
+        "reward_model_env/num_samples": 3,
+        "reward_model_env/mean_reward": 3.0,
+        "reward_model_env/std_reward": pytest.approx(rewards.std().item()),
+        "reward_model_env/min_reward": 1.0,
+        "reward_model_env/max_reward": 6.0,
+    }
+
+
+def test_metrics_without_rewards_count_the_samples(environment):
+    batch = {"message_log": [None] * 3}
+    assert environment.global_post_process_and_metrics(batch)[1] == {"reward_model_env/num_samples": 3}
+
+
+def test_shutdown_can_be_repeated(environment):
+    environment.shutdown()
+    environment.shutdown()
+
+
+# --- the configuration ---------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_is_taken_over():
+    read = read_config(RECIPE)
+    assert read.options == {"reward_model": RECIPE["model_name"], "dtype": "bfloat16", "max_length": 2048}
+    assert {"batch_size", "dynamic_batching.enabled", "resources.num_nodes"} <= read.without_effect.keys()
+
+
+def test_templates(tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ messages }}")
+    tokenizer = {**RECIPE["tokenizer"], "chat_template_kwargs": {"enable_thinking": False}}
+    options = read_config(changed(tokenizer={**tokenizer, "chat_template": "default"})).options
+    assert options["chat_template_kwargs"] == {"enable_thinking": False}
+    assert "chat_template" not in options
+    for given, expected in ((str(file), "{{ messages }}"), ("{{ inline }}", "{{ inline }}")):
+        read = read_config(changed(tokenizer={**tokenizer, "chat_template": given}))
+        assert read.options["chat_template"] == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"checkpoint_path": "/dcp"}, "checkpoint_path='/dcp'"),
+        ({"dtensor_cfg__tensor_parallel_size": 2}, "dtensor_cfg.tensor_parallel_size=2"),
+        ({"dtensor_cfg__context_parallel_size": 2}, "dtensor_cfg.context_parallel_size=2"),
+        ({"reward_model_cfg__reward_model_type": "regression"}, "reward_model_cfg.reward_model_type='regression'"),
+        ({"reward_model_cfg__enabled": False}, "reward_model_cfg.enabled=False"),
+        ({"generation": {"temperature": 0.5}}, "generation={'temperature': 0.5}"),
+        ({"tokenizer__name": "another"}, "tokenizer.name='another'"),
+        ({"tokenizer__chat_template": None}, "tokenizer.chat_template=None"),
+        ({"tokenizer__chat_template": "missing.jinja"}, "missing.jinja"),
+        ({"model_name": None}, "model_name"),
+        ({"modle_name": "typo"}, "modle_name: unknown. Did you mean 'model_name'?"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(change, named):
+    with pytest.raises(ConfigError) as caught:
+        read_config(changed(**change))
+    assert named in str(caught.value)
+
+
+def test_every_problem_is_named_at_once():
+    with pytest.raises(ConfigError) as caught:
+        read_config(changed(checkpoint_path="/dcp", dtensor_cfg__tensor_parallel_size=4, surprise=1))
+    assert all(name in str(caught.value) for name in ("checkpoint_path", "tensor_parallel_size", "surprise"))
+
+
+def test_a_configuration_loads_the_model(policy_path, embedded_scorer):
+    folder = policy_path.replace("policy", "reward_model")
+    config = changed(model_name=folder, tokenizer={"name": folder}, precision="float32", max_model_len=256)
+    environment = RewardModelEnvironment(config)
+    conversations = [chat("How much is 90 - 50?", reply) for reply in ("It is 40.", "It is 37.")]
+    rewards = environment.step(conversations, [None] * 2).rewards
+    np.testing.assert_allclose(rewards, embedded_scorer.score(conversations).rewards, atol=1e-5)

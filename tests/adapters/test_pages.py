@@ -1,0 +1,72 @@
+"""Every Python block of `docs/adapters` runs, page by page, each page in a process of its own."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs" / "adapters"
+PAGES = sorted(path for path in DOCS.glob("*.md") if path.stem != "README")
+LIBRARIES = {
+    "trl": "trl",
+    "sb3": "stable_baselines3",
+    "torchrl": "torchrl",
+    "rllib": "ray.rllib",
+    "cleanrl": "torch",
+    "skrl": "skrl",
+    "verl": "torch",
+    "openrlhf": "torch",
+    "skyrl": "skyrl_gym",
+    "nemo_rl": "torch",
+    "verifiers": "verifiers.v1",
+    "openenv": "openenv.core.env_server",
+    "gem": "gem",
+}
+
+
+def blocks(page, language="python"):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def is_installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    library = LIBRARIES[page.stem]
+    if not is_installed(library):
+        pytest.skip(f"{library} is not installed")
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks(page)))
+    environment = {"PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    run = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_page_has_code_and_is_in_the_table():
+    table = (DOCS / "README.md").read_text()
+    for page in PAGES:
+        assert blocks(page), page
+        assert f"({page.name})" in table, page
+
+
+def test_every_adapter_has_a_page():
+    shared = {"__init__", "conversations", "micro_batching", "policy_texts"}
+    adapters = {path.stem for path in (Path(__file__).parents[2] / "gym_rm" / "adapters").glob("*.py")} - shared
+    assert adapters <= {page.stem for page in PAGES}
+
+
+def test_verls_settings_are_those_that_load():
+    for block in blocks(DOCS / "verl.md", "bash"):
+        settings = dict(line.lstrip("+").split("=", 1) for line in block.split())
+        path = next(value for name, value in settings.items() if name.endswith(".path"))
+        name = next(value for key, value in settings.items() if key.endswith(".name"))
+        module = importlib.import_module(path.removeprefix("pkg://"))
+        assert hasattr(module, name)

@@ -1,0 +1,172 @@
+from pathlib import Path
+
+import gymnasium as gym
+import psutil
+import pytest
+from recording import RecordingScorer, chat
+
+from gym_rm import ConfigError, RemoteError, ScoringError
+from gym_rm.testing import check_scorer
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+pytest.importorskip("ray.rllib", reason="RLlib is not installed")
+
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.env_to_module import FlattenObservations
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+from gym_rm.adapters.rllib import EnvCreator, SharedScorer, register
+
+PROMPTS = ["How much is 90 - 50?", "What do 46 and 16 make together?"]
+RIGHT = ("is 40.", "is 62.")
+BEST_RETURN = 1.0
+
+
+def right_reply(conversations):
+    return [float(conversation[-1]["content"].endswith(RIGHT)) for conversation in conversations]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            object_store_memory=2 * 10**8,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},  # `recording`
+        )
+        yield
+        ray.shutdown()
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    _, alive = psutil.wait_procs(left, timeout=30)
+    assert not alive
+
+
+@pytest.fixture
+def shared():
+    scorer = SharedScorer(right_reply, num_cpus=0)
+    yield scorer
+    scorer.close()
+
+
+def algorithm(env_name, num_env_runners):
+    config = (
+        PPOConfig()
+        .environment(env_name)
+        .env_runners(
+            num_env_runners=num_env_runners,
+            num_envs_per_env_runner=8,
+            gym_env_vectorize_mode="vector_entry_point",
+            env_to_module_connector=lambda env=None, spaces=None, device=None: FlattenObservations(),
+        )
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32]))
+        .training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=4, lr=3e-3)
+        .debugging(seed=0)
+    )
+    return config.build_algo()
+
+
+def train(env_name, *, num_env_runners, iterations):
+    """Mean returns of the iterations, and how many steps the runners kept."""
+    algo = algorithm(env_name, num_env_runners)
+    try:
+        results = [algo.train()["env_runners"] for _ in range(iterations)]
+    finally:
+        algo.stop()
+    return [result["episode_return_mean"] for result in results], results[-1]["num_env_steps_sampled_lifetime"]
+
+
+# --- the scorer that runners share ---------------------------------------------------------------------------------
+
+
+def test_it_is_a_scorer_with_the_embedded_models_numbers(embedded_scorer):
+    scorer = SharedScorer(num_cpus=0)
+    check_scorer(scorer)
+    conversations = [chat(PROMPTS[0], reply) for reply in ("It is 40.", "It is 37.")]
+    expected = embedded_scorer.score(conversations).rewards
+    assert scorer.score(conversations).rewards.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    scorer.close()
+
+
+def test_calls_of_several_processes_are_scored_together():
+    scorer = SharedScorer(RecordingScorer(seconds=0.3), num_cpus=0)
+
+    @ray.remote(num_cpus=0.25)
+    def ask(length):
+        return scorer.score([chat("q", "x" * length)]).rewards.tolist()
+
+    assert ray.get([ask.remote(length) for length in range(8)]) == [[length / 4] for length in range(8)]
+    calls, conversations = scorer.counts
+    assert conversations == 8
+    assert calls < 8
+    scorer.close()
+
+
+def test_failed_rows_are_told_with_the_scores_of_the_others():
+    scorer = SharedScorer(RecordingScorer(), num_cpus=0)
+    with pytest.raises(ScoringError) as caught:
+        scorer.score([chat("q", "four"), chat("q", "FAIL")])
+    assert caught.value.rows == (1,)
+    assert caught.value.scores.rewards[0] == 1.0
+    with pytest.raises(RemoteError, match="the scorer crashed"):
+        scorer.score([chat("q", "CRASH")])
+    scorer.close()
+
+
+def test_a_dead_actor_is_an_error(shared):
+    shared.close()
+    with pytest.raises(RemoteError, match="did not answer"):
+        shared.score([chat("q", "a")])
+
+
+def test_a_reward_model_that_cannot_be_loaded_is_an_error_at_once(tmp_path):
+    with pytest.raises(RemoteError, match="ConfigError"):
+        SharedScorer(str(tmp_path), num_cpus=0)
+
+
+# --- the environments ----------------------------------------------------------------------------------------------
+
+
+def test_the_creator_makes_what_rllib_asks_for():
+    creator = EnvCreator("RewardModelCandidates-v0", reward_model=right_reply, prompts=PROMPTS)
+    envs = creator({"num_envs": 4})
+    assert envs.num_envs == 4
+    assert envs.metadata["autoreset_mode"] is gym.vector.AutoresetMode.NEXT_STEP
+    assert creator({}).observation_space == envs.single_observation_space
+    assert creator({"window": 8}).observation_space.shape == (16,)  # env_config goes over the settings
+
+
+def test_another_autoreset_mode_is_refused():
+    with pytest.raises(ConfigError, match="autoreset_mode='NextStep'"):
+        EnvCreator("RewardModelCandidates-v0", autoreset_mode="SameStep")
+    with pytest.raises(ConfigError, match="autoreset_mode='NextStep'"):
+        EnvCreator("RewardModelCandidates-v0")({"autoreset_mode": "Disabled"})
+
+
+def test_texts_are_refused():
+    with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
+        EnvCreator("RewardModel-v0", reward_model=right_reply, prompts=PROMPTS)({"num_envs": 2})
+
+
+# --- learning ------------------------------------------------------------------------------------------------------
+
+
+def test_ppo_learns_and_scores_nothing_in_vain(shared):
+    name = register("RewardModelCandidates-v0", reward_model=shared, prompts=PROMPTS, window=12)
+    returns, steps_kept = train(name, num_env_runners=0, iterations=8)
+    assert returns[-1] > 0.95 * BEST_RETURN > returns[0]
+    calls, conversations = shared.counts
+    assert conversations == steps_kept == 8 * 256
+    assert calls == conversations / 8
+
+
+def test_runners_share_one_reward_model(shared):
+    name = register("RewardModelCandidates-v0", reward_model=shared, prompts=PROMPTS, window=12)
+    returns, steps_kept = train(name, num_env_runners=2, iterations=6)
+    assert returns[-1] > returns[0] + 0.3
+    calls, conversations = shared.counts
+    assert conversations == steps_kept
+    assert calls < conversations / 8  # each runner asks for 8 at a time

@@ -1,0 +1,155 @@
+import gymnasium as gym
+import pytest
+import torch
+from recording import RecordingScorer, chat
+
+from gym_rm import ConfigError, ScoringError
+
+pytest.importorskip("torchrl", reason="TorchRL is not installed")
+
+from tensordict import NonTensorStack, TensorDict
+from torchrl.data.llm import History
+from torchrl.envs import TransformedEnv, check_env_specs
+from torchrl.envs.libs.gym import GymWrapper
+from torchrl.envs.llm import ChatEnv
+
+from gym_rm.adapters.torchrl import RewardModelTransform, wrap
+
+
+@pytest.fixture
+def make(recorder):
+    """An environment of an id, single with num_envs=None."""
+
+    def make(env_id="RewardModel-v0", num_envs=3, **settings):
+        if num_envs is None:
+            return gym.make(env_id, reward_model=recorder, **settings)
+        return gym.make_vec(
+            env_id, num_envs=num_envs, reward_model=recorder, **{"autoreset_mode": "Disabled", **settings}
+        )
+
+    return make
+
+
+# --- GymWrapper ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_envs", [None, 1, 3])
+@pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelCandidates-v0", "RewardModelTokens-v0"])
+def test_specs_hold(make, env_id, num_envs):
+    check_env_specs(GymWrapper(make(env_id, num_envs)))
+
+
+def test_texts_go_in_and_conversations_come_out(make, recorder):
+    envs = wrap(make(prompts=["one", "two", "three"]))
+    start = envs.reset(seed=0)
+    assert {conversation[0]["content"] for conversation in start["observation"]} <= {"one", "two", "three"}
+    step = envs.step(start.set("action", NonTensorStack("four", "", "it is four")))
+    assert step["next", "reward"].flatten().tolist() == [1.0, 0.0, 2.5]
+    assert [conversation[-1]["content"] for conversation in step["next", "observation"]] == ["four", "", "it is four"]
+    assert len(recorder.calls) == 1
+
+
+def test_only_rows_that_are_over_start_anew(make, recorder):
+    prompts = [{"prompt": "short"}, {"prompt": "long", "user_turns": ["and then?"] * 3}]
+    envs = wrap(make(num_envs=4, prompts=prompts))
+    rollout = envs.rollout(6, break_when_any_done=False)
+    assert rollout["next", "reward"].shape == (4, 6, 1)
+    assert recorder.num_conversations == 24  # one for each row and step: nothing in vain
+    ends = rollout["next", "done"].sum(dim=1).flatten().tolist()
+    assert all(1 < count <= 6 for count in ends)
+
+
+def test_specs_keep_one_object_per_element_through_copies(make):
+    spec = wrap(make()).full_action_spec["action"]
+    for copied in (spec.clone(), spec.to("cpu"), spec.expand(2, 3), spec.unsqueeze(0), spec[:2], spec.reshape(3, 1)):
+        assert list(copied.rand().batch_size) == list(copied.shape)
+        assert copied.rand().tolist() == copied.zero().tolist()
+        assert copied.is_in(copied.rand())
+
+
+def test_another_autoreset_mode_is_refused(make):
+    with pytest.raises(ConfigError, match="autoreset_mode='Disabled'"):
+        wrap(make(autoreset_mode="SameStep"))
+
+
+# --- ChatEnv -------------------------------------------------------------------------------------------------------
+
+
+def histories(*replies, prompt="How much is 90 - 50?"):
+    return History.from_chats([chat(prompt, reply) for reply in replies])
+
+
+def chat_env(transform, batch_size):
+    env = TransformedEnv(ChatEnv(batch_size=batch_size, input_mode="history"), transform)
+    query = NonTensorStack(*["How much is 90 - 50?"] * batch_size[0])
+    return env, env.reset(TensorDict({"query": query}, batch_size=batch_size))
+
+
+def test_a_reply_is_rewarded_and_ends_the_episode(recorder):
+    env, start = chat_env(RewardModelTransform(recorder), (3,))
+    start["history"].full = histories("four", "", "it is four")
+    step = env.step(start)
+    assert step["next", "reward"].tolist() == [[1.0], [0.0], [2.5]]
+    assert step["next", "done"].all()
+    assert recorder.calls == [[chat("How much is 90 - 50?", reply) for reply in ("four", "", "it is four")]]
+    assert env.reward_spec.shape == (3, 1)
+
+
+def test_a_dialogue_can_go_on(recorder):
+    env, start = chat_env(RewardModelTransform(recorder, ends_episode=False), (2,))
+    start["history"].full = histories("four", "five")
+    step = env.step(start)
+    assert not step["next", "done"].any()
+    following = step["next"]
+    following["history"].full = History.from_chats([chat("q", "four", "sure?", reply) for reply in ("yes!", "no")])
+    assert env.step(following)["next", "reward"].tolist() == [[1.0], [0.5]]
+    assert recorder.calls[1][0] == chat("q", "four", "sure?", "yes!")
+
+
+def test_what_cannot_be_scored_is_never_a_zero():
+    env, start = chat_env(RewardModelTransform(RecordingScorer()), (2,))
+    start["history"].full = histories("FAIL", "four")
+    with pytest.raises(ScoringError):
+        env.step(start)
+    env, start = chat_env(RewardModelTransform(RecordingScorer(), fallback_reward=-2.0), (2,))
+    start["history"].full = histories("FAIL", "four")
+    assert env.step(start)["next", "reward"].flatten().tolist() == [-2.0, 1.0]
+
+
+def test_tool_calls_are_refused_and_not_overlooked(embedded_scorer):
+    env, start = chat_env(RewardModelTransform(embedded_scorer, fallback_reward=-2.0), (1,))
+    start["history"].full = History.from_chats(
+        [[*chat("q"), {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}]]
+    )
+    assert env.step(start)["next", "reward"].flatten().tolist() == [-2.0]
+
+
+def test_there_must_be_a_history(recorder):
+    env, start = chat_env(RewardModelTransform(recorder), (2,))
+    with pytest.raises((ConfigError, KeyError)):
+        env.step(start)
+
+
+def test_torchrls_own_policy_and_the_environments_reward(embedded_scorer, policy_path):
+    from torchrl.modules.llm import TransformersWrapper
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    policy = TransformersWrapper(
+        AutoModelForCausalLM.from_pretrained(policy_path),
+        tokenizer=tokenizer,
+        input_mode="history",
+        generate=True,
+        return_log_probs=True,
+        generate_kwargs={"max_new_tokens": 16, "do_sample": True},
+    )
+    env, start = chat_env(RewardModelTransform(embedded_scorer, tokenizer=tokenizer), (4,))
+    step = env.step(policy(start))
+    replies = [history.unbind(0)[-1].content for history in step["history"].full.unbind(0)]
+    envs = gym.make_vec(
+        "RewardModel-v0", num_envs=4, reward_model=embedded_scorer, prompts=["How much is 90 - 50?"] * 4
+    )
+    envs.reset(seed=0)
+    rewards = envs.step([reply.removesuffix("<|im_end|>") for reply in replies])[1]
+    assert step["next", "reward"].flatten().tolist() == pytest.approx(rewards.tolist(), abs=1e-5)

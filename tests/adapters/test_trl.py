@@ -1,0 +1,250 @@
+import asyncio
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from recording import RecordingScorer, chat
+
+from gym_rm import ConfigError, Prompt, ScoringError
+from gym_rm.adapters.trl import AsyncRewardModelReward, EnvironmentRollout, RewardModelReward
+from gym_rm.data import load_prompts
+
+trl = pytest.importorskip("trl", reason="TRL is not installed")
+datasets = pytest.importorskip("datasets")
+transformers = pytest.importorskip("transformers")
+
+
+def assistant(text):
+    return [{"role": "assistant", "content": text}]
+
+
+# --- the reward function alone -------------------------------------------------------------------------------------
+
+
+def test_conversational_and_plain_rows_are_the_same_conversation(recorder):
+    reward = RewardModelReward(recorder)
+    assert reward(prompts=[chat("2 + 2?")], completions=[assistant("four")], answer=["4"]) == [1.0]
+    assert reward(prompts=["2 + 2?"], completions=["four"]) == [1.0]
+    assert recorder.calls == [[chat("2 + 2?", "four")]] * 2
+
+
+def test_what_cannot_be_scored_is_none(embedded_scorer):
+    tool_call = [{"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}]
+    image = [{"role": "user", "content": [{"type": "image"}]}]
+    rewards = RewardModelReward(embedded_scorer)(
+        prompts=[chat("How much is 90 - 50?")] * 3 + [image],
+        completions=[assistant("It is 40."), tool_call, assistant("\ud800"), assistant("A cat.")],
+    )
+    assert isinstance(rewards[0], float)
+    assert rewards[1:] == [None, None, None]
+
+
+def test_online_dpo_gets_an_error_instead(recorder):
+    with pytest.raises(ScoringError):
+        RewardModelReward(recorder, on_unscored="raise")(prompts=["q"], completions=["FAIL"])
+    with pytest.raises(ConfigError, match="'none' or 'raise'"):
+        RewardModelReward(recorder, on_unscored="nan")
+
+
+def test_a_prompt_that_is_rendered_already_is_refused(recorder):
+    with pytest.raises(ConfigError, match="chat template has been applied"):
+        RewardModelReward(recorder)(prompts=["<|im_start|>user\nHi<|im_end|>\n"], completions=["Hello"])
+
+
+def test_the_reward_is_the_environments(embedded_scorer):
+    envs = gym.make_vec("RewardModel-v0", num_envs=4, reward_model=embedded_scorer)
+    observations, _ = envs.reset(seed=0)
+    replies = ["It is 40.", "The answer is 12.", "", "<|im_end|> or not"]
+    rewards = RewardModelReward(embedded_scorer)(
+        prompts=list(observations), completions=[assistant(reply) for reply in replies]
+    )
+    assert rewards == envs.step(replies)[1].tolist()
+
+
+def test_metrics_have_stable_names(recorder):
+    logged = {}
+    RewardModelReward(recorder, name="helpfulness")(
+        prompts=["q", "q"], completions=["four", "FAIL"], log_metric=logged.__setitem__
+    )
+    assert logged == {"helpfulness/unscored": 1.0, "helpfulness/truncated_tokens": 0.0, "helpfulness/length": 4.0}
+    assert trl.trainer.utils.get_callable_name(RewardModelReward(recorder)) == "reward_model"
+
+
+def test_the_coroutine_gives_the_same(recorder):
+    reward = AsyncRewardModelReward(recorder)
+    assert trl.trainer.utils.is_async_callable(reward)
+    assert asyncio.run(reward(prompts=["q"] * 2, completions=["four", "FAIL"])) == [1.0, None]
+
+
+# --- TRL's trainers ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_trainer(policy_path, tmp_path):
+    """A trainer of the embedded policy on the embedded prompts, or on `rows`."""
+
+    def make(kind, reward_funcs, *, rows=None, max_steps=2, batch_size=8, rollout_func=None, **options):
+        classes = {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}
+        sampling = {"num_generations": 4, "max_completion_length": 16}
+        if kind == "online dpo":
+            from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
+
+            classes[kind], sampling = (OnlineDPOTrainer, OnlineDPOConfig), {"max_new_tokens": 16, "max_length": 96}
+        trainer_class, config_class = classes[kind]
+        rows = rows or [{"prompt": [dict(m) for m in prompt.messages]} for prompt in load_prompts()]
+        config = config_class(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=batch_size,
+            max_steps=max_steps,
+            seed=0,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            dataloader_pin_memory=False,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            **{**sampling, **options},
+        )
+        return trainer_class(
+            transformers.AutoModelForCausalLM.from_pretrained(policy_path),
+            reward_funcs=reward_funcs,
+            args=config,
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=transformers.AutoTokenizer.from_pretrained(policy_path),
+            **({"rollout_func": rollout_func} if rollout_func else {}),
+        )
+
+    return make
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo"])
+def test_one_score_call_a_step_and_nothing_scored_in_vain(make_trainer, recorder, kind):
+    trainer = make_trainer(kind, RewardModelReward(recorder))
+    trainer.train()
+    assert [len(call) for call in recorder.calls] == [8, 8]
+    means = [np.mean([len(c[-1]["content"]) / 4 for c in call]) for call in recorder.calls]
+    assert logged(trainer, "rewards/reward_model/mean") == pytest.approx(means, abs=1e-3)
+    assert logged(trainer, "reward_model/unscored") == [0.0, 0.0]
+
+
+def test_trl_leaves_none_out_of_the_group(make_trainer):
+    class EveryOther(RecordingScorer):
+        def score(self, conversations):
+            for place, conversation in enumerate(conversations):
+                if place % 2:
+                    conversation[-1]["content"] = "FAIL"
+            return super().score(conversations)
+
+    scorer = EveryOther()
+    trainer = make_trainer("grpo", RewardModelReward(scorer), max_steps=1)
+    trainer.train()
+    scored = [len(c[-1]["content"]) / 4 for c in scorer.calls[0][::2]]
+    assert logged(trainer, "reward") == pytest.approx([np.mean(scored)], abs=1e-3)
+    assert logged(trainer, "reward_model/unscored") == [4.0]
+    advantages = list(trainer._logs["advantages"])
+    assert advantages[1::2] == [0.0] * 4
+
+
+def test_sync_and_async_rewards_side_by_side(make_trainer, recorder):
+    rewards = [RewardModelReward(recorder), AsyncRewardModelReward(recorder, name="another")]
+    trainer = make_trainer("grpo", rewards, max_steps=1)
+    trainer.train()
+    assert logged(trainer, "rewards/reward_model/mean") == logged(trainer, "rewards/another/mean")
+
+
+def test_online_dpo_runs(make_trainer, recorder):
+    trainer = make_trainer("online dpo", RewardModelReward(recorder, on_unscored="raise"))
+    trainer.train()
+    assert [len(call) for call in recorder.calls] == [16, 16]
+    means = [np.mean([len(c[-1]["content"]) / 4 for c in call]) for call in recorder.calls]
+    assert logged(trainer, "objective/scores") == pytest.approx(means, abs=1e-3)
+
+
+# --- rollouts through the environment ------------------------------------------------------------------------------
+
+
+def dialogues():
+    return [
+        Prompt(tuple(chat(f"How much is {n} + 11?")), f"sum {n}", ("Are you sure?",) * (n % 3), str(n + 11))
+        for n in range(20, 26)
+    ]
+
+
+def test_a_rollout_is_paid_what_the_environment_pays(make_trainer, embedded_scorer):
+    rollout = EnvironmentRollout(reward_model=embedded_scorer)
+    rewards = [rollout.env_reward, RewardModelReward(embedded_scorer)]
+    trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows, rollout_func=rollout)
+    trainer.train()
+    from_env, from_scorer = logged(trainer, "rewards/env_reward/mean"), logged(trainer, "rewards/reward_model/mean")
+    assert len(from_env) == 2
+    assert from_env == pytest.approx(from_scorer, abs=1e-4)
+
+
+def test_a_dialogue_is_one_completion_whose_user_turns_are_masked(make_trainer, recorder):
+    rollout = EnvironmentRollout(dialogues(), reward_model=recorder)
+    seen = {}
+
+    def look(prompts, trainer):
+        seen.update(rollout(prompts, trainer), prompts=prompts, tokenizer=trainer.processing_class)
+        return {name: values for name, values in seen.items() if name not in ("prompts", "tokenizer")}
+
+    trainer = make_trainer("grpo", rollout.env_reward, rows=rollout.dataset_rows, rollout_func=look, max_steps=1)
+    trainer.train()
+    turns = {json.dumps(p.messages[0]): len(p.user_turns) + 1 for p in dialogues()}
+    for row, prompt in enumerate(seen["prompts"]):
+        ids, mask = np.array(seen["completion_ids"][row]), np.array(seen["env_mask"][row], dtype=bool)
+        num_turns = turns[json.dumps(prompt[0])]
+        heard = seen["tokenizer"].decode(ids[~mask])
+        assert heard.count("Are you sure?") == heard.count("<|im_start|>assistant\n") == num_turns - 1
+        assert "Are you sure?" not in seen["tokenizer"].decode(ids[mask])
+        whole = seen["tokenizer"].decode([*seen["prompt_ids"][row], *ids])
+        assert whole.startswith(f"<|im_start|>user\n{prompt[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
+    assert recorder.num_conversations == sum(turns[json.dumps(prompt[0])] for prompt in seen["prompts"])
+    assert len(recorder.calls) == max(turns[json.dumps(prompt[0])] for prompt in seen["prompts"])
+    assert seen["answer"] == [str(int(prompt[0]["content"].split()[3]) + 11) for prompt in seen["prompts"]]
+
+
+def test_a_rollout_without_a_score_is_none(make_trainer):
+    class Fails(RecordingScorer):
+        def score(self, conversations):
+            return super().score([[*c[:-1], {**c[-1], "content": "FAIL"}] for c in conversations])
+
+    rollout = EnvironmentRollout(reward_model=Fails())
+    trainer = make_trainer("grpo", rollout.env_reward, rows=rollout.dataset_rows, rollout_func=rollout)
+    prompts = [row["prompt"] for row in rollout.dataset_rows[:3]]
+    assert rollout(prompts, trainer)["env_reward"] == [None] * 3
+
+
+def test_a_prompt_that_the_environment_does_not_know(make_trainer, recorder):
+    rollout = EnvironmentRollout(["known"], reward_model=recorder)
+    with pytest.raises(ConfigError, match=r"rollout\.dataset_rows"):
+        rollout([chat("unknown")], None)
+
+
+def test_settings_that_follow_from_the_batch():
+    with pytest.raises(ConfigError, match="'num_envs'"):
+        EnvironmentRollout(["q"], num_envs=4)
+    with pytest.raises(ConfigError, match="same messages"):
+        EnvironmentRollout(["q", "q"], reward_model=RecordingScorer())
+
+
+# --- learning ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "online dpo"])
+def test_the_reward_rises(make_trainer, embedded_scorer, kind):
+    reward = RewardModelReward(embedded_scorer, on_unscored="raise")
+    options = {"learning_rate": 3e-4, "lr_scheduler_type": "constant"}
+    if kind != "online dpo":
+        options["num_generations"] = 8
+    trainer = make_trainer(kind, reward, max_steps=20, batch_size=64 if kind != "online dpo" else 32, **options)
+    trainer.train()
+    rewards = logged(trainer, "objective/scores" if kind == "online dpo" else "reward")
+    assert np.mean(rewards[-6:]) > np.mean(rewards[:3]) + 0.2
