@@ -1,0 +1,129 @@
+"""What does `env.step` cost beyond the scorer? Microseconds per conversation, whole and by part.
+
+    python benchmarks/env_step.py [--num-envs 1024] [--user-turns 0] [--group-size 1] [--steps 100]
+
+The scorer does nothing but measure its own time, which is taken off.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import gymnasium as gym
+import numpy as np
+
+import gym_rm
+from gym_rm import Prompt, Scores
+
+PARTS = {
+    "check the replies": ["_replies"],
+    "append them, decide what ends": ["_turns"],
+    "spread the scores": ["_score"],
+    "infos": ["_add_final", "_add_scores", "_add_episodes"],
+    "start new episodes": ["_restart"],
+    "copy the observations": ["_observe"],
+}
+
+
+class NullScorer:
+    """Rewards of zero, one head, and the seconds that it took to say so."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def score(self, conversations):
+        begin = time.perf_counter()
+        size = len(conversations)
+        zeros, counts = np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.int64)
+        scores = Scores(zeros, {"head": zeros}, counts, counts, (None,) * size)
+        self.seconds += time.perf_counter() - begin
+        return scores
+
+
+def cpu_name():
+    info = Path("/proc/cpuinfo")
+    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def measure(envs, scorer, replies, steps):
+    """Microseconds per conversation of every step, without the scorer; and of every part, timed around its methods."""
+    seconds, inside = defaultdict(float), []
+    for part, methods in PARTS.items():
+        for name in methods:
+            setattr(envs, name, timed(getattr(envs, name), part, seconds, inside))
+    totals, parts = [], defaultdict(list)
+    for _ in range(steps):
+        seconds.clear()
+        scorer.seconds = 0.0
+        begin = time.perf_counter()
+        envs.step(replies)
+        total = time.perf_counter() - begin - scorer.seconds
+        seconds["spread the scores"] -= scorer.seconds
+        totals.append(total)
+        for part in PARTS:
+            parts[part].append(seconds[part])
+        parts["the rest"].append(total - sum(seconds[part] for part in PARTS))
+    scale = 1e6 / envs.num_envs
+    return np.array(totals) * scale, {part: median(values) * scale for part, values in parts.items()}
+
+
+def timed(method, part, seconds, inside):
+    def call(*args, **kwargs):
+        if inside:  # a part within a part: its time is the outer one's
+            return method(*args, **kwargs)
+        inside.append(part)
+        begin = time.perf_counter()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            inside.pop()
+            seconds[part] += time.perf_counter() - begin
+
+    return call
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-envs", type=int, default=1024)
+    parser.add_argument("--user-turns", type=int, default=0, help="scripted user turns after the first reply")
+    parser.add_argument("--group-size", type=int, default=1)
+    parser.add_argument("--reply-length", type=int, default=500, help="characters")
+    parser.add_argument("--steps", type=int, default=100)
+    options = parser.parse_args()
+    messages = ({"role": "system", "content": "s" * 200}, {"role": "user", "content": "q" * 500})
+    turns = ("And then? " * 10,) * options.user_turns
+    prompts = [Prompt(messages, f"prompt {index}", turns, str(index)) for index in range(1000)]
+    scorer = NullScorer()
+    envs = gym.make_vec(
+        "RewardModel-v0",
+        num_envs=options.num_envs,
+        group_size=options.group_size,
+        reward_model=scorer,
+        prompts=prompts,
+    )
+    replies = ["r" * options.reply_length] * options.num_envs
+    envs.reset(seed=0)
+    for _ in range(5):
+        envs.step(replies)
+    totals, parts = measure(envs, scorer, replies, options.steps)
+
+    print(f"python {' '.join([Path(__file__).name, *sys.argv[1:]])}")
+    print(f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, ", end="")
+    print(f"gymnasium {version('gymnasium')}, numpy {np.__version__}, gym_rm {gym_rm.__version__}")
+    print(f"{options.num_envs} environments, {options.steps} steps, microseconds per conversation beyond the scorer:")
+    print(
+        f"  {'whole step, median':32}{median(totals):8.2f}   (fastest {totals.min():.2f}, slowest {totals.max():.2f})"
+    )
+    for part, value in parts.items():
+        print(f"  {part:32}{value:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""How fast is scoring, against what people have and against the hardware?
+
+    python benchmarks/scoring.py                      # two CPU models, five workloads, every installed peer
+    python benchmarks/scoring.py --device cuda        # Qwen3-0.6B, 4B and 8B shapes in bfloat16
+
+One process; the sides take turns, so that a busy machine slows all of them; medians. Every side includes templates
+and tokenisation. Sides: `ours`; `packed` (ours without sharing prefixes); `sorted` and `arrival` (transformers, padded
+batches of 32); `trl` (`GRPOTrainer._calculate_rewards`); `sentence-transformers` (`CrossEncoder.predict`); the last
+two where installed. The matmul rate is measured in the same turns, at the model's own shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import workloads
+from rich.console import Console
+from rich.table import Table
+from transformers import PreTrainedModel
+from workloads import Conversation
+
+from gym_rm.engine import RewardModelScorer
+from gym_rm.token_tree import TokenSequence, plan_trees
+
+Side = Callable[[Sequence[Conversation]], "np.ndarray[Any, Any]"]
+
+
+def padded(model: PreTrainedModel, tokenizer: Any, *, sort: bool, batch_size: int = 32) -> Side:
+    """transformers as its documentation shows it."""
+
+    @torch.inference_mode()
+    def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
+        texts = tokenizer.apply_chat_template(conversations, tokenize=False)
+        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        order = sorted(range(len(encoded)), key=lambda row: len(encoded[row])) if sort else range(len(encoded))
+        rewards = torch.empty(len(encoded))
+        for start in range(0, len(encoded), batch_size):
+            chosen = list(order)[start : start + batch_size]
+            batch = tokenizer.pad(
+                {"input_ids": [encoded[row] for row in chosen]}, return_tensors="pt", padding_side="right"
+            )
+            rewards[chosen] = model(**batch.to(model.device)).logits[:, 0].float().cpu()
+        return rewards.numpy()
+
+    return score
+
+
+def packed(scorer: RewardModelScorer) -> Side:
+    """Our own forward on the same budget, no prefix shared."""
+
+    def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
+        ids = [rendered.input_ids for rendered in scorer.renderer.encode(conversations)]
+        sequences = [TokenSequence(one, np.array([len(one) - 1])) for one in ids]
+        plan = plan_trees(sequences, max_num_batched_tokens=scorer.max_num_batched_tokens, share=False)
+        return scorer.executor.run(plan.batches)[plan.value_index, 0]
+
+    return score
+
+
+def trl(model: PreTrainedModel, tokenizer: Any) -> Side:
+    """The reward path of TRL's GRPO trainer, called as its training step calls it."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, Qwen3Config
+    from trl import GRPOConfig, GRPOTrainer
+
+    policy = AutoModelForCausalLM.from_config(
+        Qwen3Config(vocab_size=len(tokenizer), **(workloads.SHAPES["1M"] | {"num_hidden_layers": 1}))
+    )
+    arguments = GRPOConfig(
+        output_dir=tempfile.mkdtemp(), report_to=[], use_cpu=model.device.type == "cpu", bf16=False,
+        per_device_train_batch_size=8, num_generations=8, gradient_checkpointing=False,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        model=policy,
+        reward_funcs=[model],
+        reward_processing_classes=[tokenizer],
+        processing_class=tokenizer,
+        args=arguments,
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "hi"}]}] * 8),
+    )
+
+    def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
+        prompts = [list(conversation[:-1]) for conversation in conversations]
+        completions = [[conversation[-1]] for conversation in conversations]
+        inputs = [{"prompt": prompt} for prompt in prompts]
+        rewards = trainer._calculate_rewards(inputs, prompts, completions, [[0]] * len(prompts))
+        return rewards[:, 0].float().cpu().numpy()
+
+    return score
+
+
+def sentence_transformers(model: PreTrainedModel, tokenizer: Any) -> Side:
+    """A cross-encoder over the same rendered text: batches of 32, sorted by length."""
+    from sentence_transformers import CrossEncoder
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        encoder = CrossEncoder(folder, device=str(model.device), activation_fn=torch.nn.Identity())
+    encoder.tokenizer.model_max_length = 32_768
+
+    def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
+        texts = tokenizer.apply_chat_template(conversations, tokenize=False)
+        return np.asarray(encoder.predict([(text, "") for text in texts], show_progress_bar=False)).reshape(-1)
+
+    return score
+
+
+def matmul_rate(model: PreTrainedModel, tokens: int) -> float:
+    """FLOP/s of the products of one layer on `tokens` rows."""
+    layer = model.base_model.layers[0]
+    shapes = [linear.weight.shape for linear in layer.modules() if isinstance(linear, torch.nn.Linear)]
+    options: dict[str, Any] = {"device": model.device, "dtype": model.dtype}
+    pairs = [(torch.randn(tokens, shape[1], **options), torch.randn(*shape, **options)) for shape in shapes]
+    repeats = 10 if model.device.type == "cuda" else 3
+
+    def run() -> None:
+        for x, weight in pairs:
+            torch.nn.functional.linear(x, weight)
+
+    with torch.inference_mode():
+        run()
+        seconds = timed(lambda: [run() for _ in range(repeats)], model.device)
+    return 2 * tokens * sum(shape.numel() for shape in shapes) * repeats / seconds
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def make_workloads(args: argparse.Namespace) -> dict[str, list[Conversation]]:
+    n, first = args.conversations, args.first
+    return {
+        "GSM8K groups of 4": workloads.gsm8k_groups(n // 4, 4, first=first),
+        "GSM8K groups of 8": workloads.gsm8k_groups(n // 8, 8, first=first),
+        "HH groups of 8": workloads.hh_groups(n // 8, 8, first=first),
+        "HH pairs": workloads.hh_groups(n // 2, 2, first=first),
+        "nothing shared": workloads.gsm8k_singles(n, first=first),
+    }
+
+
+def measure(size: str, args: argparse.Namespace, console: Console) -> None:
+    cuda = args.device == "cuda"
+    tokenizer = workloads.tokenizer()
+    dtype = torch.bfloat16 if cuda else torch.float32
+    model = workloads.reward_model(size, len(tokenizer), device=args.device, dtype=dtype)
+    scorer = RewardModelScorer(model, tokenizer)
+    sides: dict[str, Side] = {
+        "ours": lambda conversations: scorer.score(conversations).rewards,
+        "packed": packed(scorer),
+        "sorted": padded(model, tokenizer, sort=True),
+        "arrival": padded(model, tokenizer, sort=False),
+    }
+    for name, module, make in (("trl", "trl", trl), ("s-t", "sentence_transformers", sentence_transformers)):
+        if args.peers and importlib.util.find_spec(module):
+            sides[name] = make(model, tokenizer)
+    flops_per_token = 2 * workloads.weights(model)
+    console.print(
+        f"\n[bold]{size}[/bold]: {flops_per_token / 2e6:.1f}M weights in products, layout {scorer.layout}, "
+        f"fused {scorer.model.fused}, budget {scorer.max_num_batched_tokens} tokens, {args.turns} turns"
+    )
+    table = Table()
+    headings = ["workload", "real", "unique", "padded", "ours s", "tokens/s", "of matmul"]
+    for heading in [*headings, *(f"{name} / ours" for name in sides if name != "ours"), "largest difference"]:
+        table.add_column(heading, justify="left" if heading == "workload" else "right")
+    for name, conversations in make_workloads(args).items():
+        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        rates = []
+        results = {side: score(conversations) for side, score in sides.items()}  # warm-up, and what they give
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(args.turns):
+            rates.append(matmul_rate(model, min(scorer.max_num_batched_tokens, 16_384)))
+            for side, score in sides.items():
+                seconds[side].append(timed(functools.partial(score, conversations), model.device))
+        work = scorer.score(conversations).workload
+        median = {side: statistics.median(values) for side, values in seconds.items()}
+        used = [
+            flops_per_token * work.unique_tokens / one / rate for one, rate in zip(seconds["ours"], rates, strict=True)
+        ]
+        difference = max(float(np.abs(result - results["sorted"]).max()) for result in results.values())
+        widest = sum(
+            max(lengths[start : start + 32]) * len(lengths[start : start + 32])
+            for lengths in [[len(one.input_ids) for one in scorer.renderer.encode(conversations)]]
+            for start in range(0, len(lengths), 32)
+        )
+        table.add_row(
+            name,
+            f"{work.num_tokens}",
+            f"{work.unique_tokens}",
+            f"{widest}",
+            f"{median['ours']:.3f}",
+            f"{work.num_tokens / median['ours']:.0f}",
+            f"{statistics.median(used):.0%}",
+            *(
+                f"{statistics.median(np.divide(seconds[side], seconds['ours'])):.2f}"
+                for side in sides
+                if side != "ours"
+            ),
+            f"{difference:.1e}",
+        )
+    console.print(table)
+    if cuda:
+        weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        activations = scorer.model.bytes_per_token * scorer.max_num_batched_tokens
+        console.print(
+            f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB; weights {weight_bytes / 2**30:.2f} + "
+            f"activations of a full budget {activations / 2**30:.2f} GiB as computed from the shapes; "
+            f"flex_attention compiled for {recompiles()} shapes"
+        )
+
+
+def recompiles() -> int:
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--sizes", nargs="+", choices=list(workloads.SHAPES))
+    parser.add_argument("--conversations", type=int, help="per workload; 64 on a CPU, 1024 on a GPU")
+    parser.add_argument("--turns", type=int, default=5, help="how often the sides take turns")
+    parser.add_argument("--first", type=int, default=0, help="first row of the data, to measure on others")
+    parser.add_argument(
+        "--no-peers", dest="peers", action="store_false", help="leave out trl and sentence-transformers"
+    )
+    args = parser.parse_args()
+    args.sizes = args.sizes or (["0.6B", "4B", "8B"] if args.device == "cuda" else ["25M", "100M"])
+    args.conversations = args.conversations or (1024 if args.device == "cuda" else 64)
+    console = Console(width=200)
+    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine(args.device)}")
+    for size in args.sizes:
+        measure(size, args, console)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What the benchmarks score: real conversations from ../shared/data, and reward models with random weights.
+
+The tokenizer is a byte-level BPE of 8,000 pieces trained on the same text, so that token counts are those of ordinary
+prose; the chat template is Qwen's manner of ChatML.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config
+
+import gym_rm
+from gym_rm.types import Message
+
+DATA = Path(__file__).parents[1].parent / "shared" / "data"
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+# Shapes of Qwen3 reward models; the first three for a CPU, the others as published.
+SHAPES: dict[str, dict[str, int]] = {
+    "1M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 384, "num_attention_heads": 4}
+    | {"num_key_value_heads": 2, "head_dim": 32},
+    "25M": {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536, "num_attention_heads": 8}
+    | {"num_key_value_heads": 4, "head_dim": 64},
+    "100M": {"hidden_size": 896, "num_hidden_layers": 12, "intermediate_size": 2432, "num_attention_heads": 14}
+    | {"num_key_value_heads": 2, "head_dim": 64},
+    "0.6B": {"hidden_size": 1024, "num_hidden_layers": 28, "intermediate_size": 3072, "num_attention_heads": 16}
+    | {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936},
+    "4B": {"hidden_size": 2560, "num_hidden_layers": 36, "intermediate_size": 9728, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936},
+    "8B": {"hidden_size": 4096, "num_hidden_layers": 36, "intermediate_size": 12288, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936},
+}
+
+Conversation = list[Message]
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    path = DATA / f"{name}.jsonl.gz"
+    if not path.exists():
+        sys.exit(f"the benchmark reads real conversations from {DATA}, and there is no {path.name}")
+    with gzip.open(path, "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    control = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    texts = [row["question"] for row in rows("gsm8k_graded")]
+    texts += [solution["text"] for row in rows("gsm8k_graded") for solution in row["solutions"]]
+    texts += [message["content"] for row in rows("hh_harmless") for message in row["context"]]
+    trainer = trainers.BpeTrainer(
+        vocab_size=8000,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in control],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
+    )
+
+
+def reward_model(
+    size: str, vocab_size: int, *, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    settings = {"vocab_size": vocab_size} | SHAPES[size]
+    config = Qwen3Config(
+        **settings, num_labels=1, pad_token_id=2, eos_token_id=1, max_position_embeddings=32_768, initializer_range=0.05
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        return AutoModelForSequenceClassification.from_config(config, dtype=dtype).eval()
+
+
+def weights(model: PreTrainedModel) -> int:
+    """Weights that every token is multiplied with: the linear layers of the backbone."""
+    layers = [layer for layer in model.base_model.modules() if isinstance(layer, torch.nn.Linear)]
+    return sum(layer.weight.numel() for layer in layers)
+
+
+def gsm8k_groups(groups: int, size: int, *, first: int = 0) -> list[Conversation]:
+    """Groups of one problem with `size` replies: its own graded ones, filled up with those of other problems."""
+    data = rows("gsm8k_graded")
+    replies = [solution["text"] for row in data for solution in row["solutions"]]
+    result = []
+    for group in range(first, first + groups):
+        row = data[group % len(data)]
+        own = [solution["text"] for solution in row["solutions"]]
+        turn = group // len(data)  # later rounds over the problems borrow other replies
+        others = [replies[(4 * group + (37 + 101 * turn) * k + 400) % len(replies)] for k in range(1, size)]
+        question: Message = {"role": "user", "content": row["question"]}
+        result += [[question, {"role": "assistant", "content": reply}] for reply in (own + others)[:size]]
+    return result
+
+
+def hh_groups(groups: int, size: int, *, first: int = 0) -> list[Conversation]:
+    """Groups of one dialogue with `size` replies: its two ranked ones, filled up with those of other dialogues."""
+    data = rows("hh_harmless")
+    replies = [completion["completion"] for row in data for completion in row["completions"]]
+    result: list[Conversation] = []
+    for group in range(first, first + groups):
+        row = data[(3 * group) % len(data)]
+        own = [completion["completion"] for completion in row["completions"]]
+        others = [replies[(2 * group + 37 * k + 400) % len(replies)] for k in range(1, size)]
+        result += [row["context"] + reply for reply in (own + others)[:size]]
+    return result
+
+
+def gsm8k_singles(count: int, *, first: int = 0) -> list[Conversation]:
+    """Different problems, one reply each: nothing is shared."""
+    return gsm8k_groups(count, 1, first=first)
+
+
+def machine(device: str) -> str:
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
+    else:
+        model = [
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ]
+        name = (
+            f"{model[0] if model else platform.processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+        )
+    versions = f"gym_rm {gym_rm.__version__}, torch {torch.__version__}, transformers {transformers.__version__}"
+    return f"{name}; {versions}, Python {platform.python_version()}"

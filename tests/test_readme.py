@@ -1,0 +1,56 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tiny_models
+from typer.testing import CliRunner
+
+from gym_rm.cli import app
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def folder_of_a_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_models.save_reward_model("my-reward-model")
+    row = {"prompt": "What is 2 + 2?", "response": "4"}
+    Path("my-prompts.jsonl").write_text(json.dumps(row) + "\n")
+    Path("replies.jsonl").write_text(json.dumps(row) + "\n")
+    return tmp_path
+
+
+def test_the_python_blocks_run_one_after_the_other(folder_of_a_user):
+    names = {}
+    for block in blocks("python"):
+        exec(block, names)
+    assert names["rewards"].shape == (8,)
+    assert names["envs"].scorer.score([[{"role": "assistant", "content": "four"}]]).rewards.tolist() == [-4.0]
+    assert names["scores"].rewards.shape == (1,)
+
+
+def test_the_loop_has_ten_lines():
+    assert len(blocks("python")[0].strip().splitlines()) <= 10
+
+
+def test_the_command_runs(folder_of_a_user):
+    (command,) = re.findall(r"^gym-rm .*", README, re.MULTILINE)
+    result = CliRunner().invoke(app, command.replace(".jsonl.gz", ".jsonl").split()[1:])
+    assert result.exit_code == 0, result.output
+    assert isinstance(json.loads(Path("scored.jsonl").read_text())["score"], float)
+
+
+def test_the_make_targets_exist():
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE)) <= set(targets)
+
+
+def test_the_files_it_names_exist():
+    missing = [link for link in re.findall(r"\]\(([^):]+)\)", README) if not (ROOT / link).exists()]
+    assert not missing
