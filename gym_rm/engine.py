@@ -20,16 +20,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from gym_rm.budget import BudgetedRunner
 from gym_rm.errors import ConfigError, RenderError, ScoringError, logger, warn_once
 from gym_rm.executors import Executor, LocalExecutor
-from gym_rm.models import RewardModel, choose_layout, load_checkpoint, longest_shared, make_reward_model
-from gym_rm.models.reward_model import Batch, FloatArray, Layout
+from gym_rm.models import RewardModel, choose_layout, load_checkpoint, make_reward_model
+from gym_rm.models.low_precision import Quantization, quantize_layers
+from gym_rm.models.reward_model import FloatArray, Layout
 from gym_rm.render import DATE, Overlong, Rendered, Renderer, Turns
-from gym_rm.token_tree import BatchPlan, TokenSequence, plan_padded, plan_trees
+from gym_rm.token_tree import TokenSequence
 from gym_rm.types import Conversation, Provenance, Scores, Workload
-
-CUDA_BATCHED_TOKENS = 32_768  # enough to fill any GPU; more only holds memory
-CPU_BATCHED_TOKENS = 2048  # activations of more tokens leave the caches, and their pages are mapped anew each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +53,8 @@ class RewardModelScorer:
         kind: which kind of reward model it is; `"auto"` tells by the configuration.
         pooling: `"hf"` or `"last"`, see `DecoderRewardModel`; `"auto"` as the checkpoint was trained.
         max_num_batched_tokens: most tokens in one forward, padding included; `"auto"` by the device's free memory.
+        quantization: `"int8"` (CPU) or `"fp8"` (GPU) computes the backbone's products in 8 bits: faster, and not
+            exactly the plain model's numbers (see `benchmarks/README.md`). Replaces the layers of `model` for good.
         max_length: longest conversation in tokens; None for what the model's positions allow.
         overlong: what happens to a longer one, see `Renderer`.
         chat_template, chat_template_kwargs, add_bos, date: see `Renderer`.
@@ -91,6 +92,7 @@ class RewardModelScorer:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_bos: bool | None = None,
         date: datetime.date | str = DATE,
+        quantization: Quantization | None = None,
         batch_invariant: bool = False,
         tree: bool = True,
         cache_size: int = 0,
@@ -122,12 +124,12 @@ class RewardModelScorer:
                 f"{type(model.model).__name__} gives the plain model's numbers only one conversation at a time: "
                 "scoring is exact and slow."
             )
+        if quantization is not None:
+            for module in model.modules:
+                quantize_layers(module, quantization, model.device)
         self.layout: Layout = "one_by_one" if batch_invariant else model.layout
         self.executor = executor or LocalExecutor(model)
-        self.max_num_batched_tokens = self._check_budget(max_num_batched_tokens)
-        # The automatic budget is a good size, not a limit: a longer conversation gets a forward of its own length.
-        self._budget_stretches = max_num_batched_tokens == "auto"
-        self._longest_shared = longest_shared(model)
+        self._runner = BudgetedRunner(model, layout=self.layout, budget=max_num_batched_tokens)
         self._num_embeddings = model.num_embeddings
         self._cache: OrderedDict[bytes, ScoredSequence] = OrderedDict()
         if cache_size < 0:
@@ -147,6 +149,7 @@ class RewardModelScorer:
                 "max_length": self.renderer.max_length,
                 "overlong": overlong,
                 "batch_invariant": batch_invariant,
+                **({} if quantization is None else {"quantization": quantization}),
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
                 **model.settings,
             },
@@ -180,6 +183,15 @@ class RewardModelScorer:
         if scores.failed_rows:
             raise ScoringError(scores)
         return scores
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Most tokens in one forward; halved after running out of memory."""
+        return self._runner.budget
+
+    @max_num_batched_tokens.setter
+    def max_num_batched_tokens(self, budget: int) -> None:
+        self._runner.budget = budget
 
     def sleep(self) -> None:
         """Free the device's memory for something else, a policy for instance; `score` wakes by itself."""
@@ -229,17 +241,29 @@ class RewardModelScorer:
     def _run(self, rendered: Sequence[Rendered]) -> tuple[list[ScoredSequence], dict[str, Any]]:
         """Score M sequences by a forward; one that the model finds nothing to read in gets its reason."""
         sequences: list[TokenSequence] = []
-        unread: dict[int, ScoredSequence] = {}
+        failures: dict[int, str] = {}
         for m, render in enumerate(rendered):
             try:
                 self._check_ids(render)
                 sequences.append(TokenSequence(render.input_ids, self.model.reads(render), render.second_segment))
             except RenderError as error:
-                parts = np.full(len(self.model.part_names), np.nan, dtype=np.float32)
-                unread[m] = ScoredSequence(float("nan"), parts, str(error))
-        scored, workload = self._run_sequences(sequences)
-        read = iter(scored)
-        return [unread[m] if m in unread else next(read) for m in range(len(rendered))], workload
+                failures[m] = str(error)
+        readable = [m for m in range(len(rendered)) if m not in failures]
+        result = self._runner.run(sequences, self.executor)
+        failures |= {readable[place]: reason for place, reason in result.failures.items()}
+        starts = np.cumsum([0] + [len(sequence.reads) for sequence in sequences])
+        nothing = np.full(len(self.model.part_names), np.nan, dtype=np.float32)
+        scored = [ScoredSequence(float("nan"), nothing, failures.get(m)) for m in range(len(rendered))]
+        if sequences:
+            rewards, parts = self.model.reduce(result.values, starts)
+            steps = self.model.step_rewards(result.values)
+            for place, m in enumerate(readable):
+                reward = float(rewards[place])
+                if m not in failures and not np.isfinite(reward):
+                    failures[m] = f"the reward model gave {reward}"
+                mine = None if steps is None else steps[starts[place] : starts[place + 1]]
+                scored[m] = ScoredSequence(reward, parts[place], failures.get(m), mine)
+        return scored, result.workload
 
     def _check_ids(self, rendered: Rendered) -> None:
         """On a GPU a token without an embedding would end the process, and on a CPU its whole batch."""
@@ -249,112 +273,6 @@ class RewardModelScorer:
                 f"the token {self.renderer.tokenizer.convert_ids_to_tokens(token)!r} has the id {token}, but the model "
                 f"has {self._num_embeddings} embeddings: the tokenizer is not this model's, or has grown since."
             )
-
-    def _run_sequences(self, sequences: Sequence[TokenSequence]) -> tuple[list[ScoredSequence], dict[str, Any]]:
-        starts = np.cumsum([0] + [len(sequence.reads) for sequence in sequences])
-        failures: dict[int, str] = {}
-        budget_before = self.max_num_batched_tokens
-        while True:
-            budget = self.max_num_batched_tokens
-            if self._budget_stretches:
-                budget = max([budget, *(len(sequence.input_ids) for sequence in sequences)])
-            fitting = [m for m, sequence in enumerate(sequences) if len(sequence.input_ids) <= budget]
-            started = time.perf_counter()
-            plan = self._plan([sequences[m] for m in fitting], budget)
-            planned = time.perf_counter()
-            try:
-                values, broken = self._run_batches(plan.batches)
-                break
-            except torch.OutOfMemoryError:
-                if not self._halve_budget(longest=max(len(sequences[m].input_ids) for m in fitting)):
-                    values, broken = self._run_one_by_one(plan.batches)
-                    break
-        finished = time.perf_counter()
-        if self.max_num_batched_tokens < budget_before:
-            warn_once(
-                f"out of memory with max_num_batched_tokens={budget_before}: continuing with "
-                f"{self.max_num_batched_tokens}. The scores stay the same; pass the smaller number next time."
-            )
-
-        spread = np.full((starts[-1], self.model.num_values), np.nan, dtype=np.float32)
-        if fitting:
-            spread[np.concatenate([np.arange(starts[m], starts[m + 1]) for m in fitting])] = values[plan.value_index]
-        for m in set(range(len(sequences))) - set(fitting):
-            failures[m] = (
-                f"the conversation has {len(sequences[m].input_ids)} tokens, over max_num_batched_tokens={budget}, and "
-                "a conversation is not split; raise it, or set max_length with overlong='drop_turns'"
-            )
-        places = np.cumsum([0] + [len(sequences[m].reads) for m in fitting])
-        for m, first in zip(fitting, places[:-1].tolist(), strict=True):
-            reason = broken.get(int(plan.value_index[first])) if broken else None
-            if reason is not None:
-                failures[m] = reason
-        workload = {
-            "unique_tokens": plan.unique_tokens,
-            "padded_tokens": plan.padded_tokens,
-            "num_batches": len(plan.batches),
-            "plan_seconds": planned - started,
-            "run_seconds": finished - planned,
-        }
-        if not sequences:
-            return [], workload
-        rewards, parts = self.model.reduce(spread, starts)
-        for m in np.flatnonzero(~np.isfinite(rewards)).tolist():
-            failures.setdefault(m, f"the reward model gave {rewards[m]}")
-        steps = self.model.step_rewards(spread)
-        return [
-            ScoredSequence(
-                float(rewards[m]),
-                parts[m],
-                failures.get(m),
-                None if steps is None else steps[starts[m] : starts[m + 1]],
-            )
-            for m in range(len(sequences))
-        ], workload
-
-    def _plan(self, sequences: Sequence[TokenSequence], budget: int) -> BatchPlan:
-        alone = self.layout == "one_by_one" or (
-            self._longest_shared is not None and any(len(s.input_ids) > self._longest_shared for s in sequences)
-        )
-        if self.layout == "tree" and not alone:
-            return plan_trees(sequences, max_num_batched_tokens=budget)
-        return plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
-
-    def _run_batches(self, batches: Sequence[Batch]) -> tuple[FloatArray, dict[int, str]]:
-        """Values of all batches stacked, and for every value of a batch that failed, why.
-
-        A failure is repeated batch by batch, so that it costs only the rows of the batches that fail again.
-        """
-        try:
-            return self.executor.run(batches), {}
-        except Exception as error:
-            if _is_out_of_memory(error):
-                raise torch.OutOfMemoryError(str(error)) from error
-            logger.warning("a batch failed (%s: %s); running the batches one by one", type(error).__name__, error)
-        return self._run_one_by_one(batches)
-
-    def _run_one_by_one(self, batches: Sequence[Batch]) -> tuple[FloatArray, dict[int, str]]:
-        values: list[FloatArray] = []
-        broken: dict[int, str] = {}
-        place = 0
-        for batch in batches:
-            try:
-                values.append(self.executor.run([batch]))
-            except Exception as error:
-                values.append(np.full((len(batch.reads), self.model.num_values), np.nan, dtype=np.float32))
-                reason = f"its batch failed: {type(error).__name__}: {error}"
-                broken.update((place + k, reason) for k in range(len(batch.reads)))
-            place += len(batch.reads)
-        return np.concatenate(values), broken
-
-    def _halve_budget(self, *, longest: int) -> bool:
-        """Remember a smaller budget after running out of memory; False once the longest conversation fills it."""
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if self.max_num_batched_tokens <= longest:
-            return False
-        self.max_num_batched_tokens = max(longest, self.max_num_batched_tokens // 2)
-        return True
 
     def _collect(
         self,
@@ -405,16 +323,6 @@ class RewardModelScorer:
             provenance=self.provenance,
             workload=workload,
         )
-
-    def _check_budget(self, requested: int | Literal["auto"]) -> int:
-        if requested != "auto":
-            if not isinstance(requested, int) or isinstance(requested, bool) or requested < 1:
-                raise ConfigError(f"max_num_batched_tokens must be 'auto' or a positive integer; got {requested!r}.")
-            return requested
-        if self.model.device.type != "cuda":
-            return CPU_BATCHED_TOKENS
-        free, _ = torch.cuda.mem_get_info(self.model.device)
-        return min(CUDA_BATCHED_TOKENS, max(CPU_BATCHED_TOKENS, int(0.5 * free / self.model.bytes_per_token)))
 
 
 def load_reward_model(
@@ -474,7 +382,3 @@ def load_reward_model(
 def _key(rendered: Rendered) -> bytes:
     marks = [-1 if mark is None else mark for mark in (rendered.second_segment, rendered.reply_start)]
     return np.array(marks, dtype=np.int32).tobytes() + rendered.input_ids.tobytes()
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

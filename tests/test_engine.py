@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
-from gym_rm.engine import CPU_BATCHED_TOKENS
+from gym_rm.budget import CPU_BATCHED_TOKENS
 from gym_rm.errors import ConfigError, ScoringError, warn_once
 from gym_rm.executors import LocalExecutor
 from gym_rm.render import Presentation, Renderer

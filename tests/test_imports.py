@@ -25,7 +25,7 @@ FLOORS = {
         "transcripts",
     },
     2: {"attention", "models", "losses"},
-    3: {"executors"},
+    3: {"executors", "budget"},
     4: {"engine", "scorers"},
     5: {
         "env",

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
 from gym_rm.attention import TreeAttention, attend, attend_with_flex
+from gym_rm.models.low_precision import LowPrecisionLinear, Scaled
 
 # Architectures whose layer is x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x))).
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -72,9 +73,11 @@ def _attention(
 ) -> Tensor:
     """Attention output `[queries, H * D]` of the rows `queried` over all of `x`; `reads` names them if not all."""
     size = module.head_dim
-    query = _project(module.q_proj, queried).view(len(queried), -1, size)
-    key = _project(module.k_proj, x).view(len(x), -1, size)
-    value = _project(module.v_proj, x).view(len(x), -1, size)
+    inputs = _input(module.k_proj, x)
+    queries = inputs if queried is x else _input(module.q_proj, queried)
+    query = _project(module.q_proj, queries, x.dtype).view(len(queried), -1, size)
+    key = _project(module.k_proj, inputs, x.dtype).view(len(x), -1, size)
+    value = _project(module.v_proj, inputs, x.dtype).view(len(x), -1, size)
     if hasattr(module, "q_norm"):
         query, key = _norm(module.q_norm, query), _norm(module.k_norm, key)
     query, key = _rotate(query, query_cos, query_sin), _rotate(key, cos, sin)
@@ -104,18 +107,25 @@ def _norm(module: Any, x: Tensor) -> Tensor:
     return rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
-def _project(module: nn.Linear, x: Tensor) -> Tensor:
-    return linear(x, module.weight, module.bias)
+def _input(module: Any, x: Tensor) -> Tensor | Scaled:
+    """What the projections that read x share: x itself, or its rows in 8 bits."""
+    return module.quantize(x) if isinstance(module, LowPrecisionLinear) else x
 
 
-def _add_product(x: Tensor, y: Tensor, module: nn.Linear) -> Tensor:
-    """`x += module(y)`, added inside the matrix product."""
+def _project(module: Any, x: Any, dtype: torch.dtype) -> Tensor:
+    return module.product(x, dtype) if isinstance(module, LowPrecisionLinear) else linear(x, module.weight, module.bias)
+
+
+def _add_product(x: Tensor, y: Tensor, module: Any) -> Tensor:
+    """`x += module(y)`, added inside the matrix product where that has full precision."""
+    if isinstance(module, LowPrecisionLinear):
+        return x.add_(module(y))
     x.addmm_(y, module.weight.t())
     return x if module.bias is None else x.add_(module.bias)
 
 
 def _add_mlp(x: Tensor, layer: Any) -> Tensor:
-    normed = _norm(layer.post_attention_layernorm, x)
-    inner = silu(_project(layer.mlp.gate_proj, normed), inplace=True)
-    inner.mul_(_project(layer.mlp.up_proj, normed))
+    inputs = _input(layer.mlp.gate_proj, _norm(layer.post_attention_layernorm, x))
+    inner = silu(_project(layer.mlp.gate_proj, inputs, x.dtype), inplace=True)
+    inner.mul_(_project(layer.mlp.up_proj, inputs, x.dtype))
     return _add_product(x, inner, layer.mlp.down_proj)

@@ -1,0 +1,118 @@
+"""Products in 8 bits: several times the rate of the full ones, and no longer exactly the plain model's number.
+
+Weights are scaled per output channel once, activations per token at every product (vector-wise quantisation, arXiv
+2208.07339, section 3). A token's scale depends on that token alone, so a score still does not depend on its batch by
+more than rounding. Norms, attention, residuals and heads keep their precision. `benchmarks/precision.py` measures what
+it costs. Shapes: x `[..., K]`, weight `[N, K]`, products `[..., N]`.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gym_rm.errors import ConfigError
+
+Quantization: TypeAlias = Literal["int8", "fp8"]
+Scaled: TypeAlias = tuple[Tensor, Tensor]  # 8-bit rows [T, K] and float32 scales [T, 1]
+
+
+class LowPrecisionLinear(nn.Module, abc.ABC):
+    """A linear layer whose products are computed in 8 bits; made from an `nn.Linear`, without gradients."""
+
+    most: ClassVar[float]  # the largest number of the format
+    multiple: ClassVar[int]  # of which K and N must be multiples
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight, scale = self.quantize(linear.weight.detach())
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale.T.contiguous())
+        self.bias = linear.bias
+        self.weight: Tensor
+        self.scale: Tensor
+
+    def quantize(self, x: Tensor) -> Scaled:
+        """Rows `[T, K]` in 8 bits with their scales `[T, 1]`; a row of NaN keeps a scale of NaN."""
+        scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-30).div_(self.most)
+        return self.to_format(x / scale.to(x.dtype)), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output `[..., N]` in the precision of x."""
+        return self.product(self.quantize(x.reshape(-1, x.shape[-1])), x.dtype).view(*x.shape[:-1], -1)
+
+    def product(self, x: Scaled, dtype: torch.dtype) -> Tensor:
+        """The layer's output `[T, N]` for rows that are quantised already, as layers with the same input share them."""
+        output = self.matmul(*x, dtype)
+        return output if self.bias is None else output.add_(self.bias)
+
+    @abc.abstractmethod
+    def to_format(self, x: Tensor) -> Tensor:
+        """Numbers within `most` to the nearest of the format."""
+
+    @abc.abstractmethod
+    def matmul(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """The product with the weight, both scales applied."""
+
+
+class Int8Linear(LowPrecisionLinear):
+    """Integers of 8 bits, summed in 32: for CPUs, whose vector units multiply them four times as fast as float32."""
+
+    most = 127.0
+    multiple = 1
+
+    def to_format(self, x: Tensor) -> Tensor:
+        """Rounded, ties to even."""
+        return x.round_().to(torch.int8)
+
+    def matmul(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """The exact sum of the 8-bit products, scaled."""
+        return torch._int_mm(x, self.weight.T).to(torch.float32).mul_(self.scale).mul_(scale).to(dtype)
+
+
+class Float8Linear(LowPrecisionLinear):
+    """Floats of 8 bits in the format E4M3 (arXiv 2209.05433): for GPUs from Ada and Hopper on."""
+
+    most = 448.0
+    multiple = 16
+
+    def to_format(self, x: Tensor) -> Tensor:
+        """Rounded by the hardware's conversion."""
+        return x.to(torch.float8_e4m3fn)
+
+    def matmul(self, x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """The product as the tensor cores sum it, in bfloat16."""
+        return torch._scaled_mm(x, self.weight.T, scale, self.scale, out_dtype=torch.bfloat16).to(dtype)
+
+
+FORMATS: dict[str, type[LowPrecisionLinear]] = {"int8": Int8Linear, "fp8": Float8Linear}
+
+
+def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
+    """Replace the linear layers of a model's backbone, in place; its head stays as it is.
+
+    Raises:
+        ConfigError: the device does not compute in this format, or the backbone has no such layers.
+    """
+    if quantization not in FORMATS:
+        raise ConfigError(f"quantization must be None, 'int8' or 'fp8'; got {quantization!r}.")
+    if quantization == "int8" and device.type != "cpu":
+        raise ConfigError(f"quantization='int8' is for CPUs and the model is on {device}; use 'fp8' there.")
+    if quantization == "fp8" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
+        raise ConfigError(f"quantization='fp8' needs a GPU from Ada or Hopper on, and the model is on {device}.")
+    make = FORMATS[quantization]
+    replaced = 0
+    for parent in list(model.base_model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not nn.Linear or child.in_features == 1:  # whose integer product torch gets wrong
+                continue
+            if not any(size % make.multiple for size in child.weight.shape):
+                setattr(parent, name, make(child))
+                replaced += 1
+    if not replaced:
+        raise ConfigError(f"quantization={quantization!r} found no linear layers in {type(model).__name__}.")
