@@ -2,10 +2,14 @@
 
     python benchmarks/precision.py [--device cuda]
 
-HH preference pairs from ../shared/data. The reference is the plain Hugging Face forward in float32, one conversation at
-a time; against it, our engine in float32, with batch_invariant=True, and in bfloat16 (head in float32), and the plain
-model in bfloat16 with its own bfloat16 head. A flip is a pair whose order changes or becomes a tie. Random weights make
-this hard: the two replies of a pair score far closer together than a trained model would put them.
+The reference is the plain Hugging Face forward in float32, one conversation at a time; against it, our engine in
+float32, with batch_invariant=True, in bfloat16 (head in float32) and with 8-bit products, and the plain model in
+bfloat16 with its own bfloat16 head. A flip is a pair whose order changes or becomes a tie.
+
+- HH preference pairs from ../shared/data and random weights, which make this hard: the two replies of a pair score far
+  closer together than a trained model would put them.
+- The embedded reward model, which is trained, and its prompts with the right answer against each wrong one that the
+  prompt names.
 """
 
 from __future__ import annotations
@@ -13,41 +17,48 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+from typing import Any
 
 import numpy as np
 import torch
 import workloads
 from rich.console import Console
 from rich.table import Table
+from transformers import PreTrainedModel
+from workloads import Conversation
 
-from gym_rm.engine import RewardModelScorer
+from gym_rm.data import load_prompts
+from gym_rm.engine import RewardModelScorer, load_reward_model
+from gym_rm.wrappers import number_candidates
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--size", default="1M", choices=list(workloads.SHAPES))
-    parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0)
-    args = parser.parse_args()
-    console = Console(width=140)
-    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine(args.device)}")
-    tokenizer = workloads.tokenizer()
-    model = workloads.reward_model(args.size, len(tokenizer), device=args.device)
+def right_and_wrong(count: int) -> list[Conversation]:
+    """Pairs of an embedded prompt with its right answer and with another of its numbers."""
+    conversations: list[Conversation] = []
+    for prompt in load_prompts():
+        answer = f"It is {prompt.answer}."
+        wrong = sorted({*number_candidates(prompt.messages)[:3]} - {answer})
+        for reply in wrong:
+            conversations += [[*prompt.messages, {"role": "assistant", "content": text}] for text in (answer, reply)]
+    return conversations[: 2 * count]
+
+
+def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conversation], console: Console) -> None:
+    device = model.device
     half = copy.deepcopy(model).to(torch.bfloat16)
-    conversations = workloads.hh_groups(args.pairs, 2, first=args.first)
-    scorer = RewardModelScorer(model, tokenizer)
-    ids = [torch.from_numpy(one.input_ids.astype(np.int64))[None] for one in scorer.renderer.encode(conversations)]
+    quantization: Any = "fp8" if device.type == "cuda" else "int8"
+    scorers = {
+        "ours, float32": RewardModelScorer(model, tokenizer),
+        "ours, float32, batch_invariant": RewardModelScorer(model, tokenizer, batch_invariant=True),
+        "ours, bfloat16": RewardModelScorer(half, tokenizer),
+        f"ours, {quantization} products": RewardModelScorer(copy.deepcopy(model), tokenizer, quantization=quantization),
+    }
+    encoded = scorers["ours, float32"].renderer.encode(pairs)
+    ids = [torch.from_numpy(one.input_ids.astype(np.int64))[None].to(device) for one in encoded]
     with torch.inference_mode():
-        reference = np.array([model(one.to(args.device)).logits.item() for one in ids])
-        sides = {
-            "ours, float32": scorer.score(conversations).rewards,
-            "ours, float32, batch_invariant": RewardModelScorer(model, tokenizer, batch_invariant=True)
-            .score(conversations)
-            .rewards,
-            "ours, bfloat16": RewardModelScorer(half, tokenizer).score(conversations).rewards,
-            "plain, bfloat16": np.array([half(one.to(args.device)).logits.item() for one in ids]),
-        }
+        reference = np.array([model(one).logits.item() for one in ids])
+        sides = {name: scorer.score(pairs).rewards for name, scorer in scorers.items()}
+        sides["plain, bfloat16"] = np.array([half(one).logits.item() for one in ids])
     order = np.sign(reference[::2] - reference[1::2])
     table = Table("side", "largest difference", "mean difference", "flips", "of them ties", "flip rate")
     for name, rewards in sides.items():
@@ -64,9 +75,27 @@ def main() -> None:
         )
     spread = float(np.abs(reference[::2] - reference[1::2]).mean())
     console.print(
-        f"{len(order)} pairs; scores {reference.mean():.2f} +- {reference.std():.2f}, apart by {spread:.3f} on average"
+        f"\n[bold]{title}[/bold]: {len(order)} pairs; scores {reference.mean():.2f} +- {reference.std():.2f}, apart by "
+        f"{spread:.3f} on average"
     )
     console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--size", default="1M", choices=list(workloads.SHAPES))
+    parser.add_argument("--pairs", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    args = parser.parse_args()
+    console = Console(width=140)
+    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine(args.device)}")
+    tokenizer = workloads.tokenizer()
+    model = workloads.reward_model(args.size, len(tokenizer), device=args.device)
+    pairs = workloads.hh_groups(args.pairs, 2, first=args.first)
+    compare(f"HH, {args.size} random weights", model, tokenizer, pairs, console)
+    embedded = load_reward_model(device=args.device, dtype="float32")
+    compare("embedded", embedded.model.model, embedded.renderer.tokenizer, right_and_wrong(args.pairs), console)
 
 
 if __name__ == "__main__":

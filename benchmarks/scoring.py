@@ -4,14 +4,16 @@
     python benchmarks/scoring.py --device cuda        # Qwen3-0.6B, 4B and 8B shapes in bfloat16
 
 One process; the sides take turns, so that a busy machine slows all of them; medians. Every side includes templates
-and tokenisation. Sides: `ours`; `packed` (ours without sharing prefixes); `sorted` and `arrival` (transformers, padded
-batches of 32); `trl` (`GRPOTrainer._calculate_rewards`); `sentence-transformers` (`CrossEncoder.predict`); the last
-two where installed. The matmul rate is measured in the same turns, at the model's own shapes.
+and tokenisation. Sides: `ours`; `packed` (ours without sharing prefixes); `8-bit` (ours with int8 products, fp8 on a
+GPU: not the same numbers, see precision.py); `sorted` and `arrival` (transformers, padded batches of 32); `trl`
+(`GRPOTrainer._calculate_rewards`); `s-t` (sentence-transformers' `CrossEncoder.predict`); the last two where installed.
+The matmul rate is measured in the same turns, at the model's own shapes; the columns `X / ours` are times.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import importlib.util
 import statistics
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 import workloads
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from transformers import PreTrainedModel
 from workloads import Conversation
@@ -65,6 +68,13 @@ def packed(scorer: RewardModelScorer) -> Side:
         return scorer.executor.run(plan.batches)[plan.value_index, 0]
 
     return score
+
+
+def eight_bit(model: PreTrainedModel, tokenizer: Any) -> Side:
+    """Ours with every product of the backbone in 8 bits."""
+    quantization: Any = "fp8" if model.device.type == "cuda" else "int8"
+    scorer = RewardModelScorer(copy.deepcopy(model), tokenizer, quantization=quantization)
+    return lambda conversations: scorer.score(conversations).rewards
 
 
 def trl(model: PreTrainedModel, tokenizer: Any) -> Side:
@@ -166,6 +176,7 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
         "packed": packed(scorer),
         "sorted": padded(model, tokenizer, sort=True),
         "arrival": padded(model, tokenizer, sort=False),
+        "8-bit": eight_bit(model, tokenizer),
     }
     for name, module, make in (("trl", "trl", trl), ("s-t", "sentence_transformers", sentence_transformers)):
         if args.peers and importlib.util.find_spec(module):
@@ -175,11 +186,11 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
         f"\n[bold]{size}[/bold]: {flops_per_token / 2e6:.1f}M weights in products, layout {scorer.layout}, "
         f"fused {scorer.model.fused}, budget {scorer.max_num_batched_tokens} tokens, {args.turns} turns"
     )
-    table = Table()
     headings = ["workload", "real", "unique", "padded", "ours s", "tokens/s", "of matmul"]
+    table = Table()
     for heading in [*headings, *(f"{name} / ours" for name in sides if name != "ours"), "largest difference"]:
         table.add_column(heading, justify="left" if heading == "workload" else "right")
-    for name, conversations in make_workloads(args).items():
+    for name, conversations in track(make_workloads(args).items(), "workloads", console=console, transient=True):
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         rates = []
         results = {side: score(conversations) for side, score in sides.items()}  # warm-up, and what they give
@@ -194,7 +205,8 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
         used = [
             flops_per_token * work.unique_tokens / one / rate for one, rate in zip(seconds["ours"], rates, strict=True)
         ]
-        difference = max(float(np.abs(result - results["sorted"]).max()) for result in results.values())
+        exact = [result for side, result in results.items() if side != "8-bit"]
+        difference = max(float(np.abs(result - results["sorted"]).max()) for result in exact)
         widest = sum(
             max(lengths[start : start + 32]) * len(lengths[start : start + 32])
             for lengths in [[len(one.input_ids) for one in scorer.renderer.encode(conversations)]]
@@ -237,7 +249,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--sizes", nargs="+", choices=list(workloads.SHAPES))
     parser.add_argument("--conversations", type=int, help="per workload; 64 on a CPU, 1024 on a GPU")
-    parser.add_argument("--turns", type=int, default=5, help="how often the sides take turns")
+    parser.add_argument("--turns", type=int, default=3, help="how often the sides take turns")
     parser.add_argument("--first", type=int, default=0, help="first row of the data, to measure on others")
     parser.add_argument(
         "--no-peers", dest="peers", action="store_false", help="leave out trl and sentence-transformers"
