@@ -113,9 +113,11 @@ def sentence_transformers(model: PreTrainedModel, tokenizer: Any) -> Side:
     """A cross-encoder over the same rendered text: batches of 32, sorted by length."""
     from sentence_transformers import CrossEncoder
 
+    plain = copy.deepcopy(tokenizer)
+    plain.chat_template = None  # it would be applied to the rendered text once more
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        plain.save_pretrained(folder)
         encoder = CrossEncoder(folder, device=str(model.device), activation_fn=torch.nn.Identity())
     encoder.tokenizer.model_max_length = 32_768
 
@@ -156,13 +158,14 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
 
 def make_workloads(args: argparse.Namespace) -> dict[str, list[Conversation]]:
     n, first = args.conversations, args.first
-    return {
+    every = {
         "GSM8K groups of 4": workloads.gsm8k_groups(n // 4, 4, first=first),
         "GSM8K groups of 8": workloads.gsm8k_groups(n // 8, 8, first=first),
         "HH groups of 8": workloads.hh_groups(n // 8, 8, first=first),
         "HH pairs": workloads.hh_groups(n // 2, 2, first=first),
         "nothing shared": workloads.gsm8k_singles(n, first=first),
     }
+    return {name: conversations for name, conversations in every.items() if args.only in name}
 
 
 def measure(size: str, args: argparse.Namespace, console: Console) -> None:
@@ -250,6 +253,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=list(workloads.SHAPES))
     parser.add_argument("--conversations", type=int, help="per workload; 64 on a CPU, 1024 on a GPU")
     parser.add_argument("--turns", type=int, default=3, help="how often the sides take turns")
+    parser.add_argument("--only", default="", help="the workloads whose names hold this text")
     parser.add_argument("--first", type=int, default=0, help="first row of the data, to measure on others")
     parser.add_argument(
         "--no-peers", dest="peers", action="store_false", help="leave out trl and sentence-transformers"

@@ -34,7 +34,7 @@ Candidates: TypeAlias = Sequence[str] | Callable[[Conversation], Sequence[str]] 
 WINDOW = 48
 MAX_NEW_TOKENS = 8
 MOST_KNOWN = 4096
-NUMBER_VOCABULARY = ("It", " is", " ", *"0123456789", ".")
+NUMBER_VOCABULARY = ("It", " is", ".", *(f" {number}" for number in range(10, 100)))
 """The tokens of the good replies to the embedded prompts: `It is 42.`"""
 
 
@@ -219,6 +219,7 @@ class TokenLevel(NumericView):
         max_new_tokens: tokens that a reply may take, the end-of-sequence token included.
         vocabulary: texts of the tokens to choose from (an end-of-sequence action is added as the last one); None for
             every token of the tokenizer.
+        prefill: text that every reply begins with: it is shown and scored, and takes none of `max_new_tokens`.
 
     Raises:
         ConfigError: a text that is no single token, or a tokenizer without an end-of-sequence token.
@@ -227,7 +228,7 @@ class TokenLevel(NumericView):
         >>> import gymnasium as gym, gym_rm
         >>> envs = gym.make_vec("RewardModelTokens-v0", num_envs=2, max_new_tokens=4)
         >>> observations, infos = envs.reset(seed=0)
-        >>> [envs.step([0, 14])[2].tolist() for _ in range(4)]
+        >>> [envs.step([0, 93])[2].tolist() for _ in range(4)]
         [[False, True], [False, True], [False, True], [True, True]]
     """
 
@@ -239,9 +240,13 @@ class TokenLevel(NumericView):
         window: int = WINDOW,
         max_new_tokens: int = MAX_NEW_TOKENS,
         vocabulary: Sequence[str] | None = None,
+        prefill: str = "",
     ) -> None:
         shown = TokenWindow(tokenizer, window)
         self.max_new_tokens = at_least_one("max_new_tokens", max_new_tokens)
+        if not isinstance(prefill, str):
+            raise ConfigError(f"prefill: expected a text, got {prefill!r:.100}.")
+        self._prefill: list[int] = shown.tokenizer(prefill, add_special_tokens=False, split_special_tokens=True).input_ids
         self._stop = shown.tokenizer.eos_token_id
         if self._stop is None:
             raise ConfigError("the tokenizer has no end-of-sequence token, so that a reply could not end; set one.")
@@ -284,11 +289,15 @@ class TokenLevel(NumericView):
 
     def _begin_replies(self, rows: Mask, conversations: Sequence[Conversation]) -> None:
         for row in np.flatnonzero(rows).tolist():
-            self._windows[row] = self.window.of(conversations[row])
+            window = self.window.of(conversations[row])[None]
+            for token in self._prefill:
+                window = self.window.push(window, np.array([token]))
+            self._windows[row] = window[0]
             self._replies[row] = []
 
     def _text(self, row: int, token: int) -> str:
         ids = self._replies[row] if token == self._stop else [*self._replies[row], int(token)]
+        ids = [*self._prefill, *ids]
         text = self.window.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
 
@@ -326,6 +335,7 @@ def make_tokens(
     window: int = WINDOW,
     max_new_tokens: int = MAX_NEW_TOKENS,
     vocabulary: Sequence[str] | None = NUMBER_VOCABULARY,
+    prefill: str = "",
     **settings: Any,
 ) -> TokenLevel:
     """`TokenLevel` around `RewardVectorEnv(num_envs, **settings)`; the vocabulary is that of the embedded task."""
@@ -335,6 +345,7 @@ def make_tokens(
         window=window,
         max_new_tokens=max_new_tokens,
         vocabulary=vocabulary,
+        prefill=prefill,
     )
 
 
