@@ -212,6 +212,22 @@ def test_a_reply_ends_after_max_new_tokens():
     assert recorder.calls == [["aa"], ["aa"]]
 
 
+def test_every_reply_begins_with_the_prefill():
+    recorder = Recorder()
+    envs = tokens(1, reward_model=recorder, max_new_tokens=2, prefill="ab", autoreset_mode="SameStep")
+    begun, _ = envs.reset(seed=0)
+    ids = envs.window.tokenizer("ab", add_special_tokens=False)["input_ids"]
+    assert begun[0, envs.window.length - len(ids) : envs.window.length].tolist() == ids
+    for _ in range(2):  # episodes
+        envs.step([2])
+        observations, _, terminations, _, _ = envs.step([0])
+        assert terminations.all()
+        assert observations[0, envs.window.length - len(ids) : envs.window.length].tolist() == ids
+    assert [[conversation[-1]["content"] for conversation in call] for call in recorder.calls] == [["abca"]] * 2
+    with pytest.raises(ConfigError, match="prefill"):
+        tokens(1, prefill=3)
+
+
 def test_replies_that_end_together_are_scored_together_and_no_other():
     recorder = Recorder()
     envs = tokens(4, reward_model=recorder)

@@ -1,27 +1,37 @@
 """Small tasks that every generic library is asked to learn, and the best return that there is."""
 
+from itertools import product
+
 import gymnasium as gym
 import numpy as np
 
 from gym_rm.data import load_prompts
 from gym_rm.wrappers import number_candidates
 
-NUM_PROMPTS = {"RewardModelCandidates-v0": 4, "RewardModelTokens-v0": 2}
-WINDOW = 12
+CANDIDATES, TOKENS = "RewardModelCandidates-v0", "RewardModelTokens-v0"
+PROMPTS = {CANDIDATES: (0, 1, 2, 3), TOKENS: (1, 5, 15)}  # few of the embedded ones: an agent learns them by heart
+VOCABULARY = [".", *(f" {number}" for number in range(10, 100))]
+SETTINGS = {CANDIDATES: {}, TOKENS: {"prefill": "It is", "vocabulary": VOCABULARY, "max_new_tokens": 2}}
+WINDOW = 12  # tokens, which tell the prompts apart
+
+
+def task_prompts(env_id):
+    prompts = load_prompts()
+    return [prompts[place] for place in PROMPTS[env_id]]
 
 
 def make_task(env_id, scorer, num_envs, **settings):
-    """A view of the first embedded prompts, whose last tokens tell them apart."""
-    prompts = load_prompts(limit=NUM_PROMPTS[env_id])
-    return gym.make_vec(env_id, num_envs=num_envs, reward_model=scorer, prompts=prompts, window=WINDOW, **settings)
+    """A view of few prompts."""
+    settings = {"prompts": task_prompts(env_id), "window": WINDOW, **SETTINGS[env_id], **settings}
+    return gym.make_vec(env_id, num_envs=num_envs, reward_model=scorer, **settings)
 
 
 def best_return(env_id, scorer):
-    """Mean over the prompts of the best reply: of the candidates, or of all sentences that state a number."""
+    """Mean over the prompts of the best reply, of all that the agent can give."""
     best = []
-    for prompt in load_prompts(limit=NUM_PROMPTS[env_id]):
-        replies = [f"It is {number}." for number in range(200)]
-        if env_id == "RewardModelCandidates-v0":
+    for prompt in task_prompts(env_id):
+        replies = ["It is" + "".join(tokens) for length in range(3) for tokens in product(VOCABULARY, repeat=length)]
+        if env_id == CANDIDATES:
             replies = number_candidates(prompt.messages)
         conversations = [[*prompt.messages, {"role": "assistant", "content": reply}] for reply in replies]
         best.append(scorer.score(conversations).rewards.max())

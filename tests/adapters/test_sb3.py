@@ -2,7 +2,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
-from tasks import NUM_PROMPTS, best_return, make_task
+from tasks import CANDIDATES, PROMPTS, TOKENS, best_return, make_task
 
 from gym_rm import ConfigError, load_scorer
 
@@ -14,8 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormali
 
 from gym_rm.adapters.sb3 import VecEnvBridge
 
-VIEWS = ["RewardModelCandidates-v0", "RewardModelTokens-v0"]
-each_view = pytest.mark.parametrize("env_id", VIEWS)
+each_view = pytest.mark.parametrize("env_id", [CANDIDATES, TOKENS])
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +55,11 @@ def test_it_is_sb3s_own_vec_env_for_an_environment_that_both_know():
 
 def test_infos_of_an_end_are_those_of_the_step_that_ended(recorder):
     prompts = [{"prompt": "2 + 2?", "prompt_id": "first"}, {"prompt": "3 + 3?", "prompt_id": "second"}]
-    envs = VecEnvBridge(gym.make_vec("RewardModelTokens-v0", 2, reward_model=recorder, prompts=prompts, window=12))
+    envs = VecEnvBridge(gym.make_vec(TOKENS, 2, reward_model=recorder, prompts=prompts, window=12))
     envs.seed(0)
     envs.reset()
     before = [info["prompt_id"] for info in envs.reset_infos]
-    _, rewards, dones, infos = envs.step(np.array([0, 14]))  # the second environment ends its reply at once
+    _, rewards, dones, infos = envs.step(np.array([0, envs.action_space.n - 1]))  # the second environment ends its reply at once
     assert dones.tolist() == [False, True]
     assert infos[1]["prompt_id"] == before[1]
     assert infos[1]["score_ok"] is True
@@ -75,7 +74,7 @@ def test_sb3s_check_env_takes_the_single_environments(env_id, recorder):
 
 
 def test_attributes_and_methods_reach_the_environment(recorder):
-    envs = VecEnvBridge(make_task(VIEWS[0], recorder, 3))
+    envs = VecEnvBridge(make_task(CANDIDATES, recorder, 3))
     assert envs.get_attr("num_actions") == [4, 4, 4]
     assert envs.get_attr("num_actions", 1) == [4]
     assert not envs.has_attr("no_such_thing")
@@ -89,10 +88,10 @@ def test_wrong_environments_are_told_what_to_do(recorder):
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
         VecEnvBridge(gym.make_vec("RewardModel-v0", 2, reward_model=recorder))
     with pytest.raises(ConfigError, match="autoreset_mode='SameStep'"):
-        VecEnvBridge(make_task(VIEWS[0], recorder, 2, autoreset_mode="NextStep"))
+        VecEnvBridge(make_task(CANDIDATES, recorder, 2, autoreset_mode="NextStep"))
     with pytest.raises(ConfigError, match="vector environment"):
-        VecEnvBridge(gym.make(VIEWS[0], reward_model=recorder))
-    envs = VecEnvBridge(make_task(VIEWS[0], recorder, 2))
+        VecEnvBridge(gym.make(CANDIDATES, reward_model=recorder))
+    envs = VecEnvBridge(make_task(CANDIDATES, recorder, 2))
     envs.set_options({"reset_mask": None})
     with pytest.raises(ConfigError, match="reset options"):
         envs.reset()
@@ -102,13 +101,13 @@ def test_wrong_environments_are_told_what_to_do(recorder):
 
 
 def test_monitor_normalisation_saving_and_evaluation(scorer, tmp_path):
-    envs = VecNormalize(VecMonitor(VecEnvBridge(make_task(VIEWS[0], scorer, 8))), norm_obs=False)
+    envs = VecNormalize(VecMonitor(VecEnvBridge(make_task(CANDIDATES, scorer, 8))), norm_obs=False)
     model = sb3.PPO("MlpPolicy", envs, n_steps=8, batch_size=32, seed=0).learn(256)
     assert len(model.ep_info_buffer) == 100
     model.save(tmp_path / "model")
     envs.save(tmp_path / "normalisation")
 
-    fresh = VecMonitor(VecEnvBridge(make_task(VIEWS[0], scorer, 1)))
+    fresh = VecMonitor(VecEnvBridge(make_task(CANDIDATES, scorer, 1)))
     again = VecNormalize.load(tmp_path / "normalisation", fresh)
     again.training, again.norm_reward = False, False
     loaded = sb3.PPO.load(tmp_path / "model", env=again)
@@ -127,8 +126,10 @@ ALGORITHMS = {
     "PPO": {"n_steps": 16, "batch_size": 128, "n_epochs": 4, "learning_rate": 1e-3, "ent_coef": 0.02},
     "A2C": {"n_steps": 4, "learning_rate": 1e-3, "ent_coef": 0.02},
     "DQN": {
+        "learning_rate": 1e-3,
         "learning_starts": 256,
         "train_freq": 1,
+        "gradient_steps": 2,
         "target_update_interval": 50,
         "exploration_fraction": 0.5,
         "gamma": 0.0,
@@ -143,19 +144,20 @@ def learnt_return(algorithm, env_id, scorer, *, timesteps, num_envs, **settings)
     model = getattr(sb3, algorithm)("MlpPolicy", envs, **settings).learn(timesteps)
     fresh = VecMonitor(VecEnvBridge(make_task(env_id, scorer, 1)))
     fresh.seed(0)
-    return evaluate_policy(model, fresh, n_eval_episodes=NUM_PROMPTS[env_id])[0]
+    return evaluate_policy(model, fresh, n_eval_episodes=len(PROMPTS[env_id]))[0]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_candidate_view_is_learnt(algorithm, seed, scorer):
     settings = ALGORITHMS[algorithm]
-    found = learnt_return(algorithm, VIEWS[0], scorer, timesteps=8192, num_envs=32, seed=seed, **settings)
-    assert found >= 0.98 * best_return(VIEWS[0], scorer)
+    found = learnt_return(algorithm, CANDIDATES, scorer, timesteps=8192, num_envs=32, seed=seed, **settings)
+    assert found >= 0.98 * best_return(CANDIDATES, scorer)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_the_token_view_is_learnt(seed, scorer):
-    settings = {"n_steps": 32, "batch_size": 256, "n_epochs": 4, "learning_rate": 1e-3, "ent_coef": 0.02, "gamma": 1.0}
-    found = learnt_return("PPO", VIEWS[1], scorer, timesteps=40960, num_envs=32, seed=seed, **settings)
-    assert found >= 0.98 * best_return(VIEWS[1], scorer)
+    settings = {"n_steps": 8, "batch_size": 256, "n_epochs": 4, "learning_rate": 1e-3, "ent_coef": 0.1, "gamma": 1.0}
+    found = learnt_return("PPO", TOKENS, scorer, timesteps=40960, num_envs=128, seed=seed, **settings)
+    assert found >= 0.98 * best_return(TOKENS, scorer)
