@@ -57,21 +57,31 @@ class TreeAttention:
     Args:
         tree: the layout, on the host.
         device: where the queries live. CUDA takes `flex_attention`, everything else SDPA by blocks of queries.
+        computed: the tokens that query in layers before the last, where the keys of others are known; None for all.
         use_flex: overrides that choice (`flex_attention` runs uncompiled outside CUDA: slow, same numbers).
     """
 
-    def __init__(self, tree: TokenTree, device: torch.device, *, use_flex: bool | None = None) -> None:
+    def __init__(
+        self,
+        tree: TokenTree,
+        device: torch.device,
+        *,
+        computed: IntArray | None = None,
+        use_flex: bool | None = None,
+    ) -> None:
         self.tree = tree
+        self.computed = computed
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
         self._blocks: dict[tuple[int | None, bool], list[Block]] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
     def blocks(self, sliding_window: int | None, *, only_reads: bool = False) -> list[Block]:
-        """All queries of the tree in order, or only those at `tree.reads`, as blocks."""
+        """All queries in order, or only those at `tree.reads`, as blocks."""
         key = (sliding_window, only_reads)
         if key not in self._blocks:
-            self._blocks[key] = list(self._make_blocks(sliding_window, only_reads))
+            some = self.tree.reads if only_reads else self.computed
+            self._blocks[key] = list(self._make_blocks(sliding_window, some))
         return self._blocks[key]
 
     def block_mask(self, sliding_window: int | None) -> BlockMask:
@@ -80,19 +90,20 @@ class TreeAttention:
             self._block_masks[sliding_window] = _block_mask(self.tree, self.device, sliding_window)
         return self._block_masks[sliding_window]
 
-    def _make_blocks(self, window: int | None, only_reads: bool) -> Iterator[Block]:
-        tree, reads = self.tree, self.tree.reads
+    def _make_blocks(self, window: int | None, some: IntArray | None) -> Iterator[Block]:
+        """Blocks of the queries at the indices `some`; None for all."""
+        tree = self.tree
         starts = tree.node_starts.tolist()
         stops = [*starts[1:], len(tree)]
-        read_bounds = np.searchsorted(reads, [*starts, len(tree)]).tolist()
+        bounds = [] if some is None else np.searchsorted(some, [*starts, len(tree)]).tolist()
         path: list[tuple[int, int]] = []  # the nodes that the current one continues
         for node, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             while path and tree.subtree_end[path[-1][0]] <= start:
                 path.pop()
-            if only_reads:
-                for first in range(read_bounds[node], read_bounds[node + 1], MASKED_QUERIES):
-                    last = min(first + MASKED_QUERIES, read_bounds[node + 1])
-                    yield self._block(first, last, reads[first:last], start, path, window)
+            if some is not None:
+                for first in range(bounds[node], bounds[node + 1], MASKED_QUERIES):
+                    last = min(first + MASKED_QUERIES, bounds[node + 1])
+                    yield self._block(first, last, some[first:last], start, path, window)
             elif not path and (window is None or stop - start <= window):
                 yield Block(start, stop, ((start, stop),), None, causal=True)
             else:
@@ -224,13 +235,13 @@ def attend_with_flex(
     *,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
-    reads: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of the whole tree in one kernel, `[1, T, H, D]`, or of the queries at `reads` alone, `[1, R, H, D]`."""
-    if reads is not None:
-        # One kernel for all layers: a second one for the few queries would be compiled for its own shapes.
+    """Attention of the whole tree in one kernel, `[1, T, H, D]`, or of the queries at `rows` alone, `[1, Q, H, D]`."""
+    if rows is not None:
+        # One kernel for all layers: a second one for fewer queries would be compiled for its own shapes.
         everywhere = query.new_zeros(1, query.shape[1], key.shape[2], query.shape[3])
-        everywhere[:, :, reads] = query
+        everywhere[:, :, rows] = query
         query = everywhere
     length = query.shape[2]
     padding = padded_length(length) - length
@@ -252,7 +263,7 @@ def attend_with_flex(
         share = torch.sigmoid(auxiliary.lse - sinks.float().view(1, -1, 1))
         output = output * share.unsqueeze(-1).to(output.dtype)
     attended: torch.Tensor = output[:, :, :length].transpose(1, 2)
-    return attended if reads is None else attended[:, reads]
+    return attended if rows is None else attended[:, rows]
 
 
 AttentionInterface.register(NAME, tree_attention)

@@ -23,8 +23,10 @@ from transformers import PreTrainedModel
 from gym_rm.budget import BudgetedRunner
 from gym_rm.errors import ConfigError, RenderError, ScoringError, logger, warn_once
 from gym_rm.executors import Executor, LocalExecutor
-from gym_rm.models import RewardModel, choose_layout, load_checkpoint, make_reward_model
+from gym_rm.models import DecoderRewardModel, RewardModel, choose_layout, load_checkpoint, make_reward_model
+from gym_rm.models.fused import MODEL_TYPES
 from gym_rm.models.low_precision import Quantization, quantize_layers
+from gym_rm.models.prefix_cache import BLOCK, PrefixCache
 from gym_rm.models.reward_model import FloatArray, Layout
 from gym_rm.render import DATE, Overlong, Rendered, Renderer, Turns
 from gym_rm.token_tree import TokenSequence
@@ -62,6 +64,8 @@ class RewardModelScorer:
             it. Only exact duplicates are shared then; by default a score may move in its last bits, within 1e-5.
         tree: False never merges prefixes (to compare, or to measure).
         cache_size: how many scored sequences to remember across calls, by their token ids; 0 for none.
+        prefix_cache_tokens: of how many tokens to keep keys and values across calls, so that the next turn of a
+            dialogue computes only what is new; 0 for none. Scores may then differ in their last bits from call to call.
         executor: where the forward runs; None for this process.
         name, revision: what `Scores.provenance` says about the weights.
         model_options: further options of the kind.
@@ -96,6 +100,7 @@ class RewardModelScorer:
         batch_invariant: bool = False,
         tree: bool = True,
         cache_size: int = 0,
+        prefix_cache_tokens: int = 0,
         executor: Executor | None = None,
         name: str | None = None,
         revision: str | None = None,
@@ -135,6 +140,7 @@ class RewardModelScorer:
         if cache_size < 0:
             raise ConfigError(f"cache_size must be a number of sequences to remember, 0 for none; got {cache_size}.")
         self._cache_size = cache_size
+        self._prefix_cache = self._make_prefix_cache(prefix_cache_tokens)
         self._lock = threading.RLock()
         self.provenance = Provenance(
             scorer=type(self).__name__,
@@ -197,6 +203,8 @@ class RewardModelScorer:
         """Free the device's memory for something else, a policy for instance; `score` wakes by itself."""
         with self._lock:
             self.executor.sleep()
+            if self._prefix_cache is not None:
+                self._prefix_cache.clear()
 
     def wake(self) -> None:
         """Bring the weights back to the device."""
@@ -204,9 +212,24 @@ class RewardModelScorer:
             self.executor.wake()
 
     def clear_cache(self) -> None:
-        """Forget the remembered scores, as after the model's weights changed."""
+        """Forget everything remembered across calls, as after the model's weights changed."""
         with self._lock:
             self._cache.clear()
+            if self._prefix_cache is not None:
+                self._prefix_cache.clear()
+
+    def _make_prefix_cache(self, num_tokens: int) -> PrefixCache | None:
+        if num_tokens == 0:
+            return None
+        if num_tokens < BLOCK:
+            raise ConfigError(f"prefix_cache_tokens must be 0 or at least {BLOCK}; got {num_tokens}.")
+        if not (isinstance(self.model, DecoderRewardModel) and self.model.fused and self.layout == "tree"):
+            raise ConfigError(
+                f"prefix_cache_tokens needs a decoder of a type in {sorted(MODEL_TYPES)} over the token tree; this "
+                f"is a {type(self.model).__name__} of a {type(self.model.model).__name__}, layout {self.layout!r}."
+            )
+        self.model.prefix_cache = PrefixCache(num_tokens)
+        return self.model.prefix_cache
 
     def _render(self, conversations: Sequence[Conversation], turns: Turns) -> list[list[Rendered] | RenderError]:
         if turns == "last":
@@ -249,7 +272,10 @@ class RewardModelScorer:
             except RenderError as error:
                 failures[m] = str(error)
         readable = [m for m in range(len(rendered)) if m not in failures]
+        reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
         result = self._runner.run(sequences, self.executor)
+        if self._prefix_cache is not None:
+            result.workload["reused_tokens"] = self._prefix_cache.reused_tokens - reused
         failures |= {readable[place]: reason for place, reason in result.failures.items()}
         starts = np.cumsum([0] + [len(sequence.reads) for sequence in sequences])
         nothing = np.full(len(self.model.part_names), np.nan, dtype=np.float32)

@@ -92,7 +92,8 @@ class Workload:
 
     Attributes:
         num_tokens: tokens of all conversations, each counted in full.
-        unique_tokens: tokens that went through the model once shared prefixes are merged.
+        unique_tokens: tokens left once shared prefixes are merged.
+        reused_tokens: of these, the ones whose keys and values an earlier call had computed.
         padded_tokens: padding that went through the model.
         num_batches: forwards run.
         render_seconds: templates and tokenisation.
@@ -102,6 +103,7 @@ class Workload:
 
     num_tokens: int = 0
     unique_tokens: int = 0
+    reused_tokens: int = 0
     padded_tokens: int = 0
     num_batches: int = 0
     render_seconds: float = 0.0

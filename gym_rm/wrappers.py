@@ -246,7 +246,8 @@ class TokenLevel(NumericView):
         self.max_new_tokens = at_least_one("max_new_tokens", max_new_tokens)
         if not isinstance(prefill, str):
             raise ConfigError(f"prefill: expected a text, got {prefill!r:.100}.")
-        self._prefill: list[int] = shown.tokenizer(prefill, add_special_tokens=False, split_special_tokens=True).input_ids
+        encoded = shown.tokenizer(prefill, add_special_tokens=False, split_special_tokens=True)
+        self._prefill: list[int] = encoded["input_ids"]
         self._stop = shown.tokenizer.eos_token_id
         if self._stop is None:
             raise ConfigError("the tokenizer has no end-of-sequence token, so that a reply could not end; set one.")

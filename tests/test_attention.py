@@ -115,7 +115,7 @@ def test_blocks_and_flex_equal_dense_attention(kind, seed):
     few = query[:, :, reads]
     only = attend(few, key, value, context.blocks(window, only_reads=True), scaling, **options)
     torch.testing.assert_close(only, expected[:, reads], atol=3e-6, rtol=0)
-    only = attend_with_flex(few, key, value, context, scaling, window, reads=reads, **options)
+    only = attend_with_flex(few, key, value, context, scaling, window, rows=reads, **options)
     torch.testing.assert_close(only, expected[:, reads], atol=3e-6, rtol=0)
 
 

@@ -12,6 +12,7 @@ from gym_rm.attention import TreeAttention, attending_to_trees, to_device
 from gym_rm.errors import warn_once
 from gym_rm.models.fused import can_fuse, fused_forward
 from gym_rm.models.heads import Head, ModuleHead, width
+from gym_rm.models.prefix_cache import PrefixCache
 from gym_rm.models.reward_model import Batch, Pooling, RewardModel, as_plain
 from gym_rm.render import Rendered
 from gym_rm.token_tree import IntArray, TokenTree
@@ -37,6 +38,7 @@ class DecoderRewardModel(RewardModel):
         self.padding: int | None = getattr(model.config.get_text_config(), "pad_token_id", None)
         self.num_values = self.head.num_values
         self.fused = can_fuse(model.base_model)
+        self.prefix_cache: PrefixCache | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -66,11 +68,11 @@ class DecoderRewardModel(RewardModel):
         """The backbone's last hidden states at the batch's reads, `[R, hidden_size]`."""
         backbone = self.model.base_model
         if isinstance(batch, TokenTree):
+            if self.fused and not torch.is_grad_enabled():
+                return self._fused_hidden_states(batch)
             tree = TreeAttention(batch, self.device)
             inputs = to_device(np.stack([batch.input_ids, batch.position_ids]), self.device)
             reads = to_device(batch.reads, self.device)
-            if self.fused and not torch.is_grad_enabled():
-                return fused_forward(backbone, inputs[0], inputs[1], reads, tree)
             with attending_to_trees(backbone):
                 output = backbone(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, tree=tree)
             hidden: torch.Tensor = output.last_hidden_state[0]
@@ -82,6 +84,18 @@ class DecoderRewardModel(RewardModel):
         rows, positions = to_device(np.ascontiguousarray(batch.reads.T), self.device)
         hidden = backbone(**plain, use_cache=False).last_hidden_state
         return hidden[rows.to(hidden.device), positions.to(hidden.device)]
+
+    def _fused_hidden_states(self, batch: TokenTree) -> torch.Tensor:
+        ids, positions = batch.input_ids, batch.position_ids
+        if self.prefix_cache is None:
+            inputs = to_device(np.stack([ids, positions]), self.device)
+            reads, tree = to_device(batch.reads, self.device), TreeAttention(batch, self.device)
+            return fused_forward(self.model.base_model, inputs[0], inputs[1], reads, tree)
+        with self.prefix_cache.reuse(batch, self.device) as known:
+            inputs = to_device(np.stack([ids[known.computed], positions[known.computed]]), self.device)
+            reads = to_device(np.searchsorted(known.computed, batch.reads), self.device)
+            tree = TreeAttention(batch, self.device, computed=known.computed)
+            return fused_forward(self.model.base_model, inputs[0], inputs[1], reads, tree, known)
 
     def trial(self, batch: Batch) -> torch.Tensor:
         """Hidden states: a head that was not trained yet may be all zeros."""

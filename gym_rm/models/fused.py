@@ -9,13 +9,14 @@ Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos an
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from gym_rm.attention import TreeAttention, attend, attend_with_flex
+from gym_rm.attention import TreeAttention, attend, attend_with_flex, to_device
 from gym_rm.models.low_precision import LowPrecisionLinear, Scaled
 
 # Architectures whose layer is x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x))).
@@ -41,55 +42,99 @@ def can_fuse(backbone: Any) -> bool:
     )
 
 
-def fused_forward(backbone: Any, input_ids: Tensor, position_ids: Tensor, reads: Tensor, tree: TreeAttention) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Which rows of a layer's input query: their rotary positions, and their indices in the tree if not all of it.
+
+    Attributes:
+        cos, sin: `[Q, D]`.
+        only_reads: they are the tree's reads.
+        indices: int64 `[Q]`; None where every token of the tree queries.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    only_reads: bool
+    indices: Tensor | None
+
+
+class Prefix(Protocol):
+    """What earlier calls know of a tree; `complete` puts it beside what a layer computed."""
+
+    def complete(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the whole tree from those of the computed tokens."""
+        ...
+
+
+def fused_forward(
+    backbone: Any,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    reads: Tensor,
+    tree: TreeAttention,
+    prefix: Prefix | None = None,
+) -> Tensor:
     """The backbone's last hidden states `[R, hidden]` at `reads`, without gradients.
 
-    `input_ids` and `position_ids` are int64 `[T]`, `reads` int64 `[R]`, all on the backbone's device.
+    All indices are int64 and on the backbone's device.
+
+    Args:
+        backbone: of a type that `can_fuse` accepts.
+        input_ids, position_ids: `[C]`, of the tokens to compute: the tree's, or those in `tree.computed`.
+        reads: `[R]`, among them.
+        tree: the layout.
+        prefix: the keys and values of the tree's other tokens.
     """
     x = backbone.embed_tokens(input_ids)
     cos, sin = (part[0] for part in backbone.rotary_emb(x, position_ids[None]))
+    computed = None if tree.computed is None else to_device(tree.computed, x.device)
+    everything = Queries(cos, sin, only_reads=False, indices=computed)
     *layers, last = backbone.layers
-    for layer in layers:
-        normed = _norm(layer.input_layernorm, x)
-        attended = _attention(layer.self_attn, normed, normed, cos, sin, cos, sin, tree, None)
+    for number, layer in enumerate(layers):
+        inputs = _input(layer.self_attn.q_proj, _norm(layer.input_layernorm, x))
+        key, value = _keys_and_values(layer.self_attn, inputs, everything, number, prefix)
+        attended = _attention(layer.self_attn, inputs, key, value, everything, tree)
         x = _add_product(x, attended, layer.self_attn.o_proj)
         x = _add_mlp(x, layer)
+    at_reads = Queries(cos[reads], sin[reads], only_reads=True, indices=reads if computed is None else computed[reads])
     normed = _norm(last.input_layernorm, x)
-    attended = _attention(last.self_attn, normed[reads], normed, cos[reads], sin[reads], cos, sin, tree, reads)
+    inputs = _input(last.self_attn.k_proj, normed)
+    key, value = _keys_and_values(last.self_attn, inputs, everything, len(layers), prefix)
+    attended = _attention(last.self_attn, _input(last.self_attn.q_proj, normed[reads]), key, value, at_reads, tree)
     x = _add_product(x[reads], attended, last.self_attn.o_proj)
     return _norm(backbone.norm, _add_mlp(x, last))
 
 
+def _keys_and_values(
+    module: Any, inputs: Tensor | Scaled, tokens: Queries, layer: int, prefix: Prefix | None
+) -> tuple[Tensor, Tensor]:
+    """Keys and values `[T, H_kv, D]` of the whole tree; `inputs` are the normed rows of `tokens`."""
+    shape, dtype = (len(tokens.cos), -1, module.head_dim), tokens.cos.dtype
+    key = _project(module.k_proj, inputs, dtype).view(shape)
+    value = _project(module.v_proj, inputs, dtype).view(shape)
+    if hasattr(module, "k_norm"):
+        key = _norm(module.k_norm, key)
+    key = _rotate(key, tokens.cos, tokens.sin)
+    return (key, value) if prefix is None else prefix.complete(layer, key, value)
+
+
 def _attention(
-    module: Any,
-    queried: Tensor,
-    x: Tensor,
-    query_cos: Tensor,
-    query_sin: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    tree: TreeAttention,
-    reads: Tensor | None,
+    module: Any, inputs: Tensor | Scaled, key: Tensor, value: Tensor, queries: Queries, tree: TreeAttention
 ) -> Tensor:
-    """Attention output `[queries, H * D]` of the rows `queried` over all of `x`; `reads` names them if not all."""
-    size = module.head_dim
-    inputs = _input(module.k_proj, x)
-    queries = inputs if queried is x else _input(module.q_proj, queried)
-    query = _project(module.q_proj, queries, x.dtype).view(len(queried), -1, size)
-    key = _project(module.k_proj, inputs, x.dtype).view(len(x), -1, size)
-    value = _project(module.v_proj, inputs, x.dtype).view(len(x), -1, size)
+    """Attention output `[Q, H * D]` over the whole tree; `inputs` are the normed rows of `queries`."""
+    query = _project(module.q_proj, inputs, queries.cos.dtype).view(len(queries.cos), -1, module.head_dim)
     if hasattr(module, "q_norm"):
-        query, key = _norm(module.q_norm, query), _norm(module.k_norm, key)
-    query, key = _rotate(query, query_cos, query_sin), _rotate(key, cos, sin)
+        query = _norm(module.q_norm, query)
+    query = _rotate(query, queries.cos, queries.sin)
     # Mistral's layers slide by the configuration, Qwen's each by their own kind, Llama's never.
     slides = module.config if module.config.model_type == "mistral" else module
     window = getattr(slides, "sliding_window", None)
     query, key, value = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
     if tree.use_flex:
-        output = attend_with_flex(query, key, value, tree, module.scaling, window, reads=reads)
+        output = attend_with_flex(query, key, value, tree, module.scaling, window, rows=queries.indices)
     else:
-        output = attend(query, key, value, tree.blocks(window, only_reads=reads is not None), module.scaling)
-    return output.reshape(len(queried), -1)
+        output = attend(query, key, value, tree.blocks(window, only_reads=queries.only_reads), module.scaling)
+    return output.reshape(len(queries.cos), -1)
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -112,8 +157,8 @@ def _input(module: Any, x: Tensor) -> Tensor | Scaled:
     return module.quantize(x) if isinstance(module, LowPrecisionLinear) else x
 
 
-def _project(module: Any, x: Any, dtype: torch.dtype) -> Tensor:
-    return module.product(x, dtype) if isinstance(module, LowPrecisionLinear) else linear(x, module.weight, module.bias)
+def _project(module: Any, x: Tensor | Scaled, dtype: torch.dtype) -> Tensor:
+    return linear(x, module.weight, module.bias) if isinstance(x, Tensor) else module.product(x, dtype)
 
 
 def _add_product(x: Tensor, y: Tensor, module: Any) -> Tensor:

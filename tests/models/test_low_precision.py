@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import tiny_models
@@ -10,6 +8,7 @@ from torch import nn
 
 import gym_rm
 from gym_rm import ConfigError
+from gym_rm.data import load_prompts
 from gym_rm.models.low_precision import Float8Linear, Int8Linear, quantize_layers
 
 each_format = pytest.mark.parametrize("make", [Int8Linear, Float8Linear])
@@ -88,12 +87,10 @@ def test_a_quantized_scorer_stays_close_and_independent_of_its_batch(architectur
 
 
 def test_the_embedded_reward_model_keeps_its_judgement():
-    rows = [json.loads(line) for line in open(gym_rm.__path__[0] + "/assets/prompts.jsonl")][:60]
-    numbers = range(100)
     conversations = [
-        [*row["messages"], {"role": "assistant", "content": f"It is {number}."}]
-        for row in rows
-        for number in [*numbers][int(row["answer"]) % 7 :: 7]
+        [*prompt.messages, {"role": "assistant", "content": f"It is {number}."}]
+        for prompt in load_prompts(limit=60)
+        for number in range(int(prompt.answer) % 7, 100, 7)
     ]
     exact = gym_rm.load_scorer().score(conversations).rewards
     quantized = gym_rm.load_scorer(quantization="int8").score(conversations).rewards
