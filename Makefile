@@ -14,8 +14,9 @@ demo: $(VENV)/core ## train the embedded policy against the embedded reward mode
 test: $(VENV)/dev ## everything; what needs an extra is skipped where that is not installed
 	$(VENV)/bin/python -m pytest -q
 
-test-adapters: $(VENV)/extras ## what the tests of other libraries and file formats skip without their extras
+test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## what the tests of other libraries and file formats skip without their extras
 	$(VENV)/bin/python -m pytest -q tests/adapters tests/models tests/test_data.py
+	$(VENV)-rllib/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
 
 lint: $(VENV)/dev ## style and types
 	$(VENV)/bin/ruff check .
@@ -23,7 +24,7 @@ lint: $(VENV)/dev ## style and types
 	$(VENV)/bin/mypy gym_rm
 
 clean: ## remove what make made
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-rllib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The installs leave an empty file behind, so that they run again only when what they read has changed.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -38,5 +39,11 @@ $(VENV)/dev: $(VENV)/core
 	@touch $@
 
 $(VENV)/extras: $(VENV)/dev
-	$(INSTALL) -e '.[data,lora,sb3,torchrl,trl]'
+	$(INSTALL) -e '.[data,lora,sb3,torchrl,trl]' skrl
+	@touch $@
+
+# Ray pins an older gymnasium: an environment of its own, with constraints of its own.
+$(VENV)-rllib/extras: pyproject.toml constraints-rllib.txt | $(VENV)/core
+	$(PYTHON) -m venv $(VENV)-rllib
+	$(VENV)-rllib/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-rllib.txt -e '.[rllib]' pytest
 	@touch $@

@@ -219,11 +219,11 @@ def test_every_reply_begins_with_the_prefill():
     ids = envs.window.tokenizer("ab", add_special_tokens=False)["input_ids"]
     assert begun[0, envs.window.length - len(ids) : envs.window.length].tolist() == ids
     for _ in range(2):  # episodes
-        envs.step([2])
-        observations, _, terminations, _, _ = envs.step([0])
+        envs.step([C])
+        observations, _, terminations, _, _ = envs.step([A])
         assert terminations.all()
         assert observations[0, envs.window.length - len(ids) : envs.window.length].tolist() == ids
-    assert [[conversation[-1]["content"] for conversation in call] for call in recorder.calls] == [["abca"]] * 2
+    assert recorder.calls == [["abca"]] * 2
     with pytest.raises(ConfigError, match="prefill"):
         tokens(1, prefill=3)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[2] / "docs" / "adapters"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "adapters"
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.stem != "README")
 LIBRARIES = {
     "trl": "trl",
@@ -59,8 +60,16 @@ def test_every_page_has_code_and_is_in_the_table():
 
 def test_every_adapter_has_a_page():
     shared = {"__init__", "conversations", "micro_batching", "policy_texts"}
-    adapters = {path.stem for path in (Path(__file__).parents[2] / "gym_rm" / "adapters").glob("*.py")} - shared
+    adapters = {path.stem for path in (ROOT / "gym_rm" / "adapters").glob("*.py")} - shared
     assert adapters <= {page.stem for page in PAGES}
+
+
+def test_rllibs_versions_differ_in_gymnasium_only():
+    pins = [
+        dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("constraints.txt", "constraints-rllib.txt")
+    ]
+    assert [name for name in pins[0].keys() & pins[1].keys() if pins[0][name] != pins[1][name]] == ["gymnasium"]
 
 
 def test_verls_settings_are_those_that_load():

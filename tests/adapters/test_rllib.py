@@ -4,6 +4,7 @@ import gymnasium as gym
 import psutil
 import pytest
 from recording import RecordingScorer, chat
+from tasks import CANDIDATES, TOKENS, WINDOW, best_return, task_prompts
 
 from gym_rm import ConfigError, RemoteError, ScoringError
 from gym_rm.testing import check_scorer
@@ -17,13 +18,11 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from gym_rm.adapters.rllib import EnvCreator, SharedScorer, register
 
-PROMPTS = ["How much is 90 - 50?", "What do 46 and 16 make together?"]
-RIGHT = ("is 40.", "is 62.")
-BEST_RETURN = 1.0
+PROMPTS = ["Which is the smallest, 10, 45 or 27?", "What is the highest of 33, 71 and 12?"]
 
 
-def right_reply(conversations):
-    return [float(conversation[-1]["content"].endswith(RIGHT)) for conversation in conversations]
+def length(conversations):
+    return [float(len(conversation[-1]["content"])) for conversation in conversations]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,7 +46,7 @@ def cluster():
 
 @pytest.fixture
 def shared():
-    scorer = SharedScorer(right_reply, num_cpus=0)
+    scorer = SharedScorer(num_cpus=0, cache_size=1000)
     yield scorer
     scorer.close()
 
@@ -79,13 +78,17 @@ def train(env_name, *, num_env_runners, iterations):
     return [result["episode_return_mean"] for result in results], results[-1]["num_env_steps_sampled_lifetime"]
 
 
+def registered(scorer, env_id=CANDIDATES, **settings):
+    return register(env_id, reward_model=scorer, prompts=task_prompts(env_id), window=WINDOW, **settings)
+
+
 # --- the scorer that runners share ---------------------------------------------------------------------------------
 
 
 def test_it_is_a_scorer_with_the_embedded_models_numbers(embedded_scorer):
     scorer = SharedScorer(num_cpus=0)
     check_scorer(scorer)
-    conversations = [chat(PROMPTS[0], reply) for reply in ("It is 40.", "It is 37.")]
+    conversations = [chat(PROMPTS[0], reply) for reply in ("It is 10.", "It is 37.")]
     expected = embedded_scorer.score(conversations).rewards
     assert scorer.score(conversations).rewards.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
     scorer.close()
@@ -131,7 +134,7 @@ def test_a_reward_model_that_cannot_be_loaded_is_an_error_at_once(tmp_path):
 
 
 def test_the_creator_makes_what_rllib_asks_for():
-    creator = EnvCreator("RewardModelCandidates-v0", reward_model=right_reply, prompts=PROMPTS)
+    creator = EnvCreator(CANDIDATES, reward_model=length, prompts=PROMPTS)
     envs = creator({"num_envs": 4})
     assert envs.num_envs == 4
     assert envs.metadata["autoreset_mode"] is gym.vector.AutoresetMode.NEXT_STEP
@@ -141,32 +144,40 @@ def test_the_creator_makes_what_rllib_asks_for():
 
 def test_another_autoreset_mode_is_refused():
     with pytest.raises(ConfigError, match="autoreset_mode='NextStep'"):
-        EnvCreator("RewardModelCandidates-v0", autoreset_mode="SameStep")
+        EnvCreator(CANDIDATES, autoreset_mode="SameStep")
     with pytest.raises(ConfigError, match="autoreset_mode='NextStep'"):
-        EnvCreator("RewardModelCandidates-v0")({"autoreset_mode": "Disabled"})
+        EnvCreator(CANDIDATES)({"autoreset_mode": "Disabled"})
 
 
 def test_texts_are_refused():
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
-        EnvCreator("RewardModel-v0", reward_model=right_reply, prompts=PROMPTS)({"num_envs": 2})
+        EnvCreator("RewardModel-v0", reward_model=length, prompts=PROMPTS)({"num_envs": 2})
 
 
 # --- learning ------------------------------------------------------------------------------------------------------
 
 
-def test_ppo_learns_and_scores_nothing_in_vain(shared):
-    name = register("RewardModelCandidates-v0", reward_model=shared, prompts=PROMPTS, window=12)
-    returns, steps_kept = train(name, num_env_runners=0, iterations=8)
-    assert returns[-1] > 0.95 * BEST_RETURN > returns[0]
+def test_ppo_learns_and_scores_nothing_in_vain(shared, embedded_scorer):
+    best = best_return(CANDIDATES, embedded_scorer)
+    returns, steps_kept = train(registered(shared), num_env_runners=0, iterations=16)
+    assert returns[-1] > 0.95 * best > returns[0]  # with exploration
     calls, conversations = shared.counts
-    assert conversations == steps_kept == 8 * 256
+    assert conversations == steps_kept == 16 * 256
     assert calls == conversations / 8
 
 
+def test_replies_of_several_tokens_are_scored_once(shared):
+    name = registered(shared, TOKENS, vocabulary=["It", " is", " 10", "."], max_new_tokens=3)
+    algo = algorithm(name, num_env_runners=0)
+    result = algo.train()["env_runners"]
+    algo.stop()
+    assert shared.counts[1] == result["num_episodes_lifetime"] > 50
+    assert result["num_env_steps_sampled_lifetime"] >= 256
+
+
 def test_runners_share_one_reward_model(shared):
-    name = register("RewardModelCandidates-v0", reward_model=shared, prompts=PROMPTS, window=12)
-    returns, steps_kept = train(name, num_env_runners=2, iterations=6)
-    assert returns[-1] > returns[0] + 0.3
+    returns, steps_kept = train(registered(shared), num_env_runners=2, iterations=10)
+    assert returns[-1] > returns[0] + 2
     calls, conversations = shared.counts
     assert conversations == steps_kept
     assert calls < conversations / 8  # each runner asks for 8 at a time

@@ -59,7 +59,8 @@ def test_infos_of_an_end_are_those_of_the_step_that_ended(recorder):
     envs.seed(0)
     envs.reset()
     before = [info["prompt_id"] for info in envs.reset_infos]
-    _, rewards, dones, infos = envs.step(np.array([0, envs.action_space.n - 1]))  # the second environment ends its reply at once
+    stop = envs.action_space.n - 1
+    _, rewards, dones, infos = envs.step(np.array([0, stop]))
     assert dones.tolist() == [False, True]
     assert infos[1]["prompt_id"] == before[1]
     assert infos[1]["score_ok"] is True
