@@ -1,5 +1,6 @@
-"""The python of docs/reward-models.md runs, with small checkpoints under the names that it uses."""
+"""The python of docs/reward-models.md and docs/scoring.md runs, with small checkpoints under the names that it uses."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -106,3 +107,24 @@ def test_every_kind_and_family_is_on_the_page():
     assert all(f"| `{kind}` |" in PAGE for kind in shown)
     for family in FAMILIES:
         assert family.name.split()[0].split("-")[0] in PAGE, family.name
+
+
+SCORING = (ROOT / "docs" / "scoring.md").read_text(encoding="utf-8")
+
+
+def test_the_examples_of_scoring_run():
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", SCORING, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    assert names["scores"].rewards.argmax() == 0
+    assert names["second"].workload.reused_tokens > 0
+    assert names["scorer"].provenance.path == "tree"
+
+
+def test_the_options_of_scoring_exist():
+    known = {*inspect.signature(gym_rm.RewardModelScorer).parameters}
+    known |= {*inspect.signature(gym_rm.engine.load_reward_model).parameters}
+    rows = re.findall(r"^\| (`.*?) \|", SCORING, re.MULTILINE)
+    assert len(rows) > 8
+    for name in re.findall(r"`(\w+)`", " ".join(rows)):
+        assert name in known, name

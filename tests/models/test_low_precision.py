@@ -78,10 +78,10 @@ def test_a_quantized_scorer_stays_close_and_independent_of_its_batch(architectur
     scorer = gym_rm.load_scorer(folder, quantization="int8")
     quantized = scorer.score(conversations)
     assert not np.array_equal(quantized.rewards, exact)
-    assert np.abs(quantized.rewards - exact).max() < 0.25 * exact.std()
+    assert np.abs(quantized.rewards - exact).max() < 0.6 * exact.std()
     assert quantized.provenance.settings["quantization"] == "int8"
     alone = np.concatenate([scorer.score([conversation]).rewards for conversation in conversations])
-    assert np.abs(quantized.rewards - alone).max() < 0.1 * exact.std()
+    assert np.abs(quantized.rewards - alone).max() < 0.2 * exact.std()
     head = getattr(scorer.model.model, "score", None) or scorer.model.model.classifier
     assert type(head) is nn.Linear
 
