@@ -1,8 +1,8 @@
 """PPO (arXiv 1707.06347) that writes replies token by token, in one file: plain Gymnasium, no adapter.
 
-    python agents/ppo_tokens.py                                   # four embedded prompts: a minute on a laptop
+    python agents/ppo_tokens.py                                   # eight embedded prompts: half a minute on a laptop
     python agents/ppo_tokens.py --autoreset-mode NextStep --seed 2
-    python agents/ppo_tokens.py --num-prompts 16 --total-timesteps 400000
+    python agents/ppo_tokens.py --num-prompts 32 --total-timesteps 400000
 
 The environment is `RewardModelTokens-v0`: an observation is the last L token ids and their mask, an action is the next
 token, and the reward model is asked once, when a reply ends. Read it from top to bottom, as one reads CleanRL's.
@@ -12,6 +12,7 @@ Shapes: T = steps of a rollout, N = environments, L = tokens of an observation.
 import argparse
 import time
 from dataclasses import dataclass, fields
+from itertools import product
 
 import gymnasium as gym
 import numpy as np
@@ -26,11 +27,10 @@ from gym_rm.data import load_prompts
 @dataclass
 class Args:
     env_id: str = "RewardModelTokens-v0"  # any discrete environment whose observations are token ids and their mask
-    num_prompts: int = 4  # of the embedded ones: an agent that starts from nothing learns them by heart
+    num_prompts: int = 8  # of the embedded ones: an agent that starts from nothing learns them by heart
     window: int = 20  # L
-    prefill: str = "It is "  # how every reply begins
-    vocabulary: str = "0123456789."  # what it may go on with, beside its end
-    max_new_tokens: int = 4
+    prefill: str = "It is"  # how every reply begins; it goes on with a number or a full stop, or ends
+    max_new_tokens: int = 2
     autoreset_mode: str = "SameStep"  # or NextStep
     seed: int = 1
     total_timesteps: int = 80_000
@@ -48,19 +48,7 @@ class Args:
     threads: int = 1
 
 
-class Prefilled:
-    """Scores every reply as if it began with the same words, which the agent then need not find by trying tokens."""
-
-    def __init__(self, scorer: gym_rm.Scorer, words: str) -> None:
-        self.scorer = scorer
-        self.words = words
-
-    def __deepcopy__(self, memo: dict) -> "Prefilled":
-        return self  # make_vec copies its keywords
-
-    def score(self, conversations: list) -> gym_rm.Scores:
-        replies = [{"role": "assistant", "content": self.words + chat[-1]["content"]} for chat in conversations]
-        return self.scorer.score([[*chat[:-1], reply] for chat, reply in zip(conversations, replies, strict=True)])
+VOCABULARY = (".", *(f" {number}" for number in range(10, 100)))
 
 
 class Agent(nn.Module):
@@ -123,12 +111,22 @@ def evaluate(agent: Agent, envs: gym.vector.VectorEnv, num_episodes: int) -> flo
     return total / (num_episodes * envs.num_envs)
 
 
-def train(args: Args) -> tuple[Agent, float]:
-    """The trained agent, and the mean return of its greedy replies to the prompts."""
+def best_return(args: Args, scorer: gym_rm.Scorer) -> float:
+    """Mean over the prompts of the best reply, of all that the agent can write."""
+    lengths = range(args.max_new_tokens + 1)
+    texts = [args.prefill + "".join(tokens) for length in lengths for tokens in product(VOCABULARY, repeat=length)]
+    best = []
+    for prompt in load_prompts(limit=args.num_prompts):
+        chats = [[*prompt.messages, {"role": "assistant", "content": text}] for text in texts]
+        best.append(scorer.score(chats).rewards.max())
+    return float(np.mean(best))
+
+
+def train(args: Args, scorer: gym_rm.Scorer) -> float:
+    """The mean return of the trained agent's greedy replies to the prompts."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     prompts = load_prompts(limit=args.num_prompts)
-    scorer = Prefilled(gym_rm.load_scorer(cache_size=20_000), args.prefill)  # an agent repeats itself
 
     def make(num_envs: int, autoreset_mode: str) -> gym.vector.VectorEnv:
         return gym.make_vec(
@@ -137,7 +135,8 @@ def train(args: Args) -> tuple[Agent, float]:
             reward_model=scorer,
             prompts=prompts,
             window=args.window,
-            vocabulary=list(args.vocabulary),
+            vocabulary=VOCABULARY,
+            prefill=args.prefill,
             max_new_tokens=args.max_new_tokens,
             autoreset_mode=autoreset_mode,
         )
@@ -213,15 +212,19 @@ def train(args: Args) -> tuple[Agent, float]:
             recent = np.mean(finished[-256:])
             print(f"step {steps:7d}  return {recent:6.3f}  entropy {entropy:.2f}  {steps / seconds:5.0f} steps/s")
     envs.close()
-    return agent, evaluate(agent, make(1, "SameStep"), len(prompts))
+    return evaluate(agent, make(1, "SameStep"), len(prompts))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in fields(Args):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default)
-    _, score = train(Args(**vars(parser.parse_args())))
-    print(f"mean return of the likeliest replies: {score:.3f}")
+    args = Args(**vars(parser.parse_args()))
+    scorer = gym_rm.load_scorer(cache_size=20_000)  # an agent repeats itself
+    score = train(args, scorer)
+    print(
+        f"mean return of the likeliest replies: {score:.3f}, of the best that there are: {best_return(args, scorer):.3f}"
+    )
 
 
 if __name__ == "__main__":
