@@ -174,7 +174,7 @@ def train(args: Args, scorer: gym_rm.Scorer) -> float:
             done = terminations | truncations
             resetting = done & next_step
             rewards[t], dones[t] = torch.as_tensor(reward), torch.as_tensor(done)
-            # An episode that was cut short would have gone on: its last reward stands for the rest too.
+            # An episode that was cut short would have gone on: the value of where it stopped stands for the rest.
             for row in np.flatnonzero(truncations & ~terminations):
                 last = following[row] if next_step else infos["final_obs"][row]
                 with torch.no_grad():
@@ -222,9 +222,7 @@ def main() -> None:
     args = Args(**vars(parser.parse_args()))
     scorer = gym_rm.load_scorer(cache_size=20_000)  # an agent repeats itself
     score = train(args, scorer)
-    print(
-        f"mean return of the likeliest replies: {score:.3f}, of the best that there are: {best_return(args, scorer):.3f}"
-    )
+    print(f"mean return of the likeliest replies: {score:.3f}, of the best ones: {best_return(args, scorer):.3f}")
 
 
 if __name__ == "__main__":
