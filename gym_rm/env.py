@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from gym_rm.checks import at_least_one, finite_or_none, load_function, one_of, parse_autoreset_mode, seed_of_each
 from gym_rm.data import Source, load_prompts
 from gym_rm.episodes import DialogueRules, Episode, PromptOrders, Responder, Turn
-from gym_rm.errors import ActionError, ConfigError, ScoringError, logger, warn_once
+from gym_rm.errors import ActionError, ConfigError, RenderModeError, ScoringError, logger, warn_once
 from gym_rm.infos import Infos, Mask, StepScores, add_group, add_values, spread_scores
 from gym_rm.metrics import RewardMetrics, RunningMetrics
 from gym_rm.scorer import Scorer, ScorerLike, load_scorer
@@ -107,7 +107,10 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                 f"got num_envs={num_envs} and group_size={group_size}."
             )
         self.reward_on = one_of("reward_on", reward_on, ("turn", "end"))
-        self.render_mode = one_of("render_mode", render_mode, (None, *RENDERING["render_modes"]))
+        if render_mode not in (None, *RENDERING["render_modes"]):
+            known = [None, *RENDERING["render_modes"]]
+            raise RenderModeError(f"render_mode must be one of {known}, got {render_mode!r}.")
+        self.render_mode = render_mode
         self.fallback_reward = finite_or_none("fallback_reward", fallback_reward)
         self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}

@@ -26,6 +26,10 @@ class ConfigError(GymRMError, ValueError):
     """A setting that cannot be: what was expected, what came, what to do."""
 
 
+class RenderModeError(ConfigError, TypeError):
+    """A render mode that there is not; as a `TypeError`, Stable-Baselines3 takes it for a no to its `rgb_array`."""
+
+
 class ActionError(GymRMError, ValueError):
     """A reply that the environment cannot take; the environment is as it was."""
 

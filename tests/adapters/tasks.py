@@ -26,10 +26,10 @@ def make_task(env_id, scorer, num_envs, **settings):
     return gym.make_vec(env_id, num_envs=num_envs, reward_model=scorer, **settings)
 
 
-def best_return(env_id, scorer):
+def best_return(env_id, scorer, prompts=None):
     """Mean over the prompts of the best reply, of all that the agent can give."""
     best = []
-    for prompt in task_prompts(env_id):
+    for prompt in prompts or task_prompts(env_id):
         replies = ["It is" + "".join(tokens) for length in range(3) for tokens in product(VOCABULARY, repeat=length)]
         if env_id == CANDIDATES:
             replies = number_candidates(prompt.messages)

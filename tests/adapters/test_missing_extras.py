@@ -1,0 +1,34 @@
+import importlib
+import re
+import sys
+
+import pytest
+
+from gym_rm.errors import GymRMError
+
+NEEDS = {  # adapter: what it imports, what installs that
+    "sb3": ("stable_baselines3.common.vec_env", "gym-rm[sb3]"),
+    "torchrl": ("torchrl.data", "gym-rm[torchrl]"),
+    "rllib": ("ray", "gym-rm[rllib]"),
+    "skyrl": ("skyrl_gym.envs.base_text_env", "skyrl-gym"),
+    "openenv": ("openenv.core.env_server.interfaces", "openenv-core"),
+    "gem": ("gem.core", "gem-llm"),
+}
+
+
+@pytest.mark.parametrize("adapter", NEEDS)
+def test_a_missing_library_is_an_import_error_that_says_how_to_install_it(adapter, monkeypatch):
+    module, install = NEEDS[adapter]
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"gym_rm.adapters.{adapter}", raising=False)
+    with pytest.raises(ImportError, match=re.escape(f"pip install '{install}'")) as caught:
+        importlib.import_module(f"gym_rm.adapters.{adapter}")
+    assert isinstance(caught.value, GymRMError)
+
+
+@pytest.mark.parametrize("adapter", ["trl", "verl", "openrlhf", "nemo_rl", "verifiers"])
+def test_the_others_need_no_library(adapter, monkeypatch):
+    for library in ("trl", "verl", "openrlhf", "nemo_rl", "verifiers"):
+        monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, f"gym_rm.adapters.{adapter}", raising=False)
+    importlib.import_module(f"gym_rm.adapters.{adapter}")
