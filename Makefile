@@ -45,5 +45,5 @@ $(VENV)/extras: $(VENV)/dev
 # Ray pins an older gymnasium: an environment of its own, with constraints of its own.
 $(VENV)-rllib/extras: pyproject.toml constraints-rllib.txt | $(VENV)/core
 	$(PYTHON) -m venv $(VENV)-rllib
-	$(VENV)-rllib/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-rllib.txt -e '.[rllib]' pytest
+	$(VENV)-rllib/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-rllib.txt -e '.[dev,rllib]'
 	@touch $@

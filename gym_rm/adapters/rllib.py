@@ -147,9 +147,14 @@ def register(env_id: str, **settings: Any) -> str:
     Args:
         env_id: a numeric view.
         settings: its keywords, `reward_model=SharedScorer(...)` among them.
+
+    Raises:
+        ConfigError: an environment of texts, another autoreset mode, or whatever else the environment refuses.
     """
     name = f"{env_id}-{uuid.uuid4().hex[:8]}"
-    tune_registry.register_env(name, EnvCreator(env_id, **settings))
+    creator = EnvCreator(env_id, **settings)
+    creator({}).close()  # what is wrong is told here: RLlib swallows the errors of its runners
+    tune_registry.register_env(name, creator)
     return name
 
 

@@ -152,6 +152,8 @@ def test_another_autoreset_mode_is_refused():
 def test_texts_are_refused():
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
         EnvCreator("RewardModel-v0", reward_model=length, prompts=PROMPTS)({"num_envs": 2})
+    with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
+        register("RewardModel-v0", reward_model=length, prompts=PROMPTS)
 
 
 # --- learning ------------------------------------------------------------------------------------------------------
