@@ -16,7 +16,7 @@ from rich.progress import Progress as ProgressBar
 import gym_rm
 from gym_rm.config import override_values
 from gym_rm.errors import GymRMError
-from gym_rm.score_file import FileScoring, Progress
+from gym_rm.score_file import FileScoring, Progress, is_stream
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -62,7 +62,7 @@ def score(
         typer.Option(help="Folder or hub id, or a JSON object as for load_scorer. Default: the embedded model."),
     ] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="File to write, or go on writing; - for standard output.")
+        str, typer.Option("--output", "-o", help="File to write, or go on writing; - for standard output, or a pipe.")
     ] = "-",
     on_error: Annotated[
         Literal["stop", "skip"], typer.Option(help="At a line without a score: stop there, or write why and go on.")
@@ -113,7 +113,8 @@ def score(
         _fail(error, code=2)
     placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # does not change a score
     path = None if source == "-" else Path(source)
-    bar = _progress_bar(path, hidden=output == "-" and sys.stdout.isatty())
+    written = None if output in ("-", "/dev/stdout") else Path(output)
+    bar = _progress_bar(path, hidden=written is None and sys.stdout.isatty())
     last = Progress()
 
     def report(progress: Progress) -> None:
@@ -124,7 +125,7 @@ def score(
     scoring = FileScoring(
         make_scorer=lambda: _load_scorer(model, **options, **placement),
         source=path,
-        output=None if output == "-" else Path(output),
+        output=written,
         settings={"reward_model": model, **options, "turns": turns, "key": key, "provenance": provenance},
         overwrite=overwrite,
         turns=turns,
@@ -138,7 +139,7 @@ def score(
         with bar:
             scoring.run()
     except KeyboardInterrupt:
-        advice = "the same command goes on from there" if output != "-" else "with -o FILE a later run can go on"
+        advice = "with -o FILE a later run can go on" if is_stream(written) else "the same command goes on from there"
         stderr.print(f"interrupted after {last.lines} finished lines; {advice}.")
         raise typer.Exit(130) from None
     except GymRMError as error:
@@ -181,6 +182,6 @@ def _progress_bar(source: Path | None, *, hidden: bool) -> ProgressBar:
         transient=True,
         disable=hidden or not stderr.is_terminal,
     )
-    size = source.stat().st_size if source is not None and source.exists() else None
+    size = source.stat().st_size if source is not None and source.is_file() else None
     bar.add_task("score", total=size, lines=0, speed="")
     return bar

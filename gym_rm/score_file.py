@@ -59,7 +59,7 @@ class Progress:
         resumed: how many of them an earlier run wrote.
         failed: how many lack a score.
         num_tokens: tokens that this run scored.
-        bytes_read: how much of the input was read, as it is stored.
+        bytes_read: how much of the input was read, as it is stored; 0 where it comes through a pipe.
         seconds: since the scorer was made.
     """
 
@@ -78,7 +78,8 @@ class FileScoring:
     Attributes:
         make_scorer: called once, when there is something to score.
         source: a `.jsonl` or `.jsonl.gz` file; None for standard input.
-        output: the file to write, continued where an earlier run stopped; None for standard output.
+        output: the file to write, continued where an earlier run stopped; None for standard output. A pipe or a device
+            is written like standard output: from the beginning, with no settings beside it.
         settings: what decides the scores; an output that was begun with others is refused.
         overwrite: begin anew where `output` exists.
         turns: score the last turn only, or every assistant turn as well.
@@ -113,6 +114,8 @@ class FileScoring:
             raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}.")
         if self.source and self.output and self.output.exists() and self.output.samefile(self.source):
             raise ConfigError(f"the output {str(self.output)!r} is the input; choose another file.")
+        if self.output and self.output.is_dir():
+            raise ConfigError(f"cannot write {str(self.output)!r}: it is a folder; name a file in it.")
         if self.output and self.output.suffix == ".gz":
             raise ConfigError(f"the output {str(self.output)!r} is written plain; choose a name without .gz.")
         with ExitStack() as stack:
@@ -133,7 +136,7 @@ class FileScoring:
                     lines=output.lines,
                     failed=output.failed,
                     num_tokens=progress.num_tokens + num_tokens,
-                    bytes_read=stored.tell() if self.source else 0,
+                    bytes_read=stored.tell() if stored.seekable() else 0,
                     seconds=time.perf_counter() - began,
                 )
                 self.report(progress)
@@ -246,8 +249,13 @@ def _batches(lines: Iterable[Line], batch_size: int) -> Iterator[list[Line]]:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
+def is_stream(output: Path | None) -> bool:
+    """Whether an output cannot be read again: standard output (None), a pipe, a device."""
+    return output is None or (output.exists() and not output.is_file())
+
+
 class _Output:
-    """The output, with a file beside it that says how it was made; `path=None` is standard output, without either.
+    """The output, with a file beside it that says how it was made; a stream has neither that nor a beginning to read.
 
     Attributes:
         lines: how many lines it holds.
@@ -258,7 +266,7 @@ class _Output:
         self, path: Path | None, key: str, settings: Mapping[str, Any], overwrite: bool, stack: ExitStack
     ) -> None:
         self.lines = self.failed = 0
-        self._path = path
+        self._path = None if is_stream(path) else path
         self._key = key
         self._settings = _plain(settings)
         self._provenance: Any = None
@@ -267,7 +275,9 @@ class _Output:
             return
         self._record = path.with_name(f"{path.name}.settings.json")
         try:
-            if overwrite or not path.exists() or not path.stat().st_size:
+            if self._path is None:
+                self._file = stack.enter_context(path.open("wb"))
+            elif overwrite or not path.exists() or not path.stat().st_size:
                 self._file = stack.enter_context(path.open("w+b"))
                 self._save_record()
             else:

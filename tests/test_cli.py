@@ -1,9 +1,11 @@
 import gzip
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -212,6 +214,32 @@ def test_pipes(scorer):
     assert result.stdout == '{"prompt": "a", "response": "b", "score": 0.1}\n'
 
 
+def test_named_pipes(tmp_path, scorer):
+    os.mkfifo(tmp_path / "in")
+    os.mkfifo(tmp_path / "out")
+    out = []
+    threads = [
+        threading.Thread(target=write, args=(tmp_path / "in", ROWS), daemon=True),
+        threading.Thread(target=lambda: out.extend(scores_of(tmp_path / "out")), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    run(tmp_path / "in", "-o", tmp_path / "out", "--batch-size", 3)
+    for thread in threads:
+        thread.join()
+    assert out == [index / 10 for index in range(10)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_devices_are_written_like_standard_output(tmp_path, scorer):
+    (tmp_path / "null").symlink_to("/dev/null")
+    source = write(tmp_path / "in.jsonl", ROWS)
+    run(source, "-o", tmp_path / "null")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "null"]
+    assert run(source, "-o", "/dev/stdout").stdout.count("\n") == 10
+    assert scorer.calls == [10, 10]
+
+
 def test_an_empty_file_is_done_without_a_scorer(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", []), "-o", tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == ""
@@ -231,6 +259,7 @@ def test_lines_are_batched_by_their_conversations(tmp_path, scorer):
         (["."], "cannot read '.': Is a directory"),
         (["in.jsonl", "-o", "in.jsonl"], "the output 'in.jsonl' is the input"),
         (["in.jsonl", "-o", "out.jsonl.gz"], "choose a name without .gz"),
+        (["in.jsonl", "-o", "."], "cannot write '.': it is a folder"),
         (["in.jsonl", "-o", "none/out.jsonl"], "cannot write 'none/out.jsonl': No such file"),
         (["in.jsonl.gz"], "cannot read 'in.jsonl.gz'"),
     ],
@@ -413,10 +442,12 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_is_one_line_of_error(tmp_path):
+@pytest.mark.parametrize("output", ["-", "/dev/full"])
+def test_a_full_disk_is_one_line_of_error(tmp_path, output):
     source = write(tmp_path / "in.jsonl", ROWS)
+    command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", output]
     with open("/dev/full", "wb") as full:
-        process = subprocess.run([sys.executable, "-c", SLOW_COMMAND, "score", source], stdout=full, stderr=-1)
+        process = subprocess.run(command, stdout=full, stderr=-1)
     assert (process.returncode, process.stderr) == (1, b"error: [Errno 28] No space left on device\n")
 
 
