@@ -312,7 +312,9 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             return StepScores.empty(self.num_envs)
         error = None
         try:
-            scores = self.scorer.score([turn.messages for turn in turns if turn.ended or self.reward_on == "turn"])
+            # Copies: a scorer that edits messages must not change what was said.
+            said = [copy_conversation(turn.messages) for turn in turns if turn.ended or self.reward_on == "turn"]
+            scores = self.scorer.score(said)
         except ScoringError as raised:
             scores, error = raised.scores, raised
         if len(scores) != len(asked):

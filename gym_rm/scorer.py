@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from gym_rm.errors import ConfigError, ScoringError, nearest
-from gym_rm.types import Conversation, Provenance, Scores
+from gym_rm.spaces import copy_conversation
+from gym_rm.types import Conversation, Message, Provenance, Scores
 
 
 @runtime_checkable
@@ -106,18 +107,58 @@ class FunctionScorer:
         return self
 
     def score(self, conversations: Sequence[Conversation]) -> Scores:
-        """Call the function once with all conversations."""
-        values = list(self._function(conversations)) if len(conversations) else []
-        if len(values) != len(conversations):
-            raise ConfigError(
-                f"the reward function {self._function!r} returned {len(values)} values "
-                f"for {len(conversations)} conversations; it must return one per conversation."
-            )
+        """Call the function once with all conversations, in copies of its own to work on.
+
+        Raises:
+            ConfigError: what is no list of conversations, or came back as no list with a number for each.
+            ScoringError: rows that the function gave None or no finite number.
+        """
+        copies = _copies(conversations)
+        values = self._numbers(self._function(copies), len(copies)) if copies else []
         scores = Scores.from_rewards(
-            [float("nan") if value is None else float(value) for value in values],
+            [float("nan") if value is None else value for value in values],
             errors=["the reward function returned None" if value is None else None for value in values],
             provenance=Provenance("FunctionScorer", getattr(self._function, "__qualname__", repr(self._function))),
         )
         if scores.failed_rows:
             raise ScoringError(scores)
         return scores
+
+    def _numbers(self, returned: Any, size: int) -> list[float | None]:
+        """What the function returned, if it is a number or None for each conversation."""
+        name = f"the reward function {self._function!r}"
+        try:
+            values = None if isinstance(returned, str | bytes | Mapping | Set) else iter(returned)
+        except TypeError:
+            values = None
+        if values is None:
+            raise ConfigError(
+                f"{name} returned {type(returned).__name__} {returned!r:.80} for {size} conversations; "
+                "it must return a list with one number, or None, per conversation."
+            )
+        listed = list(values)
+        if len(listed) != size:
+            raise ConfigError(
+                f"{name} returned {len(listed)} values for {size} conversations; it must return one per conversation."
+            )
+        numbers: list[float | None] = []
+        for row, value in enumerate(listed):
+            try:
+                numbers.append(None if value is None else float(value))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{name} returned {type(value).__name__} {value!r:.80} for conversation {row}; "
+                    "it must return a number, or None for no score."
+                ) from error
+        return numbers
+
+
+def _copies(conversations: Sequence[Conversation]) -> list[list[Message]]:
+    try:
+        len(conversations)
+        return [copy_conversation(conversation) for conversation in conversations]
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(
+            "score takes a list of conversations, each a list of {'role', 'content'} messages; "
+            f"got {type(conversations).__name__} {conversations!r:.80}."
+        ) from error

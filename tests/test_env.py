@@ -627,6 +627,39 @@ def test_one_call_a_step_holds_every_conversation():
     assert [[c[-1]["content"] for c in call] for call in recorder.calls] == [list("abcde")]
 
 
+class Shouter:
+    """Edits the messages that it is given, and fails at the first call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def score(self, conversations):
+        self.calls += 1
+        for conversation in conversations:
+            for message in conversation:
+                message["content"] = message["content"].upper()
+            conversation.append({"role": "judge", "content": "loud"})
+        errors = ["not now" if self.calls == 1 else None] * len(conversations)
+        scores = Scores.from_rewards([1.0] * len(conversations), errors=errors)
+        if scores.failed_rows:
+            raise ScoringError(scores)
+        return scores
+
+
+def test_a_scorer_that_edits_messages_changes_nothing_of_what_was_said():
+    envs = make(1, reward_model=Shouter(), prompts=[prompt(0, "more?")])
+    envs.reset(seed=0)
+    with pytest.raises(ScoringError):
+        envs.step(["four"])
+    (observation,), *_ = envs.step(["four"])
+    assert [message["content"] for message in observation] == ["question 0", "four", "more?"]
+    *_, infos = envs.step(["five"])
+    said = [message["content"] for message in infos["final_obs"][0]]
+    assert said == ["question 0", "four", "more?", "five"]
+    (observation,), _ = envs.reset()
+    assert observation == [{"role": "user", "content": "question 0"}]
+
+
 def test_reward_on_end_scores_only_what_ended():
     recorder = Recorder()
     envs = make(2, reward_model=recorder, reward_on="end", max_reply_length=3, prompts=[prompt(0, "why?")])

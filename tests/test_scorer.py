@@ -44,9 +44,49 @@ def test_none_and_not_a_number_are_errors_of_their_rows():
     assert scores.errors == (None, "the reward function returned None", "the reward is inf")
 
 
-def test_a_function_must_answer_every_conversation():
-    with pytest.raises(ConfigError, match="returned 1 values for 3 conversations"):
-        load_scorer(lambda conversations: [1.0]).score(SAID)
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0], "returned 1 values for 3 conversations"),
+        (0.5, "returned float 0.5 for 3 conversations; it must return a list with one number"),
+        (np.float32(0.5), r"returned float32 np.float32\(0.5\) for 3 conversations"),
+        (None, "returned NoneType None for 3 conversations"),
+        ("123", "returned str '123' for 3 conversations"),
+        ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0} for 3 conversations"),
+        ([1.0, [2.0], 3.0], r"returned list \[2.0\] for conversation 1; it must return a number, or None"),
+        ([1.0, 2.0, "good"], "returned str 'good' for conversation 2"),
+    ],
+)
+def test_a_function_must_answer_every_conversation_with_a_number(returned, message):
+    with pytest.raises(ConfigError, match=message):
+        load_scorer(lambda conversations: returned).score(SAID)
+
+
+def test_an_error_inside_a_function_stays_what_it_is():
+    def broken(conversations):
+        yield from (len(None) for _ in conversations)
+
+    with pytest.raises(TypeError, match="has no len"):
+        load_scorer(broken).score(SAID)
+
+
+@pytest.mark.parametrize("thing", [None, 3, (one for one in SAID), SAID[0], "text"])
+def test_what_is_no_list_of_conversations_is_refused(thing):
+    with pytest.raises(ConfigError, match="score takes a list of conversations, each a list of"):
+        load_scorer(length).score(thing)
+
+
+def test_a_function_may_edit_what_it_is_given():
+    def strip(conversations):
+        for conversation in conversations:
+            conversation[-1]["content"] = conversation[-1]["content"].strip()
+            del conversation[0]
+        return length(conversations)
+
+    said = [[{"role": "user", "content": "say"}, {"role": "assistant", "content": " one "}]]
+    before = copy.deepcopy(said)
+    assert load_scorer(strip).score(said).rewards.tolist() == [3]
+    assert said == before
 
 
 @pytest.mark.parametrize("thing", [3, 1.5, b"path"])
