@@ -89,8 +89,10 @@ class CombinedScorer:
         errors: list[str | None] = [None] * len(conversations)
         parts: dict[str, FloatArray] = {}
         for name, scores in results.items():
-            parts[name] = scores.rewards
-            parts.update({f"{name}/{head}": values for head, values in scores.heads.items()})
+            mine = {name: scores.rewards, **{f"{name}/{head}": values for head, values in scores.heads.items()}}
+            if twice := sorted(parts.keys() & mine.keys()):
+                raise ConfigError(f"two scorers give the part {twice[0]!r}; rename one of {list(self.members)}.")
+            parts |= mine
             for row in scores.failed_rows:
                 errors[row] = errors[row] or f"{name}: {scores.errors[row]}"
         rewards = self._reduce(parts).astype(np.float32)
@@ -224,10 +226,9 @@ class WeightedScorer(CombinedScorer):
         self.weights = {part: float(weight) for part, weight in weights.items()}
         self.normalization = {part: _calibration(part, value) for part, value in (normalization or {}).items()}
         for part in [*self.weights, *self.normalization]:
-            if part.partition("/")[0] not in names:
-                raise ConfigError(
-                    f"{part!r} is no part of the scorers {names}.{nearest(part.partition('/')[0], names)}"
-                )
+            if not any(part == name or part.startswith(f"{name}/") for name in names):
+                hint = nearest(part, names) or nearest(part.partition("/")[0], names)
+                raise ConfigError(f"{part!r} is no part of the scorers {names}.{hint}")
 
     @property
     def settings(self) -> dict[str, Any]:

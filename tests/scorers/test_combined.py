@@ -84,6 +84,21 @@ def test_heads_of_a_member_are_parts_too(tmp_path):
         WeightedScorer({"model": model}, weights={"model/saef": 1.0}).score(CONVERSATIONS)
 
 
+def test_hub_ids_are_names_of_scorers_too():
+    scorer = WeightedScorer({"Skywork/RM": length, "vowels": vowels})
+    assert scorer.score(CONVERSATIONS).rewards.tolist() == [5, 7, 0, 13]
+    nested = WeightedScorer({"a/b": scorer}, weights={"a/b/Skywork/RM": 2.0})
+    assert nested.score(CONVERSATIONS).rewards.tolist() == [6, 10, 0, 18]
+    with pytest.raises(ConfigError, match=r"'Skywork/MR' is no part.*Did you mean 'Skywork/RM'"):
+        WeightedScorer({"Skywork/RM": length}, weights={"Skywork/MR": 1.0})
+
+
+def test_two_parts_of_the_same_name_are_refused():
+    inner = WeightedScorer({"b": vowels})
+    with pytest.raises(ConfigError, match=r"two scorers give the part 'a/b'; rename one of \['a', 'a/b'\]"):
+        WeightedScorer({"a": inner, "a/b": length}).score(CONVERSATIONS)
+
+
 @pytest.mark.parametrize("combine", [WeightedScorer, EnsembleScorer])
 def test_a_failing_member_makes_the_row_an_error_and_never_a_partial_sum(combine):
     with pytest.raises(ScoringError) as caught:
