@@ -20,6 +20,8 @@ from gym_rm.errors import RenderError
 from gym_rm.types import Conversation, Message
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
+THINKING = frozenset({"<think>", "</think>"})  # replies may write them, even where a template does too
+WORD = re.compile(r"\S+")
 
 
 class ControlTokens:
@@ -28,13 +30,15 @@ class ControlTokens:
     Args:
         tokenizer: a Hugging Face tokenizer.
         written: conversations as the template writes them. Added tokens in them count as control tokens even where
-            the tokenizer does not flag them as special; others, such as `<think>`, are left to the text.
+            the tokenizer does not flag them as special, if they are markup: runs of white space (Gemma), words, and
+            the marks of thinking are left to the text.
     """
 
     def __init__(self, tokenizer: Any, written: str) -> None:
         added = {str(token): token for token in tokenizer.added_tokens_decoder.values()}
         special = {text for text, token in added.items() if token.special} | set(tokenizer.all_special_tokens)
-        self.names = _longest_first(special | {text for text in added if text in written})
+        markup = {text for text in added if not (text in THINKING or text.strip().isalnum() or text.isspace())}
+        self.names = _longest_first(special | {text for text in markup if text in written})
         # Unknown text gets the unknown token's id too, so that id says nothing about control.
         self.ids = frozenset(tokenizer.convert_tokens_to_ids(list(self.names))) - {tokenizer.unk_token_id}
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
@@ -52,24 +56,44 @@ class ControlTokens:
             if spelled - {""}:
                 self._normalize, self._spelled_normalized = normalize, _any_of(_longest_first(spelled))
 
-    def count(self, text: str) -> int:
-        """How many control tokens the tokenizer would find in this text."""
-        found = len(self._spelled.findall(text))
+    def find(self, text: str) -> tuple[str, ...]:
+        """The control tokens that the tokenizer would find in this text, in order."""
+        found = self._spelled.findall(text)
         if self._normalize is not None:
-            found += len(self._spelled_normalized.findall(self._normalize(text)))
-        return found
+            found += self._spelled_normalized.findall(self._normalize(text))
+        return tuple(found)
 
     def encode(self, conversation: Conversation, write: Callable[[Conversation], str]) -> Encoding:
-        """Encode `write(conversation)`; what the messages spell is text, what the template writes is control."""
-        hidden = _Hidden(self._spelled)
-        text = write(hidden.conversation(conversation))
-        # A template that cuts or joins messages can put together what none of them spells.
-        tight = _Hidden(self._ends)
-        text_of_template = write(tight.conversation(conversation))
-        if self.count(text) != self.count(text_of_template):
-            hidden, text = tight, text_of_template
-        text = self._spelled.sub(lambda match: self._secret_names[match[0]], text)
-        return self._tokenizer.encode(hidden.reveal(text), add_special_tokens=False)
+        """Encode `write(conversation)`; what the messages spell is text, what the template writes is control.
+
+        Raises:
+            RenderError: the template makes something of the text that cannot be told from its own control tokens.
+        """
+        expected = self._spelled.findall(
+            write([Message(role=m["role"], content=_masked(m["content"])) for m in conversation])
+        )
+        # Spelled tokens are hidden. Where the template cuts or joins messages, and so puts together what none of
+        # them spells, every end of a token is.
+        for pattern in (self._spelled, self._ends):
+            hidden = _Hidden(pattern, conversation)
+            text = write(hidden.conversation)
+            if self._spelled.findall(text) == expected:
+                break
+        else:
+            raise RenderError(
+                "the chat template turns the text of a message into control tokens; what the message spells and what "
+                "the template writes cannot be told apart."
+            )
+        again = _Hidden(pattern, conversation)
+        if hidden.reveal(text) != again.reveal(write(again.conversation)):
+            raise RenderError(
+                "a message spells a control token of the reward model, and the chat template cuts or recodes it."
+            )
+        named = self._spelled.sub(lambda match: self._secret_names[match[0]], text)
+        encoding = self._tokenizer.encode(hidden.reveal(named), add_special_tokens=False)
+        if sum(token in self.ids for token in encoding.ids) < len(expected):
+            raise RenderError("the tokenizer does not parse every control token that the chat template writes.")
+        return encoding
 
     def encode_pair(self, first: str, second: str) -> Encoding:
         """Encode a pair of texts with the tokenizer's own special tokens around them and none inside."""
@@ -77,7 +101,7 @@ class ControlTokens:
 
     @functools.cached_property
     def _secret_names(self) -> dict[str, str]:
-        return {name: _secret() for name in self.names}
+        return {name: _secret(8, set()) for name in self.names}
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -121,32 +145,46 @@ class ControlTokens:
 
 
 class _Hidden:
-    """Messages in which every match of a pattern stands as a secret word, which `reveal` turns back."""
+    """A conversation with a secret word of its length for every match of a pattern; `reveal` turns them back."""
 
-    def __init__(self, pattern: re.Pattern[str]) -> None:
+    def __init__(self, pattern: re.Pattern[str], conversation: Conversation) -> None:
         self._pattern = pattern
-        self._words: dict[str, str] = {}
-
-    def conversation(self, conversation: Conversation) -> list[Message]:
-        return [
-            Message(role=message["role"], content=self._pattern.sub(self._word, message["content"]))
+        self._spellings: dict[str, str] = {}  # by secret word
+        self._words: dict[str, str] = {}  # by spelling
+        self._taken = {ord(char) for message in conversation for char in message["content"]} & {*PRIVATE_USE}
+        self._crowded = 2 * len(self._taken) > len(PRIVATE_USE)
+        self.conversation = [
+            Message(role=message["role"], content=pattern.sub(self._word, message["content"]))
             for message in conversation
         ]
 
     def reveal(self, text: str) -> str:
-        for spelling, word in self._words.items():
+        for word, spelling in self._spellings.items():
             text = text.replace(word, spelling)
         return text
 
     def _word(self, match: re.Match[str]) -> str:
         if match[0] not in self._words:
-            self._words[match[0]] = _secret()
+            # Where hardly a character is left, length has to be unlikely instead.
+            word = _secret(8, set()) if self._crowded else _secret(len(match[0]), self._taken)
+            self._words[match[0]], self._spellings[word] = word, match[0]
         return self._words[match[0]]
 
 
-def _secret() -> str:
-    """A word of private characters that nobody has seen."""
-    return "".join(chr(PRIVATE_USE.start + secrets.randbelow(len(PRIVATE_USE))) for _ in range(8))
+def _secret(length: int, taken: set[int]) -> str:
+    """A word of private characters that nobody has seen and that no other word holds, which are `taken` from now on."""
+    word = ""
+    while len(word) < length:
+        code = PRIVATE_USE.start + secrets.randbelow(len(PRIVATE_USE))
+        if code not in taken:
+            taken.add(code)
+            word += chr(code)
+    return word
+
+
+def _masked(text: str) -> str:
+    """The text with every word blotted out: nothing is spelled, and a template finds nothing to act upon."""
+    return WORD.sub(lambda match: chr(PRIVATE_USE.start) * len(match[0]), text)
 
 
 def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:

@@ -161,30 +161,29 @@ class Renderer:
         turns = ([SYSTEM, USER, ASSISTANT, USER], [USER, ASSISTANT, TOOL, USER])
         tokens = (*presentation.control_tokens, presentation.step_token or "")
         self._control = ControlTokens(tokenizer, "".join((self._skeleton(), *map(self._try_to_write, turns), *tokens)))
-        self._written_for: dict[tuple[Any, ...], int] = {}
+        self._written_for: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._step_id = token_of(tokenizer, presentation.step_token) if presentation.step_token else None
 
     def encode(self, conversations: Sequence[Conversation]) -> list[Rendered | RenderError]:
         """Render N conversations; one that cannot be rendered gets its reason instead."""
-        results: list[Rendered | RenderError] = []
+        results: dict[int, Rendered | RenderError] = {}
         texts: dict[int, str] = {}
         for row, conversation in enumerate(conversations):
             try:
                 self._check(conversation)
                 text = self._plain_text(conversation)
                 if text is None:
-                    results.append(self._fit(conversation, self._render(conversation)))
+                    results[row] = self._fit(conversation, self._render(conversation))
                 else:
                     texts[row] = text
-                    results.append(RenderError("not tokenised"))
             except RenderError as error:
-                results.append(error)
+                results[row] = error
         for row, ids in zip(texts, self._tokenize(list(texts.values())), strict=True):
             try:
                 results[row] = self._fit(conversations[row], self._annotate(conversations[row], ids))
             except RenderError as error:
                 results[row] = error
-        return results
+        return [results[row] for row in range(len(conversations))]
 
     def encode_turns(self, conversation: Conversation) -> list[Rendered]:
         """Render a conversation up to each of its assistant turns, and up to its end.
@@ -249,26 +248,26 @@ class Renderer:
 
     def _plain_text(self, conversation: Conversation) -> str | None:
         """The conversation as the template writes it; None where something in it only looks like a control token."""
-        if self.chat_template is None or any(self._control.count(message["content"]) for message in conversation):
+        if self.chat_template is None or any(self._control.find(message["content"]) for message in conversation):
             return None
         text = self._write(conversation)
-        return text if self._control.count(text) == self._count_written(conversation) else None
+        return text if self._control.find(text) == self._find_written(conversation) else None
 
-    def _count_written(self, conversation: Conversation) -> int:
-        """How many control tokens the template writes for a conversation of these roles and steps."""
+    def _find_written(self, conversation: Conversation) -> tuple[str, ...]:
+        """The control tokens that the template writes for a conversation of these roles and steps."""
         neutral = [Message(role=m["role"], content="text" if m["content"].strip() else "") for m in conversation]
         steps = len(self.presentation.steps(conversation))
         if steps:
             neutral[-1]["content"] = self.presentation.step_separator.join(["text"] * steps)
         if len(conversation) > REMEMBERED_TURNS:
-            return self._control.count(self._write(neutral))
-        shape = (steps, *(message["content"] and message["role"] for message in neutral))
-        count = self._written_for.get(shape)
-        if count is None:
+            return self._control.find(self._write(neutral))
+        shape = (steps, *((message["role"], bool(message["content"])) for message in neutral))
+        written = self._written_for.get(shape)
+        if written is None:
             if len(self._written_for) >= REMEMBERED_SHAPES:
                 self._written_for.clear()
-            count = self._written_for[shape] = self._control.count(self._write(neutral))
-        return count
+            written = self._written_for[shape] = self._control.find(self._write(neutral))
+        return written
 
     def _render(self, conversation: Conversation) -> Rendered:
         """Render one conversation whatever its messages spell."""
