@@ -1,7 +1,8 @@
 """Running sequences under a token budget: what fits, what is too much, and whose failure it was.
 
-Sequences are planned into batches of at most the budget's tokens. Out of memory halves the budget and plans again; any
-other failure is repeated batch by batch, so that it costs only the rows of the batches that fail again.
+Sequences are planned into batches of at most the budget's tokens; longer ones go by themselves, with what they share.
+Out of memory halves the budget and plans again; any other failure is repeated batch by batch, so that it costs only
+the rows of the batches that fail again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gym_rm.models import RewardModel, longest_shared
 from gym_rm.models.reward_model import Batch, FloatArray, Layout
 from gym_rm.token_tree import BatchPlan, TokenSequence, plan_padded, plan_trees
 
+NOTHING = {"unique_tokens": 0, "padded_tokens": 0, "num_batches": 0, "plan_seconds": 0.0, "run_seconds": 0.0}
 CUDA_BATCHED_TOKENS = 32_768  # enough to fill any GPU; more only holds memory
 CPU_BATCHED_TOKENS = 2048  # activations of more tokens leave the caches, and their pages are mapped anew each time
 
@@ -53,56 +55,79 @@ class BudgetedRunner:
 
     def __init__(self, model: RewardModel, *, layout: Layout, budget: int | Literal["auto"] = "auto") -> None:
         self.layout = layout
-        self.budget = _automatic_budget(model) if budget == "auto" else _checked(budget)
-        # The automatic budget is a good size, not a limit: a longer sequence gets a forward of its own length.
-        self._stretches = budget == "auto"
+        self._budget = _automatic_budget(model) if budget == "auto" else _checked(budget)
+        # The automatic budget is a good size, not a limit: longer sequences get room beside what they share.
+        self._limit = None if budget == "auto" else self._budget
         self._longest_shared = longest_shared(model)
         self._num_values = model.num_values
 
+    @property
+    def budget(self) -> int:
+        """Most tokens of a batch; halved after running out of memory."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: int) -> None:
+        self._budget = _checked(budget)
+        self._limit = None if self._limit is None else budget
+
     def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
-        """Values of M sequences at their reads."""
-        before = self.budget
-        while True:
-            budget = max([self.budget, *(len(one.input_ids) for one in sequences)]) if self._stretches else self.budget
-            fitting = [m for m, sequence in enumerate(sequences) if len(sequence.input_ids) <= budget]
+        """Values of M sequences at their reads; a failure costs the sequences that it belongs to."""
+        lengths = [len(sequence.input_ids) for sequence in sequences]
+        starts = np.cumsum([0] + [len(sequence.reads) for sequence in sequences])
+        result = RunResult(np.full((starts[-1], self._num_values), np.nan, dtype=np.float32), {}, dict(NOTHING))
+        waiting = []
+        for m, length in enumerate(lengths):
+            if self._limit is not None and length > self._limit:
+                result.failures[m] = (
+                    f"the conversation has {length} tokens, over max_num_batched_tokens={self._limit}, and a "
+                    "conversation is not split; raise it, or set max_length with overlong='drop_turns'"
+                )
+            else:
+                waiting.append(m)
+
+        def attempt(rows: list[int], budget: int, *, isolated: bool = False) -> bool:
+            """Run these sequences; False, and nothing is done, if memory ran out."""
+            if not rows:
+                return True
             started = time.perf_counter()
-            plan = self._plan([sequences[m] for m in fitting], budget)
+            plan = self._plan([sequences[m] for m in rows], budget)
             planned = time.perf_counter()
-            try:
-                stacked, broken = self._run_batches(plan.batches, executor)
-                break
-            except torch.OutOfMemoryError:
-                if not self._halve(longest=max(len(sequences[m].input_ids) for m in fitting)):
-                    stacked, broken = self._run_one_by_one(plan.batches, executor)
-                    break
-        finished = time.perf_counter()
-        if self.budget < before:
+            outcome = (self._run_one_by_one if isolated else self._run_batches)(plan.batches, executor)
+            result.workload["plan_seconds"] += planned - started
+            result.workload["run_seconds"] += time.perf_counter() - planned
+            if outcome is None:
+                return False
+            stacked, broken = outcome
+            place = 0
+            for m in rows:
+                index = plan.value_index[place : place + len(sequences[m].reads)]
+                result.values[starts[m] : starts[m + 1]] = stacked[index]
+                if int(index[0]) in broken:
+                    result.failures[m] = broken[int(index[0])]
+                place += len(index)
+            result.workload["unique_tokens"] += plan.unique_tokens
+            result.workload["padded_tokens"] += plan.padded_tokens
+            result.workload["num_batches"] += len(plan.batches)
+            return True
+
+        before = self._budget
+        while not attempt([m for m in waiting if lengths[m] <= self._budget], self._budget):
+            self._budget //= 2
+        long = [m for m in waiting if lengths[m] > self._budget]
+        room = max([lengths[m] for m in long], default=0) + self._budget
+        if not attempt(long, room if self._limit is None else min(room, self._limit)):
+            for m in long:
+                attempt([m], lengths[m], isolated=True)
+        if len(result.failures) == len(sequences):
+            self._budget = before  # nothing worked, so nothing was learnt
+        self._budget = max(1, self._budget)
+        if self._budget < before:
             warn_once(
-                f"out of memory with max_num_batched_tokens={before}: continuing with {self.budget}. The scores stay "
+                f"out of memory with max_num_batched_tokens={before}: continuing with {self._budget}. The scores stay "
                 "the same; pass the smaller number next time."
             )
-        starts = np.cumsum([0] + [len(sequence.reads) for sequence in sequences])
-        values = np.full((starts[-1], self._num_values), np.nan, dtype=np.float32)
-        failures = {
-            m: f"the conversation has {len(sequences[m].input_ids)} tokens, over max_num_batched_tokens={budget}, and "
-            "a conversation is not split; raise it, or set max_length with overlong='drop_turns'"
-            for m in sorted(set(range(len(sequences))) - set(fitting))
-        }
-        place = 0
-        for m in fitting:
-            index = plan.value_index[place : place + len(sequences[m].reads)]
-            values[starts[m] : starts[m + 1]] = stacked[index]
-            if int(index[0]) in broken:
-                failures[m] = broken[int(index[0])]
-            place += len(index)
-        workload = {
-            "unique_tokens": plan.unique_tokens,
-            "padded_tokens": plan.padded_tokens,
-            "num_batches": len(plan.batches),
-            "plan_seconds": planned - started,
-            "run_seconds": finished - planned,
-        }
-        return RunResult(values, failures, workload)
+        return result
 
     def _plan(self, sequences: Sequence[TokenSequence], budget: int) -> BatchPlan:
         alone = self.layout == "one_by_one" or (
@@ -112,14 +137,18 @@ class BudgetedRunner:
             return plan_trees(sequences, max_num_batched_tokens=budget)
         return plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
 
-    def _run_batches(self, batches: Sequence[Batch], executor: Executor) -> tuple[FloatArray, dict[int, str]]:
-        """Values of all batches stacked, and for every value of a batch that failed, why."""
+    def _run_batches(self, batches: Sequence[Batch], executor: Executor) -> tuple[FloatArray, dict[int, str]] | None:
+        """Values of all batches stacked, and for every value of a batch that failed, why; None if memory ran out."""
         try:
-            return executor.run(batches), {}
+            return self._run(batches, executor), {}
         except Exception as error:
-            if _is_out_of_memory(error):
-                raise torch.OutOfMemoryError(str(error)) from error
-            logger.warning("a batch failed (%s: %s); running the batches one by one", type(error).__name__, error)
+            out_of_memory = _is_out_of_memory(error)
+            reason = f"{type(error).__name__}: {error}"
+        # Out here the failed forward's tensors are gone.
+        if out_of_memory:
+            _free_memory()
+            return None
+        logger.warning("a batch failed (%s); running the batches one by one", reason)
         return self._run_one_by_one(batches, executor)
 
     def _run_one_by_one(self, batches: Sequence[Batch], executor: Executor) -> tuple[FloatArray, dict[int, str]]:
@@ -127,23 +156,30 @@ class BudgetedRunner:
         broken: dict[int, str] = {}
         place = 0
         for batch in batches:
+            reason = None
             try:
-                values.append(executor.run([batch]))
+                values.append(self._run([batch], executor))
             except Exception as error:
-                values.append(np.full((len(batch.reads), self._num_values), np.nan, dtype=np.float32))
                 reason = f"its batch failed: {type(error).__name__}: {error}"
+            if reason is not None:
+                _free_memory()
+                values.append(np.full((len(batch.reads), self._num_values), np.nan, dtype=np.float32))
                 broken.update((place + k, reason) for k in range(len(batch.reads)))
             place += len(batch.reads)
         return np.concatenate(values), broken
 
-    def _halve(self, *, longest: int) -> bool:
-        """Remember a smaller budget after running out of memory; False once the longest sequence fills it."""
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if self.budget <= longest:
-            return False
-        self.budget = max(longest, self.budget // 2)
-        return True
+    def _run(self, batches: Sequence[Batch], executor: Executor) -> FloatArray:
+        values = executor.run(batches)
+        expected = (sum(len(batch.reads) for batch in batches), self._num_values)
+        if getattr(values, "shape", None) != expected:
+            got = f"shape {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+            raise ValueError(f"{type(executor).__name__}.run must give values of shape {expected}; got {got}.")
+        return values
+
+
+def _free_memory() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _automatic_budget(model: RewardModel) -> int:
