@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import inspect
 import itertools
 import json
 import sys
@@ -128,7 +129,7 @@ class FileScoring:
             scorer = None
             for batch in _batches(lines, self.batch_size):
                 if scorer is None:
-                    scorer = self.make_scorer()
+                    scorer = self._make_scorer()
                     began = time.perf_counter()
                 num_tokens, stopped = self._score_batch(scorer, batch, output)
                 progress = dataclasses.replace(
@@ -143,6 +144,17 @@ class FileScoring:
                 if stopped is not None:
                     raise ConfigError(stopped)
         return progress
+
+    def _make_scorer(self) -> Scorer:
+        scorer = self.make_scorer()
+        taken = inspect.signature(scorer.score).parameters
+        anything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+        if self.turns == "all" and "turns" not in taken and not anything:
+            raise ConfigError(
+                "turns='all' needs a scorer that reads every turn, as a single reward model does; "
+                f"{type(scorer).__name__} scores whole conversations only: use turns='last'."
+            )
+        return scorer
 
     def _score_batch(self, scorer: Scorer, batch: list[Line], output: _Output) -> tuple[int, str | None]:
         """Score and write the lines; the tokens scored, and why to stop after them."""
@@ -336,13 +348,16 @@ class _Output:
     def _read_record(self) -> None:
         try:
             record = json.loads(self._record.read_text())
+            fields = record if isinstance(record, dict) else {}
+            settings, self._provenance = fields.get("settings"), fields.get("provenance")
+            if not isinstance(settings, dict) or not isinstance(self._provenance, dict | None):
+                raise ValueError(f"it holds {show(record)}")
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{self._path} exists, but {self._record.name} beside it, which says how it was made, cannot be read "
                 f"({error}). Choose another output, or begin anew with --overwrite."
             ) from error
-        self._refuse_other("settings", record["settings"], self._settings)
-        self._provenance = record["provenance"]
+        self._refuse_other("settings", settings, self._settings)
 
     def _save_record(self) -> None:
         half_written = self._record.with_suffix(".tmp")

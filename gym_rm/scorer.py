@@ -7,7 +7,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from gym_rm.errors import ConfigError, ScoringError, nearest
+import numpy as np
+
+from gym_rm.errors import ConfigError, GymRMError, ScoringError, nearest
 from gym_rm.spaces import copy_conversation
 from gym_rm.types import Conversation, Message, Provenance, Scores
 
@@ -33,6 +35,9 @@ ScorerLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Scorer | R
 REWARD_MODEL_KINDS = frozenset(
     {"decoder", "encoder", "multi_head", "gated", "process", "generative", "implicit", "pair_encoder"}
 )
+# Options of a reward model.
+FLAGS = frozenset({"batch_invariant", "tree", "add_bos", "trust_remote_code"})
+COUNTS = frozenset({"max_length", "cache_size", "prefix_cache_tokens"})
 # Entry points, as in Gymnasium's registry: nothing is imported until a scorer of that kind is asked for.
 SCORER_KINDS: dict[str, str] = {
     "reward_model": "gym_rm.engine:load_reward_model",
@@ -53,7 +58,8 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
             of `SCORER_KINDS` or of `REWARD_MODEL_KINDS`; a reward model's own is found out where it is not given.
 
     Raises:
-        ConfigError: an unknown kind, options for a scorer that already exists, or something that is no scorer.
+        ConfigError: an unknown kind, options that cannot be, options for a scorer that already exists, or something
+            that is no scorer.
 
     Example:
         >>> import gym_rm
@@ -64,12 +70,7 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
     if reward_model is None or isinstance(reward_model, str | os.PathLike):
         reward_model = {} if reward_model is None else {"path": os.fspath(reward_model)}
     if isinstance(reward_model, Mapping):
-        merged = {**reward_model, **options}
-        kind = merged.get("kind", "reward_model")
-        if kind in REWARD_MODEL_KINDS or kind == "auto":
-            return _entry_point("reward_model")(**merged)
-        merged.pop("kind", None)
-        return _entry_point(kind)(**merged)
+        return _make({**reward_model, **options})
     if options:
         raise ConfigError(
             f"options {sorted(options)} came with a ready-made scorer {type(reward_model).__name__}; "
@@ -83,6 +84,41 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
         "reward_model must be None, a folder, a hub id, a dict, a Scorer or a function from conversations to numbers; "
         f"got {type(reward_model).__name__}: {reward_model!r}."
     )
+
+
+def _make(options: dict[str, Any]) -> Scorer:
+    kind = options.get("kind", "reward_model")
+    if not isinstance(kind, str):
+        raise ConfigError(f"the kind of a scorer must be a text, got {type(kind).__name__} {kind!r}.")
+    if kind in REWARD_MODEL_KINDS or kind == "auto":
+        make, arguments = _entry_point("reward_model"), options
+    else:
+        make, arguments = _entry_point(kind), {name: value for name, value in options.items() if name != "kind"}
+    if kind in REWARD_MODEL_KINDS | {"auto", "reward_model", "pairwise"}:
+        for name, value in options.items():
+            _check_option(name, value)
+    try:
+        return make(**arguments)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, GymRMError):
+            raise
+        shown = ", ".join(f"{name}={value!r:.80}" for name, value in options.items())
+        raise ConfigError(f"no scorer can be made of the options {shown}: {error}.") from error
+
+
+def _check_option(name: str, value: Any) -> None:
+    """What a reward model would take for something else, or notice only when it scores."""
+    if value is None and name in ("path", "max_length", "add_bos"):
+        return
+    expected = None
+    if name == "path" and not isinstance(value, str | os.PathLike):
+        expected = "a folder or a hub id"
+    elif name in FLAGS and not isinstance(value, bool | np.bool_):
+        expected = "true or false"
+    elif name in COUNTS and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
+        expected = "an integer"
+    if expected:
+        raise ConfigError(f"{name} must be {expected}, got {type(value).__name__} {value!r}.")
 
 
 def _entry_point(kind: str) -> Callable[..., Scorer]:

@@ -189,6 +189,28 @@ def test_all_turns(tmp_path, scorer):
     assert read(tmp_path / "out.jsonl")[0]["score_turns"] == [4.0, 1.0]
 
 
+def test_all_turns_of_a_scorer_of_whole_conversations(tmp_path):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    model = '{"kind": "ensemble", "members": [null]}'
+    result = run(source, "--reward-model", model, "--turns", "all", code=1)
+    assert "error: turns='all' needs a scorer that reads every turn" in result.stderr
+    assert "EnsembleScorer scores whole conversations only" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--reward-model", '{"path": 3}'], "error: path must be a folder or a hub id, got int 3"),
+        (["--reward-model", '{"kind": "weighted", "scorers": 5}'], "error: a WeightedScorer takes scorers by name"),
+        (["--option", "max_length=abc"], "error: max_length must be an integer, got str 'abc'"),
+    ],
+)
+def test_a_scorer_that_cannot_be_made_is_one_line_of_error(tmp_path, arguments, message):
+    result = run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=1)
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
+
+
 def test_provenance(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", ROWS[:1]), "-o", tmp_path / "out.jsonl", "--provenance")
     assert read(tmp_path / "out.jsonl")[0]["score_provenance"]["model"] == "length"
@@ -395,6 +417,15 @@ def test_a_file_of_someone_else_is_not_touched(tmp_path, scorer):
     result = run(write(tmp_path / "in.jsonl", ROWS), "-o", out, code=1)
     assert "out.jsonl exists, but out.jsonl.settings.json beside it" in result.stderr
     assert out.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("record", ["[]", "{}", '{"settings": 3, "provenance": null}', '{"settings": {}', "\udcff"])
+def test_a_record_that_is_none_is_refused(tmp_path, scorer, record):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    run(source, "-o", tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl.settings.json").write_bytes(record.encode(errors="surrogateescape"))
+    result = run(source, "-o", tmp_path / "out.jsonl", code=1)
+    assert "which says how it was made, cannot be read" in result.stderr
 
 
 # --- the process -------------------------------------------------------------------------------------------------

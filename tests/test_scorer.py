@@ -102,6 +102,29 @@ def test_unknown_kinds_offer_the_nearest():
         load_scorer({"kind": "proces", "path": "x"})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": 3}, "path must be a folder or a hub id, got int 3"),
+        ({"kind": ["x"]}, r"the kind of a scorer must be a text, got list \['x'\]"),
+        ({"kind": None}, "the kind of a scorer must be a text, got NoneType None"),
+        ({"kind": "decoder", "max_length": "abc"}, "max_length must be an integer, got str 'abc'"),
+        ({"cache_size": "abc"}, "cache_size must be an integer, got str 'abc'"),
+        ({"cache_size": True}, "cache_size must be an integer, got bool True"),
+        ({"batch_invariant": "maybe"}, "batch_invariant must be true or false, got str 'maybe'"),
+        ({"path": "x", "trust_remote_code": "no"}, "trust_remote_code must be true or false, got str 'no'"),
+        (
+            {"kind": "weighted", "scorers": [length], "weights": {"member_0": "x"}},
+            "weights={'member_0': 'x'}: could not",
+        ),
+        ({"kind": "weighted", "scorrs": [length]}, "no scorer can be made of the options kind='weighted', scorrs="),
+    ],
+)
+def test_options_that_cannot_be_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        load_scorer(options)
+
+
 def test_every_kind_can_be_imported():
     for kind in SCORER_KINDS:
         assert callable(_entry_point(kind))

@@ -70,6 +70,11 @@ class CombinedScorer:
     """
 
     def __init__(self, members: Mapping[str, ScorerLike] | Sequence[ScorerLike]) -> None:
+        if isinstance(members, str | bytes) or not isinstance(members, Mapping | Sequence):
+            raise ConfigError(
+                f"a {type(self).__name__} takes scorers by name, or a list of them; got {type(members).__name__} "
+                f"{members!r}."
+            )
         named = members if isinstance(members, Mapping) else {f"member_{k}": one for k, one in enumerate(members)}
         if not named:
             raise ConfigError(f"a {type(self).__name__} needs at least one scorer.")
@@ -223,6 +228,11 @@ class WeightedScorer(CombinedScorer):
             weights = dict(zip(names, weights, strict=True))
         if isinstance(normalization, str | os.PathLike):
             normalization = _read_calibration(normalization)
+        if not isinstance(normalization, Mapping | None):
+            raise ConfigError(
+                "normalization must give mean and std by part; got "
+                f"{type(normalization).__name__} {normalization!r:.80}."
+            )
         self.weights = {part: float(weight) for part, weight in weights.items()}
         self.normalization = {part: _calibration(part, value) for part, value in (normalization or {}).items()}
         for part in [*self.weights, *self.normalization]:
@@ -288,7 +298,7 @@ def _calibration(part: str, value: Calibration | Mapping[str, Any]) -> Calibrati
     try:
         return Calibration(**value)
     except TypeError as error:
-        raise ConfigError(f"normalization of {part!r} must have mean and std; got {dict(value)}.") from error
+        raise ConfigError(f"normalization of {part!r} must have mean and std; got {value!r}.") from error
 
 
 def _read_calibration(file: str | os.PathLike[str]) -> dict[str, Any]:

@@ -168,6 +168,10 @@ def test_json_builds_nested_scorers_and_an_environment_takes_them(tmp_path):
     ("make", "message"),
     [
         (lambda: WeightedScorer({}), "at least one scorer"),
+        (lambda: WeightedScorer(5), "takes scorers by name, or a list of them; got int 5"),
+        (lambda: WeightedScorer("org/name"), "takes scorers by name, or a list of them; got str 'org/name'"),
+        (lambda: WeightedScorer({"a": length}, normalization=5), "mean and std by part; got int 5"),
+        (lambda: WeightedScorer({"a": length}, normalization={"a": 5}), "must have mean and std; got 5"),
         (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is no part of the scorers"),
         (lambda: WeightedScorer([length], weights=[1, 2]), "2 numbers for 1 scorers"),
         (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0}}), "must have mean and std"),
