@@ -23,9 +23,16 @@ from transformers import PreTrainedModel
 from gym_rm.budget import BudgetedRunner
 from gym_rm.errors import ConfigError, RenderError, ScoringError, logger, warn_once
 from gym_rm.executors import Executor, LocalExecutor
-from gym_rm.models import DecoderRewardModel, RewardModel, choose_layout, load_checkpoint, make_reward_model
+from gym_rm.models import (
+    DecoderRewardModel,
+    RewardModel,
+    check_layout,
+    choose_layout,
+    load_checkpoint,
+    make_reward_model,
+)
 from gym_rm.models.fused import MODEL_TYPES
-from gym_rm.models.low_precision import Quantization, quantize_layers
+from gym_rm.models.low_precision import Quantization, quantization_of, quantize_layers
 from gym_rm.models.prefix_cache import BLOCK, PrefixCache
 from gym_rm.models.reward_model import FloatArray, Layout
 from gym_rm.render import DATE, Overlong, Rendered, Renderer, Turns
@@ -61,7 +68,8 @@ class RewardModelScorer:
         overlong: what happens to a longer one, see `Renderer`.
         chat_template, chat_template_kwargs, add_bos, date: see `Renderer`.
         batch_invariant: run every distinct conversation alone, so that its score is bit-equal whatever stands beside
-            it. Only exact duplicates are shared then; by default a score may move in its last bits, within 1e-5.
+            it. Only exact duplicates are shared then; by default a score may move in its last bits, in float32 within
+            1e-5.
         tree: False never merges prefixes (to compare, or to measure).
         cache_size: how many scored sequences to remember across calls, by their token ids; 0 for none.
         prefix_cache_tokens: of how many tokens to keep keys and values across calls, so that the next turn of a
@@ -132,6 +140,8 @@ class RewardModelScorer:
         if quantization is not None:
             for module in model.modules:
                 quantize_layers(module, quantization, model.device)
+            check_layout(model)
+        computed_in = quantization_of(model.model)  # by this scorer, or by another of the same model
         self.layout: Layout = "one_by_one" if batch_invariant else model.layout
         self.executor = executor or LocalExecutor(model)
         self._runner = BudgetedRunner(model, layout=self.layout, budget=max_num_batched_tokens)
@@ -155,12 +165,21 @@ class RewardModelScorer:
                 "max_length": self.renderer.max_length,
                 "overlong": overlong,
                 "batch_invariant": batch_invariant,
-                **({} if quantization is None else {"quantization": quantization}),
+                **({} if computed_in is None else {"quantization": computed_in}),
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
                 **model.settings,
             },
         )
         logger.info("scoring with %s", self.provenance)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what belongs to this process: the lock, and what is remembered."""
+        self.clear_cache()
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewardModelScorer:
         """Itself: `gym.make_vec` deep-copies its keywords, and a reward model must not be loaded twice."""

@@ -738,3 +738,10 @@ def test_messages_full_of_padding_are_text(padding_with_eos):
 def test_presentation_is_the_models(scorer_of):
     assert scorer_of("bert").renderer.presentation == Presentation(encoder=True)
     assert scorer_of("qwen3").renderer.presentation == Presentation()
+
+
+def test_a_scorer_can_be_pickled(scorer_of, real_conversations):
+    scorer = scorer_of("qwen3")
+    copied = pickle.loads(pickle.dumps(scorer))
+    assert copied.score(real_conversations).rewards.tolist() == scorer.score(real_conversations).rewards.tolist()
+    assert copied.provenance == scorer.provenance

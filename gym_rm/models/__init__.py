@@ -7,7 +7,7 @@ from gym_rm.models.families import FAMILIES, KINDS, Family
 from gym_rm.models.generative import GenerativeRewardModel
 from gym_rm.models.implicit import ImplicitRewardModel
 from gym_rm.models.kinds import make_reward_model
-from gym_rm.models.layout import choose_layout, longest_shared
+from gym_rm.models.layout import check_layout, choose_layout, longest_shared
 from gym_rm.models.multi_head import GatedRewardModel, MultiHeadRewardModel, Objectives
 from gym_rm.models.pair_encoder import PairEncoderRewardModel
 from gym_rm.models.process import ProcessRewardModel
@@ -28,6 +28,7 @@ __all__ = [
     "PairEncoderRewardModel",
     "ProcessRewardModel",
     "RewardModel",
+    "check_layout",
     "choose_layout",
     "load_checkpoint",
     "longest_shared",

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gym_rm.attention import SUPPORTED_LAYER_TYPES, UnsupportedByTree
-from gym_rm.errors import logger
+from gym_rm.errors import ConfigError, logger
 from gym_rm.models.reward_model import Layout, RewardModel
 from gym_rm.token_tree import BatchPlan, TokenSequence, plan_padded, plan_trees
 
@@ -50,6 +50,23 @@ def choose_layout(model: RewardModel, *, allow_tree: bool) -> Layout:
     forget_lengths(model)
     with model.evaluating():
         return _choose_layout(model, allow_tree)
+
+
+@torch.inference_mode()
+def check_layout(model: RewardModel) -> None:
+    """Run the trial in the layout that was chosen, after something about the model has changed.
+
+    Raises:
+        ConfigError: the model does not run, or gives what is no number.
+    """
+    plan = plan_trees if model.layout == "tree" else plan_padded
+    with model.evaluating():
+        try:
+            values = _values(model, plan(_trial(model), max_num_batched_tokens=10**6))
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise ConfigError(f"{type(model.model).__name__} does not run with such layers: {error}") from error
+    if not np.isfinite(values).all():
+        raise ConfigError(f"{type(model.model).__name__} gives {values.min()} with such layers.")
 
 
 def _choose_layout(model: RewardModel, allow_tree: bool) -> Layout:

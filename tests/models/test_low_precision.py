@@ -106,3 +106,20 @@ def test_what_cannot_be_quantized_is_refused(saved_model):
         gym_rm.load_scorer(str(saved_model("gpt2")), quantization="int8")
     with pytest.raises(ConfigError, match="is for CPUs and the model is on cuda"):
         quantize_layers(tiny_models.reward_model("qwen3"), "int8", torch.device("cuda"))
+
+
+def test_every_scorer_of_a_quantized_model_says_so(saved_model):
+    first = gym_rm.load_scorer(str(saved_model("qwen3")), quantization="int8")
+    model, tokenizer = first.model.model, first.renderer.tokenizer
+    for options in ({}, {"quantization": "int8"}):
+        scorer = gym_rm.RewardModelScorer(model, tokenizer, **options)
+        assert scorer.provenance.settings["quantization"] == "int8"
+
+
+def test_a_model_that_does_not_run_with_such_layers_is_refused(saved_model, monkeypatch):
+    def forward(self, x):
+        raise RuntimeError("expected scalar type Float but found Char")
+
+    monkeypatch.setattr(Int8Linear, "forward", forward)
+    with pytest.raises(ConfigError, match="does not run with such layers: expected scalar type Float"):
+        gym_rm.load_scorer(str(saved_model("bert")), quantization="int8")
