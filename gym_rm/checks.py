@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,8 +68,12 @@ def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list
     """N seeds, as `SyncVectorEnv` takes them from an int, a list or None."""
     if seed is None:
         return [None] * num_envs
-    if isinstance(seed, int | np.integer):
-        return [int(seed) + row for row in range(num_envs)]
-    if len(seed) != num_envs:
-        raise ValueError(f"a list of seeds must have one for each of the {num_envs} environments, got {len(seed)}.")
-    return [None if each is None else int(each) for each in seed]
+    try:
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + row for row in range(num_envs)]
+        seeds = [None if each is None else operator.index(each) for each in seed]
+    except TypeError as error:
+        raise ConfigError(f"seed must be an integer or None, or a list of those; got {seed!r:.80}.") from error
+    if len(seeds) != num_envs:
+        raise ValueError(f"a list of seeds must have one for each of the {num_envs} environments, got {len(seeds)}.")
+    return seeds

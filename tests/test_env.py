@@ -472,6 +472,14 @@ def test_a_list_of_seeds_has_one_for_each(seed):
         one_turn(2).reset(seed=seed)
 
 
+@pytest.mark.parametrize("seed", [1.5, "1", [1, 2.0], [None, "2"], {}.keys])
+def test_a_seed_is_an_integer(seed):
+    with pytest.raises(ConfigError, match="seed must be an integer or None, or a list of those; got "):
+        one_turn(2).reset(seed=seed)
+    with pytest.raises(ConfigError, match="seed must be an integer"):
+        gym.make("RewardModel-v0", reward_model=length_reward).reset(seed=1.5)
+
+
 def test_siblings_answer_the_same_prompts_and_groups_do_not_share():
     orders = seen(make(6, group_size=3, prompts=[prompt(i) for i in range(50)]), 20, seed=0)
     assert (orders[0] == orders[1]).all()
