@@ -61,7 +61,7 @@ class ScoringError(GymRMError, ValueError):
     def __init__(self, scores: Scores) -> None:
         self.scores = scores
         self.rows = scores.failed_rows
-        shown = [f"row {row}: {scores.errors[row]}" for row in self.rows[:5]]
+        shown = [f"row {row}: {scores.errors[row]}".removesuffix(".") for row in self.rows[:5]]
         if len(self.rows) > len(shown):
             shown.append(f"and {len(self.rows) - len(shown)} more")
         super().__init__(

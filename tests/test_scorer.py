@@ -44,6 +44,11 @@ def test_none_and_not_a_number_are_errors_of_their_rows():
     assert scores.errors == (None, "the reward function returned None", "the reward is inf")
 
 
+def test_reasons_that_are_sentences_make_one_sentence():
+    error = ScoringError(gym_rm.Scores.from_rewards([1, 2, 3], errors=["too long.", None, "too bad."]))
+    assert "scored: row 0: too long; row 2: too bad. The other scores are in" in str(error)
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
