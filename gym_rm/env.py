@@ -131,7 +131,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self._owns_scorer = reward_model is not None and self.scorer is not reward_model
 
         self._orders = PromptOrders(len(self.prompts), self.num_envs, self.group_size)
-        self._episodes: dict[int, Episode] = {}
+        self._episodes: list[Episode] = []
         self._over = np.zeros(self.num_envs, dtype=np.bool_)
         self._scores = StepScores.empty(self.num_envs)
         self._running = RunningMetrics(self.num_envs)
@@ -335,13 +335,18 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
     def _restart(self, rows: Mask) -> None:
         self._running.clear(rows)
-        for row in np.flatnonzero(rows).tolist():
-            number, index = self._orders.next(row)
-            prompt = self.prompts[index]
-            self._episodes[row] = Episode(prompt, number, list(prompt.messages))
+        # The first reset starts every row, so what is kept is there.
+        self._episodes = [
+            self._new_episode(row) if starts else self._episodes[row] for row, starts in enumerate(rows.tolist())
+        ]
+
+    def _new_episode(self, row: int) -> Episode:
+        number, index = self._orders.next(row)
+        prompt = self.prompts[index]
+        return Episode(prompt, number, list(prompt.messages))
 
     def _observe(self) -> Observations:
-        return tuple([copy_conversation(episode.messages) for episode in self._episodes.values()])
+        return tuple([copy_conversation(episode.messages) for episode in self._episodes])
 
     def _transcribe(self, rows: Mask, scores: StepScores | None = None, done: Mask | None = None) -> None:
         if self.render_mode is None:
@@ -363,13 +368,13 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     # --- infos -------------------------------------------------------------------------------------------------
 
     def _add_episodes(self, infos: Infos, rows: Mask) -> None:
-        episodes = self._episodes.values()
-        answers = np.array([episode.prompt.answer for episode in episodes], dtype=object)
-        add_values(infos, "prompt_id", np.array([episode.prompt.prompt_id for episode in episodes], dtype=object), rows)
+        prompts = [episode.prompt for episode in self._episodes]
+        answers = np.array([prompt.answer for prompt in prompts], dtype=object)
+        add_values(infos, "prompt_id", np.array([prompt.prompt_id for prompt in prompts], dtype=object), rows)
         add_values(infos, "answer", answers, rows & [answer is not None for answer in answers])
         if self.group_size > 1:
             group = np.arange(self.num_envs) // self.group_size
-            numbers = np.array([episode.number for episode in episodes])
+            numbers = np.array([episode.number for episode in self._episodes])
             add_values(infos, "group_id", group + numbers * self._orders.num_groups, rows)
 
     def _add_scores(self, infos: Infos, rows: Mask) -> None:

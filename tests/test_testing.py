@@ -135,7 +135,7 @@ class KeepsObservations(RewardVectorEnv):
     """Hands out the conversations that it goes on working with."""
 
     def _observe(self):
-        return tuple(episode.messages for episode in self._episodes.values())
+        return tuple(episode.messages for episode in self._episodes)
 
 
 class ForgetsTheSeed(RewardVectorEnv):
