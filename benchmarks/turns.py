@@ -1,0 +1,70 @@
+"""What do keys and values kept across calls save in a dialogue that goes on?
+
+    python benchmarks/turns.py [--size 25M] [--dialogues 16]
+
+HH dialogues of at least five messages from ../shared/data, scored after each assistant turn as `env.step` would, by a
+scorer that remembers nothing and by one with `prefix_cache_tokens`. The two take turns; medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+import numpy as np
+import workloads
+from rich.console import Console
+from rich.table import Table
+
+from gym_rm.engine import RewardModelScorer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", default="25M", choices=list(workloads.SHAPES))
+    parser.add_argument("--dialogues", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=3, help="how often the sides take turns")
+    args = parser.parse_args()
+    console = Console(width=120)
+    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
+    tokenizer = workloads.tokenizer()
+    model = workloads.reward_model(args.size, len(tokenizer))
+    plain = RewardModelScorer(model, tokenizer)
+    dialogues = [
+        row["context"] + row["completions"][0]["completion"]
+        for row in workloads.rows("hh_harmless")
+        if len(row["context"]) >= 5
+    ][: args.dialogues]
+    table = Table("messages", "tokens", "unique", "reused", "plain s", "kept s", "plain / kept", "largest difference")
+    seconds: dict[int, list[tuple[float, float]]] = {2: [], 4: [], 6: []}
+    rows = {}
+    for _ in range(args.turns):
+        keeping = RewardModelScorer(model, tokenizer, prefix_cache_tokens=100_000)
+        for messages, times in seconds.items():
+            conversations = [dialogue[:messages] for dialogue in dialogues]
+            started = time.perf_counter()
+            expected = plain.score(conversations)
+            between = time.perf_counter()
+            scores = keeping.score(conversations)
+            times.append((between - started, time.perf_counter() - between))
+            rows[messages] = (scores.workload, float(np.abs(scores.rewards - expected.rewards).max()))
+    for messages, times in seconds.items():
+        work, difference = rows[messages]
+        before, after = (statistics.median(column) for column in zip(*times, strict=True))
+        table.add_row(
+            f"{messages}",
+            f"{work.num_tokens}",
+            f"{work.unique_tokens}",
+            f"{work.reused_tokens}",
+            f"{before:.3f}",
+            f"{after:.3f}",
+            f"{before / after:.2f}",
+            f"{difference:.1e}",
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
