@@ -5,6 +5,7 @@ A row counts only if every member scored it: a sum with a part missing is anothe
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import hashlib
 import json
@@ -59,7 +60,7 @@ class Calibration:
         )
 
 
-class CombinedScorer:
+class CombinedScorer(abc.ABC):
     """Named members, scored one after the other; subclasses make one reward of theirs.
 
     Args:
@@ -120,12 +121,13 @@ class CombinedScorer:
         self._tell("wake")
 
     @property
+    @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
         """How one reward is made of the members', for `Scores.provenance`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _reduce(self, parts: Mapping[str, FloatArray]) -> NDArray[np.float64]:
-        raise NotImplementedError
+        """Rewards `[N]` from the members' and their parts, by name."""
 
     def _provenance(self, results: Mapping[str, Scores]) -> Provenance:
         members = {
