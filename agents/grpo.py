@@ -40,10 +40,10 @@ from transformers.utils import logging as transformers_logging
 
 import gym_rm
 from gym_rm.config import Config, load_config
-from gym_rm.data import load_prompts
+from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError
-from gym_rm.metrics import reward_metrics
-from gym_rm.report import RunWriter, conversations_table, plot_run, read_run, results_table
+from gym_rm.reports.metrics import reward_metrics
+from gym_rm.reports.runs import RunWriter, conversations_table, plot_run, read_run, results_table
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class EnvSettings(Settings):
     reward_model_kwargs: dict[str, Any] = Field(default={})
     """Options of the reward model: dtype, device, max_num_batched_tokens, ..."""
     prompts: str | None = None
-    """What `gym_rm.data.load_prompts` takes: a file or a data set name; null for the embedded prompts."""
+    """What `gym_rm.data.prompts.load_prompts` takes: a file or a data set name; null for the embedded prompts."""
     num_prompts: int = Field(default=32, ge=1)
     """Prompts of a step."""
     group_size: int = Field(default=8, ge=2)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical
 
 import gym_rm
-from gym_rm.data import load_prompts
+from gym_rm.data.prompts import load_prompts
 
 
 @dataclass

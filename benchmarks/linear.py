@@ -18,8 +18,8 @@ import workloads
 from rich.console import Console
 from rich.table import Table
 
-from gym_rm.engine import RewardModelScorer
-from gym_rm.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.reward_model_scorer import RewardModelScorer
+from gym_rm.engine.token_tree import TokenSequence, plan_trees
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from workloads import Conversation
 
-from gym_rm.data import load_prompts
-from gym_rm.engine import RewardModelScorer, load_reward_model
-from gym_rm.wrappers import number_candidates
+from gym_rm.data.prompts import load_prompts
+from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
+from gym_rm.envs.numeric_views import number_candidates
 
 
 def right_and_wrong(count: int) -> list[Conversation]:

@@ -32,8 +32,8 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from workloads import Conversation
 
-from gym_rm.engine import RewardModelScorer
-from gym_rm.token_tree import TokenSequence, plan_trees
+from gym_rm.engine.reward_model_scorer import RewardModelScorer
+from gym_rm.engine.token_tree import TokenSequence, plan_trees
 
 Side = Callable[[Sequence[Conversation]], "np.ndarray[Any, Any]"]
 

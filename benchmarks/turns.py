@@ -18,7 +18,7 @@ import workloads
 from rich.console import Console
 from rich.table import Table
 
-from gym_rm.engine import RewardModelScorer
+from gym_rm.engine.reward_model_scorer import RewardModelScorer
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from gym_rm.scorers.combined import EnsembleScorer, WeightedScorer
 from gym_rm.types import Conversation, Message, PreferencePair, Prompt, Scores
 
 if TYPE_CHECKING:
-    from gym_rm.engine import RewardModelScorer
+    from gym_rm.engine.reward_model_scorer import RewardModelScorer
     from gym_rm.scorers.pairwise import PairwiseScorer
 
 __version__ = "0.1.0"
@@ -50,19 +50,19 @@ __all__ = [
 ]
 
 gymnasium.register(
-    "RewardModel-v0", entry_point="gym_rm.env:RewardEnv", vector_entry_point="gym_rm.env:RewardVectorEnv"
+    "RewardModel-v0", entry_point="gym_rm.envs.vector:RewardEnv", vector_entry_point="gym_rm.envs.vector:RewardVectorEnv"
 )
 gymnasium.register(
     "RewardModelCandidates-v0",
-    entry_point="gym_rm.wrappers:CandidateEnv",
-    vector_entry_point="gym_rm.wrappers:make_candidates",
+    entry_point="gym_rm.envs.numeric_views:CandidateEnv",
+    vector_entry_point="gym_rm.envs.numeric_views:make_candidates",
 )
 gymnasium.register(
-    "RewardModelTokens-v0", entry_point="gym_rm.wrappers:TokenEnv", vector_entry_point="gym_rm.wrappers:make_tokens"
+    "RewardModelTokens-v0", entry_point="gym_rm.envs.numeric_views:TokenEnv", vector_entry_point="gym_rm.envs.numeric_views:make_tokens"
 )
 
 # Names whose modules import torch: resolved on first use, so that `import gym_rm` stays light.
-_LAZY = {"PairwiseScorer": "gym_rm.scorers.pairwise", "RewardModelScorer": "gym_rm.engine"}
+_LAZY = {"PairwiseScorer": "gym_rm.scorers.pairwise", "RewardModelScorer": "gym_rm.engine.reward_model_scorer"}
 
 
 def __getattr__(name: str) -> Any:

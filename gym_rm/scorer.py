@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from gym_rm.errors import ConfigError, GymRMError, ScoringError, nearest
-from gym_rm.spaces import copy_conversation
+from gym_rm.envs.spaces import copy_conversation
 from gym_rm.types import Conversation, Message, Provenance, Scores
 
 
@@ -31,7 +31,7 @@ class Scorer(Protocol):
 RewardFunction: TypeAlias = Callable[[Sequence[Conversation]], Sequence[float]]
 ScorerLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Scorer | RewardFunction | None"
 
-# Kinds of one checkpoint, all loaded by "reward_model"; `gym_rm.models` holds a class for each.
+# Kinds of one checkpoint, all loaded by "reward_model"; `gym_rm.engine.kinds` holds a class for each.
 REWARD_MODEL_KINDS = frozenset(
     {"decoder", "encoder", "multi_head", "gated", "process", "generative", "implicit", "pair_encoder"}
 )
@@ -40,7 +40,7 @@ FLAGS = frozenset({"batch_invariant", "tree", "add_bos", "trust_remote_code"})
 COUNTS = frozenset({"max_length", "cache_size", "prefix_cache_tokens"})
 # Entry points, as in Gymnasium's registry: nothing is imported until a scorer of that kind is asked for.
 SCORER_KINDS: dict[str, str] = {
-    "reward_model": "gym_rm.engine:load_reward_model",
+    "reward_model": "gym_rm.engine.reward_model_scorer:load_reward_model",
     "pairwise": "gym_rm.scorers.pairwise:PairwiseScorer",
     "weighted": "gym_rm.scorers.combined:WeightedScorer",
     "ensemble": "gym_rm.scorers.combined:EnsembleScorer",

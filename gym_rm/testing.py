@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from gym_rm.errors import ActionError, ScoringError
 from gym_rm.scorer import Scorer
-from gym_rm.spaces import UnicodeText
+from gym_rm.envs.spaces import UnicodeText
 from gym_rm.types import Conversation, Scores
 
 Envs: TypeAlias = VectorEnv[Any, Any, Any]

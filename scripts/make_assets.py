@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
-from gym_rm.losses import bradley_terry
+from gym_rm.training.losses import bradley_terry
 
 ASSETS = Path(__file__).parents[1] / "gym_rm" / "assets"
 NUM_PROMPTS = 1024

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 import gym_rm
 from agents import grpo
-from gym_rm.data import load_prompts
+from gym_rm.data.prompts import load_prompts
 from scripts import make_assets
 
 ASSETS = Path(gym_rm.__file__).parent / "assets"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gym_rm
-from gym_rm.models import FAMILIES
+from gym_rm.engine.kinds import FAMILIES
 from tests import tiny_models
-from tests.models.checkpoints import HIDDEN, save_with_heads, tensor
+from tests.checkpoints import HIDDEN, save_with_heads, tensor
 
 try:
     import peft
@@ -123,7 +123,7 @@ def test_the_examples_of_scoring_run():
 
 def test_the_options_of_scoring_exist():
     known = {*inspect.signature(gym_rm.RewardModelScorer).parameters}
-    known |= {*inspect.signature(gym_rm.engine.load_reward_model).parameters}
+    known |= {*inspect.signature(gym_rm.engine.reward_model_scorer.load_reward_model).parameters}
     rows = re.findall(r"^\| (`.*?) \|", SCORING, re.MULTILINE)
     assert len(rows) > 8
     for name in re.findall(r"`(\w+)`", " ".join(rows)):

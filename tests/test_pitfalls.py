@@ -200,7 +200,7 @@ def test_13_nothing_is_quantised_unless_asked_and_the_precision_is_said(saved_mo
 def test_15_the_last_tokens_are_those_of_the_model_card(style, gsm8k_groups):
     """`tokenizer.apply_chat_template(messages, tokenize=True)`, as the cards say; nothing is appended to it."""
     tok = tiny_models.tokenizer(style)
-    rendered = gym_rm.render.Renderer(tok).encode(gsm8k_groups[0])
+    rendered = gym_rm.engine.text.renderer.Renderer(tok).encode(gsm8k_groups[0])
     for conversation, one in zip(gsm8k_groups[0], rendered, strict=True):
         ids = tok.apply_chat_template(conversation, tokenize=True, return_dict=False)
         assert one.input_ids[-3:].tolist() == ids[-3:]

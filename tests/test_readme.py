@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 from typer.testing import CliRunner
 
-from gym_rm.cli import app
+from gym_rm.cli.score import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -7,8 +7,8 @@ import pytest
 
 import gym_rm
 from gym_rm import ConfigError, ScoringError
-from gym_rm.models import KINDS
-from gym_rm.models.kinds import MAKERS
+from gym_rm.engine.kinds import KINDS
+from gym_rm.engine.kinds.make import MAKERS
 from gym_rm.scorer import REWARD_MODEL_KINDS, SCORER_KINDS, FunctionScorer, Scorer, _entry_point, load_scorer
 from gym_rm.testing import check_scorer
 from tests import tiny_models

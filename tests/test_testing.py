@@ -5,7 +5,7 @@ from gymnasium.vector import AutoresetMode
 
 import gym_rm
 from gym_rm import Scores, ScoringError
-from gym_rm.env import RewardVectorEnv
+from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.testing import check_scorer, check_vector_env
 
 PROMPTS = ["one?", {"prompt": "two?", "user_turns": ["sure?"]}, "three?"]
@@ -219,7 +219,7 @@ def test_a_broken_vector_environment_is_found_out(kind, mode, message):
 
 
 def test_an_environment_that_differs_from_its_single_face_is_found_out(monkeypatch):
-    gym.register("Test/Pays-v0", entry_point="gym_rm.env:RewardEnv", vector_entry_point=PaysForResets)
+    gym.register("Test/Pays-v0", entry_point="gym_rm.envs.vector:RewardEnv", vector_entry_point=PaysForResets)
     try:
         with pytest.raises(AssertionError, match="differs from SyncVectorEnv"):
             check_vector_env("Test/Pays-v0", num_envs=2, reward_model=count_characters, prompts=PROMPTS)

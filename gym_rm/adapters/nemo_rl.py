@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gym_rm.adapters.conversations import plain_content, refuse_rendered, rewards_or_fallback, score_rows
-from gym_rm.adapters.policy_texts import PolicyTexts
+from gym_rm.data.messages import plain_content, refuse_rendered, rewards_or_fallback, score_rows
+from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.errors import ConfigError, logger, nearest
-from gym_rm.metrics import reward_metrics
+from gym_rm.reports.metrics import reward_metrics
 from gym_rm.scorer import Scorer, load_scorer
 from gym_rm.types import Conversation
 

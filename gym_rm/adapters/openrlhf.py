@@ -20,9 +20,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gym_rm.adapters.conversations import rewards_or_fallback
-from gym_rm.adapters.micro_batching import MicroBatchingScorer
-from gym_rm.adapters.policy_texts import PolicyTexts
+from gym_rm.data.messages import rewards_or_fallback
+from gym_rm.scorers.batching import MicroBatchingScorer
+from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.errors import ConfigError, GymRMError, RenderError, ScoringError, logger
 from gym_rm.scorer import ScorerLike, load_scorer
 

@@ -13,12 +13,12 @@ from typing import Any
 import gymnasium as gym
 
 from gym_rm.adapters import require
-from gym_rm.adapters.conversations import score_rows
-from gym_rm.adapters.micro_batching import MicroBatchingScorer
+from gym_rm.data.messages import score_rows
+from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.checks import parse_autoreset_mode
 from gym_rm.errors import ConfigError, RemoteError, ScoringError
 from gym_rm.scorer import ScorerLike, load_scorer
-from gym_rm.spaces import ConversationSpace, UnicodeText
+from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.types import Conversation, Scores
 
 ray = require("ray", install="gym-rm[rllib]")

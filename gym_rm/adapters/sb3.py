@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from gym_rm.adapters import require
 from gym_rm.errors import ConfigError
-from gym_rm.infos import infos_of_row
+from gym_rm.envs.infos import infos_of_row
 
 VecEnv: Any = require("stable_baselines3.common.vec_env", install="gym-rm[sb3]").VecEnv
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_rm.adapters import require
-from gym_rm.adapters.conversations import rewards_or_fallback, score_rows
-from gym_rm.adapters.micro_batching import shared_scorer
-from gym_rm.data import parse_messages
-from gym_rm.episodes import DialogueRules, Episode
+from gym_rm.data.messages import rewards_or_fallback, score_rows
+from gym_rm.scorers.batching import shared_scorer
+from gym_rm.data.prompts import parse_messages
+from gym_rm.envs.episodes import DialogueRules, Episode
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message, Prompt
 

@@ -14,10 +14,10 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from gym_rm.adapters import require
-from gym_rm.adapters.conversations import rewards_or_fallback, score_rows
+from gym_rm.data.messages import rewards_or_fallback, score_rows
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import ScorerLike, load_scorer
-from gym_rm.spaces import ConversationSpace, UnicodeText
+from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.types import Conversation
 
 torch = require("torch", install="gym-rm[torchrl]")

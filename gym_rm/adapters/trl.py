@@ -15,10 +15,10 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.adapters.conversations import conversation, rewards_or_none, score_rows
-from gym_rm.adapters.policy_texts import PolicyTexts
-from gym_rm.data import Source, load_prompts
-from gym_rm.env import Observations, RewardVectorEnv
+from gym_rm.data.messages import conversation, rewards_or_none, score_rows
+from gym_rm.data.policy_texts import PolicyTexts
+from gym_rm.data.prompts import Source, load_prompts
+from gym_rm.envs.vector import Observations, RewardVectorEnv
 from gym_rm.errors import ConfigError, ScoringError
 from gym_rm.scorer import ScorerLike, load_scorer
 from gym_rm.types import Conversation, Prompt, Scores

@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from gym_rm.adapters.conversations import conversation, plain_content, rewards_or_none
-from gym_rm.adapters.micro_batching import MicroBatchingScorer, shared_scorer
+from gym_rm.data.messages import conversation, plain_content, rewards_or_none
+from gym_rm.scorers.batching import MicroBatchingScorer, shared_scorer
 from gym_rm.errors import ScoringError, logger
 from gym_rm.scorer import ScorerLike
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_rm.adapters.conversations import conversation, rewards_or_none
-from gym_rm.adapters.micro_batching import shared_scorer
+from gym_rm.data.messages import conversation, rewards_or_none
+from gym_rm.scorers.batching import shared_scorer
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Scores
 

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from gym_rm.engine import RewardModelScorer, load_reward_model
+from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
 from gym_rm.errors import ConfigError, ScoringError
-from gym_rm.models.pair_encoder import TEMPLATE
-from gym_rm.render import own_template
+from gym_rm.engine.kinds.pair_encoder import TEMPLATE
+from gym_rm.engine.text.renderer import own_template
 from gym_rm.scorers.combined import attempt
 from gym_rm.types import Conversation, Message, Provenance, Scores
 

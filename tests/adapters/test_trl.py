@@ -8,7 +8,7 @@ from recording import RecordingScorer, chat
 
 from gym_rm import ConfigError, Prompt, ScoringError
 from gym_rm.adapters.trl import AsyncRewardModelReward, EnvironmentRollout, RewardModelReward
-from gym_rm.data import load_prompts
+from gym_rm.data.prompts import load_prompts
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
 datasets = pytest.importorskip("datasets")

@@ -11,7 +11,7 @@ from gym_rm import ConfigError, ScoringError
 from gym_rm.scorers.pairwise import CONTEXT
 from gym_rm.testing import check_scorer
 from tests import tiny_models
-from tests.models.checkpoints import conversation
+from tests.checkpoints import conversation
 
 FIRST = [conversation("What is 12 + 30?", "The sum is 42."), conversation("Who?", "Natalia", "and her friends")]
 SECOND = [conversation("What is 12 + 30?", "No."), conversation("Who?", "Natalia", "I don't think so.")]

@@ -1,0 +1,1 @@
+"""The command `gym-rm`, one file per sub-command."""

@@ -1,0 +1,187 @@
+"""The command `gym-rm`; one function per sub-command, which parses its arguments and hands over."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+import gym_rm
+from gym_rm.config import override_values
+from gym_rm.errors import GymRMError
+from gym_rm.cli.scored_files import FileScoring, Progress, is_stream
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    for text in (f"error: {error}", *getattr(error, "__notes__", ())):
+        stderr.print(text, style="red", markup=False)
+    raise typer.Exit(code)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gym-rm {gym_rm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Reward-model rewards for any RL library."""
+
+
+@app.command()
+def score(
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="A .jsonl or .jsonl.gz file; - for standard input.")],
+    reward_model: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id, or a JSON object as for load_scorer. Default: the embedded model."),
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="File to write, or go on writing; - for standard output, or a pipe.")
+    ] = "-",
+    on_error: Annotated[
+        Literal["stop", "skip"], typer.Option(help="At a line without a score: stop there, or write why and go on.")
+    ] = "stop",
+    turns: Annotated[
+        Literal["last", "all"], typer.Option(help="Score the last turn, or every assistant turn as well.")
+    ] = "last",
+    batch_size: Annotated[int, typer.Option(min=1, help="Conversations held in memory and scored together.")] = 128,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens in one forward.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Longest conversation in tokens.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Any other option of the scorer; may be repeated.")
+    ] = None,
+    key: Annotated[str, typer.Option(help="Name of the added field; the others begin with it and _.")] = "score",
+    provenance: Annotated[
+        bool, typer.Option("--provenance", help="Write what made the score into every line.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew where the output exists.")] = False,
+) -> None:
+    """Score every line of a JSON Lines file.
+
+    A line holds, in this order of preference, a prompt with a list of replies (completions, solutions or
+    responses), with chosen and rejected, or with a response; or a whole conversation in messages. The prompt is in
+    messages, prompt, context or question; texts and lists of messages are both fine.
+
+    The same lines come out in the same order, with these fields added:
+
+    \b
+    score                    a number; {"chosen": .., "rejected": ..}; or a list, one per reply
+    score_heads              the same for each part of the reward, where the model has parts
+    score_turns              with --turns all: a list, one number per assistant turn
+    score_truncated_tokens   where tokens were cut to fit
+    score_error              why there is no score (score is null)
+    score_provenance         with --provenance: model, revision, template, dtype, ...
+
+    With -o, the same command goes on where an interrupted one stopped; OUTPUT.settings.json says how the scores were
+    made, and other settings are refused.
+
+    Exit codes: 0 all lines are scored; 1 an error (it names the line; what was finished is in the output); 2 bad
+    arguments; 3 finished, but lines lack a score (--on-error skip); 130 interrupted.
+    """
+    try:
+        options = {**override_values(option or []), **_given(max_length=max_length, dtype=dtype)}
+        model = json.loads(reward_model) if reward_model is not None and reward_model.startswith("{") else reward_model
+    except ValueError as error:
+        _fail(error, code=2)
+    placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # does not change a score
+    path = None if source == "-" else Path(source)
+    written = None if output in ("-", "/dev/stdout") else Path(output)
+    bar = _progress_bar(path, hidden=written is None and sys.stdout.isatty())
+    last = Progress()
+
+    def report(progress: Progress) -> None:
+        nonlocal last
+        last = progress
+        bar.update(bar.task_ids[0], completed=progress.bytes_read, lines=progress.lines, speed=_speed(progress))
+
+    scoring = FileScoring(
+        make_scorer=lambda: _load_scorer(model, **options, **placement),
+        source=path,
+        output=written,
+        settings={"reward_model": model, **options, "turns": turns, "key": key, "provenance": provenance},
+        overwrite=overwrite,
+        turns=turns,
+        key=key,
+        on_error=on_error,
+        batch_size=batch_size,
+        provenance=provenance,
+        report=report,
+    )
+    try:
+        with bar:
+            scoring.run()
+    except KeyboardInterrupt:
+        advice = "with -o FILE a later run can go on" if is_stream(written) else "the same command goes on from there"
+        stderr.print(f"interrupted after {last.lines} finished lines; {advice}.")
+        raise typer.Exit(130) from None
+    except GymRMError as error:
+        _fail(error, code=1)
+    except OSError as error:  # a full disk, or the reader of a pipe has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # takes what Python flushes at its end
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(1) from None
+        _fail(error, code=1)
+    if stderr.is_terminal:
+        stderr.print(f"{last.lines} lines in {last.seconds:.1f} s{_speed(last)}")
+    if last.failed:
+        stderr.print(f"{last.failed} of {last.lines} lines lack a score; their field {key}_error says why.")
+        raise typer.Exit(3)
+
+
+def _load_scorer(model: Any, **options: Any) -> gym_rm.Scorer:
+    if not stderr.is_terminal:
+        from transformers.utils import logging  # slow to import, and only loading needs it
+
+        logging.disable_progress_bar()
+    return gym_rm.load_scorer(model, **options)
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _speed(progress: Progress) -> str:
+    return f", {progress.num_tokens / progress.seconds:,.0f} tokens/s" if progress.num_tokens else ""
+
+
+def _progress_bar(source: Path | None, *, hidden: bool) -> ProgressBar:
+    bar = ProgressBar(
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[lines]} lines{task.fields[speed]}"),
+        TimeRemainingColumn(),
+        console=stderr,
+        transient=True,
+        disable=hidden or not stderr.is_terminal,
+    )
+    size = source.stat().st_size if source is not None and source.is_file() else None
+    bar.add_task("score", total=size, lines=0, speed="")
+    return bar

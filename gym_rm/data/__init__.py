@@ -1,0 +1,5 @@
+"""What do rows mean? Prompts for episodes, preference pairs, conversations to score."""
+
+from gym_rm.data.prompts import load_pairs, load_prompts
+
+__all__ = ["load_pairs", "load_prompts"]

@@ -1,0 +1,157 @@
+"""A chat template read backwards: the text that a trainer rendered for its policy, as messages again.
+
+Some trainers keep a prompt only as the text that the policy reads. A reward model has a template of its own, so the
+messages must come back first. How the template writes turns is learnt by rendering a conversation of markers, and
+every result is rendered again: what does not give the same text is an error, never a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jinja2
+
+from gym_rm.data.messages import refuse_rendered
+from gym_rm.errors import ConfigError, RenderError
+from gym_rm.types import Conversation, Message
+
+_SYSTEM, _USER, _ASSISTANT, _LAST = (f"MARKER {name}" for name in ("ONE", "TWO", "THREE", "FOUR"))
+
+
+class PolicyTexts:
+    """Turns a trainer's prompt texts, and the same with a reply behind them, back into messages.
+
+    Args:
+        tokenizer: the policy's tokenizer, or the folder or hub id to load it from.
+        apply_chat_template: whether the trainer renders its prompts with the tokenizer's chat template. If not, a
+            prompt is the text of one user message.
+        input_template: with `apply_chat_template=False`, what the trainer writes around that text, `"User: {}\\n"`.
+        chat_template_kwargs: extra variables that the trainer gives to the chat template.
+
+    Raises:
+        ConfigError: no chat template, or one that does not write turns one after the other.
+
+    Example:
+        >>> import importlib.resources
+        >>> texts = PolicyTexts(str(importlib.resources.files("gym_rm") / "assets" / "policy"))
+        >>> texts.messages("<|im_start|>user\\n2 + 2?<|im_end|>\\n<|im_start|>assistant\\n")
+        [{'role': 'user', 'content': '2 + 2?'}]
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        apply_chat_template: bool = True,
+        input_template: str | None = None,
+        **chat_template_kwargs: Any,
+    ) -> None:
+        if isinstance(tokenizer, str):
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        self._tokenizer = tokenizer
+        self._rendered = apply_chat_template
+        self._input_template = (input_template or "{}").partition("{}")
+        self._variables = chat_template_kwargs
+        ends = {tokenizer.eos_token, tokenizer.pad_token} - {None}
+        if apply_chat_template:
+            self._learn()
+            ends |= {token for token in tokenizer.all_special_tokens if self._to_user.startswith(token)}
+        self._ends = re.compile(f"(?:{'|'.join(map(re.escape, sorted(ends)))})+$") if ends else re.compile("$")
+
+    def messages(self, prompt: str) -> list[Message]:
+        """The messages of a prompt text, whose generation prompt is left off.
+
+        Raises:
+            RenderError: they do not render to this text.
+        """
+        messages = self._read(prompt) if self._rendered else self._plain(prompt)
+        if self._rendered and self._render(messages) != prompt:
+            raise RenderError(
+                "the prompt was not written by the chat template of policy_tokenizer: read as messages and rendered "
+                f"again it is {self._render(messages)!r:.300}, but it came as {prompt!r:.300}."
+            )
+        return messages
+
+    def conversation(self, prompt: str, text: str) -> Conversation:
+        """The conversation of a prompt text and the same text with the policy's reply behind it.
+
+        Whatever follows the prompt is one reply, whichever control tokens the policy sampled into it; only the end
+        tokens at its end are taken off.
+
+        Raises:
+            RenderError: the text does not begin with the prompt, or the prompt cannot be read.
+        """
+        if not text.startswith(prompt):
+            raise RenderError(
+                "the text does not begin with its prompt (was the prompt cut to fit?), so the reply in it cannot be "
+                f"told: the prompt is {prompt!r:.200}, the text {text!r:.200}."
+            )
+        return [*self.messages(prompt), Message(role="assistant", content=self._ends.sub("", text[len(prompt) :]))]
+
+    def prompt(self, conversation: Conversation) -> str:
+        """What the policy reads to continue a conversation."""
+        return self._render(list(conversation))
+
+    def next_turn(self, said: str) -> str:
+        """What stands between one reply and the next when the user says this in between."""
+        return self._to_user + said + self._to_reply
+
+    def _plain(self, prompt: str) -> list[Message]:
+        refuse_rendered(prompt, "a prompt")
+        before, _, after = self._input_template
+        return [Message(role="user", content=prompt.removeprefix(before).removesuffix(after))]
+
+    def _read(self, prompt: str) -> list[Message]:
+        messages: list[Message] = []
+        rest = prompt.removesuffix(self._to_reply)
+        # A template with a default system message begins with it: the longer beginning decides.
+        start = max((start for start in self._starts if rest.startswith(start)), key=len, default="")
+        if self._system is not None and start == self._system[0]:
+            content, _, rest = rest.removeprefix(self._system[0]).partition(self._system[1])
+            messages.append(Message(role="system", content=content))
+        else:
+            rest = rest.removeprefix(start)
+        separator, speaker = " ", "user"
+        while separator:
+            content, separator, rest = rest.partition(self._to_assistant if speaker == "user" else self._to_user)
+            messages.append(Message(role=speaker, content=content))
+            speaker = "assistant" if speaker == "user" else "user"
+        return messages
+
+    def _learn(self) -> None:
+        """What the template writes between turns."""
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ConfigError(
+                "policy_tokenizer has no chat template, so the trainer cannot have applied one; pass "
+                "apply_chat_template=False where prompts are plain texts."
+            )
+        pieces = self._pieces((_USER, _ASSISTANT, _LAST))
+        if pieces is None:
+            raise ConfigError("the chat template of policy_tokenizer does not write the turns one after the other.")
+        start, self._to_assistant, self._to_user, self._to_reply = pieces
+        with_system = self._pieces((_SYSTEM, _USER, _ASSISTANT, _LAST))
+        self._system = None if with_system is None or with_system[0] == start else with_system[:2]
+        self._starts = [start] if self._system is None else [start, self._system[0]]
+
+    def _pieces(self, contents: tuple[str, ...]) -> list[str] | None:
+        """What the template writes before, between and after the contents; None where it does not write them all."""
+        roles = ("system", "user", "assistant", "user")[-len(contents) :]
+        try:
+            text = self._render([Message(role=r, content=c) for r, c in zip(roles, contents, strict=True)])
+        except RenderError:
+            return None
+        pattern = "|".join(contents)
+        pieces = re.split(pattern, text)
+        return pieces if re.findall(pattern, text) == list(contents) and all(pieces[1:]) else None
+
+    def _render(self, messages: list[Message]) -> str:
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self._variables
+            )
+        except jinja2.TemplateError as error:
+            raise RenderError(f"the chat template of policy_tokenizer refuses {messages!r:.300}: {error}") from error
+        return text

@@ -1,0 +1,1 @@
+"""How do conversations become numbers, exactly and fast?"""

@@ -1,0 +1,1 @@
+"""How are hidden states made?"""

@@ -1,0 +1,176 @@
+"""The forward of Llama-like decoders over a tree, written for scoring.
+
+Hugging Face's layers are made to be read and trained. For scoring, the same weights run here with residuals added by
+the matrix products themselves, activations in place, and the last layer only where a value is read. The layers'
+own forward stays the reference: `choose_layout` compares the two at load, and training never comes here.
+
+Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos and sin `[T, D]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, silu
+
+from gym_rm.engine.backbones.tree_attention import TreeAttention, attend, attend_with_flex, to_device
+from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
+
+# Architectures whose layer is x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x))).
+MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def can_fuse(backbone: Any) -> bool:
+    """Whether `fused_forward` may stand in for this backbone's forward, by its architecture and its modules."""
+    config = backbone.config
+    if config.model_type not in MODEL_TYPES or config.hidden_act != "silu":
+        return False
+    projections = [
+        getattr(part, name, None)
+        for layer in backbone.layers
+        for part, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")), (layer.mlp, MLP_PROJECTIONS))
+        for name in names
+    ]
+    # Quantised, adapted, offloaded or watched modules compute more than their weights say.
+    return all(type(projection) is nn.Linear for projection in projections) and not any(
+        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
+        for module in backbone.modules()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """Which rows of a layer's input query: their rotary positions, and their indices in the tree if not all of it.
+
+    Attributes:
+        cos, sin: `[Q, D]`.
+        only_reads: they are the tree's reads.
+        indices: int64 `[Q]`; None where every token of the tree queries.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    only_reads: bool
+    indices: Tensor | None
+
+
+class Prefix(Protocol):
+    """What earlier calls know of a tree; `complete` puts it beside what a layer computed."""
+
+    def complete(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the whole tree from those of the computed tokens."""
+        ...
+
+
+def fused_forward(
+    backbone: Any,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    reads: Tensor,
+    tree: TreeAttention,
+    prefix: Prefix | None = None,
+) -> Tensor:
+    """The backbone's last hidden states `[R, hidden]` at `reads`, without gradients.
+
+    All indices are int64 and on the backbone's device.
+
+    Args:
+        backbone: of a type that `can_fuse` accepts.
+        input_ids, position_ids: `[C]`, of the tokens to compute: the tree's, or those in `tree.computed`.
+        reads: `[R]`, among them.
+        tree: the layout.
+        prefix: the keys and values of the tree's other tokens.
+    """
+    x = backbone.embed_tokens(input_ids)
+    cos, sin = (part[0] for part in backbone.rotary_emb(x, position_ids[None]))
+    computed = None if tree.computed is None else to_device(tree.computed, x.device)
+    everything = Queries(cos, sin, only_reads=False, indices=computed)
+    *layers, last = backbone.layers
+    for number, layer in enumerate(layers):
+        inputs = _input(layer.self_attn.q_proj, _norm(layer.input_layernorm, x))
+        key, value = _keys_and_values(layer.self_attn, inputs, everything, number, prefix)
+        attended = _attention(layer.self_attn, inputs, key, value, everything, tree)
+        x = _add_product(x, attended, layer.self_attn.o_proj)
+        x = _add_mlp(x, layer)
+    at_reads = Queries(cos[reads], sin[reads], only_reads=True, indices=reads if computed is None else computed[reads])
+    normed = _norm(last.input_layernorm, x)
+    inputs = _input(last.self_attn.k_proj, normed)
+    key, value = _keys_and_values(last.self_attn, inputs, everything, len(layers), prefix)
+    attended = _attention(last.self_attn, _input(last.self_attn.q_proj, normed[reads]), key, value, at_reads, tree)
+    x = _add_product(x[reads], attended, last.self_attn.o_proj)
+    return _norm(backbone.norm, _add_mlp(x, last))
+
+
+def _keys_and_values(
+    module: Any, inputs: Tensor | Scaled, tokens: Queries, layer: int, prefix: Prefix | None
+) -> tuple[Tensor, Tensor]:
+    """Keys and values `[T, H_kv, D]` of the whole tree; `inputs` are the normed rows of `tokens`."""
+    shape, dtype = (len(tokens.cos), -1, module.head_dim), tokens.cos.dtype
+    key = _project(module.k_proj, inputs, dtype).view(shape)
+    value = _project(module.v_proj, inputs, dtype).view(shape)
+    if hasattr(module, "k_norm"):
+        key = _norm(module.k_norm, key)
+    key = _rotate(key, tokens.cos, tokens.sin)
+    return (key, value) if prefix is None else prefix.complete(layer, key, value)
+
+
+def _attention(
+    module: Any, inputs: Tensor | Scaled, key: Tensor, value: Tensor, queries: Queries, tree: TreeAttention
+) -> Tensor:
+    """Attention output `[Q, H * D]` over the whole tree; `inputs` are the normed rows of `queries`."""
+    query = _project(module.q_proj, inputs, queries.cos.dtype).view(len(queries.cos), -1, module.head_dim)
+    if hasattr(module, "q_norm"):
+        query = _norm(module.q_norm, query)
+    query = _rotate(query, queries.cos, queries.sin)
+    # Mistral's layers slide by the configuration, Qwen's each by their own kind, Llama's never.
+    slides = module.config if module.config.model_type == "mistral" else module
+    window = getattr(slides, "sliding_window", None)
+    query, key, value = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
+    if tree.use_flex:
+        output = attend_with_flex(query, key, value, tree, module.scaling, window, rows=queries.indices)
+    else:
+        output = attend(query, key, value, tree.blocks(window, only_reads=queries.only_reads), module.scaling)
+    return output.reshape(len(queries.cos), -1)
+
+
+def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions (arXiv 2104.09864, section 3.4.2), the halves paired as in Hugging Face's `rotate_half`."""
+    half = states.shape[-1] // 2
+    first, second = states[..., :half], states[..., half:]
+    c, s = cos[:, None, :half], sin[:, None, :half]
+    rotated = torch.empty_like(states)
+    torch.mul(first, c, out=rotated[..., :half]).addcmul_(second, s, value=-1)
+    torch.mul(second, c, out=rotated[..., half:]).addcmul_(first, s)
+    return rotated
+
+
+def _norm(module: Any, x: Tensor) -> Tensor:
+    return rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
+
+
+def _input(module: Any, x: Tensor) -> Tensor | Scaled:
+    """What the projections that read x share: x itself, or its rows in 8 bits."""
+    return module.quantize(x) if isinstance(module, LowPrecisionLinear) else x
+
+
+def _project(module: Any, x: Tensor | Scaled, dtype: torch.dtype) -> Tensor:
+    return linear(x, module.weight, module.bias) if isinstance(x, Tensor) else module.product(x, dtype)
+
+
+def _add_product(x: Tensor, y: Tensor, module: Any) -> Tensor:
+    """`x += module(y)`, added inside the matrix product where that has full precision."""
+    if isinstance(module, LowPrecisionLinear):
+        return x.add_(module(y))
+    x.addmm_(y, module.weight.t())
+    return x if module.bias is None else x.add_(module.bias)
+
+
+def _add_mlp(x: Tensor, layer: Any) -> Tensor:
+    inputs = _input(layer.mlp.gate_proj, _norm(layer.post_attention_layernorm, x))
+    inner = silu(_project(layer.mlp.gate_proj, inputs, x.dtype), inplace=True)
+    inner.mul_(_project(layer.mlp.up_proj, inputs, x.dtype))
+    return _add_product(x, inner, layer.mlp.down_proj)

@@ -1,0 +1,397 @@
+"""Attention over a token tree, registered with transformers as `"gym_rm_tree"`.
+
+A backbone called with `tree=TreeAttention(...)` hands it to every attention layer. Shapes follow transformers:
+query `[1, H, T, D]`, key and value `[1, H_kv, T, D]`, output `[1, T, H, D]`.
+
+- CPU: SDPA block by block, the queries of a node against its ancestors' keys and its own.
+- CUDA: `flex_attention` with a block mask that is computed on the host from `subtree_end`, so building it neither
+  materialises `[T, T]` nor synchronises with the device. Lengths are padded to buckets, so that it compiles few times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from gym_rm.engine.token_tree import IntArray, TokenTree
+
+NAME = "gym_rm_tree"
+BLOCK = 128  # flex_attention's block of queries and of keys
+MASKED_QUERIES = 512  # most queries that share a mask, which bounds the mask's memory
+SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+
+
+class UnsupportedByTree(RuntimeError):
+    """The model asks its attention for something that the tree does not compute; it takes the padded path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Queries that share their keys.
+
+    Attributes:
+        start, stop: which rows of the query.
+        runs: which ranges of keys and values, in order.
+        mask: float `[queries, keys]`, 0 where attended and -inf elsewhere; None where every key is, or causality says.
+        causal: plain causal attention of a run to itself.
+    """
+
+    start: int
+    stop: int
+    runs: tuple[tuple[int, int], ...]
+    mask: torch.Tensor | None
+    causal: bool
+
+
+class TreeAttention:
+    """One tree as the attention layers need it; what layers share (masks, runs of keys) is computed once.
+
+    Args:
+        tree: the layout, on the host.
+        device: where the queries live. CUDA takes `flex_attention`, everything else SDPA by blocks of queries.
+        computed: the tokens that query in layers before the last, where the keys of others are known; None for all.
+        use_flex: overrides that choice (`flex_attention` runs uncompiled outside CUDA: slow, same numbers).
+    """
+
+    def __init__(
+        self,
+        tree: TokenTree,
+        device: torch.device,
+        *,
+        computed: IntArray | None = None,
+        use_flex: bool | None = None,
+    ) -> None:
+        self.tree = tree
+        self.computed = computed
+        self.device = device
+        self.use_flex = device.type == "cuda" if use_flex is None else use_flex
+        self._blocks: dict[tuple[int | None, bool], list[Block]] = {}
+        self._block_masks: dict[int | None, BlockMask] = {}
+
+    def blocks(self, sliding_window: int | None, *, only_reads: bool = False) -> list[Block]:
+        """All queries in order, or only those at `tree.reads`, as blocks."""
+        key = (sliding_window, only_reads)
+        if key not in self._blocks:
+            some = self.tree.reads if only_reads else self.computed
+            self._blocks[key] = list(self._make_blocks(sliding_window, some))
+        return self._blocks[key]
+
+    def block_mask(self, sliding_window: int | None) -> BlockMask:
+        """The tree as a `flex_attention` block mask over the padded length."""
+        if sliding_window not in self._block_masks:
+            self._block_masks[sliding_window] = _block_mask(self.tree, self.device, sliding_window)
+        return self._block_masks[sliding_window]
+
+    def _make_blocks(self, window: int | None, some: IntArray | None) -> Iterator[Block]:
+        """Blocks of the queries at the indices `some`; None for all."""
+        tree = self.tree
+        starts = tree.node_starts.tolist()
+        stops = [*starts[1:], len(tree)]
+        bounds = [] if some is None else np.searchsorted(some, [*starts, len(tree)]).tolist()
+        path: list[tuple[int, int]] = []  # the nodes that the current one continues
+        for node, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+            while path and tree.subtree_end[path[-1][0]] <= start:
+                path.pop()
+            if some is not None:
+                for first in range(bounds[node], bounds[node + 1], MASKED_QUERIES):
+                    last = min(first + MASKED_QUERIES, bounds[node + 1])
+                    yield self._block(first, last, some[first:last], start, path, window)
+            elif not path and (window is None or stop - start <= window):
+                yield Block(start, stop, ((start, stop),), None, causal=True)
+            else:
+                for first in range(start, stop, MASKED_QUERIES):
+                    last = min(first + MASKED_QUERIES, stop)
+                    yield self._block(first, last, np.arange(first, last), start, path, window)
+            path.append((start, stop))
+
+    def _block(
+        self, start: int, stop: int, queries: IntArray, node: int, path: list[tuple[int, int]], window: int | None
+    ) -> Block:
+        """A block of queries inside one node, which see the nodes of the path and their own node up to themselves."""
+        positions = self.tree.position_ids
+        oldest = 0 if window is None else max(0, int(positions[queries[0]]) - window + 1)
+        runs: list[tuple[int, int]] = []
+        for first, last in (*path, (node, int(queries[-1]) + 1)):
+            first = min(last, first + max(0, oldest - int(positions[first])))  # keys behind every query's window
+            if runs and runs[-1][1] == first:
+                runs[-1] = (runs[-1][0], last)  # the first child of a node needs no copy of its parent's keys
+            elif first < last:
+                runs.append((first, last))
+        if len(queries) == 1:
+            return Block(start, stop, tuple(runs), None, causal=False)
+        keys = np.concatenate([positions[first:last] for first, last in runs])
+        distance = positions[queries][:, None] - keys
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        mask = to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
+        return Block(start, stop, tuple(runs), mask, causal=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeMask:
+    """What transformers hands to the layers for a mask: the tree holds all of it but the sliding window."""
+
+    window: int | None
+
+
+def tree_mask(*, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any) -> TreeMask:
+    """The mask function that transformers calls once per kind of layer.
+
+    Raises:
+        UnsupportedByTree: the model lays a rule of its own over its causal mask.
+    """
+    if use_vmap:
+        raise UnsupportedByTree("the model changes the causal mask")
+    return TreeMask(local_size)
+
+
+def tree_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: TreeMask | torch.Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    tree: TreeAttention | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls in every layer.
+
+    Args:
+        attention_mask: what `tree_mask` returned. Its window counts, as in transformers' own masks: some layers do
+            not name their window again in `sliding_window`.
+        softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2, arXiv 2408.00118, section 2).
+        s_aux: one attention sink per head, which takes part in the softmax and adds nothing (gpt-oss).
+
+    Raises:
+        UnsupportedByTree: no tree arrived, or the layer wants a bias that a tree does not carry.
+    """
+    if tree is None:
+        raise UnsupportedByTree(f"{type(module).__name__} does not hand the tree to its attention")
+    if kwargs.get("position_bias") is not None or not getattr(module, "is_causal", True):
+        raise UnsupportedByTree(f"{type(module).__name__} is not plain causal attention")
+    if isinstance(attention_mask, TreeMask):
+        sliding_window = attention_mask.window
+    elif attention_mask is not None:
+        raise UnsupportedByTree(f"{type(module).__name__} brings a mask of its own")
+    if tree.use_flex:
+        return attend_with_flex(query, key, value, tree, scaling, sliding_window, softcap=softcap, sinks=s_aux), None
+    blocks = tree.blocks(sliding_window)
+    return attend(query, key, value, blocks, scaling, dropout=dropout, softcap=softcap, sinks=s_aux), None
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    blocks: Sequence[Block],
+    scaling: float | None,
+    *,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention block by block, `[1, queries, H, D]`: no query sees a key that is not its own."""
+    parts = []
+    for block in blocks:
+        queries = query[:, :, block.start : block.stop]
+        keys, values = _gather(key, block.runs), _gather(value, block.runs)
+        if softcap is None and sinks is None:
+            part = torch.nn.functional.scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=None if block.mask is None else block.mask.to(query.dtype),
+                dropout_p=dropout,
+                is_causal=block.causal,
+                scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        else:
+            part = _eager(queries, keys, values, block, scaling, softcap, sinks, dropout)
+        parts.append(part.transpose(1, 2))
+    return torch.cat(parts, dim=1)
+
+
+def attend_with_flex(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tree: TreeAttention,
+    scaling: float | None,
+    sliding_window: int | None,
+    *,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of the whole tree in one kernel, `[1, T, H, D]`, or of the queries at `rows` alone, `[1, Q, H, D]`."""
+    if rows is not None:
+        # One kernel for all layers: a second one for fewer queries would be compiled for its own shapes.
+        everywhere = query.new_zeros(1, query.shape[1], key.shape[2], query.shape[3])
+        everywhere[:, :, rows] = query
+        query = everywhere
+    length = query.shape[2]
+    padding = padded_length(length) - length
+    if padding:
+        query, key, value = (torch.nn.functional.pad(states, (0, 0, 0, padding)) for states in (query, key, value))
+    attention: Any = _compiled_flex_attention() if query.device.type == "cuda" else flex_attention
+    output, auxiliary = attention(
+        query,
+        key,
+        value,
+        score_mod=None if softcap is None else _softcap(softcap),
+        block_mask=tree.block_mask(sliding_window),
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    if sinks is not None:
+        # A sink adds exp(sink) to the softmax's denominator and nothing to its numerator.
+        share = torch.sigmoid(auxiliary.lse - sinks.float().view(1, -1, 1))
+        output = output * share.unsqueeze(-1).to(output.dtype)
+    attended: torch.Tensor = output[:, :, :length].transpose(1, 2)
+    return attended if rows is None else attended[:, rows]
+
+
+AttentionInterface.register(NAME, tree_attention)
+AttentionMaskInterface.register(NAME, tree_mask)
+
+
+@contextlib.contextmanager
+def attending_to_trees(model: PreTrainedModel) -> Iterator[None]:
+    """Run the model's layers with `tree_attention`, and leave the model as it was."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    before = {key: (config, config._attn_implementation) for key, config in configs.items()}
+    try:
+        for config, _ in before.values():
+            config._attn_implementation = NAME
+        yield
+    finally:
+        for config, implementation in before.values():
+            config._attn_implementation = implementation
+
+
+def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """A tensor of the array on the device; for a GPU through pinned memory, so that nothing waits for the copy."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def padded_length(length: int) -> int:
+    """Length to which a tree is padded on CUDA: at most 16 distinct lengths per doubling, at most 6 % waste."""
+    step = max(BLOCK, 1 << max(0, (length - 1).bit_length() - 5))
+    return -(-length // step) * step
+
+
+def _gather(states: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+    if len(runs) == 1:
+        return states[:, :, runs[0][0] : runs[0][1]]
+    return torch.cat([states[:, :, start:stop] for start, stop in runs], dim=2)
+
+
+def _eager(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    block: Block,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Softmax attention written out, for what SDPA cannot do."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.float()
+    if block.causal:
+        scores = scores + torch.full(scores.shape[-2:], float("-inf"), device=scores.device).triu(1)
+    elif block.mask is not None:
+        scores = scores + block.mask
+    if sinks is not None:
+        column = sinks.float().view(1, -1, 1, 1).expand(1, -1, scores.shape[2], 1)
+        weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    return torch.nn.functional.dropout(weights.to(query.dtype), dropout) @ value
+
+
+@functools.cache
+def _compiled_flex_attention() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@functools.cache
+def _softcap(cap: float) -> Callable[..., torch.Tensor]:
+    def score_mod(score: torch.Tensor, b: Any, h: Any, q: Any, k: Any) -> torch.Tensor:
+        return cap * torch.tanh(score / cap)
+
+    return score_mod
+
+
+def _block_mask(tree: TokenTree, device: torch.device, sliding_window: int | None) -> BlockMask:
+    """Which blocks of keys a block of queries needs, and which of them need no mask inside.
+
+    A pair of blocks holds an attended pair exactly when some key k of it has `k <= last query` and
+    `subtree_end[k] > first query`; it is full when that holds for every key against every query.
+    """
+    length = padded_length(len(tree))
+    extra = np.arange(len(tree), length)
+    ends = np.concatenate([tree.subtree_end, extra + 1])  # padding attends to itself alone
+    positions = np.concatenate([tree.position_ids, np.zeros_like(extra)])
+    blocks = length // BLOCK
+    first = np.arange(blocks) * BLOCK
+    last = first + BLOCK - 1
+    key_ends = ends.reshape(blocks, BLOCK)
+
+    needed = (first[None, :] < first[:, None]) & (key_ends.max(axis=1)[None, :] > first[:, None])
+    needed |= np.eye(blocks, dtype=bool)
+    full = (last[None, :] < first[:, None]) & (key_ends.min(axis=1)[None, :] > last[:, None])
+    if sliding_window is not None:
+        # Not exact, but safe: inside a full block every query continues every key, so positions differ by index.
+        by_block = positions.reshape(blocks, BLOCK)
+        full &= by_block.max(axis=1)[:, None] - by_block.min(axis=1)[None, :] < sliding_window
+
+    subtree_end, position = to_device(np.stack([ends, positions]).astype(np.int32), device)
+
+    def attends(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        allowed: torch.Tensor = (k <= q) & (q < subtree_end[k])
+        if sliding_window is not None:
+            allowed = allowed & (position[q] - position[k] < sliding_window)
+        return allowed
+
+    partial_count, partial_index = _rows_of_blocks(needed & ~full)
+    full_count, full_index = _rows_of_blocks(needed & full)
+    partial_blocks, partial_order, full_blocks, full_order = (
+        to_device(array, device)[None, None] for array in (partial_count, partial_index, full_count, full_index)
+    )
+    return BlockMask.from_kv_blocks(
+        partial_blocks,
+        partial_order,
+        full_blocks,
+        full_order,
+        BLOCK_SIZE=BLOCK,
+        mask_mod=attends,
+        seq_lengths=(length, length),
+    )
+
+
+def _rows_of_blocks(wanted: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Any, Any]:
+    """Number of wanted blocks per row, and their indices first in each row, as int32."""
+    index = np.argsort(~wanted, axis=1, kind="stable").astype(np.int32)
+    return wanted.sum(axis=1).astype(np.int32), np.ascontiguousarray(index)

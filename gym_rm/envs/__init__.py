@@ -1,0 +1,1 @@
+"""What does Gymnasium see? Conversations as observations, replies as actions, scores as rewards."""

@@ -1,0 +1,392 @@
+"""Numbers in place of text, for reinforcement learning that knows nothing of language.
+
+`CandidateAction` lets an agent choose among given replies, `TokenLevel` lets it write one token by token. Both show it
+the last token ids of the conversation. `RewardModelCandidates-v0` and `RewardModelTokens-v0` are these views of
+`RewardModel-v0`, over the embedded reward model and prompts unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from gym_rm.checks import at_least_one, load_function
+from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.errors import ActionError, ConfigError, RenderError
+from gym_rm.envs.infos import Infos, Mask
+from gym_rm.engine.text.renderer import Renderer
+from gym_rm.envs.single import SingleEnv
+from gym_rm.types import Conversation
+
+Windows: TypeAlias = NDArray[np.int64]
+Step: TypeAlias = tuple[Windows, NDArray[np.float64], Mask, Mask, Infos]
+Candidates: TypeAlias = Sequence[str] | Callable[[Conversation], Sequence[str]] | str | None
+
+WINDOW = 48
+MAX_NEW_TOKENS = 8
+MOST_KNOWN = 4096
+NUMBER_VOCABULARY = ("It", " is", ".", *(f" {number}" for number in range(10, 100)))
+"""The tokens of the good replies to the embedded prompts: `It is 42.`"""
+
+
+class TokenWindow:
+    """The last L tokens of a conversation as an observation of `MultiDiscrete`, int64 `[2L]`.
+
+    First the L token ids, the newest last, then for each of them 1, or 0 where the conversation is shorter.
+    Libraries encode a `MultiDiscrete` one-hot by themselves.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer with a chat template, the folder or hub id of one, or None for the
+            embedded policy's.
+        length: L.
+
+    Example:
+        >>> window = TokenWindow(length=4)
+        >>> window.of([{"role": "user", "content": "2 + 2?"}]) in window.space
+        True
+    """
+
+    def __init__(self, tokenizer: Any = None, length: int = WINDOW) -> None:
+        self.tokenizer = _load_tokenizer(tokenizer)
+        self.length = at_least_one("window", length)
+        self.space = MultiDiscrete([len(self.tokenizer)] * self.length + [2] * self.length)
+        self._renderer = Renderer(self.tokenizer)
+        self._known: dict[tuple[tuple[str, str], ...], Windows] = {}  # prompts come back every epoch
+
+    def of(self, conversation: Conversation) -> Windows:
+        """The window `[2L]`; it ends with what begins the assistant's turn, unless the assistant has just spoken.
+
+        Raises:
+            RenderError: the chat template refuses the conversation.
+        """
+        key = tuple((message["role"], message["content"]) for message in conversation)
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            ids = self._ids(conversation)[-self.length :]
+            window = np.zeros(2 * self.length, dtype=np.int64)
+            window[self.length - len(ids) : self.length] = ids
+            window[2 * self.length - len(ids) :] = 1
+            self._known[key] = window
+        return self._known[key].copy()
+
+    def push(self, windows: Windows, tokens: NDArray[np.int64]) -> Windows:
+        """The windows `[M, 2L]` after one more token each, `[M]`."""
+        pushed = np.roll(windows, -1, axis=1)
+        pushed[:, self.length - 1], pushed[:, -1] = tokens, 1
+        return pushed
+
+    def _ids(self, conversation: Conversation) -> NDArray[np.int32]:
+        # Many templates refuse to let the assistant speak twice, as it would after the end of an episode.
+        over = conversation[-1]["role"] == "assistant" if conversation else False
+        whole: Conversation = conversation if over else [*conversation, {"role": "assistant", "content": ""}]
+        (rendered,) = self._renderer.encode([whole])
+        if isinstance(rendered, RenderError):
+            raise rendered
+        return rendered.input_ids if over else rendered.input_ids[: self._renderer.prompt_length(whole, rendered)]
+
+
+if TYPE_CHECKING:
+    Wrapper: TypeAlias = VectorWrapper[Windows, NDArray[np.int64], Any, Any, NDArray[Any]]
+else:
+    Wrapper = VectorWrapper  # which takes no type arguments before gymnasium 1.4
+
+
+class NumericView(Wrapper):
+    """What the two views share: windows as observations, one of `num_actions` as action."""
+
+    env: RewardVectorEnv
+
+    def __init__(self, env: RewardVectorEnv, window: TokenWindow, num_actions: int) -> None:
+        if not isinstance(env, RewardVectorEnv):
+            raise ConfigError(
+                f"{type(self).__name__} goes directly around a RewardVectorEnv, got {env}; put others around it."
+            )
+        super().__init__(env)
+        self.window = window
+        self.num_actions = num_actions
+        self.autoreset_mode = env.autoreset_mode
+        self.single_observation_space = window.space
+        self.single_action_space = Discrete(num_actions)
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self._over = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def _choices(self, actions: Any, rows: Mask) -> NDArray[np.int64]:
+        """The actions of these rows, checked, and 0 for all others."""
+        chosen = np.asarray(actions)
+        if chosen.shape != (self.num_envs,) or chosen.dtype.kind not in "iu":
+            raise ActionError(f"expected {self.num_envs} integers, one for each environment, got {actions!r:.100}.")
+        for row in np.flatnonzero(rows & ((chosen < 0) | (chosen >= self.num_actions))).tolist():
+            raise ActionError(f"environment {row}: the action must be 0 to {self.num_actions - 1}, got {chosen[row]}.")
+        return np.where(rows, chosen, 0).astype(np.int64)
+
+    def _end_step(self, infos: Infos, done: Mask, final: Callable[[int], Windows]) -> None:
+        """Remember which rows are over, and give the final observations as windows."""
+        self._over = np.zeros_like(done) if self.autoreset_mode is AutoresetMode.SAME_STEP else done
+        if "final_obs" in infos:
+            observations = np.full(self.num_envs, None, dtype=object)
+            for row in np.flatnonzero(done).tolist():
+                observations[row] = final(row)
+            infos["final_obs"] = observations
+
+
+class CandidateAction(NumericView):
+    """The action chooses one of K given replies.
+
+    Args:
+        env: a `RewardVectorEnv`, in any autoreset mode.
+        candidates: K replies; or a function (or its name, `"module:function"`) from a conversation to K replies; or
+            None for replies to the embedded prompts: the smallest number, the middle one, the largest, no answer.
+        tokenizer: for the observations, see `TokenWindow`.
+        window: tokens in an observation.
+
+    Raises:
+        ConfigError: candidates that are no texts, or not K for every conversation.
+
+    Example:
+        >>> import gymnasium as gym, gym_rm
+        >>> envs = gym.make_vec("RewardModelCandidates-v0", num_envs=4)
+        >>> observations, infos = envs.reset(seed=0)
+        >>> observations, rewards, terminations, truncations, infos = envs.step([0, 1, 2, 3])
+        >>> observations.shape, rewards.shape
+        ((4, 96), (4,))
+    """
+
+    def __init__(
+        self, env: RewardVectorEnv, candidates: Candidates = None, *, tokenizer: Any = None, window: int = WINDOW
+    ) -> None:
+        self._candidates: Any = number_candidates if candidates is None else candidates
+        if not isinstance(self._candidates, list | tuple):
+            self._candidates = load_function("candidates", self._candidates)
+        self._conversations: tuple[Conversation, ...] = ()
+        num_candidates = len(self._propose(env.unwrapped.prompts[0].messages))
+        super().__init__(env, TokenWindow(tokenizer, window), num_candidates)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Windows, Infos]:
+        """Start new episodes; see `RewardVectorEnv.reset`."""
+        self._conversations, infos = self.env.reset(seed=seed, options=options)
+        self._over[_rows_of(options)] = False
+        return self._observe(), infos
+
+    def step(self, actions: Any) -> Step:
+        """Give the chosen replies, integers `[N]`; see `RewardVectorEnv.step`."""
+        choices = self._choices(actions, ~self._over)
+        replies = ["" if over else self._reply(row, choices[row]) for row, over in enumerate(self._over)]
+        self._conversations, rewards, terminations, truncations, infos = self.env.step(replies)
+        final = infos.get("final_obs", ())
+        self._end_step(infos, terminations | truncations, lambda row: self.window.of(final[row]))
+        return self._observe(), rewards, terminations, truncations, infos
+
+    def _observe(self) -> Windows:
+        return np.stack([self.window.of(conversation) for conversation in self._conversations])
+
+    def _reply(self, row: int, choice: int) -> str:
+        replies = self._propose(self._conversations[row])
+        if len(replies) != self.num_actions:
+            raise ConfigError(
+                f"environment {row}: expected {self.num_actions} candidates, as for the first prompt, got {replies}."
+            )
+        return replies[choice]
+
+    def _propose(self, conversation: Conversation) -> list[str]:
+        replies = list(self._candidates(conversation) if callable(self._candidates) else self._candidates)
+        if not replies or not all(isinstance(reply, str) for reply in replies):
+            raise ConfigError(f"candidates must be texts, at least one, got {replies!r:.200}.")
+        return replies
+
+
+class TokenLevel(NumericView):
+    """The action is one token of the reply.
+
+    The reply ends with the tokenizer's end-of-sequence token, which is not part of it, or after `max_new_tokens`.
+    Only then is it given to the environment: all replies that end in a step are scored in one call, and every other
+    token is paid 0.0. A dialogue goes on with the user's next turn.
+
+    Args:
+        env: a `RewardVectorEnv`, in any autoreset mode.
+        tokenizer: of the actions and the observations, see `TokenWindow`.
+        window: tokens in an observation.
+        max_new_tokens: tokens that a reply may take, the end-of-sequence token included.
+        vocabulary: texts of the tokens to choose from (an end-of-sequence action is added as the last one); None for
+            every token of the tokenizer.
+        prefill: text that every reply begins with: it is shown and scored, and takes none of `max_new_tokens`.
+
+    Raises:
+        ConfigError: a text that is no single token, or a tokenizer without an end-of-sequence token.
+
+    Example:
+        >>> import gymnasium as gym, gym_rm
+        >>> envs = gym.make_vec("RewardModelTokens-v0", num_envs=2, max_new_tokens=4)
+        >>> observations, infos = envs.reset(seed=0)
+        >>> [envs.step([0, 93])[2].tolist() for _ in range(4)]
+        [[False, True], [False, True], [False, True], [True, True]]
+    """
+
+    def __init__(
+        self,
+        env: RewardVectorEnv,
+        *,
+        tokenizer: Any = None,
+        window: int = WINDOW,
+        max_new_tokens: int = MAX_NEW_TOKENS,
+        vocabulary: Sequence[str] | None = None,
+        prefill: str = "",
+    ) -> None:
+        shown = TokenWindow(tokenizer, window)
+        self.max_new_tokens = at_least_one("max_new_tokens", max_new_tokens)
+        if not isinstance(prefill, str):
+            raise ConfigError(f"prefill: expected a text, got {prefill!r:.100}.")
+        encoded = shown.tokenizer(prefill, add_special_tokens=False, split_special_tokens=True)
+        self._prefill: list[int] = encoded["input_ids"]
+        self._stop = shown.tokenizer.eos_token_id
+        if self._stop is None:
+            raise ConfigError("the tokenizer has no end-of-sequence token, so that a reply could not end; set one.")
+        self._token_of_action = _token_ids(shown.tokenizer, vocabulary, self._stop)
+        super().__init__(env, shown, len(self._token_of_action))
+        self._windows = np.zeros((self.num_envs, 2 * shown.length), dtype=np.int64)
+        self._replies: list[list[int]] = [[] for _ in range(self.num_envs)]
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Windows, Infos]:
+        """Start new episodes; see `RewardVectorEnv.reset`."""
+        conversations, infos = self.env.reset(seed=seed, options=options)
+        rows = np.zeros(self.num_envs, dtype=np.bool_)
+        rows[_rows_of(options)] = True
+        self._over[rows] = False
+        self._begin_replies(rows, conversations)
+        return self._windows.copy(), infos
+
+    def step(self, actions: Any) -> Step:
+        """Append one token to every reply, integers `[N]`; see `RewardVectorEnv.step`."""
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._over.any():
+            raise ResetNeeded(
+                f"the episodes of environments {np.flatnonzero(self._over).tolist()} are over and autoreset is "
+                "disabled; call reset(options={'reset_mask': terminations | truncations}) first."
+            )
+        starting, playing = self._over, ~self._over
+        tokens = self._token_of_action[self._choices(actions, playing)]
+        lengths = np.array([len(reply) + 1 for reply in self._replies])
+        ended = playing & ((tokens == self._stop) | (lengths >= self.max_new_tokens))
+        texts = [self._text(row, tokens[row]) if ended[row] else "" for row in range(self.num_envs)]
+        conversations, rewards, terminations, truncations, infos = self.env.step_rows(texts, ended | starting)
+
+        for row in np.flatnonzero(playing & ~ended).tolist():
+            self._replies[row].append(int(tokens[row]))
+        windows = np.where(playing[:, None], self.window.push(self._windows, tokens), self._windows)
+        self._windows = windows.copy()
+        done = terminations | truncations
+        self._end_step(infos, done, lambda row: windows[row].copy())
+        self._begin_replies((ended | starting) & ~self._over, conversations)
+        return self._windows.copy(), rewards, terminations, truncations, infos
+
+    def _begin_replies(self, rows: Mask, conversations: Sequence[Conversation]) -> None:
+        for row in np.flatnonzero(rows).tolist():
+            window = self.window.of(conversations[row])[None]
+            for token in self._prefill:
+                window = self.window.push(window, np.array([token]))
+            self._windows[row] = window[0]
+            self._replies[row] = []
+
+    def _text(self, row: int, token: int) -> str:
+        ids = self._replies[row] if token == self._stop else [*self._replies[row], int(token)]
+        ids = [*self._prefill, *ids]
+        text = self.window.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
+
+
+class CandidateEnv(SingleEnv[Windows, int]):
+    """`RewardModelCandidates-v0` for a single environment; arguments as of `make_candidates`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(make_candidates(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
+
+
+class TokenEnv(SingleEnv[Windows, int]):
+    """`RewardModelTokens-v0` for a single environment; arguments as of `make_tokens`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(make_tokens(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
+
+
+def make_candidates(
+    num_envs: int = 1,
+    *,
+    candidates: Candidates = None,
+    tokenizer: Any = None,
+    window: int = WINDOW,
+    **settings: Any,
+) -> CandidateAction:
+    """`CandidateAction` around `RewardVectorEnv(num_envs, **settings)`."""
+    return CandidateAction(RewardVectorEnv(num_envs, **settings), candidates, tokenizer=tokenizer, window=window)
+
+
+def make_tokens(
+    num_envs: int = 1,
+    *,
+    tokenizer: Any = None,
+    window: int = WINDOW,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    vocabulary: Sequence[str] | None = NUMBER_VOCABULARY,
+    prefill: str = "",
+    **settings: Any,
+) -> TokenLevel:
+    """`TokenLevel` around `RewardVectorEnv(num_envs, **settings)`; the vocabulary is that of the embedded task."""
+    return TokenLevel(
+        RewardVectorEnv(num_envs, **settings),
+        tokenizer=tokenizer,
+        window=window,
+        max_new_tokens=max_new_tokens,
+        vocabulary=vocabulary,
+        prefill=prefill,
+    )
+
+
+def number_candidates(conversation: Conversation) -> list[str]:
+    """Four replies to a question about three numbers: the smallest, the middle one, the largest, no answer.
+
+    Raises:
+        ConfigError: the last message does not hold three numbers.
+    """
+    numbers = sorted(int(number) for number in re.findall(r"\d+", conversation[-1]["content"]))
+    if len(numbers) != 3:
+        raise ConfigError(
+            f"no candidates for {conversation[-1]['content']!r:.100}: those at hand answer questions about three "
+            "numbers, such as the embedded prompts; give candidates=[...] or a function from a conversation to replies."
+        )
+    return [*(f"It is {number}." for number in numbers), "I do not know."]
+
+
+def _rows_of(options: dict[str, Any] | None) -> Any:
+    return options["reset_mask"] if options else slice(None)
+
+
+def _load_tokenizer(tokenizer: Any) -> Any:
+    if tokenizer is not None and not isinstance(tokenizer, str):
+        return tokenizer
+    from transformers import AutoTokenizer
+
+    embedded = importlib.resources.files("gym_rm").joinpath("assets", "policy")
+    return AutoTokenizer.from_pretrained(str(embedded) if tokenizer is None else tokenizer)
+
+
+def _token_ids(tokenizer: Any, vocabulary: Sequence[str] | None, stop: int) -> NDArray[np.int64]:
+    """The token id of every action."""
+    if vocabulary is None:
+        return np.arange(len(tokenizer))
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in vocabulary]
+    for text, found in zip(vocabulary, ids, strict=True):
+        if len(found) != 1 or tokenizer.decode(found) != text:
+            raise ConfigError(
+                f"vocabulary: {text!r} is not one token of the tokenizer but {len(found)}, {found}; "
+                "give texts of single tokens, or vocabulary=None for all of them."
+            )
+    return np.array([*(found[0] for found in ids), stop], dtype=np.int64)

@@ -1,0 +1,104 @@
+"""Heads built from the shapes of a checkpoint's tensors, and what a vocabulary says of tokens."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from gym_rm import ConfigError
+from gym_rm.engine.backbones.heads import GatingNetwork, ModuleHead, TokenLogits, headed_model, in_float32, width
+from tests import tiny_models
+
+CONFIG = tiny_models._config("llama", tiny_models.tokenizer("llama3"))
+
+
+def built(shapes, **options):
+    return headed_model(CONFIG, shapes, **options)(CONFIG)
+
+
+def test_names_and_shapes_become_modules():
+    model = built(
+        {
+            "v_head.summary.weight": (1, 32),
+            "v_head.summary.bias": (1,),
+            "score.0.weight": (16, 32),
+            "score.2.weight": (3, 16),
+            "matrix": (3, 3),
+        }
+    )
+    names = {name for name, _ in model.named_parameters() if not name.startswith("model.")}
+    assert names == {"v_head.summary.weight", "v_head.summary.bias", "score.0.weight", "score.2.weight", "matrix"}
+    assert width(model.score) == 3
+    assert [type(layer).__name__ for layer in model.score] == ["Linear", "ReLU", "Linear"]
+
+
+def test_gaps_are_activations_after_linear_layers_and_nothing_elsewhere():
+    model = built({"head.1.weight": (4, 64), "head.1.bias": (4,), "head.4.weight": (1, 4)}, activation="tanh")
+    assert [type(layer).__name__ for layer in model.head] == ["Identity", "Linear", "Tanh", "Identity", "Linear"]
+
+
+def test_the_backbone_may_have_another_name():
+    model = built({"score.weight": (1, 32)}, backbone="pretrained_model")
+    assert model.base_model is model.pretrained_model
+    assert not hasattr(model, "model")
+
+
+def test_a_tensor_that_is_no_layer_is_refused():
+    with pytest.raises(ConfigError, match="no linear layers or batch norms"):
+        built({"score.alpha": (7,)})
+
+
+def test_gating_networks_put_relu_between_bare_linear_layers():
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    gate = GatingNetwork(layers, temperature=2.0)
+    x = torch.tensor([[0.3, -0.7]])
+    expected = torch.softmax(layers[1](torch.relu(layers[0](x))) / 2.0, dim=1)
+    torch.testing.assert_close(gate(x), expected)
+
+
+def test_heads_compute_in_float32_and_keep_their_weights():
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).bfloat16()
+    hidden = torch.randn(5, 8).bfloat16()
+    values = in_float32(layer, hidden)
+    assert values.dtype is torch.float32
+    assert layer[0].weight.dtype is torch.bfloat16
+    torch.testing.assert_close(values, layer.float()(hidden.float()))
+
+
+def test_heads_pass_gradients_to_their_weights():
+    layer = torch.nn.Linear(8, 1)
+    ModuleHead(layer, 1)(torch.randn(3, 8)).sum().backward()
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "gpt_neox", "opt", "bloom"])
+def test_token_logits_are_the_models(architecture):
+    tokenizer = tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
+    torch.manual_seed(0)
+    config = tiny_models._config(architecture, tokenizer, initializer_range=0.3)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        logits = model(ids).logits[0]
+        hidden = model.base_model(ids).last_hidden_state[0]
+        torch.testing.assert_close(TokenLogits(model, [3, 9])(hidden), logits[:, [3, 9]])
+        targets = torch.tensor([6, 7, 8, 9])
+        expected = torch.log_softmax(logits, dim=1)[torch.arange(4), targets]
+        torch.testing.assert_close(TokenLogits(model).log_probabilities(hidden, targets), expected)
+
+
+def test_logits_made_in_another_way_are_refused():
+    config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"), initializer_range=0.3)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    forward = type(model).forward
+
+    class Strange(type(model)):
+        def forward(self, *args, **kwargs):
+            output = forward(self, *args, **kwargs)
+            output.logits = output.logits.sinh()
+            return output
+
+    model.__class__ = Strange
+    with pytest.raises(ConfigError, match="makes its logits in another way"):
+        TokenLogits(model, [1])
+    with pytest.raises(ConfigError, match="no output layer"):
+        TokenLogits(model.base_model, [1])

@@ -1,0 +1,125 @@
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import gym_rm
+from gym_rm import ConfigError
+from gym_rm.data.prompts import load_prompts
+from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear, quantize_layers
+
+each_format = pytest.mark.parametrize("make", [Int8Linear, Float8Linear])
+
+
+def make_layer(make, inputs=64, outputs=32, bias=True, seed=0):
+    torch.manual_seed(seed)
+    linear = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
+    return linear, make(linear)
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 40), inputs=st.integers(2, 90), outputs=st.integers(1, 70), seed=st.integers(0, 9))
+def test_int8_is_the_product_of_rounded_integers(rows, inputs, outputs, seed):
+    linear, layer = make_layer(Int8Linear, inputs, outputs, bias=False, seed=seed)
+    x = torch.randn(rows, inputs)
+
+    def rounded(matrix):
+        scale = np.abs(matrix).max(axis=1, keepdims=True) / 127
+        return np.rint(matrix / scale), scale
+
+    (xs, x_scale), (ws, w_scale) = rounded(x.numpy()), rounded(linear.weight.numpy())
+    np.testing.assert_allclose(layer(x).numpy(), (xs @ ws.T) * x_scale * w_scale.T, rtol=1e-4, atol=1e-5)
+
+
+@each_format
+def test_it_is_close_to_the_layer_that_it_replaces(make):
+    linear, layer = make_layer(make)
+    x = torch.randn(3, 5, 64)
+    assert layer(x).shape == (3, 5, 32)
+    assert (layer(x) - linear(x)).norm() < 0.05 * linear(x).norm()
+
+
+@each_format
+def test_a_row_does_not_depend_on_its_neighbours(make):
+    _, layer = make_layer(make)
+    x = torch.randn(40, 64)
+    x[7] *= 1e4
+    together = layer(x)
+    for row in range(0, 40, 7):
+        torch.testing.assert_close(layer(x[row : row + 1])[0], together[row], rtol=0, atol=0)
+
+
+@each_format
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_broken_row_stays_broken_and_alone(make, bad):
+    _, layer = make_layer(make)
+    x = torch.randn(4, 64)
+    expected = layer(x)
+    x[2, 5] = bad
+    output = layer(x)
+    assert not output[2].isfinite().any()
+    torch.testing.assert_close(output[[0, 1, 3]], expected[[0, 1, 3]], rtol=0, atol=0)
+
+
+@each_format
+def test_a_row_of_zeros_gives_the_bias(make):
+    linear, layer = make_layer(make)
+    torch.testing.assert_close(layer(torch.zeros(1, 64))[0], linear.bias)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "bert"])
+def test_a_quantized_scorer_stays_close_and_independent_of_its_batch(architecture, saved_model, gsm8k_groups):
+    conversations = [chat for group in gsm8k_groups[:3] for chat in group]
+    folder = str(saved_model(architecture))
+    exact = gym_rm.load_scorer(folder).score(conversations).rewards
+    scorer = gym_rm.load_scorer(folder, quantization="int8")
+    quantized = scorer.score(conversations)
+    assert not np.array_equal(quantized.rewards, exact)
+    assert np.abs(quantized.rewards - exact).max() < 0.6 * exact.std()
+    assert quantized.provenance.settings["quantization"] == "int8"
+    alone = np.concatenate([scorer.score([conversation]).rewards for conversation in conversations])
+    assert np.abs(quantized.rewards - alone).max() < 0.2 * exact.std()
+    head = getattr(scorer.model.model, "score", None) or scorer.model.model.classifier
+    assert type(head) is nn.Linear
+
+
+def test_the_embedded_reward_model_keeps_its_judgement():
+    conversations = [
+        [*prompt.messages, {"role": "assistant", "content": f"It is {number}."}]
+        for prompt in load_prompts(limit=60)
+        for number in range(int(prompt.answer) % 7, 100, 7)
+    ]
+    exact = gym_rm.load_scorer().score(conversations).rewards
+    quantized = gym_rm.load_scorer(quantization="int8").score(conversations).rewards
+    assert np.corrcoef(exact, quantized)[0, 1] > 0.99
+
+
+def test_what_cannot_be_quantized_is_refused(saved_model):
+    with pytest.raises(ConfigError, match="'int8' or 'fp8'; got 'int3'"):
+        gym_rm.load_scorer(quantization="int3")
+    with pytest.raises(ConfigError, match="needs a GPU from Ada or Hopper on, and the model is on cpu"):
+        gym_rm.load_scorer(device="cpu", quantization="fp8")
+    with pytest.raises(ConfigError, match="found no linear layers in GPT2"):
+        gym_rm.load_scorer(str(saved_model("gpt2")), quantization="int8")
+    with pytest.raises(ConfigError, match="is for CPUs and the model is on cuda"):
+        quantize_layers(tiny_models.reward_model("qwen3"), "int8", torch.device("cuda"))
+
+
+def test_every_scorer_of_a_quantized_model_says_so(saved_model):
+    first = gym_rm.load_scorer(str(saved_model("qwen3")), quantization="int8")
+    model, tokenizer = first.model.model, first.renderer.tokenizer
+    for options in ({}, {"quantization": "int8"}):
+        scorer = gym_rm.RewardModelScorer(model, tokenizer, **options)
+        assert scorer.provenance.settings["quantization"] == "int8"
+
+
+def test_a_model_that_does_not_run_with_such_layers_is_refused(saved_model, monkeypatch):
+    def forward(self, x):
+        raise RuntimeError("expected scalar type Float but found Char")
+
+    monkeypatch.setattr(Int8Linear, "forward", forward)
+    with pytest.raises(ConfigError, match="does not run with such layers: expected scalar type Float"):
+        gym_rm.load_scorer(str(saved_model("bert")), quantization="int8")

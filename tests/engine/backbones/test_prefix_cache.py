@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification
+
+import gym_rm
+import gym_rm.engine.kinds.decoder as decoder
+from gym_rm import ConfigError
+from gym_rm.engine.backbones.tree_attention import TreeAttention
+from gym_rm.engine.kinds import DecoderRewardModel
+from gym_rm.engine.backbones.prefix_cache import BLOCK, PrefixCache
+from gym_rm.engine.token_tree import TokenSequence, plan_trees
+from tests import tiny_models
+
+
+def dialogues(hh_pairs, messages, count=8):
+    return [pair[0][:messages] for pair in hh_pairs if len(pair[0]) >= 6][:count]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "mistral"])
+def test_the_next_turn_computes_only_what_is_new(architecture, saved_model, hh_pairs):
+    folder = saved_model(architecture)
+    plain, cached = gym_rm.load_scorer(folder), gym_rm.load_scorer(folder, prefix_cache_tokens=20_000)
+    before = 0
+    for messages in (2, 4, 6):
+        conversations = dialogues(hh_pairs, messages)
+        expected, scores = plain.score(conversations), cached.score(conversations)
+        np.testing.assert_allclose(scores.rewards, expected.rewards, atol=1e-5)
+        assert scores.workload.unique_tokens == expected.workload.unique_tokens
+        # All of the turns before, but for the beginnings of blocks and the token that was read.
+        assert before - 2 * BLOCK * len(conversations) < scores.workload.reused_tokens <= before
+        before = expected.workload.unique_tokens
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), capacity=st.integers(1, 12))
+def test_values_do_not_depend_on_what_is_remembered(data, capacity):
+    model = fused_model()
+    cache = PrefixCache(capacity * BLOCK)
+    for _ in range(4):
+        sequences = data.draw(st.lists(long_sequences(), min_size=1, max_size=5))
+        for tree in plan_trees(sequences, max_num_batched_tokens=400).batches:
+            model.prefix_cache = None
+            expected = values(model, tree)
+            model.prefix_cache = cache
+            torch.testing.assert_close(values(model, tree), expected, atol=1e-5, rtol=0)
+            assert len(cache._blocks) + len(cache._free) == capacity
+            assert len({*cache._blocks.values(), *cache._free}) == capacity
+
+
+def long_sequences():
+    """Few distinct pieces, so that beginnings come back, with one or two reads."""
+    pieces = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+    reads = st.tuples(st.floats(0, 1), st.just(1.0))
+
+    def make(drawn):
+        chosen, where, extra = drawn
+        ids = np.concatenate([np.arange(20) + 30 * piece + 5 for piece in chosen] + [np.full(extra, 7)]).astype(
+            np.int32
+        )
+        return TokenSequence(ids, np.unique([int(share * (len(ids) - 1)) for share in where]))
+
+    return st.tuples(pieces, reads, st.integers(0, 9)).map(make)
+
+
+def fused_model(architecture="qwen3", **overrides):
+    model = DecoderRewardModel(tiny_models.reward_model(architecture, **overrides))
+    assert model.fused
+    return model
+
+
+@torch.inference_mode()
+def values(model, tree):
+    return model.forward(tree)
+
+
+@pytest.mark.parametrize("use_flex", [False, True])
+def test_a_window_that_slides_over_what_is_given(use_flex, monkeypatch):
+    monkeypatch.setattr(
+        decoder, "TreeAttention", lambda *given, **options: TreeAttention(*given, use_flex=use_flex, **options)
+    )
+    model = fused_model("mistral", sliding_window=24)
+    ids = np.random.default_rng(0).integers(5, 300, 100).astype(np.int32)
+    early, late = (
+        plan_trees([TokenSequence(ids[:stop], np.array([stop - 1]))], max_num_batched_tokens=200).batches[0]
+        for stop in (70, 100)
+    )
+    expected = values(model, late)
+    model.prefix_cache = PrefixCache(200)
+    values(model, early)
+    torch.testing.assert_close(values(model, late), expected, atol=1e-5, rtol=0)
+    assert model.prefix_cache.reused_tokens == 64
+
+
+def test_every_turn_can_be_read_over_a_known_prefix(saved_model, hh_pairs):
+    folder = saved_model("qwen3")
+    plain, cached = gym_rm.load_scorer(folder), gym_rm.load_scorer(folder, prefix_cache_tokens=20_000)
+    for messages in (4, 6):
+        conversations = dialogues(hh_pairs, messages)
+        expected, scores = (scorer.score(conversations, turns="all") for scorer in (plain, cached))
+        for got, wanted in zip(scores.turn_rewards, expected.turn_rewards, strict=True):
+            np.testing.assert_allclose(got, wanted, atol=1e-5)
+    assert scores.workload.reused_tokens > 0
+
+
+def test_a_forward_that_failed_leaves_nothing_behind(monkeypatch):
+    model = fused_model()
+    ids = np.arange(5, 85, dtype=np.int32)
+    (tree,) = plan_trees([TokenSequence(ids, np.array([79]))], max_num_batched_tokens=200).batches
+    expected = values(model, tree)
+    cache = model.prefix_cache = PrefixCache(200)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "fused_forward", lambda *given: (_ for _ in ()).throw(RuntimeError("half-way")))
+        with pytest.raises(RuntimeError, match="half-way"):
+            values(model, tree)
+    assert not cache._blocks
+    assert len(cache._free) == cache.num_blocks
+    torch.testing.assert_close(values(model, tree), expected, atol=1e-5, rtol=0)
+
+
+def test_new_weights_need_a_cleared_cache(saved_model, hh_pairs):
+    model = AutoModelForSequenceClassification.from_pretrained(saved_model("qwen3"))
+    tokenizer = gym_rm.load_scorer(saved_model("qwen3")).renderer.tokenizer
+    scorer = gym_rm.RewardModelScorer(model, tokenizer, prefix_cache_tokens=20_000)
+    conversations = dialogues(hh_pairs, 4, count=2)
+    scorer.score(conversations)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+    scorer.clear_cache()
+    scores = scorer.score(conversations)
+    assert scores.workload.reused_tokens == 0
+    fresh = gym_rm.RewardModelScorer(model, tokenizer).score(conversations)
+    np.testing.assert_allclose(scores.rewards, fresh.rewards, atol=1e-5)
+
+
+def test_sleeping_frees_it(saved_model, hh_pairs):
+    scorer = gym_rm.load_scorer(saved_model("qwen3"), prefix_cache_tokens=20_000)
+    scorer.score(dialogues(hh_pairs, 2, count=2))
+    scorer.sleep()
+    assert scorer.score(dialogues(hh_pairs, 4, count=2)).workload.reused_tokens == 0
+
+
+def test_8_bit_products_go_with_it(saved_model, hh_pairs):
+    options = {"quantization": "int8"}
+    plain = gym_rm.load_scorer(saved_model("qwen3"), **options)
+    cached = gym_rm.load_scorer(saved_model("qwen3"), prefix_cache_tokens=20_000, **options)
+    cached.score(dialogues(hh_pairs, 4))
+    scores, expected = cached.score(dialogues(hh_pairs, 6)), plain.score(dialogues(hh_pairs, 6))
+    assert scores.workload.reused_tokens > 0
+    assert np.abs(scores.rewards - expected.rewards).max() < 0.1 * expected.rewards.std()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options", "message"),
+    [
+        ("qwen3", {"prefix_cache_tokens": 3}, "0 or at least 16; got 3"),
+        ("qwen3", {"batch_invariant": True}, "layout 'one_by_one'"),
+        ("gpt2", {}, r"a type in \['llama', 'mistral', 'qwen2', 'qwen3'\]"),
+        ("bert", {}, "this is a EncoderRewardModel"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(architecture, options, message, saved_model):
+    with pytest.raises(ConfigError, match=message):
+        gym_rm.load_scorer(saved_model(architecture), **{"prefix_cache_tokens": 1000, **options})

@@ -1,0 +1,99 @@
+"""DPO's implicit reward: log-probabilities read at parents in the tree, against the plain models one by one."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import gym_rm
+from gym_rm import ConfigError, ScoringError
+from tests import tiny_models
+from tests.checkpoints import CONVERSATIONS, conversation
+
+PLAIN = [messages for messages in CONVERSATIONS if "<|" not in messages[-1]["content"]]
+
+
+def save_pair(tmp_path, architecture="qwen3"):
+    policy = tiny_models.save_policy(tmp_path / "policy", architecture, seed=1, initializer_range=0.3)
+    reference = tiny_models.save_policy(tmp_path / "reference", architecture, seed=2, initializer_range=0.3)
+    return str(policy), str(reference)
+
+
+def plain_logprobs(folder, messages):
+    """Log-probabilities of the tokens after the prompt, as TRL cuts them."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    options = {"tokenize": True, "return_dict": False}
+    prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **options)
+    ids = tokenizer.apply_chat_template(messages, **options)
+    assert ids[: len(prompt)] == prompt
+    with torch.inference_mode():
+        logits = AutoModelForCausalLM.from_pretrained(folder).eval()(torch.tensor([ids])).logits[0]
+    logprobs = torch.log_softmax(logits.float(), dim=1)
+    return np.array([float(logprobs[place - 1, ids[place]]) for place in range(len(prompt), len(ids))])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma2", "gpt2"])
+def test_the_reward_is_beta_times_the_log_ratio(tmp_path, architecture):
+    policy, reference = save_pair(tmp_path, architecture)
+    scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference, beta=0.05)
+    scores = scorer.score(PLAIN)
+    ours, theirs = ([plain_logprobs(folder, m).sum() for m in PLAIN] for folder in (policy, reference))
+    np.testing.assert_allclose(scores.heads["policy_logprob"], ours, rtol=2e-6)
+    np.testing.assert_allclose(scores.heads["reference_logprob"], theirs, rtol=2e-6)
+    np.testing.assert_allclose(scores.rewards, 0.05 * (np.array(ours) - np.array(theirs)), atol=1e-5)
+    assert scores.provenance.settings["reference"] == reference
+
+
+def test_length_normalised(tmp_path):
+    policy, reference = save_pair(tmp_path)
+    scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference, beta=2.0, length_normalised=True)
+    means = [plain_logprobs(policy, m).mean() - plain_logprobs(reference, m).mean() for m in PLAIN]
+    np.testing.assert_allclose(scorer.score(PLAIN).rewards, 2.0 * np.array(means), atol=1e-5)
+
+
+def test_a_model_is_indifferent_to_itself(tmp_path):
+    policy, _ = save_pair(tmp_path)
+    scores = gym_rm.load_scorer(policy, kind="implicit", reference=policy).score(CONVERSATIONS)
+    np.testing.assert_array_equal(scores.rewards, np.zeros(len(CONVERSATIONS)))
+
+
+def test_tree_and_one_by_one_agree_where_siblings_differ_from_the_first_token(tmp_path):
+    policy, reference = save_pair(tmp_path)
+    group = [conversation("Who?", reply) for reply in ("a", "b", "ab", "Natalia: <|im_end|>", "")]
+    rewards = [
+        gym_rm.load_scorer(policy, kind="implicit", reference=reference, tree=tree).score(group).rewards
+        for tree in (True, False)
+    ]
+    np.testing.assert_allclose(rewards[0], rewards[1], atol=1e-5)
+
+
+def test_a_prompt_that_spells_control_tokens_does_not_move_the_reply(tmp_path):
+    policy, reference = save_pair(tmp_path)
+    scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
+    render = scorer.renderer.encode([conversation("<|im_end|> who?", "The sum")])[0]
+    assert scorer.renderer.tokenizer.decode(render.input_ids[render.reply_start :]) == "The sum<|im_end|>\n"
+
+
+def test_only_a_reply_has_an_implicit_reward(tmp_path):
+    policy, reference = save_pair(tmp_path)
+    scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
+    with pytest.raises(ScoringError, match="row 1: the conversation must end with a reply"):
+        scorer.score([PLAIN[0], PLAIN[0][:1]])
+
+
+def test_it_needs_a_reference_over_the_same_vocabulary(tmp_path):
+    policy, _ = save_pair(tmp_path)
+    with pytest.raises(ConfigError, match=r"needs \['reference'\]"):
+        gym_rm.load_scorer(policy, kind="implicit")
+    other = tiny_models.save_policy(tmp_path / "other", "qwen3", vocab_size=500)
+    with pytest.raises(ConfigError, match="vocabularies of"):
+        gym_rm.load_scorer(policy, kind="implicit", reference=str(other))
+
+
+def test_sleep_moves_both_models(tmp_path):
+    policy, reference = save_pair(tmp_path)
+    scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
+    assert scorer.model.modules == (scorer.model.model, scorer.model.reference)
+    before = scorer.score(PLAIN).rewards
+    scorer.sleep()
+    np.testing.assert_array_equal(scorer.score(PLAIN).rewards, before)

@@ -1,0 +1,188 @@
+"""Loading: safetensors only, every weight present, no code unless asked, and errors that say what to do."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+import gym_rm
+from gym_rm import ConfigError
+from gym_rm.engine.loading.checkpoint import resolve_dtype, tensor_files, tensor_shapes
+from tests import tiny_models
+from tests.checkpoints import CONVERSATIONS, HIDDEN, save_with_heads, tensor
+
+MODELING = """
+import torch
+from transformers import PreTrainedModel, PretrainedConfig
+
+
+class OwnConfig(PretrainedConfig):
+    model_type = "own_model"
+
+    def __init__(self, vocab_size=400, hidden_size=8, **kwargs):
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        super().__init__(**kwargs)
+
+
+class OwnBackbone(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, use_cache=None):
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(last_hidden_state=self.embed(input_ids).cumsum(dim=1))
+
+
+class OwnReward(PreTrainedModel):
+    config_class = OwnConfig
+    base_model_prefix = "model"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = OwnBackbone(config)
+        self.v_head = torch.nn.Linear(config.hidden_size, 1, bias=False)
+        self.post_init()
+"""
+
+
+def test_a_missing_head_is_an_error(tmp_path):
+    folder = tiny_models.save_policy(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForSequenceClassification"]}))
+    with pytest.raises(ConfigError, match=r"no weights for \['score.weight'\].*random"):
+        gym_rm.load_scorer(str(folder))
+
+
+def test_a_head_with_a_layer_missing_is_an_error(tmp_path):
+    heads = {"score.0.weight": tensor(HIDDEN, HIDDEN, seed=1), "score.0.bias": tensor(HIDDEN, seed=2)}
+    folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification")
+    with pytest.raises(ConfigError, match="head of 32 outputs"):
+        gym_rm.load_scorer(str(folder))
+
+
+def test_a_backbone_with_a_layer_missing_is_an_error(tmp_path):
+    heads = {"score.0.weight": tensor(1, HIDDEN, seed=1)}
+    folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"no weights for .*up_proj"):
+        gym_rm.load_scorer(str(folder))
+
+
+def test_pickled_weights_are_not_read(tmp_path):
+    folder = tiny_models.save_reward_model(tmp_path)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"no safetensors weights, and pickled ones are not read.*refs/pr"):
+        gym_rm.load_scorer(str(folder))
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "no_owner"])
+def test_no_such_folder(path):
+    with pytest.raises(ConfigError, match="there is no folder"):
+        gym_rm.load_scorer(path)
+
+
+def test_sharded_checkpoints_are_read_by_their_index(tmp_path):
+    heads = {"score.0.weight": tensor(1, HIDDEN, seed=1), "score.0.bias": tensor(1, seed=2)}
+    folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification")
+    whole = gym_rm.load_scorer(str(folder)).score(CONVERSATIONS).rewards
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    shards = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
+    for place, (name, value) in enumerate(tensors.items()):
+        shards[sorted(shards)[place % 2]][name] = value
+    for file, content in shards.items():
+        save_file(content, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, content in shards.items() for name in content}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    files = tensor_files(str(folder))
+    assert set(files) == set(tensors)
+    assert tensor_shapes(str(folder), {name: files[name] for name in heads}) == {
+        name: tuple(value.shape) for name, value in heads.items()
+    }
+    np.testing.assert_array_equal(gym_rm.load_scorer(str(folder)).score(CONVERSATIONS).rewards, whole)
+
+
+@pytest.fixture
+def own_code(tmp_path):
+    (tmp_path / "modeling_own.py").write_text(MODELING)
+    tokenizer = tiny_models.tokenizer("chatml")
+    tokenizer.save_pretrained(tmp_path)
+    config = {
+        "architectures": ["OwnReward"],
+        "model_type": "own_model",
+        "auto_map": {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnReward"},
+        "vocab_size": len(tokenizer),
+        "hidden_size": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(
+        {"model.embed.weight": tensor(len(tokenizer), 8, seed=1), "v_head.weight": tensor(1, 8, seed=2)},
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    return tmp_path
+
+
+def test_code_of_a_checkpoint_does_not_run_unless_asked(own_code):
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        gym_rm.load_scorer(str(own_code), head="v_head")
+
+
+def test_code_of_a_checkpoint_runs_when_asked(own_code):
+    scorer = gym_rm.load_scorer(str(own_code), head="v_head", trust_remote_code=True)
+    ids = scorer.renderer.encode(CONVERSATIONS[:1])[0].input_ids
+    hidden = tensor(len(scorer.renderer.tokenizer), 8, seed=1)[torch.tensor(ids).long()].sum(dim=0)
+    expected = float(tensor(1, 8, seed=2) @ hidden)
+    assert scorer.score(CONVERSATIONS[:1]).rewards[0] == pytest.approx(expected, abs=1e-4)
+
+
+def test_code_that_is_not_needed_does_not_run_even_when_trusted(tmp_path):
+    heads = {"score.0.weight": tensor(1, HIDDEN, seed=1), "score.0.bias": tensor(1, seed=2)}
+    own = {"AutoConfig": "modeling_own.Bomb", "AutoModelForSequenceClassification": "modeling_own.Bomb"}
+    folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification", auto_map=own)
+    (folder / "modeling_own.py").write_text("raise SystemExit('this ran')")
+    assert np.isfinite(gym_rm.load_scorer(str(folder), trust_remote_code=True).score(CONVERSATIONS).rewards).all()
+
+
+def test_half_precision_backbones_keep_a_float32_head(tmp_path):
+    folder = tiny_models.save_reward_model(tmp_path)
+    scorer = gym_rm.load_scorer(str(folder), dtype="bfloat16")
+    rewards = scorer.score(CONVERSATIONS).rewards
+    assert scorer.provenance.dtype == "bfloat16"
+    # A bfloat16 product would land on bfloat16 numbers.
+    assert (torch.tensor(rewards).bfloat16().float() != torch.tensor(rewards)).any()
+    exact = gym_rm.load_scorer(str(folder)).score(CONVERSATIONS).rewards
+    np.testing.assert_allclose(rewards, exact, atol=0.5)
+
+
+def test_heads_beside_a_half_precision_backbone_stay_float32(tmp_path):
+    heads = {"score.0.weight": tensor(1, HIDDEN, seed=1), "score.0.bias": tensor(1, seed=2)}
+    folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification")
+    model = gym_rm.load_scorer(str(folder), dtype="bfloat16").model.model
+    assert {name: p.dtype for name, p in model.named_parameters() if name.startswith("score")} == {
+        "score.0.weight": torch.float32,
+        "score.0.bias": torch.float32,
+    }
+    assert {p.dtype for p in model.base_model.parameters()} == {torch.bfloat16}
+    torch.testing.assert_close(model.score[0].weight, heads["score.0.weight"])
+
+
+def test_dtypes_by_name():
+    config = AutoModelForSequenceClassification.from_config(
+        tiny_models._config("qwen3", tiny_models.tokenizer("qwen"))
+    ).config
+    assert resolve_dtype("auto", torch.device("cpu"), config) is torch.float32
+    assert resolve_dtype(torch.float16, torch.device("cpu"), config) is torch.float16
+    with pytest.raises(ConfigError, match="Did you mean 'bfloat16'"):
+        resolve_dtype("bfloat15", torch.device("cpu"), config)

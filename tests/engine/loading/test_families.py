@@ -1,0 +1,189 @@
+"""Public families under their own class names, tensors and templates, each against plain torch."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
+
+import gym_rm
+from gym_rm import ConfigError
+from gym_rm.engine.loading.families import (
+    ARMO_OBJECTIVES,
+    FAMILIES,
+    HELPSTEER_OBJECTIVES,
+    KINDS,
+    choose_family,
+    objective_names,
+)
+from gym_rm.engine.kinds.make import MAKERS
+from tests import tiny_models
+from tests.checkpoints import (
+    CONVERSATIONS,
+    HIDDEN,
+    conversation,
+    hidden_states,
+    save_with_heads,
+    tensor,
+    token_ids,
+)
+
+PLAIN = [messages for messages in CONVERSATIONS if "<|" not in messages[-1]["content"]]
+MLP = {"0.weight": (HIDDEN, HIDDEN), "0.bias": (HIDDEN,), "2.weight": (1, HIDDEN), "2.bias": (1,)}
+
+
+def tensors_of(prefix, shapes):
+    return {f"{prefix}.{name}": tensor(*shape, seed=place) for place, (name, shape) in enumerate(shapes.items())}
+
+
+def apply_mlp(heads, prefix, hidden):
+    x = torch.relu(heads[f"{prefix}.0.weight"] @ hidden + heads[f"{prefix}.0.bias"])
+    return float(heads[f"{prefix}.2.weight"] @ x + heads[f"{prefix}.2.bias"])
+
+
+@pytest.mark.parametrize(
+    ("class_name", "architecture", "prefix", "config"),
+    [
+        ("INFORMForSequenceClassification", "llama", "score", {"num_labels": 1}),
+        ("Qwen2ForRewardModel", "qwen2", "score", {}),
+        ("LlamaForCausalLM", "llama", "v_head.summary", {"vhead_layer_type": "mlp"}),
+        ("Gemma2ForCausalLM", "gemma2", "v_head.summary", {"vhead_layer_type": "mlp"}),
+    ],
+    ids=["INF-ORM", "Qwen2.5-Math-RM", "GRM-llama", "GRM-gemma2"],
+)
+def test_heads_of_two_layers(tmp_path, class_name, architecture, prefix, config):
+    heads = tensors_of(prefix, MLP)
+    if class_name.endswith("CausalLM"):
+        heads["lm_head.weight"] = tensor(400, HIDDEN, seed=9)
+    folder = save_with_heads(tmp_path, heads, architecture=architecture, class_name=class_name, **config)
+    scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
+    expected = [apply_mlp(heads, prefix, hidden_states(folder, token_ids(folder, m))[-1]) for m in PLAIN]
+    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+    assert scores.provenance.path == "tree"
+
+
+@pytest.mark.parametrize(
+    ("class_name", "architecture", "texts"),
+    [
+        (
+            "LlamaRewardModel",
+            "llama",
+            ("Human: Who?\nAssistant: Natalia", "Human: a\nAssistant: b\nHuman: c\nAssistant: d"),
+        ),
+        ("EurusRewardModel", "mistral", ("[INST] Who? [\\INST] Natalia", "[INST] a [\\INST] b[INST] c [\\INST] d")),
+    ],
+    ids=["UltraRM", "Eurus-RM"],
+)
+def test_a_regression_head_and_the_template_of_the_model_card(tmp_path, class_name, architecture, texts):
+    tokenizer = tiny_models.tokenizer("llama3" if architecture == "llama" else "mistral")
+    tokenizer.chat_template = None
+    heads = {"regression_head.weight": tensor(1, HIDDEN, seed=1)}
+    folder = save_with_heads(tmp_path, heads, architecture=architecture, class_name=class_name, tokenizer=tokenizer)
+    dialogues = [
+        conversation("Who?", "Natalia"),
+        [{"role": r, "content": t} for r, t in (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))],
+    ]
+    scores = gym_rm.load_scorer(str(folder), add_bos=False).score(dialogues)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    expected = [float(heads["regression_head.weight"] @ hidden_states(folder, one)[-1]) for one in ids]
+    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+
+
+def test_athene_reads_a_token_that_it_appends(tmp_path):
+    tokenizer = tiny_models.tokenizer("llama3")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_special_token_1|>"]})
+    heads = {"v_head.weight": tensor(1, HIDDEN, seed=1)}
+    folder = save_with_heads(
+        tmp_path, heads, class_name="AtheneForSequenceClassification", tokenizer=tokenizer, vocab_size=len(tokenizer)
+    )
+    scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
+    last = tokenizer.convert_tokens_to_ids("<|reserved_special_token_1|>")
+    expected = [float(heads["v_head.weight"] @ hidden_states(folder, [*token_ids(folder, m), last])[-1]) for m in PLAIN]
+    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+
+
+def test_nemotron_reads_the_logit_of_the_first_token(tmp_path):
+    folder = tiny_models.save_policy(tmp_path / "Llama-3.1-Nemotron-70B-Reward-HF", "llama", initializer_range=0.3)
+    scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        expected = [float(model(torch.tensor([token_ids(folder, m)])).logits[0, -1, 0]) for m in PLAIN]
+    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama"])  # Skywork-Reward-V2's two backbones
+def test_plain_classifiers_need_no_row(tmp_path, architecture):
+    folder = tiny_models.save_reward_model(tmp_path, architecture)
+    scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        expected = [float(model(torch.tensor([token_ids(folder, m)])).logits[0, 0]) for m in PLAIN]
+    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+
+
+def test_open_assistant_encodes_question_and_answer_as_a_pair(tmp_path):
+    folder = tiny_models.save_reward_model(tmp_path, "deberta_v2")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    pair = tokenizer("What is the sum of 12 and 30?", "The sum is 42.", return_tensors="pt")
+    with torch.inference_mode():
+        expected = float(model(input_ids=pair["input_ids"]).logits[0, 0])
+    scores = gym_rm.load_scorer(str(folder)).score([conversation("What is the sum of 12 and 30?", "The sum is 42.")])
+    assert scores.rewards[0] == pytest.approx(expected, abs=1e-5)
+
+
+def write_config(folder, **config):
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_family_that_needs_its_own_code_is_refused_with_the_switch(tmp_path):
+    folder = write_config(tmp_path, architectures=["InternLM2ForRewardModel"], model_type="internlm2")
+    with pytest.raises(ConfigError, match=r"InternLM2 reward\).*no InternLM2.*trust_remote_code=True"):
+        gym_rm.load_scorer(folder)
+
+
+def test_an_unknown_architecture_is_refused_with_what_to_pass(tmp_path):
+    heads = tensors_of("my_head", {"weight": (1, HIDDEN)})
+    folder = save_with_heads(tmp_path, heads, class_name="LlamaForSomething")
+    with pytest.raises(ConfigError, match=r"LlamaForSomething'.*\['my_head'\].*head="):
+        gym_rm.load_scorer(str(folder))
+    scores = gym_rm.load_scorer(str(folder), head="my_head").score(PLAIN)
+    expected = [float(heads["my_head.weight"] @ hidden_states(folder, token_ids(folder, m))[-1]) for m in PLAIN]
+    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"holds no tensors 'your_head\.\*'"):
+        gym_rm.load_scorer(str(folder), head="your_head")
+
+
+def test_a_value_head_of_reinforcement_learning_is_not_taken_for_a_reward(tmp_path):
+    heads = tensors_of("v_head.summary", {"weight": (1, HIDDEN), "bias": (1,)})
+    folder = save_with_heads(tmp_path, heads, class_name="LlamaForCausalLM")
+    with pytest.raises(ConfigError, match="without a reward head"):
+        gym_rm.load_scorer(str(folder))
+
+
+def test_every_row_can_be_made_and_reached():
+    for family in FAMILIES:
+        assert family.kind in MAKERS
+        assert set(family.options) <= {*_options(family.kind), "pooling", "chat_template"}
+        first = family.architectures[0]
+        config = PreTrainedConfig(architectures=[first], **({family.config_key: "mlp"} if family.config_key else {}))
+        name = "Llama-3.1-Nemotron-70B-Reward-HF" if family.pattern else "some/model"
+        assert choose_family(config, [f"{head}.weight" for head in family.heads], name) is family
+    assert set(KINDS) == set(MAKERS)
+
+
+def _options(kind):
+    import inspect
+
+    return inspect.signature(MAKERS[kind]).parameters
+
+
+def test_names_of_objectives():
+    labelled = PreTrainedConfig(id2label={0: "a", 1: "b"})
+    assert objective_names(labelled, 2, "x") == ("a", "b")
+    assert objective_names(PreTrainedConfig(), 19, "RLHFlow/ArmoRM-Llama3-8B-v0.1") == ARMO_OBJECTIVES
+    assert objective_names(PreTrainedConfig(), 5, "nicolinho/QRM-Gemma-2-27B") == HELPSTEER_OBJECTIVES
+    assert objective_names(PreTrainedConfig(), 5, "mine") == tuple(f"objective_{k}" for k in range(5))

@@ -1,0 +1,111 @@
+"""LoRA adapters over a base: merged, head included; a head that nobody saved is an error."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+import gym_rm
+from gym_rm import ConfigError
+from gym_rm.engine.loading.lora import _module_name, find_adapter
+from tests import tiny_models
+from tests.checkpoints import CONVERSATIONS, token_ids
+
+try:
+    import peft
+except ImportError:
+    peft = None
+needs_peft = pytest.mark.skipif(peft is None, reason="peft is not installed: pip install 'gym-rm[lora]'")
+
+PLAIN = [messages for messages in CONVERSATIONS if "<|" not in messages[-1]["content"]]
+
+
+def save_adapter(tmp_path, base, model_class=AutoModelForSequenceClassification, task_type="SEQ_CLS", **load):
+    """Save a random LoRA adapter over a base; returns its folder and the adapted model."""
+    config = peft.LoraConfig(task_type=task_type, r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"])
+    torch.manual_seed(3)
+    model = peft.get_peft_model(model_class.from_pretrained(base, **load).float(), config)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or "modules_to_save" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter", model.eval()
+
+
+def plain_rewards(model, base):
+    with torch.inference_mode():
+        return [float(model(input_ids=torch.tensor([token_ids(base, m)])).logits[0, 0]) for m in PLAIN]
+
+
+@needs_peft
+def test_an_adapter_with_its_head_over_a_language_model(tmp_path):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, model = save_adapter(tmp_path, base, num_labels=1)
+    scores = gym_rm.load_scorer(str(adapter)).score(PLAIN)
+    np.testing.assert_allclose(scores.rewards, plain_rewards(model, base), atol=1e-5)
+    assert scores.provenance.model == str(adapter)
+
+
+@needs_peft
+def test_an_adapter_over_a_reward_model_that_has_its_head(tmp_path):
+    base = tiny_models.save_reward_model(tmp_path / "base")
+    adapter, model = save_adapter(tmp_path, base, task_type="FEATURE_EXTRACTION")
+    model = peft.PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base), adapter).eval()
+    assert not any(name.endswith("score.weight") for name in find_adapter(str(adapter), None, None).tensors)
+    np.testing.assert_allclose(
+        gym_rm.load_scorer(str(adapter)).score(PLAIN).rewards, plain_rewards(model, base), atol=1e-5
+    )
+
+
+@needs_peft
+def test_a_head_that_nobody_saved_is_an_error(tmp_path):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, _ = save_adapter(tmp_path, base, task_type="FEATURE_EXTRACTION", num_labels=1)
+    with pytest.raises(ConfigError, match=r"has weights for \['score.weight'\].*modules_to_save"):
+        gym_rm.load_scorer(str(adapter))
+
+
+@needs_peft
+def test_the_base_may_have_moved(tmp_path):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
+    before = gym_rm.load_scorer(str(adapter)).score(PLAIN).rewards
+    shutil.move(base, tmp_path / "moved")
+    with pytest.raises(ConfigError, match="cannot load"):
+        gym_rm.load_scorer(str(adapter))
+    after = gym_rm.load_scorer(str(adapter), base=tmp_path / "moved").score(PLAIN).rewards
+    np.testing.assert_array_equal(after, before)
+
+
+@needs_peft
+def test_an_adapted_language_model_judges(tmp_path):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, model = save_adapter(tmp_path, base, AutoModelForCausalLM, "CAUSAL_LM")
+    scorer = gym_rm.load_scorer(str(adapter), kind="generative", question="Is it?", answers=("The", "N"))
+    ids = [*PLAIN[0], {"role": "user", "content": "Is it?"}]
+    prompt = token_ids(base, ids, add_generation_prompt=True)
+    good, bad = (scorer.renderer.tokenizer(answer)["input_ids"][0] for answer in ("The", "N"))
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
+    assert scorer.score(PLAIN[:1]).rewards[0] == pytest.approx(float(logits[good] - logits[bad]), abs=1e-4)
+
+
+def test_pickled_adapters_are_not_read(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x/y"}))
+    (tmp_path / "adapter_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"holds no adapter_model\.safetensors, and pickled weights are not read"):
+        gym_rm.load_scorer(str(tmp_path))
+
+
+def test_a_base_for_what_is_no_adapter_is_refused(tmp_path):
+    folder = str(tiny_models.save_reward_model(tmp_path))
+    with pytest.raises(ConfigError, match="which is no adapter"):
+        gym_rm.load_scorer(folder, base="some/where")
+
+
+def test_tensor_names_are_those_of_the_model():
+    assert _module_name("base_model.model.score.modules_to_save.weight") == "score.weight"
+    assert _module_name("base_model.model.score.weight") == "score.weight"

@@ -1,0 +1,234 @@
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+
+
+def sequence(ids, reads=None, second_segment=None):
+    reads = [len(ids) - 1] if reads is None else reads
+    return TokenSequence(np.array(ids, dtype=np.int32), np.array(reads, dtype=np.int64), second_segment)
+
+
+@st.composite
+def families(draw, max_size=24):
+    """Sequences that share prefixes of prefixes, repeat and contain each other, with reads anywhere in them."""
+    few = st.integers(0, 3)
+    roots = draw(st.lists(st.lists(few, min_size=1, max_size=12), min_size=1, max_size=4))
+    sequences = []
+    for _ in range(draw(st.integers(1, max_size))):
+        base = draw(st.sampled_from(roots + [list(each.input_ids) for each in sequences]))
+        ids = [*base[: draw(st.integers(0, len(base)))], *draw(st.lists(few, max_size=6))] or [0]
+        positions = draw(st.sets(st.integers(0, len(ids) - 1), min_size=1, max_size=3))
+        sequences.append(sequence(ids, sorted(positions)))
+    return sequences
+
+
+def longest(sequences):
+    return max(len(each.input_ids) for each in sequences)
+
+
+def budgets(sequences):
+    return st.integers(longest(sequences), 2 * longest(sequences) + 20)
+
+
+def nodes_of(sequences):
+    """Tokens of the prefix tree: a token is one with its whole past."""
+    return {tuple(each.input_ids[: k + 1]) for each in sequences for k in range(len(each.input_ids))}
+
+
+def values_of(plan, at):
+    """What the batches would yield if a token's value were `at(batch, read)`, back in the order of the sequences."""
+    values = [at(batch, read) for batch in plan.batches for read in batch.reads]
+    return [values[index] for index in plan.value_index]
+
+
+def expected_values(sequences):
+    return [tuple(each.input_ids[: read + 1]) for each in sequences for read in each.reads]
+
+
+def past_in_tree(tree, read):
+    return tuple(tree.input_ids[tree.path(read)])
+
+
+@given(st.data())
+def test_every_value_is_read_at_its_own_past(data):
+    sequences = data.draw(families())
+    plan = plan_trees(sequences, max_num_batched_tokens=data.draw(budgets(sequences)))
+    assert values_of(plan, past_in_tree) == expected_values(sequences)
+
+
+@given(st.data())
+def test_budgets_are_kept_and_nothing_is_padded(data):
+    sequences = data.draw(families())
+    budget = data.draw(budgets(sequences))
+    plan = plan_trees(sequences, max_num_batched_tokens=budget)
+    assert all(0 < len(tree) <= budget for tree in plan.batches)
+    assert plan.unique_tokens == sum(map(len, plan.batches))
+    assert plan.padded_tokens == 0
+
+
+@given(families())
+def test_one_tree_holds_every_shared_prefix_once(sequences):
+    plan = plan_trees(sequences, max_num_batched_tokens=10_000)
+    assert len(plan.batches) == 1
+    assert plan.unique_tokens == len(nodes_of(sequences))
+
+
+@given(families())
+def test_shape_of_a_tree(sequences):
+    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
+    indices = np.arange(len(tree))
+    pasts = [past_in_tree(tree, index) for index in indices]
+    assert sorted(pasts) == sorted(nodes_of(sequences))
+    assert tree.position_ids.tolist() == [len(past) - 1 for past in pasts]
+    assert [pasts[parent] if parent >= 0 else () for parent in tree.parents] == [past[:-1] for past in pasts]
+    for index in indices:
+        below = [k for k in indices if pasts[k][: len(pasts[index])] == pasts[index]]
+        assert below == list(range(index, tree.subtree_end[index]))
+    assert np.all(np.diff(tree.reads) > 0)
+    assert {array.dtype for array in (tree.position_ids, tree.subtree_end, tree.parents, tree.reads)} == {
+        np.dtype("i8")
+    }
+    assert tree.input_ids.dtype == np.int32
+
+
+@given(families())
+def test_the_rule_of_attention_is_causal_attention_of_every_sequence(sequences):
+    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
+    query, key = np.ogrid[: len(tree), : len(tree)]
+    attends = (key <= query) & (query < tree.subtree_end[key])
+    for index in range(len(tree)):
+        path, ancestor = [index], tree.parents[index]
+        while ancestor >= 0:
+            path.append(ancestor)
+            ancestor = tree.parents[ancestor]
+        assert np.flatnonzero(attends[index]).tolist() == path[::-1] == tree.path(index).tolist()
+
+
+@given(families())
+def test_nodes_are_runs_without_a_branch(sequences):
+    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
+    children = np.bincount(tree.parents + 1, minlength=len(tree) + 1)[1:]
+    starts = set(tree.node_starts.tolist())
+    for index in range(len(tree)):
+        continues = tree.parents[index] == index - 1 >= 0 and children[index - 1] == 1
+        assert (index in starts) == (not continues)
+
+
+@given(st.data())
+def test_packing_without_sharing_lays_down_every_token(data):
+    sequences = data.draw(families())
+    plan = plan_trees(sequences, max_num_batched_tokens=data.draw(budgets(sequences)), share=False)
+    assert values_of(plan, past_in_tree) == expected_values(sequences)
+    assert plan.unique_tokens == sum(len(each.input_ids) for each in sequences)
+
+
+def past_in_rectangle(batch, read):
+    row, position = read
+    assert position < batch.lengths[row]
+    return tuple(batch.input_ids[row, : position + 1])
+
+
+@given(st.data(), st.booleans())
+def test_padded_batches_hold_every_distinct_sequence_once(data, alone):
+    sequences = data.draw(families())
+    budget = data.draw(budgets(sequences))
+    plan = plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
+    assert values_of(plan, past_in_rectangle) == expected_values(sequences)
+    rows = [tuple(batch.input_ids[k, :n]) for batch in plan.batches for k, n in enumerate(batch.lengths)]
+    assert sorted(rows) == sorted({tuple(each.input_ids) for each in sequences})
+    assert all(batch.input_ids.size <= budget for batch in plan.batches)
+    assert plan.unique_tokens == sum(map(len, rows))
+    assert plan.padded_tokens == sum(batch.input_ids.size for batch in plan.batches) - plan.unique_tokens
+    assert not alone or all(len(batch.lengths) == 1 for batch in plan.batches)
+
+
+def test_padded_batches_waste_little_on_sorted_lengths():
+    sequences = [sequence([1] * length) for length in range(1, 200)]
+    plan = plan_padded(sequences, max_num_batched_tokens=1000)
+    assert plan.padded_tokens < 0.1 * plan.unique_tokens
+
+
+def test_second_segments_stay_with_their_rows():
+    sequences = [sequence([7, 8, 9], second_segment=2), sequence([7, 8, 9]), sequence([7, 8, 9], second_segment=1)]
+    (batch,) = plan_padded(sequences, max_num_batched_tokens=100).batches
+    assert sorted(batch.second_segments) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_any_order_gives_the_same_trees(order):
+    sequences = [sequence([1, 2, 3]), sequence([1, 2, 4, 5]), sequence([1, 2, 4, 6]), sequence([2])]
+    shuffled = plan_trees([sequences[k] for k in order], max_num_batched_tokens=5)
+    sorted_first = plan_trees(sequences, max_num_batched_tokens=5)
+    for tree, other in zip(shuffled.batches, sorted_first.batches, strict=True):
+        assert tree.input_ids.tolist() == other.input_ids.tolist()
+        assert tree.subtree_end.tolist() == other.subtree_end.tolist()
+
+
+def test_ids_of_any_size_sort_as_numbers():
+    ids = [0, 1, 255, 256, 65_535, 65_536, 2**31 - 1]
+    sequences = [sequence([a, b]) for a in ids for b in ids]
+    (tree,) = plan_trees(sequences[::-1], max_num_batched_tokens=10_000).batches
+    assert len(tree) == len(ids) + len(ids) ** 2
+
+
+def test_a_group_is_cut_where_it_shares_least():
+    """Two groups of 100 shared tokens and four replies of 20: a budget between one and two groups splits no group."""
+    groups = [[[g] * 100 + [10 * g + k] * 20 for k in range(4)] for g in (1, 2, 3)]
+    sequences = [sequence(ids) for group in groups for ids in group]
+    plan = plan_trees(sequences, max_num_batched_tokens=240)
+    assert [len(tree) for tree in plan.batches] == [180, 180, 180]
+
+
+def test_a_chain_of_turns_costs_its_last_turn():
+    dialogue = list(range(1000))
+    sequences = [sequence(dialogue[: 10 * turn]) for turn in range(1, 101)]
+    plan = plan_trees(sequences, max_num_batched_tokens=1000)
+    assert (plan.unique_tokens, len(plan.batches)) == (1000, 1)
+
+
+def test_equal_sequences_share_their_reads():
+    sequences = [sequence([1, 2, 3], [0, 2]), sequence([1, 2, 3], [1, 2])]
+    plan = plan_trees(sequences, max_num_batched_tokens=10)
+    assert plan.batches[0].reads.tolist() == [0, 1, 2]
+    assert plan.value_index.tolist() == [0, 2, 1, 2]
+
+
+def test_nothing_to_plan():
+    for plan in (plan_trees([], max_num_batched_tokens=1), plan_padded([], max_num_batched_tokens=1)):
+        assert (plan.batches, plan.value_index.tolist(), plan.unique_tokens, plan.padded_tokens) == ((), [], 0, 0)
+
+
+@pytest.mark.parametrize("plan", [plan_trees, plan_padded])
+def test_what_cannot_be_planned_is_named(plan):
+    with pytest.raises(ValueError, match=r"sequence 1 has 4 tokens; expected 1 to max_num_batched_tokens=3"):
+        plan([sequence([1]), sequence([1, 2, 3, 4])], max_num_batched_tokens=3)
+    with pytest.raises(ValueError, match="sequence 0 has 0 tokens"):
+        plan([sequence([], reads=[])], max_num_batched_tokens=3)
+
+
+def test_the_deepest_tree_needs_no_recursion():
+    """A comb: every sequence branches off the one before at its end."""
+    sequences = [sequence([1] * depth + [2]) for depth in range(2000)]
+    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
+    assert len(tree) == 1999 + 2000
+    assert tree.position_ids.max() == 1999
+
+
+@given(families(max_size=8))
+def test_trees_agree_pair_by_pair(sequences):
+    """Two tokens of different sequences see each other only inside what the sequences share."""
+    plan = plan_trees(sequences, max_num_batched_tokens=10_000)
+    (tree,) = plan.batches
+    ends = np.cumsum([len(each.reads) for each in sequences]) - 1
+    paths = [tree.path(tree.reads[plan.value_index[end]]) for end in ends]
+    for (one, a), (other, b) in combinations(zip(paths, sequences, strict=True), 2):
+        ids, others = a.input_ids[: a.reads[-1] + 1], b.input_ids[: b.reads[-1] + 1]
+        limit = min(len(ids), len(others))
+        different = np.flatnonzero(ids[:limit] != others[:limit])
+        shared = different[0] if len(different) else limit
+        assert set(one) & set(other) == set(one[:shared])

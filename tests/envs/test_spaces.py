@@ -1,0 +1,252 @@
+import copy
+import json
+import pickle
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces.utils import flatdim, flatten, flatten_space, is_space_dtype_shape_equiv, unflatten
+from gymnasium.vector.utils import (
+    batch_differing_spaces,
+    batch_space,
+    concatenate,
+    create_empty_array,
+    create_shared_memory,
+    iterate,
+)
+from gymnasium.wrappers.utils import create_zero_array
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_rm.envs.spaces import ConversationSpace, UnicodeText
+
+TEXTS = st.text(max_size=40)  # hypothesis leaves surrogates out of text() by default
+ROLES = st.text(min_size=1, max_size=10)
+CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS}), max_size=5)
+SPACES = [
+    UnicodeText(64),
+    UnicodeText(64, min_length=3),
+    ConversationSpace(64),
+    gym.spaces.Tuple((UnicodeText(64), gym.spaces.Discrete(3))),
+    gym.spaces.Dict({"chat": ConversationSpace(64), "note": UnicodeText(64)}),
+]
+each_space = pytest.mark.parametrize("space", SPACES, ids=repr)
+LONE_SURROGATE = "\ud800"
+
+
+@given(TEXTS)
+def test_any_text_is_a_member(text):
+    assert text in UnicodeText(40)
+
+
+@pytest.mark.parametrize("text", ["", "hello world", "héllo", "a\x00b", "\x1b[31m", "数学 😀", "\U0010ffff"])
+def test_unusual_text_is_a_member(text):
+    assert text in UnicodeText(16)
+
+
+@pytest.mark.parametrize("value", [LONE_SURROGATE, "a" + LONE_SURROGATE, "x" * 17, b"bytes", 3, None, ["a"]])
+def test_what_is_no_text_is_not_a_member(value):
+    assert value not in UnicodeText(16)
+
+
+def test_length_bounds_are_inclusive():
+    space = UnicodeText(3, min_length=2)
+    assert [text in space for text in ("a", "ab", "abc", "abcd")] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("max_length", "min_length"), [(3, 4), (3, -1)])
+def test_impossible_bounds_are_refused(max_length, min_length):
+    with pytest.raises(ValueError, match="0 <= min_length <= max_length"):
+        UnicodeText(max_length, min_length=min_length)
+
+
+@given(CONVERSATIONS)
+def test_any_conversation_is_a_member_as_list_and_as_tuple(conversation):
+    space = ConversationSpace(40)
+    assert conversation in space
+    assert tuple(conversation) in space
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "user: hi",
+        {"role": "user", "content": "hi"},
+        [{"role": "user"}],
+        [{"role": "", "content": "hi"}],
+        [{"role": "user", "content": "hi", "name": "Ann"}],
+        [{"role": "user", "content": LONE_SURROGATE}],
+        [{"role": "user", "content": None}],
+        [("user", "hi")],
+        None,
+    ],
+)
+def test_what_is_no_conversation_is_not_a_member(value):
+    assert value not in ConversationSpace()
+
+
+@each_space
+def test_samples_are_members(space):
+    space = copy.deepcopy(space)
+    space.seed(0)
+    assert all(space.sample() in space for _ in range(100))
+
+
+@each_space
+def test_equal_seeds_give_equal_samples(space):
+    one, other = copy.deepcopy(space), copy.deepcopy(space)
+    one.seed(7)
+    other.seed(7)
+    assert [one.sample() for _ in range(5)] == [other.sample() for _ in range(5)]
+
+
+def test_a_generator_is_a_seed():
+    one, other = (ConversationSpace(seed=np.random.default_rng(3)) for _ in range(2))
+    assert one.sample() == other.sample()
+
+
+@pytest.mark.parametrize("space", [UnicodeText(), ConversationSpace()], ids=repr)
+@pytest.mark.parametrize("arguments", [{"mask": (3, None)}, {"probability": (3, None)}])
+def test_masks_are_refused(space, arguments):
+    with pytest.raises(ValueError, match="has no mask or probability"):
+        space.sample(**arguments)
+
+
+@each_space
+def test_copies_and_pickles_are_equal_and_go_on_alike(space):
+    space = copy.deepcopy(space)
+    space.seed(1)
+    twins = [copy.deepcopy(space), pickle.loads(pickle.dumps(space))]
+    sample = space.sample()
+    for twin in twins:
+        assert twin == space
+        assert twin.sample() == sample
+
+
+@each_space
+def test_samples_go_through_json(space):
+    samples = [space.sample() for _ in range(10)]
+    rebuilt = space.from_jsonable(json.loads(json.dumps(space.to_jsonable(samples))))
+    assert list(rebuilt) == samples
+
+
+def test_equality_is_of_kind_and_bounds():
+    assert UnicodeText(5) == UnicodeText(5)
+    assert UnicodeText(5) != UnicodeText(6)
+    assert UnicodeText(5) != gym.spaces.Text(5)
+    assert ConversationSpace(5) == ConversationSpace(5)
+    assert ConversationSpace(5) != ConversationSpace(6)
+    assert ConversationSpace(5) != gym.spaces.Sequence(ConversationSpace(5).feature_space)
+
+
+@given(TEXTS)
+def test_texts_flatten_to_code_points_and_back(text):
+    space = UnicodeText(40)
+    points = flatten(space, text)
+    assert points in flatten_space(space)
+    assert points.shape == (flatdim(space),)
+    assert unflatten(space, points) == text
+
+
+@given(CONVERSATIONS)
+def test_conversations_flatten_and_come_back(conversation):
+    space = ConversationSpace(40)
+    flat = flatten(space, conversation)
+    assert flat in flatten_space(space)
+    assert unflatten(space, flat) == conversation
+
+
+def test_conversations_have_no_flat_dimension():
+    with pytest.raises(ValueError, match="cannot be flattened to a numpy array"):
+        flatdim(ConversationSpace())
+
+
+@each_space
+def test_batched_samples_are_members_and_differ(space):
+    batched = batch_space(space, 4)
+    batched.seed(0)
+    items = list(iterate(batched, batched.sample()))
+    assert len(items) == 4
+    assert all(item in space for item in items)
+    assert not all(item == items[0] for item in items)
+
+
+@each_space
+def test_batching_leaves_the_single_space_alone(space):
+    one, other = copy.deepcopy(space), copy.deepcopy(space)
+    one.seed(3)
+    other.seed(3)
+    batched = batch_space(one, 3)
+    batched.sample()
+    assert one.sample() == other.sample()
+
+
+@pytest.mark.parametrize("space", [UnicodeText(), ConversationSpace()], ids=repr)
+def test_batching_is_deterministic_and_matches_gymnasiums_own(space):
+    space.seed(5)
+    ours, general = batch_space(space, 5), batch_space.dispatch(gym.Space)(space, 5)
+    assert ours == general
+    if isinstance(space, UnicodeText):  # Gymnasium seeds a sequence's inner space too, which we do not sample from
+        assert ours.sample() == general.sample()
+    assert batch_space(space, 5).sample() == batch_space(space, 5).sample()
+
+
+@each_space
+def test_concatenate_and_iterate_are_inverse(space):
+    samples = [space.sample() for _ in range(3)]
+    batch = concatenate(space, samples, create_empty_array(space, 3))
+    assert batch in batch_space(space, 3)
+    assert list(iterate(batch_space(space, 3), batch)) == samples
+
+
+@each_space
+def test_zero_array_is_a_member(space):
+    assert create_zero_array(space) in space
+
+
+@each_space
+def test_empty_array_has_one_entry_per_environment(space):
+    empty = create_empty_array(space, 2)
+    if isinstance(space, UnicodeText | ConversationSpace):
+        assert len(empty) == 2
+        assert all(item in space for item in empty)
+
+
+def test_empty_conversations_are_distinct_lists():
+    first, second = create_empty_array(ConversationSpace(), 2)
+    assert first is not second
+
+
+def test_differing_spaces_batch_to_a_tuple():
+    batched = batch_differing_spaces([UnicodeText(3), UnicodeText(5)])
+    assert ("abc", "abcde") in batched
+    assert ("abcde", "abc") not in batched
+    assert len(batch_differing_spaces([ConversationSpace(3), ConversationSpace(5)]).spaces) == 2
+
+
+def test_equivalence_of_shape_means_equal_bounds():
+    assert is_space_dtype_shape_equiv(UnicodeText(5), UnicodeText(5, min_length=2))
+    assert not is_space_dtype_shape_equiv(UnicodeText(5), UnicodeText(6))
+    assert not is_space_dtype_shape_equiv(UnicodeText(5), gym.spaces.Text(5))
+    assert is_space_dtype_shape_equiv(ConversationSpace(5), ConversationSpace(5))
+    assert not is_space_dtype_shape_equiv(ConversationSpace(5), ConversationSpace(6))
+
+
+@pytest.mark.parametrize("space", [UnicodeText(), ConversationSpace()], ids=repr)
+def test_shared_memory_is_refused_with_the_way_out(space):
+    with pytest.raises(TypeError, match="disable `shared_memory`"):
+        create_shared_memory(space, n=2)
+
+
+def test_array_conversion_leaves_text_alone():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("array_api_compat")
+    from gymnasium.wrappers.array_conversion import array_conversion
+
+    names = np.array(["a", None], dtype=object)
+    data = {"text": "hello", "chat": [{"role": "user", "content": "hi"}], "number": np.ones(2), "names": names}
+    converted = array_conversion(data, xp=torch)
+    assert converted["text"] == "hello"
+    assert converted["chat"] == [{"role": "user", "content": "hi"}]
+    assert converted["names"] is names
+    assert torch.equal(converted["number"], torch.ones(2, dtype=torch.float64))

@@ -1,0 +1,125 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_rm.reports.metrics import RunningMetrics, correlation, reward_metrics
+
+FINITE = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(FINITE, min_size=1, max_size=30))
+def test_statistics_equal_numpys(rewards):
+    metrics = reward_metrics(rewards)
+    assert (metrics.num_samples, metrics.num_failed) == (len(rewards), 0)
+    assert metrics.mean == pytest.approx(np.mean(rewards))
+    assert metrics.std == pytest.approx(np.std(rewards))
+    assert (metrics.min, metrics.max) == (min(rewards), max(rewards))
+
+
+@given(st.lists(FINITE, min_size=1, max_size=30), st.integers(0, 5))
+def test_failed_rows_enter_no_statistic(rewards, failures):
+    whole, broken = reward_metrics(rewards), reward_metrics([*rewards, *[math.nan, math.inf] * failures])
+    assert broken.num_failed == 2 * failures
+    assert (whole.mean, whole.std, whole.min, whole.max) == (broken.mean, broken.std, broken.min, broken.max)
+
+
+@pytest.mark.parametrize("rewards", [[], [math.nan, math.nan]])
+def test_no_score_means_no_statistic(rewards):
+    metrics = reward_metrics(rewards)
+    assert metrics.num_samples == 0
+    assert {metrics.mean, metrics.std, metrics.min, metrics.max, metrics.length_correlation} == {None}
+
+
+def test_one_sample_has_no_spread():
+    assert reward_metrics([2.0]).std == 0.0
+
+
+def test_nemo_rl_names_and_its_divisor():
+    assert reward_metrics([1.0, 2.0, 6.0]).as_nemo_rl() == {
+        "reward_model_env/num_samples": 3,
+        "reward_model_env/mean_reward": 3.0,
+        "reward_model_env/std_reward": pytest.approx(np.std([1.0, 2.0, 6.0], ddof=1)),
+        "reward_model_env/min_reward": 1.0,
+        "reward_model_env/max_reward": 6.0,
+    }
+
+
+def test_nemo_rl_names_leave_out_what_is_undefined():
+    assert reward_metrics([]).as_nemo_rl() == {"reward_model_env/num_samples": 0}
+    assert "reward_model_env/std_reward" not in reward_metrics([1.0]).as_nemo_rl()
+
+
+def test_a_reward_for_length_shows():
+    assert reward_metrics([1.0, 2.0, 3.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(1.0)
+    assert reward_metrics([3.0, 2.0, 1.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(-1.0)
+
+
+def test_failed_rows_leave_the_correlation_alone():
+    assert reward_metrics([1.0, math.nan, 3.0], num_tokens=[10, 999, 30]).length_correlation == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [5.0]])
+def test_a_constant_has_no_correlation(rewards):
+    assert reward_metrics(rewards, num_tokens=range(len(rewards))).length_correlation is None
+
+
+@given(st.lists(st.tuples(FINITE, FINITE), min_size=2, max_size=20))
+def test_correlation_lies_between_minus_one_and_one(pairs):
+    x, y = np.array(pairs).T
+    r = correlation(x, y)
+    assert r is None or -1.0 <= r <= 1.0
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e150])
+def test_correlation_does_not_depend_on_the_scale(scale):
+    x, y = np.array([1.0, 2.0, 4.0]), np.array([2.0, 1.0, 5.0])
+    assert correlation(x * scale, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
+
+
+def test_tokens_and_cuts():
+    metrics = reward_metrics([1.0, 2.0], num_tokens=[10, 30], truncated_tokens=[0, 5])
+    assert (metrics.num_tokens, metrics.truncated) == (20.0, 0.5)
+
+
+def test_a_scorer_without_token_counts_has_no_token_statistics():
+    metrics = reward_metrics([1.0, 2.0], num_tokens=[0, 0], truncated_tokens=[0, 0])
+    assert (metrics.num_tokens, metrics.truncated, metrics.length_correlation) == (None, None, None)
+
+
+def test_heads_are_averaged_over_the_scored_rows():
+    metrics = reward_metrics([1.0, 2.0, math.nan], heads={"help": [1.0, 3.0, 99.0], "none": [math.nan] * 3})
+    assert metrics.heads == {"help": 2.0}
+
+
+def test_columns_of_another_length_are_refused():
+    with pytest.raises(ValueError, match="one entry per reward"):
+        reward_metrics([1.0, 2.0], num_tokens=[1])
+
+
+@given(st.lists(st.tuples(FINITE, st.booleans()), min_size=1, max_size=20))
+def test_running_statistics_equal_numpys(steps):
+    running, seen = RunningMetrics(2), ([], [])
+    running.clear(np.array([True, True]))
+    for reward, second in steps:
+        row = int(second)
+        running.add(np.full(2, reward), np.arange(2) == row)
+        seen[row].append(reward)
+    statistics = running.statistics()
+    for row in (0, 1):
+        assert running.count[row] == len(seen[row])
+        for name in ("mean", "std", "min", "max") if seen[row] else ():
+            assert statistics[name][row] == pytest.approx(getattr(np, name)(seen[row]), abs=1e-6)
+
+
+def test_clearing_one_row_keeps_the_others():
+    running = RunningMetrics(2)
+    both = np.array([True, True])
+    running.clear(both)
+    running.add(np.array([1.0, 2.0]), both)
+    running.clear(np.array([True, False]))
+    running.add(np.array([5.0, 4.0]), both)
+    assert running.count.tolist() == [1, 2]
+    assert running.statistics()["mean"].tolist() == [5.0, 3.0]
