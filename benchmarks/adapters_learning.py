@@ -60,7 +60,7 @@ class Counting:
     def __deepcopy__(self, memo):
         return self
 
-    def score(self, conversations):
+    def score(self, conversations, prompts=None):
         self.count += len(conversations)
         return self.scorer.score(conversations)
 

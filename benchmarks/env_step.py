@@ -37,7 +37,7 @@ class NullScorer:
     def __init__(self):
         self.seconds = 0.0
 
-    def score(self, conversations):
+    def score(self, conversations, prompts=None):
         begin = time.perf_counter()
         size = len(conversations)
         zeros, counts = np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.int64)

@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from gym_rm.errors import (
-    ActionError,
-    ConfigError,
-    GymRMError,
-    PlanError,
-    RemoteError,
-    RenderError,
-    SandboxError,
-    ScoringError,
-)
+from gym_rm.errors import ActionError, ConfigError, ConversationError, GymRMError, RemoteError, ScoringError
 from gym_rm.scorer import Scorer, load_scorer
 from gym_rm.scorers.combined import EnsembleScorer, WeightedScorer
-from gym_rm.types import Conversation, Message, PreferencePair, Prompt, Scores
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Message, PreferencePair, Prompt
 
 if TYPE_CHECKING:
     from gym_rm.engine.reward_model_scorer import RewardModelScorer
@@ -31,17 +23,15 @@ __all__ = [
     "ActionError",
     "ConfigError",
     "Conversation",
+    "ConversationError",
     "EnsembleScorer",
     "GymRMError",
     "Message",
     "PairwiseScorer",
-    "PlanError",
     "PreferencePair",
     "Prompt",
     "RemoteError",
-    "RenderError",
     "RewardModelScorer",
-    "SandboxError",
     "Scorer",
     "Scores",
     "ScoringError",
@@ -50,7 +40,9 @@ __all__ = [
 ]
 
 gymnasium.register(
-    "RewardModel-v0", entry_point="gym_rm.envs.vector:RewardEnv", vector_entry_point="gym_rm.envs.vector:RewardVectorEnv"
+    "RewardModel-v0",
+    entry_point="gym_rm.envs.single:RewardEnv",
+    vector_entry_point="gym_rm.envs.vector:RewardVectorEnv",
 )
 gymnasium.register(
     "RewardModelCandidates-v0",
@@ -58,11 +50,16 @@ gymnasium.register(
     vector_entry_point="gym_rm.envs.numeric_views:make_candidates",
 )
 gymnasium.register(
-    "RewardModelTokens-v0", entry_point="gym_rm.envs.numeric_views:TokenEnv", vector_entry_point="gym_rm.envs.numeric_views:make_tokens"
+    "RewardModelTokens-v0",
+    entry_point="gym_rm.envs.numeric_views:TokenEnv",
+    vector_entry_point="gym_rm.envs.numeric_views:make_tokens",
 )
 
 # Names whose modules import torch: resolved on first use, so that `import gym_rm` stays light.
-_LAZY = {"PairwiseScorer": "gym_rm.scorers.pairwise", "RewardModelScorer": "gym_rm.engine.reward_model_scorer"}
+_LAZY = {
+    "PairwiseScorer": "gym_rm.scorers.pairwise",
+    "RewardModelScorer": "gym_rm.engine.reward_model_scorer",
+}
 
 
 def __getattr__(name: str) -> Any:

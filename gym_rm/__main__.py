@@ -1,5 +1,5 @@
 """`python -m gym_rm` is the command `gym-rm`."""
 
-from gym_rm.cli.score import main
+from gym_rm.cli.main import main
 
 main()

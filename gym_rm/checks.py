@@ -1,24 +1,36 @@
-"""Settings checked at the door: each function returns the value to use, or raises a `ConfigError` that names it."""
+"""Checks of single values: each function returns the value to use, or raises a `ConfigError` that names it."""
 
 from __future__ import annotations
 
 import importlib
 import math
-import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
 from gym_rm.errors import ConfigError, nearest
 
 
-def at_least_one(name: str, value: int) -> int:
-    """An integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name} must be an integer of at least 1, got {value!r}.")
+def integer(name: str, value: Any, *, minimum: int) -> int:
+    """An integer of at least `minimum`; neither a bool nor a float nor text counts as one."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < minimum:
+        raise ConfigError(f"{name} must be an integer of at least {minimum}, got {describe(value)}.")
     return int(value)
+
+
+def boolean(name: str, value: Any) -> bool:
+    """True or False; text and numbers do not count."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name} must be true or false, got {describe(value)}.")
+    return bool(value)
+
+
+def finite(name: str, value: Any) -> float:
+    """A finite number as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number, got {describe(value)}.")
+    return float(value)
 
 
 def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
@@ -29,51 +41,27 @@ def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
     return value
 
 
-def finite_or_none(name: str, value: float | None) -> float | None:
-    """A finite float, or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, or None to raise an error instead; got {value!r}.")
-    return float(value)
-
-
-def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
-    """The mode of any spelling: `"SameStep"`, `"SAME_STEP"`, `"same-step"`, ..."""
-    if isinstance(value, AutoresetMode):
-        return value
-    spelled = str(value).replace("_", "").replace("-", "").lower()
-    modes = {mode.value.lower(): mode for mode in AutoresetMode}
-    if spelled not in modes:
-        known = [mode.value for mode in AutoresetMode]
-        raise ConfigError(f"autoreset_mode must be one of {known}, got {value!r}.{nearest(str(value), known)}")
-    return modes[spelled]
-
-
-def load_function(name: str, value: Any) -> Any:
-    """A function, or the one that `"module:function"` names."""
+def load_function(name: str, value: Any) -> Callable[..., Any]:
+    """A function, or the function that the text `"module:function"` names."""
     if callable(value):
-        return value
-    module, _, attribute = str(value).partition(":")
-    try:
-        function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{name} must be a function or 'module:function', got {value!r}: {error}.") from error
+        return value  # type: ignore[no-any-return]
+    function = load_object(name, str(value))
     if not callable(function):
         raise ConfigError(f"{name}={value!r} names a {type(function).__name__}, expected a function.")
-    return function
+    return function  # type: ignore[no-any-return]
 
 
-def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
-    """N seeds, as `SyncVectorEnv` takes them from an int, a list or None."""
-    if seed is None:
-        return [None] * num_envs
+def load_object(name: str, value: str) -> Any:
+    """What the text `"module:name"` names."""
+    module, _, attribute = value.partition(":")
     try:
-        if isinstance(seed, int | np.integer):
-            return [int(seed) + row for row in range(num_envs)]
-        seeds = [None if each is None else operator.index(each) for each in seed]
-    except TypeError as error:
-        raise ConfigError(f"seed must be an integer or None, or a list of those; got {seed!r:.80}.") from error
-    if len(seeds) != num_envs:
-        raise ValueError(f"a list of seeds must have one for each of the {num_envs} environments, got {len(seeds)}.")
-    return seeds
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{name} must be a function or 'module:function', got {value!r}: {error}.") from error
+
+
+def describe(value: Any) -> str:
+    """A value as errors show it: its type and the beginning of its repr; just the repr of a plain number."""
+    if type(value) in (int, float) or value is None:
+        return repr(value)
+    return f"{type(value).__name__} {value!r:.80}"

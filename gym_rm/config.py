@@ -1,24 +1,29 @@
-"""Settings of a command: defaults in a pydantic schema, a YAML file over them, dotted overrides over both."""
+"""The one settings system: pydantic schemas, filled from keywords, YAML files and dotted overrides.
+
+The package's own options (`load_scorer`, `RewardModel-v0`), the commands and the agents are all checked here, so that
+an unknown or invalid setting gets the same error everywhere.
+"""
 
 from __future__ import annotations
 
 import copy
 import re
 import typing
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import pydantic
 import yaml
 
+from gym_rm import checks
 from gym_rm.errors import ConfigError, nearest
 
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 
 class Config(pydantic.BaseModel):
-    """Base of all schemas: frozen, unknown keys refused, defaults validated, numbers accepted as text.
+    """Base of all schemas: frozen, unknown settings refused, defaults validated; the text under a field is its help.
 
     Example:
         >>> class Optimizer(Config):
@@ -28,19 +33,44 @@ class Config(pydantic.BaseModel):
     """
 
     model_config = pydantic.ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, coerce_numbers_to_str=True, arbitrary_types_allowed=False
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        coerce_numbers_to_str=True,
+        use_attribute_docstrings=True,
     )
+
+
+def _integer_from(minimum: int) -> pydantic.BeforeValidator:
+    def check(value: Any, info: pydantic.ValidationInfo) -> int:
+        return checks.integer(str(info.field_name), value, minimum=minimum)
+
+    return pydantic.BeforeValidator(check)
+
+
+def _boolean(value: Any, info: pydantic.ValidationInfo) -> bool:
+    return checks.boolean(str(info.field_name), value)
+
+
+def _finite(value: Any, info: pydantic.ValidationInfo) -> float:
+    return checks.finite(str(info.field_name), value)
+
+
+PositiveInt: TypeAlias = Annotated[int, _integer_from(1)]
+NonNegativeInt: TypeAlias = Annotated[int, _integer_from(0)]
+Flag: TypeAlias = Annotated[bool, pydantic.BeforeValidator(_boolean)]
+Finite: TypeAlias = Annotated[float, pydantic.BeforeValidator(_finite)]
 
 
 def load_config(schema: type[Schema], file: str | Path | None = None, overrides: Sequence[str] = ()) -> Schema:
     """The schema's defaults, changed by a YAML file, changed by `a.b=value` overrides.
 
-    Mappings merge key by key, everything else replaces. Override values are YAML (`null`, `true`, `3e-4`,
-    `[1, 2]`), list entries are reached by index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are
-    texts, `3e-4` is a number.
+    Mappings merge key by key, everything else replaces. Override values are YAML (`null`, `true`, `3e-4`, `[1, 2]`);
+    list entries are reached by index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are texts, `3e-4` is
+    a number.
 
     Raises:
-        ConfigError: the file cannot be read, or some settings are wrong; lists every problem at once.
+        ConfigError: the file cannot be read, or some settings are invalid; lists every problem at once.
     """
     values = _merge(_defaults(schema), _read(file) if file is not None else {})
     problems = []
@@ -49,15 +79,48 @@ def load_config(schema: type[Schema], file: str | Path | None = None, overrides:
             _apply(values, override)
         except ConfigError as error:
             problems.append(str(error))
-    try:
-        config = schema.model_validate(values)
-    except pydantic.ValidationError as error:
-        problems += [_explain(problem, schema) for problem in error.errors()]
-    if problems:
+    config, invalid = _validate(schema, values)
+    problems += invalid
+    if problems or config is None:
         source = f"{file}: " if file is not None else ""
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{source}{count} in the settings:" + "".join(f"\n  {problem}" for problem in problems))
     return config
+
+
+def parse_settings(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
+    """A schema filled from keywords.
+
+    Raises:
+        ConfigError: unknown or invalid settings; lists every problem at once.
+    """
+    config, problems = _validate(schema, dict(values))
+    if config is None:
+        raise ConfigError(" ".join(problems))
+    return config
+
+
+def divide_settings(values: Mapping[str, Any], *schemas: type[pydantic.BaseModel], owner: str) -> tuple[Any, ...]:
+    """Each schema filled from the keywords that are its fields.
+
+    Args:
+        values: keywords.
+        schemas: to fill, in the order of the result.
+        owner: whose options these are, for the error.
+
+    Raises:
+        ConfigError: keywords that no schema has, or invalid values.
+    """
+    known = [name for schema in schemas for name in schema.model_fields]
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"unknown option {unknown[0]!r} for {owner}.{nearest(unknown[0], known)} It has {', '.join(sorted(known))}."
+        )
+    return tuple(
+        parse_settings(schema, {name: values[name] for name in schema.model_fields if name in values})
+        for schema in schemas
+    )
 
 
 def override_values(overrides: Sequence[str]) -> dict[str, Any]:
@@ -73,6 +136,14 @@ def override_values(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 # --- values ------------------------------------------------------------------------------------------------------
+
+
+def _validate(schema: type[Schema], values: dict[str, Any]) -> tuple[Schema | None, list[str]]:
+    """The filled schema, or None and all problems."""
+    try:
+        return schema.model_validate(values), []
+    except pydantic.ValidationError as error:
+        return None, [_explain(problem, schema) for problem in error.errors()]
 
 
 def _defaults(schema: type[pydantic.BaseModel]) -> dict[str, Any]:
@@ -94,8 +165,8 @@ def _merge(base: Any, change: Any) -> Any:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
-    path, equals, text = override.partition("=")
-    parts = path.strip().split(".")
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(f"override {override!r}: expected the form name=value or group.name=value.")
     try:
@@ -111,8 +182,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
         node[parts[-1]] = value
 
 
-def _child(node: Any, part: str, next_part: str, path: str, override: str) -> Any:
-    """The mapping or list at `part`, made where there is none yet."""
+def _child(node: Any, part: str, next_part: str, above: str, override: str) -> Any:
+    """The mapping or list at `part`, created if it does not exist."""
     key: Any = _index(node, part, override) if isinstance(node, list) else part
     child = node.get(key) if isinstance(node, dict) else node[key]
     if isinstance(child, tuple):
@@ -120,14 +191,14 @@ def _child(node: Any, part: str, next_part: str, path: str, override: str) -> An
     if child is None:
         child = {}
     if not isinstance(child, dict | list):
-        raise ConfigError(f"override {override!r}: {path!r} is {child!r}, which has no {next_part!r}.")
+        raise ConfigError(f"override {override!r}: {above!r} is {child!r}, which has no {next_part!r}.")
     node[key] = child
     return child
 
 
 def _index(node: list[Any], part: str, override: str) -> int:
     if not part.isdecimal() or int(part) >= len(node):
-        raise ConfigError(f"override {override!r}: {part!r} is no index of a list of {len(node)} entries.")
+        raise ConfigError(f"override {override!r}: {part!r} is not an index into a list of {len(node)} entries.")
     return int(part)
 
 
@@ -141,9 +212,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen and key.value != "<<":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is there twice", key.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -187,37 +256,44 @@ def _reason(error: yaml.YAMLError) -> str:
 
 def _explain(problem: Any, schema: type[pydantic.BaseModel]) -> str:
     location = problem["loc"]
-    path = ".".join(str(part) for part in location)
+    key = ".".join(str(part) for part in location)
+    value = problem["input"]
     match problem["type"]:
         case "extra_forbidden":
-            return f"{path}: unknown setting.{_nearest_setting(location, schema)}"
+            return f"{key}: unknown setting.{_nearest_setting(location, schema)}"
         case "missing":
-            return f"{path}: has no default and must be given."
+            return f"{key}: has no default and must be given."
+        case "literal_error":
+            expected = problem["ctx"]["expected"]
+            hint = nearest(str(value), re.findall("'([^']*)'", expected))
+            return f"{key} must be {expected}, got {value!r}.{hint}"
         case "value_error":
             reason = str(problem["ctx"]["error"])
-            return f"{path}: {reason}" if path else reason
-    return f"{path}: {problem['msg'].lower()}, got {type(problem['input']).__name__} {problem['input']!r}."
+            # Our own checks name the field already; only the groups that it is in are added.
+            named = bool(location) and reason.startswith(f"{location[-1]} ")
+            return key.removesuffix(str(location[-1])) + reason if named else f"{key}: {reason}" if key else reason
+    return f"{key}: {problem['msg'].lower()}, got {type(value).__name__} {value!r:.200}."
 
 
 def _nearest_setting(location: tuple[str | int, ...], schema: type[pydantic.BaseModel]) -> str:
     """A sibling with a similar name, else a setting of that name elsewhere."""
     *parents, name = [part for part in location if isinstance(part, str)]
-    paths = list(_paths(schema))
-    siblings = [path[-1] for path in paths if list(path[:-1]) == parents]
+    keys = list(_keys(schema))
+    siblings = [key[-1] for key in keys if list(key[:-1]) == parents]
     if hint := nearest(name, siblings):
         return hint
-    elsewhere = [".".join(path) for path in paths if path[-1] == name]
+    elsewhere = [".".join(key) for key in keys if key[-1] == name]
     return f" Did you mean {elsewhere[0]!r}?" if elsewhere else f" Known here: {', '.join(siblings)}."
 
 
-def _paths(
+def _keys(
     schema: type[pydantic.BaseModel], above: tuple[type[pydantic.BaseModel], ...] = ()
 ) -> Iterator[tuple[str, ...]]:
     for name, field in schema.model_fields.items():
         yield (name,)
         inner = _model_in(field.annotation)
         if inner is not None and inner not in (*above, schema):
-            yield from ((name, *path) for path in _paths(inner, (*above, schema)))
+            yield from ((name, *key) for key in _keys(inner, (*above, schema)))
 
 
 def _model_in(annotation: Any) -> type[pydantic.BaseModel] | None:

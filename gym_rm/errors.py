@@ -1,8 +1,4 @@
-"""One exception per boundary that a failure can cross, and one way to warn.
-
-`ConfigError` a setting, `ActionError` a reply, `RenderError` text to tokens, `ScoringError` a conversation
-without a score, `RemoteError` another process or host, `PlanError` resources, `SandboxError` code execution.
-"""
+"""One exception per boundary that a failure can cross, and one way to warn."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gym_rm.types import Scores
+    from gym_rm.scores import Scores
 
 logger = logging.getLogger("gym_rm")
 
@@ -23,35 +19,27 @@ class GymRMError(Exception):
 
 
 class ConfigError(GymRMError, ValueError):
-    """A setting that cannot be: what was expected, what came, what to do."""
+    """An invalid setting: says what was expected, what came, and what to do."""
 
 
 class RenderModeError(ConfigError, TypeError):
-    """A render mode that there is not; as a `TypeError`, Stable-Baselines3 takes it for a no to its `rgb_array`."""
+    """An unknown render mode. Stable-Baselines3 probes for `rgb_array` and expects a `TypeError`."""
 
 
 class ActionError(GymRMError, ValueError):
-    """A reply that the environment cannot take; the environment is as it was."""
+    """An invalid reply; the environment has not changed."""
 
 
-class RenderError(GymRMError, ValueError):
-    """A conversation that cannot become tokens."""
-
-
-class PlanError(GymRMError, ValueError):
-    """A request that the described machines cannot hold."""
+class ConversationError(GymRMError, ValueError):
+    """A conversation that this scorer cannot read: malformed, too long, or refused by the chat template."""
 
 
 class RemoteError(GymRMError, ConnectionError):
-    """A scorer in another process or on another host that did not answer as it should."""
-
-
-class SandboxError(GymRMError, RuntimeError):
-    """Code that could not be executed safely."""
+    """A scorer in another process or on another host failed to answer."""
 
 
 class ScoringError(GymRMError, ValueError):
-    """Some conversations have no score; those that have one are kept.
+    """Some conversations have no score; the scores of the others are kept.
 
     Attributes:
         scores: the `Scores` of the whole call, NaN and a reason in the failed rows.

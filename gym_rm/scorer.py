@@ -1,65 +1,76 @@
-"""The one contract of the package: conversations in, `Scores` out."""
+"""The one contract of the package: conversations in, `Scores` out. And what makes a scorer of what a user has."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import inspect
+import json
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from gym_rm.errors import ConfigError, GymRMError, ScoringError, nearest
-from gym_rm.envs.spaces import copy_conversation
-from gym_rm.types import Conversation, Message, Provenance, Scores
+from gym_rm.checks import load_object
+from gym_rm.errors import ConfigError, GymRMError, ScoringError
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompts
 
 
 @runtime_checkable
 class Scorer(Protocol):
     """Anything that scores conversations.
 
-    `score` returns one entry per conversation, in order, and raises `ScoringError` (which carries the
-    scores that succeeded) when any row has none. An empty list gives empty `Scores`.
-    `gym_rm.testing.check_scorer` checks an implementation.
+    `score` returns one entry per conversation, in order, and raises `ScoringError` (which carries the scores that
+    succeeded) when a row has none. An empty list gives empty `Scores`. `gym_rm.testing.check_scorer` checks an
+    implementation.
     """
 
-    def score(self, conversations: Sequence[Conversation]) -> Scores:
-        """Score N conversations."""
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations.
+
+        Args:
+            conversations: N lists of messages.
+            prompts: the rows that the conversations started from, a `Prompt` or None for each; None where there are
+                none. A reward model ignores them, a verifier compares with their `answer`.
+        """
         ...
 
 
-RewardFunction: TypeAlias = Callable[[Sequence[Conversation]], Sequence[float]]
+RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]
+"""`(conversations)` or `(conversations, prompts)` to N numbers, None for "no score"."""
+
 ScorerLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Scorer | RewardFunction | None"
 
-# Kinds of one checkpoint, all loaded by "reward_model"; `gym_rm.engine.kinds` holds a class for each.
-REWARD_MODEL_KINDS = frozenset(
-    {"decoder", "encoder", "multi_head", "gated", "process", "generative", "implicit", "pair_encoder"}
-)
-# Options of a reward model.
-FLAGS = frozenset({"batch_invariant", "tree", "add_bos", "trust_remote_code"})
-COUNTS = frozenset({"max_length", "cache_size", "prefix_cache_tokens"})
-# Entry points, as in Gymnasium's registry: nothing is imported until a scorer of that kind is asked for.
+# What `kind` can name besides the kinds of reward model (`gym_rm.engine.kinds.KINDS`), as entry points: nothing is
+# imported until such a scorer is asked for.
 SCORER_KINDS: dict[str, str] = {
-    "reward_model": "gym_rm.engine.reward_model_scorer:load_reward_model",
     "pairwise": "gym_rm.scorers.pairwise:PairwiseScorer",
     "weighted": "gym_rm.scorers.combined:WeightedScorer",
     "ensemble": "gym_rm.scorers.combined:EnsembleScorer",
 }
+REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
+FUNCTION = "gym_rm.scorers.function:FunctionScorer"
+_OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
     """Make a scorer from what a user has.
 
     Args:
-        reward_model: None for the embedded reward model; a folder or hub id of a Hugging Face checkpoint;
-            a dict `{"path": ..., "kind": ..., **options}`; a `Scorer`, returned as it is; or a function from
-            conversations to numbers.
-        **options: passed to the scorer's constructor (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one
-            of `SCORER_KINDS` or of `REWARD_MODEL_KINDS`; a reward model's own is found out where it is not given.
+        reward_model: None for the embedded reward model; a folder or hub id of a Hugging Face checkpoint; a dict
+            `{"path": ..., "kind": ..., **options}`; a `Scorer`, returned as it is; a function from conversations, or
+            from conversations and prompts, to numbers; or the name of either, `"module:name"`.
+        **options: of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one of `SCORER_KINDS` or
+            of the kinds of reward model; a reward model's kind is detected where it is not given.
 
     Raises:
-        ConfigError: an unknown kind, options that cannot be, options for a scorer that already exists, or something
-            that is no scorer.
+        ConfigError: unknown kind or option, invalid value, options for a scorer that already exists, or something that
+            is not a scorer.
 
     Example:
         >>> import gym_rm
@@ -67,6 +78,10 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
         >>> scorer.score([[{"role": "assistant", "content": "four"}]]).rewards.tolist()
         [4.0]
     """
+    if isinstance(reward_model, str) and _OBJECT_NAME.fullmatch(reward_model):
+        reward_model = load_object("reward_model", reward_model)
+        if isinstance(reward_model, type):
+            return load_scorer(reward_model(**options))
     if reward_model is None or isinstance(reward_model, str | os.PathLike):
         reward_model = {} if reward_model is None else {"path": os.fspath(reward_model)}
     if isinstance(reward_model, Mapping):
@@ -77,124 +92,137 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
             "give them to its constructor instead."
         )
     if isinstance(reward_model, Scorer):
+        _check_signature(reward_model)
         return reward_model
     if callable(reward_model):
-        return FunctionScorer(reward_model)
+        return _entry_point(FUNCTION)(reward_model)
     raise ConfigError(
         "reward_model must be None, a folder, a hub id, a dict, a Scorer or a function from conversations to numbers; "
-        f"got {type(reward_model).__name__}: {reward_model!r}."
+        f"got {type(reward_model).__name__}: {reward_model!r:.200}."
     )
 
 
+def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Prompts = None, **options: Any) -> Scores:
+    """The scores of N conversations, with the reasons of failed rows in `errors` instead of an exception.
+
+    A reward that is not finite and has no error gets one.
+
+    Raises:
+        ConfigError: the scorer returned something else than `Scores` of N rows.
+    """
+    try:
+        scores = scorer.score(conversations, prompts, **options)
+    except ScoringError as error:
+        scores = error.scores
+    name = type(scorer).__name__
+    if not isinstance(scores, Scores):
+        raise ConfigError(f"{name}.score returned {type(scores).__name__} {scores!r:.80}, expected gym_rm.Scores.")
+    if not len(scores) == len(scores.rewards) == len(conversations):
+        raise ConfigError(
+            f"{name}.score returned {len(scores.rewards)} scores for {len(conversations)} conversations; a scorer "
+            "returns one for each, in order."
+        )
+    wrong = [row for row in np.flatnonzero(~np.isfinite(scores.rewards)).tolist() if scores.errors[row] is None]
+    if wrong:
+        errors = list(scores.errors)
+        for row in wrong:
+            errors[row] = f"the reward is {scores.rewards[row]}"
+        scores = dataclasses.replace(scores, errors=tuple(errors))
+    return scores
+
+
+# --- a scorer that several users share ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(slots=True)
+class _Shared:
+    scorer: Scorer
+    users: int
+
+
+_shared: dict[str, _Shared] = {}
+_shared_lock = threading.RLock()
+
+
+def acquire_scorer(reward_model: ScorerLike, options: Mapping[str, Any]) -> Scorer:
+    """`load_scorer`, but the same plain settings give the same scorer to everyone in the process.
+
+    `SyncVectorEnv` makes one environment a row, other libraries make one for every episode: they must not load the
+    model again. A folder whose files have changed since is loaded anew. `release_scorer` gives the scorer back.
+    """
+    key = _key(reward_model, options)
+    if key is None:
+        return load_scorer(reward_model, **options)
+    with _shared_lock:
+        if key not in _shared:
+            _shared[key] = _Shared(load_scorer(reward_model, **options), users=0)
+        _shared[key].users += 1
+        return _shared[key].scorer
+
+
+def release_scorer(scorer: Scorer) -> None:
+    """Give back a scorer from `acquire_scorer`; the last user closes it."""
+    with _shared_lock:
+        for key, entry in _shared.items():
+            if entry.scorer is scorer:
+                entry.users -= 1
+                if entry.users > 0:
+                    return
+                del _shared[key]
+                break
+    if callable(close := getattr(scorer, "close", None)):
+        close()
+
+
+def _key(reward_model: ScorerLike, options: Mapping[str, Any]) -> str | None:
+    """The settings as text, with the state of the folder that they name; None for objects, which have no such text."""
+    if reward_model is not None and not isinstance(reward_model, str | os.PathLike | Mapping):
+        return None
+    named = reward_model if isinstance(reward_model, Mapping) else {"path": reward_model}
+    path = named.get("path")
+    folder = Path(path) if isinstance(path, str | os.PathLike) else None
+    files = []
+    if folder is not None and folder.is_dir():
+        files = sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in folder.iterdir())
+    try:
+        return json.dumps([dict(named), dict(options), files], sort_keys=True, default=os.fspath)
+    except (TypeError, ValueError):
+        return None
+
+
+# --- from options to a scorer ------------------------------------------------------------------------------------
+
+
 def _make(options: dict[str, Any]) -> Scorer:
-    kind = options.get("kind", "reward_model")
+    kind = options.get("kind", "auto")
     if not isinstance(kind, str):
         raise ConfigError(f"the kind of a scorer must be a text, got {type(kind).__name__} {kind!r}.")
-    if kind in REWARD_MODEL_KINDS or kind == "auto":
-        make, arguments = _entry_point("reward_model"), options
-    else:
-        make, arguments = _entry_point(kind), {name: value for name, value in options.items() if name != "kind"}
-    if kind in REWARD_MODEL_KINDS | {"auto", "reward_model", "pairwise"}:
-        for name, value in options.items():
-            _check_option(name, value)
+    if kind not in SCORER_KINDS:
+        return _entry_point(REWARD_MODEL)(**options)
+    arguments = {name: value for name, value in options.items() if name != "kind"}
     try:
-        return make(**arguments)
+        return _entry_point(SCORER_KINDS[kind])(**arguments)
     except (TypeError, ValueError) as error:
         if isinstance(error, GymRMError):
             raise
         shown = ", ".join(f"{name}={value!r:.80}" for name, value in options.items())
-        raise ConfigError(f"no scorer can be made of the options {shown}: {error}.") from error
+        raise ConfigError(f"invalid options for a scorer: {shown}: {error}.") from error
 
 
-def _check_option(name: str, value: Any) -> None:
-    """What a reward model would take for something else, or notice only when it scores."""
-    if value is None and name in ("path", "max_length", "add_bos"):
-        return
-    expected = None
-    if name == "path" and not isinstance(value, str | os.PathLike):
-        expected = "a folder or a hub id"
-    elif name in FLAGS and not isinstance(value, bool | np.bool_):
-        expected = "true or false"
-    elif name in COUNTS and (isinstance(value, bool) or not isinstance(value, int | np.integer)):
-        expected = "an integer"
-    if expected:
-        raise ConfigError(f"{name} must be {expected}, got {type(value).__name__} {value!r}.")
-
-
-def _entry_point(kind: str) -> Callable[..., Scorer]:
-    if kind not in SCORER_KINDS:
-        raise ConfigError(
-            f"unknown kind of scorer {kind!r}; known: {sorted(SCORER_KINDS)}, and of one checkpoint "
-            f"{sorted(REWARD_MODEL_KINDS)}.{nearest(kind, [*SCORER_KINDS, *REWARD_MODEL_KINDS])}"
-        )
-    module, _, name = SCORER_KINDS[kind].partition(":")
-    entry_point: Callable[..., Scorer] = getattr(importlib.import_module(module), name)
+def _entry_point(name: str) -> Callable[..., Scorer]:
+    module, _, attribute = name.partition(":")
+    entry_point: Callable[..., Scorer] = getattr(importlib.import_module(module), attribute)
     return entry_point
 
 
-class FunctionScorer:
-    """A plain function from conversations to numbers, as a `Scorer`; None from it means "no score"."""
-
-    def __init__(self, function: RewardFunction) -> None:
-        self._function = function
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FunctionScorer:
-        # `gym.make_vec(spec)` copies its keywords in depth; what a function holds on to is not to be doubled.
-        return self
-
-    def score(self, conversations: Sequence[Conversation]) -> Scores:
-        """Call the function once with all conversations, in copies of its own to work on.
-
-        Raises:
-            ConfigError: what is no list of conversations, or came back as no list with a number for each.
-            ScoringError: rows that the function gave None or no finite number.
-        """
-        copies = _copies(conversations)
-        values = self._numbers(self._function(copies), len(copies)) if copies else []
-        scores = Scores.from_rewards(
-            [float("nan") if value is None else value for value in values],
-            errors=["the reward function returned None" if value is None else None for value in values],
-            provenance=Provenance("FunctionScorer", getattr(self._function, "__qualname__", repr(self._function))),
-        )
-        if scores.failed_rows:
-            raise ScoringError(scores)
-        return scores
-
-    def _numbers(self, returned: Any, size: int) -> list[float | None]:
-        """What the function returned, if it is a number or None for each conversation."""
-        name = f"the reward function {self._function!r}"
-        try:
-            values = None if isinstance(returned, str | bytes | Mapping | Set) else iter(returned)
-        except TypeError:
-            values = None
-        if values is None:
-            raise ConfigError(
-                f"{name} returned {type(returned).__name__} {returned!r:.80} for {size} conversations; "
-                "it must return a list with one number, or None, per conversation."
-            )
-        listed = list(values)
-        if len(listed) != size:
-            raise ConfigError(
-                f"{name} returned {len(listed)} values for {size} conversations; it must return one per conversation."
-            )
-        numbers: list[float | None] = []
-        for row, value in enumerate(listed):
-            try:
-                numbers.append(None if value is None else float(value))
-            except (TypeError, ValueError) as error:
-                raise ConfigError(
-                    f"{name} returned {type(value).__name__} {value!r:.80} for conversation {row}; "
-                    "it must return a number, or None for no score."
-                ) from error
-        return numbers
-
-
-def _copies(conversations: Sequence[Conversation]) -> list[list[Message]]:
+def _check_signature(scorer: Scorer) -> None:
+    """Refuse a `score` that has no place for the prompts, before an episode is lost over it."""
     try:
-        len(conversations)
-        return [copy_conversation(conversation) for conversation in conversations]
-    except (AttributeError, TypeError) as error:
+        inspect.signature(scorer.score).bind([], None)
+    except TypeError as error:
         raise ConfigError(
-            "score takes a list of conversations, each a list of {'role', 'content'} messages; "
-            f"got {type(conversations).__name__} {conversations!r:.80}."
+            f"{type(scorer).__name__}.score must take (conversations, prompts=None): {error}; a scorer that does not "
+            "need the prompts ignores them."
         ) from error
+    except ValueError:  # a builtin does not tell
+        return

@@ -17,10 +17,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
+from gym_rm.envs.spaces import UnicodeText
 from gym_rm.errors import ActionError, ScoringError
 from gym_rm.scorer import Scorer
-from gym_rm.envs.spaces import UnicodeText
-from gym_rm.types import Conversation, Scores
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt
 
 Envs: TypeAlias = VectorEnv[Any, Any, Any]
 Step: TypeAlias = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -46,14 +47,21 @@ CONVERSATIONS: tuple[Conversation, ...] = (
 # --- scorers -----------------------------------------------------------------------------------------------------
 
 
-def check_scorer(scorer: Scorer, conversations: Sequence[Conversation] | None = None, *, atol: float = 1e-5) -> None:
-    """Check that scores are well formed and do not depend on their batch, and that failures are told.
+def check_scorer(
+    scorer: Scorer,
+    conversations: Sequence[Conversation] | None = None,
+    prompts: Sequence[Prompt] | None = None,
+    *,
+    atol: float = 1e-5,
+) -> None:
+    """Check that scores are well formed, do not depend on their batch, and that failures are reported.
 
     Args:
         scorer: what to check.
         conversations: at least two that it can score; None for a few of all kinds.
-        atol: how far a reward may move with its neighbours; 0.0 demands bit-equality. Equal conversations in
-            one call must get bit-equal rewards in any case.
+        prompts: the rows that they started from; None makes one of each, with `answer="4"`.
+        atol: how far a reward may move with its neighbours; 0.0 demands bit-equality. Equal conversations in one call
+            must get bit-equal rewards in any case.
 
     Raises:
         AssertionError: the scorer breaks the contract of `gym_rm.scorer.Scorer`.
@@ -62,29 +70,36 @@ def check_scorer(scorer: Scorer, conversations: Sequence[Conversation] | None = 
         >>> import gym_rm
         >>> check_scorer(gym_rm.load_scorer(lambda conversations: [len(c) for c in conversations]))
     """
-    assert isinstance(scorer, Scorer), f"{scorer!r} has no method score(conversations)."
+    assert isinstance(scorer, Scorer), f"{scorer!r} has no method score(conversations, prompts=None)."
     given = [list(conversation) for conversation in (CONVERSATIONS if conversations is None else conversations)]
     assert len(given) >= 2, "check_scorer needs at least two conversations."
-    kept = copy.deepcopy(given)
-    whole = scorer.score(given)
-    assert given == kept, "score changed the conversations that it was given."
-    _check_scores(whole, len(given), "score(conversations)")
+    rows = list(prompts) if prompts is not None else [_prompt(one, k) for k, one in enumerate(given)]
+    assert len(rows) == len(given), f"got {len(rows)} prompts for {len(given)} conversations."
+    kept = copy.deepcopy((given, rows))
+    whole = scorer.score(given, rows)
+    assert (given, rows) == kept, "score changed the conversations or prompts that it was given."
+    _check_scores(whole, len(given), "score(conversations, prompts)")
     assert not whole.failed_rows, f"rows {whole.failed_rows} have errors, but no ScoringError was raised."
     _check_scores(scorer.score([]), 0, "score([])")
+    _check_scores(scorer.score([], []), 0, "score([], [])")
 
-    backwards = scorer.score(given[::-1])
+    backwards = scorer.score(given[::-1], rows[::-1])
     _check_close(backwards.rewards[::-1], whole.rewards, atol, "in the reverse order")
-    alone = np.concatenate([scorer.score([conversation]).rewards for conversation in given])
+    alone = np.concatenate([scorer.score([one], [row]).rewards for one, row in zip(given, rows, strict=True)])
     _check_close(alone, whole.rewards, atol, "one call each")
     half = len(given) // 2
-    split = np.concatenate([scorer.score(given[:half]).rewards, scorer.score(given[half:]).rewards])
-    _check_close(split, whole.rewards, atol, "in two calls")
-    doubled = scorer.score([*given, *copy.deepcopy(given)]).rewards
+    split = [scorer.score(given[part], rows[part]).rewards for part in (slice(half), slice(half, None))]
+    _check_close(np.concatenate(split), whole.rewards, atol, "in two calls")
+    doubled = scorer.score([*given, *copy.deepcopy(given)], [*rows, *rows]).rewards
     assert np.array_equal(doubled[: len(given)], doubled[len(given) :]), (
         f"equal conversations in one call got different rewards: {doubled[: len(given)]} and {doubled[len(given) :]}."
     )
     _check_close(doubled[: len(given)], whole.rewards, atol, "with each one repeated")
-    _check_failures(scorer, given, whole, atol)
+    _check_failures(scorer, given, rows, whole, atol)
+
+
+def _prompt(conversation: Conversation, index: int) -> Prompt:
+    return Prompt(tuple(conversation[:-1]), f"prompt {index}", answer="4")
 
 
 def _check_scores(scores: Scores, size: int, call: str) -> None:
@@ -93,7 +108,7 @@ def _check_scores(scores: Scores, size: int, call: str) -> None:
         "rewards": (scores.rewards, np.float32),
         "num_tokens": (scores.num_tokens, np.int64),
         "truncated_tokens": (scores.truncated_tokens, np.int64),
-        **{f"heads[{name!r}]": (values, np.float32) for name, values in scores.heads.items()},
+        **{f"components[{name!r}]": (values, np.float32) for name, values in scores.components.items()},
     }
     for name, (values, dtype) in columns.items():
         assert isinstance(values, np.ndarray), f"{call}: {name} is a {type(values).__name__}, expected a numpy array."
@@ -101,6 +116,11 @@ def _check_scores(scores: Scores, size: int, call: str) -> None:
         assert values.dtype == dtype, f"{call}: {name} has the dtype {values.dtype}, expected {np.dtype(dtype)}."
     assert len(scores.errors) == size, f"{call}: {len(scores.errors)} errors for {size} conversations."
     finite = np.isfinite(scores.rewards)
+    if scores.terminations is not None:
+        assert scores.terminations.shape == (size,), f"{call}: terminations have the shape {scores.terminations.shape}."
+        assert scores.terminations.dtype == np.bool_, f"{call}: terminations must be bool."
+    for name, values in scores.infos.items():
+        assert len(values) == size, f"{call}: infos[{name!r}] has {len(values)} entries for {size} conversations."
     for row, error in enumerate(scores.errors):
         assert finite[row] == (error is None), (
             f"{call}: row {row} has the reward {scores.rewards[row]} and the error {error!r}; "
@@ -115,11 +135,11 @@ def _check_close(found: NDArray[Any], expected: NDArray[Any], atol: float, how: 
     assert difference <= atol, f"scored {how}, rewards move by {difference:.3g}, more than {atol}: {found}, {expected}."
 
 
-def _check_failures(scorer: Scorer, given: list[list[Any]], whole: Scores, atol: float) -> None:
+def _check_failures(scorer: Scorer, given: list[list[Any]], rows: list[Prompt], whole: Scores, atol: float) -> None:
     """One bad conversation gets a score or a `ScoringError` of its own; either way its neighbours keep theirs."""
     bad: Conversation = ({"role": "user", "content": "?"}, {"role": "assistant", "content": LONE_SURROGATE})
     try:
-        scores = scorer.score([given[0], bad, given[1]])
+        scores = scorer.score([given[0], bad, given[1]], [rows[0], _prompt(bad, 1), rows[1]])
     except ScoringError as error:
         scores = error.scores
     except Exception as error:

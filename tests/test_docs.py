@@ -118,7 +118,7 @@ def test_the_examples_of_scoring_run():
         exec(block, names)
     assert names["scores"].rewards.argmax() == 0
     assert names["second"].workload.reused_tokens > 0
-    assert names["scorer"].provenance.path == "tree"
+    assert names["scorer"].provenance.layout == "tree"
 
 
 def test_the_options_of_scoring_exist():

@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "gym_rm"
 FLOORS = {
     "types": 0,
     "errors": 0,
+    "scores": 0,
     "checks": 0,
     "config": 1,
     "scorer": 1,

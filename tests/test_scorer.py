@@ -146,7 +146,7 @@ def test_path_and_kind_mean_the_same_in_a_dict_and_as_options(tmp_path):
 
 def test_the_protocol_is_structural():
     class Mine:
-        def score(self, conversations):
+        def score(self, conversations, prompts=None):
             raise NotImplementedError
 
     assert isinstance(Mine(), Scorer)

@@ -21,7 +21,7 @@ class Broken:
     def __init__(self, spoil):
         self.spoil = spoil
 
-    def score(self, conversations):
+    def score(self, conversations, prompts=None):
         scores = Scores.from_rewards(count_characters(conversations))
         return self.spoil(scores, conversations) or scores
 
@@ -86,7 +86,7 @@ def fail_next_to_bad_text(scores, conversations):
         (lambda scores, _: replaced(scores, rewards=scores.rewards.astype(float)), "rewards has the dtype float64"),
         (lambda scores, _: replaced(scores, num_tokens=[0]), "num_tokens is a list"),
         (lambda scores, _: replaced(scores, num_tokens=scores.num_tokens - 1), "negative num_tokens"),
-        (lambda scores, _: replaced(scores, heads={"a": scores.num_tokens}), r"heads\['a'\] has the dtype int64"),
+        (lambda scores, _: replaced(scores, components={"a": scores.num_tokens}), r"heads\['a'\] has the dtype int64"),
         (lambda scores, _: replaced(scores, errors=("bad", *scores.errors[1:])), "and the error 'bad'"),
     ],
 )

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gym_rm.data.messages import plain_content, refuse_rendered, rewards_or_fallback, score_rows
+from gym_rm.data.messages import plain_content, refuse_rendered
 from gym_rm.data.policy_texts import PolicyTexts
+from gym_rm.data.prompts import answer_text, prompt_of_columns
 from gym_rm.errors import ConfigError, logger, nearest
 from gym_rm.reports.metrics import reward_metrics
-from gym_rm.scorer import Scorer, load_scorer
-from gym_rm.types import Conversation
+from gym_rm.scorer import Scorer, load_scorer, try_score
+from gym_rm.types import Conversation, Prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +80,10 @@ class RewardModelEnvironment:
     def step(self, message_log_batch: Sequence[Any], metadata: Sequence[Any] | None = None) -> EnvironmentReturn:
         """Score B logs in one call; any B, an empty batch included.
 
+        Args:
+            message_log_batch: B lists of messages.
+            metadata: B dicts; `ground_truth` is the reference answer for verifiers.
+
         Returns:
             Rewards float32 `[B]` and terminateds bool `[B]` (all True) on the CPU. Observations are empty messages, for
             their text would be appended to the sample.
@@ -89,7 +95,9 @@ class RewardModelEnvironment:
         import torch
 
         conversations = [self._conversation(log, row) for row, log in enumerate(message_log_batch)]
-        rewards = rewards_or_fallback(score_rows(self.scorer, conversations), self.fallback_reward)
+        rows = metadata if metadata is not None else [None] * len(conversations)
+        prompts = [_prompt(c, each, row) for row, (c, each) in enumerate(zip(conversations, rows, strict=True))]
+        rewards = try_score(self.scorer, conversations, prompts).rewards_or_fallback(self.fallback_reward)
         size = len(conversations)
         return EnvironmentReturn(
             observations=[{"role": "environment", "content": ""} for _ in range(size)],
@@ -127,6 +135,14 @@ class RewardModelEnvironment:
             return messages
         prompt, reply = messages[0]["content"], messages[1]["content"]
         return self._texts.conversation(prompt, prompt + reply)
+
+
+def _prompt(conversation: Conversation, metadata: Any, row: int) -> Prompt:
+    """NeMo RL's metadata of a row: its `ground_truth` is the reference answer, the rest goes with it."""
+    columns = dict(metadata) if isinstance(metadata, Mapping) else {}
+    answer = next((columns[key] for key in ("ground_truth", "answer") if answer_text(columns.get(key))), None)
+    messages = list(itertools.takewhile(lambda message: message["role"] != "assistant", conversation))
+    return prompt_of_columns(messages, {**columns, "answer": answer}, row)
 
 
 def read_config(config: Mapping[str, Any]) -> ReadConfig:

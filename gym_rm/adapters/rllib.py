@@ -13,13 +13,13 @@ from typing import Any
 import gymnasium as gym
 
 from gym_rm.adapters import require
-from gym_rm.data.messages import score_rows
-from gym_rm.scorers.batching import MicroBatchingScorer
-from gym_rm.checks import parse_autoreset_mode
-from gym_rm.errors import ConfigError, RemoteError, ScoringError
-from gym_rm.scorer import ScorerLike, load_scorer
+from gym_rm.envs.settings import parse_autoreset_mode
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
-from gym_rm.types import Conversation, Scores
+from gym_rm.errors import ConfigError, RemoteError
+from gym_rm.scorer import ScorerLike, load_scorer, try_score
+from gym_rm.scorers.batching import MicroBatchingScorer
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompts
 
 ray = require("ray", install="gym-rm[rllib]")
 tune_registry = require("ray.tune.registry", install="gym-rm[rllib]")
@@ -31,9 +31,9 @@ class ScorerActor:
     def __init__(self, reward_model: ScorerLike, options: Mapping[str, Any], batching: Mapping[str, Any]) -> None:
         self._scorer = MicroBatchingScorer(load_scorer(reward_model, **options), **batching)
 
-    def score(self, conversations: Sequence[Conversation]) -> Scores:
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         """Scores of all rows, NaN and a reason in those that failed."""
-        return score_rows(self._scorer, conversations)
+        return try_score(self._scorer, conversations, prompts)
 
     def counts(self) -> tuple[int, int]:
         """How many score calls were made of the scorer, and with how many conversations."""
@@ -73,17 +73,15 @@ class SharedScorer:
         """Itself: `gym.make_vec` deep-copies its keywords."""
         return self
 
-    def score(self, conversations: Sequence[Conversation]) -> Scores:
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations, together with what other processes ask for.
 
         Raises:
             ScoringError: some rows have no score.
             RemoteError: the actor died, or its scorer raised.
         """
-        scores: Scores = self._ask(self._actor.score, [list(conversation) for conversation in conversations])
-        if scores.failed_rows:
-            raise ScoringError(scores)
-        return scores
+        scores: Scores = self._ask(self._actor.score, [list(conversation) for conversation in conversations], prompts)
+        return scores.raise_for_errors()
 
     @property
     def counts(self) -> tuple[int, int]:

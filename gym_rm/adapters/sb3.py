@@ -12,8 +12,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from gym_rm.adapters import require
-from gym_rm.errors import ConfigError
 from gym_rm.envs.infos import infos_of_row
+from gym_rm.errors import ConfigError
 
 VecEnv: Any = require("stable_baselines3.common.vec_env", install="gym-rm[sb3]").VecEnv
 

@@ -14,10 +14,9 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from gym_rm.adapters import require
-from gym_rm.data.messages import rewards_or_fallback, score_rows
-from gym_rm.errors import ConfigError
-from gym_rm.scorer import ScorerLike, load_scorer
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
+from gym_rm.errors import ConfigError
+from gym_rm.scorer import ScorerLike, load_scorer, try_score
 from gym_rm.types import Conversation
 
 torch = require("torch", install="gym-rm[torchrl]")
@@ -117,8 +116,9 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
             raise ConfigError(
                 "no ('history', 'full') to score; use ChatEnv(input_mode='history') and a policy that fills it."
             )
-        scores = score_rows(self.scorer, [self._conversation(each) for each in _each(history, next_tensordict.ndim)])
-        rewards = torch.tensor(rewards_or_fallback(scores, self.fallback_reward), device=next_tensordict.device)
+        conversations = [self._conversation(each) for each in _each(history, next_tensordict.ndim)]
+        scores = try_score(self.scorer, conversations)
+        rewards = torch.tensor(scores.rewards_or_fallback(self.fallback_reward), device=next_tensordict.device)
         next_tensordict.set("reward", rewards.reshape(*next_tensordict.batch_size, 1))
         if self.ends_episode:
             for name in ("done", "terminated"):

@@ -7,31 +7,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.data.messages import conversation, rewards_or_none, score_rows
+from gym_rm.checks import one_of
+from gym_rm.data.messages import join_reply, prompt_messages
 from gym_rm.data.policy_texts import PolicyTexts
-from gym_rm.data.prompts import Source, load_prompts
+from gym_rm.data.prompts import load_prompts, prompt_of_columns
+from gym_rm.data.rows import Source
 from gym_rm.envs.vector import Observations, RewardVectorEnv
-from gym_rm.errors import ConfigError, ScoringError
-from gym_rm.scorer import ScorerLike, load_scorer
-from gym_rm.types import Conversation, Prompt, Scores
+from gym_rm.errors import ConfigError, logger
+from gym_rm.scorer import ScorerLike, load_scorer, try_score
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt
 
 Rewards = list[float | None]
 
+# What TRL passes to reward functions besides the columns of the dataset.
+NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "log_extra", "environments"})
+
 
 class RewardModelReward:
-    """A scorer as one of TRL's `reward_funcs`: one score call a batch, None for what has no score.
+    """A scorer as one of TRL's `reward_funcs`: one score call a batch, None for a completion without a score.
 
-    Prompts and completions may be conversational or plain texts (a text prompt is then one user message). TRL logs
-    `rewards/{name}/mean`; beside it are logged `{name}/unscored`, `{name}/truncated_tokens` and `{name}/{head}` for
-    each part of the reward.
+    Prompts and completions may be conversational or plain texts (a text prompt is then one user message). The columns
+    of the dataset (`answer`, ...) go to the scorer as `Prompt`s, so a verifier works as well as a reward model. TRL
+    logs `rewards/{name}/mean`; besides, this logs `{name}/unscored`, `{name}/truncated_tokens` and
+    `{name}/{component}` for each component of the reward.
 
     Args:
         reward_model: what `load_scorer` takes, `options` with it.
@@ -48,10 +55,8 @@ class RewardModelReward:
     def __init__(
         self, reward_model: ScorerLike = None, *, name: str = "reward_model", on_unscored: str = "none", **options: Any
     ) -> None:
-        if on_unscored not in ("none", "raise"):
-            raise ConfigError(f"on_unscored must be 'none' or 'raise', got {on_unscored!r}.")
+        self.on_unscored = one_of("on_unscored", on_unscored, ("none", "raise"))
         self.scorer = load_scorer(reward_model, **options)
-        self.on_unscored = on_unscored
         self.__name__ = name
 
     def __call__(
@@ -62,28 +67,39 @@ class RewardModelReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> Rewards:
-        """Rewards of N completions; the dataset's columns and whatever else TRL passes are not looked at.
+        """Rewards of N completions.
 
         Raises:
             ConfigError: a text prompt that a chat template has already been applied to.
             ScoringError: completions without a score, with `on_unscored="raise"`.
         """
-        return self._report(self._score(prompts, completions), log_metric)
+        return self._report(self._score(prompts, completions, columns), log_metric)
 
-    def _score(self, prompts: Sequence[Any], completions: Sequence[Any]) -> Scores:
-        rows = zip(prompts, completions, strict=True)
-        return score_rows(self.scorer, [conversation(prompt, reply) for prompt, reply in rows])
+    def _score(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Scores:
+        size = len(prompts)
+        names = [
+            name
+            for name, values in columns.items()
+            if name not in NOT_COLUMNS and isinstance(values, list | tuple) and len(values) == size
+        ]
+        conversations, rows = [], []
+        for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            conversations.append(join_reply(prompt, completion))
+            rows.append(prompt_of_columns(prompt_messages(prompt), {name: columns[name][row] for name in names}, row))
+        return try_score(self.scorer, conversations, rows)
 
     def _report(self, scores: Scores, log_metric: Callable[[str, float], None] | None) -> Rewards:
-        if scores.failed_rows and self.on_unscored == "raise":
-            raise ScoringError(scores)
+        if self.on_unscored == "raise":
+            scores.raise_for_errors()
+        for row in scores.failed_rows:
+            logger.warning("no reward for completion %d: %s", row, scores.errors[row])
         if log_metric is not None:
             log_metric(f"{self.__name__}/unscored", float(len(scores.failed_rows)))
             log_metric(f"{self.__name__}/truncated_tokens", float(scores.truncated_tokens.sum()))
-            for head, values in scores.heads.items():
+            for name, values in scores.components.items():
                 if np.isfinite(values).any():
-                    log_metric(f"{self.__name__}/{head}", float(np.nanmean(values)))
-        return rewards_or_none(scores)
+                    log_metric(f"{self.__name__}/{name}", float(np.nanmean(values)))
+        return scores.rewards_or_none()
 
 
 class AsyncRewardModelReward(RewardModelReward):
@@ -98,7 +114,7 @@ class AsyncRewardModelReward(RewardModelReward):
         **columns: Any,
     ) -> Rewards:
         """As `RewardModelReward`, scoring in a thread of its own."""
-        return self._report(await asyncio.to_thread(self._score, prompts, completions), log_metric)
+        return self._report(await asyncio.to_thread(self._score, prompts, completions, columns), log_metric)
 
 
 @dataclass(slots=True)
@@ -129,9 +145,9 @@ class Rollout:
 class EnvironmentRollout:
     """A `rollout_func` for `GRPOTrainer` that steps `RewardModel-v0`: the user's next turns come from the environment.
 
-    The completion of a dialogue holds everything after the prompt; what the user said in it is masked out of the loss.
-    The reward functions get columns beside the dataset's: `env_reward`, what the environment paid over all turns, None
-    where a turn has no score; `prompt_id` and `answer`. `reward_funcs=rollout.env_reward` takes the first.
+    The completion of a dialogue holds everything after the prompt; the user's turns in it are masked out of the loss.
+    The reward functions get columns beside the dataset's: `env_reward`, the sum of the environment's rewards over all
+    turns, None where a turn has no score; `prompt_id` and `answer`. `reward_funcs=rollout.env_reward` takes the first.
 
     Args:
         prompts: what `load_prompts` takes; the dataset of the trainer is made of `dataset_rows`.
@@ -210,28 +226,20 @@ class EnvironmentRollout:
         return self._prompts[_key(messages)]
 
     def _start(self, chosen: Sequence[Prompt]) -> tuple[RewardVectorEnv, Observations]:
-        """An environment whose row i starts from prompt i.
-
-        Every row draws the prompts without replacement, so that each finds its own within two passes through them.
-        """
+        """An environment whose row i starts from prompt i."""
         distinct = {_key(prompt.messages): prompt for prompt in chosen}
-        named = {key: replace(prompt, prompt_id=str(index)) for index, (key, prompt) in enumerate(distinct.items())}
         envs = gym.make_vec(
             "RewardModel-v0",
             num_envs=len(chosen),
-            prompts=list(named.values()),
+            prompts=list(distinct.values()),
             reward_model=self._scorer,
             autoreset_mode="Disabled",
-            fallback_reward=0.0,  # never seen: what has no score is None for the trainer
+            fallback_reward=0.0,  # not used: the trainer gets None for these rows
             **self._settings,
         ).unwrapped
         assert isinstance(envs, RewardVectorEnv)
-        wanted = np.array([named[_key(prompt.messages)].prompt_id for prompt in chosen], dtype=object)
-        observations, infos = envs.reset()
-        elsewhere = infos["prompt_id"] != wanted
-        while elsewhere.any():
-            observations, infos = envs.reset(options={"reset_mask": elsewhere})
-            elsewhere &= infos["prompt_id"] != wanted
+        index = {key: k for k, key in enumerate(distinct)}
+        observations, _ = envs.reset(options={"prompt_indices": [index[_key(prompt.messages)] for prompt in chosen]})
         return envs, observations
 
 
@@ -242,9 +250,9 @@ def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any
     # What GRPOTrainer's own tool loop generates its later turns with, whichever backend it uses.
     completion_ids, logprobs = trainer._generate_single_turn(contexts, None, {}, num_generations=1)
     replies = [""] * len(rollouts)
-    for place, row in enumerate(indices):
-        rollouts[row].add(completion_ids[place], by_policy=True, logprobs=None if logprobs is None else logprobs[place])
-        replies[row] = tokenizer.decode(completion_ids[place], skip_special_tokens=True)
+    for k, row in enumerate(indices):
+        rollouts[row].add(completion_ids[k], by_policy=True, logprobs=None if logprobs is None else logprobs[k])
+        replies[row] = tokenizer.decode(completion_ids[k], skip_special_tokens=True)
     return replies
 
 

@@ -1,8 +1,8 @@
 """verl: a reward function, its batched form, and a reward manager.
 
-verl decodes the reply for a reward function but keeps the prompt to itself, so the functions read the prompt from
-`extra_info`; the manager reads the messages that verl's dataset keeps (`raw_prompt`). A failure is raised: verl has no
-missing reward, and a number in its place would train on it.
+verl decodes the reply for a reward function but does not pass the prompt, so the functions read it from `extra_info`;
+the manager reads the messages that verl's dataset keeps (`raw_prompt`). The `ground_truth` reaches verifiers as the
+prompt's `answer`. A failure is raised: verl has no missing reward, and would train on any number in its place.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_rm.data.messages import conversation, rewards_or_none
-from gym_rm.scorers.batching import shared_scorer
+from gym_rm.data.messages import join_reply
+from gym_rm.data.prompts import answer_text, prompt_of_columns
 from gym_rm.errors import ConfigError
-from gym_rm.types import Conversation, Scores
+from gym_rm.scorers.batching import shared_batching_scorer
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt
 
 Result = dict[str, float]
 
@@ -30,25 +32,26 @@ async def compute_score(
 ) -> Result:
     """verl's `custom_reward_function`: `path=pkg://gym_rm.adapters.verl name=compute_score`.
 
-    The prompt is `extra_info["prompt"]` (a text or messages) or `extra_info["question"]`. What verl asks for at the
-    same time is scored together.
+    The prompt is `extra_info["prompt"]` (a text or messages) or `extra_info["question"]`. Calls that arrive together
+    are scored together.
 
     Args:
-        data_source, ground_truth: not looked at.
+        data_source: goes to the scorer in the prompt's `metadata`.
         solution_str: the reply.
-        extra_info: what the dataset's row holds beside the prompt.
+        ground_truth: the prompt's `answer`; a value that is neither text nor a number goes to its `metadata`.
+        extra_info: the other columns of the dataset's row.
         reward_model: what `load_scorer` takes, `options` with it, as `reward_kwargs` of the configuration.
 
     Returns:
-        `score`, `num_tokens`, `truncated_tokens` and `head_{name}` for each part of the reward.
+        `score`, `num_tokens`, `truncated_tokens` and `component_{name}` for each component of the reward.
 
     Raises:
-        ConfigError: no prompt in `extra_info`.
+        ConfigError: `extra_info` has no prompt.
         ScoringError: the reply has no score.
     """
-    scorer = shared_scorer(reward_model, options)
-    scores = await asyncio.wrap_future(scorer.submit([_conversation(solution_str, extra_info)]))
-    return _results(scores)[0]
+    conversation, prompt = _row(data_source, solution_str, ground_truth, extra_info, 0)
+    scorer = shared_batching_scorer(reward_model, options)
+    return _results(await asyncio.wrap_future(scorer.submit([conversation], [prompt])))[0]
 
 
 def compute_scores(
@@ -61,8 +64,10 @@ def compute_scores(
     **options: Any,
 ) -> list[Result]:
     """The same for verl's reward manager `batch`: N replies in one score call."""
-    rows = zip(solution_strs, extra_infos, strict=True)
-    return _results(shared_scorer(reward_model, options).score([_conversation(reply, info) for reply, info in rows]))
+    columns = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
+    rows = [_row(*row, index) for index, row in enumerate(columns)]
+    scorer = shared_batching_scorer(reward_model, options)
+    return _results(scorer.score([conversation for conversation, _ in rows], [prompt for _, prompt in rows]))
 
 
 class RewardModelManager:
@@ -75,7 +80,7 @@ class RewardModelManager:
     Args:
         config: verl's configuration.
         tokenizer: the policy's, to decode replies.
-        compute_score, num_examine, reward_fn_key, reward_router_address, reward_model_tokenizer: not used; verl gives
+        compute_score, num_examine, reward_fn_key, reward_router_address, reward_model_tokenizer: not used; verl passes
             them to every manager.
         reward_model: what `load_scorer` takes, `options` with it.
     """
@@ -95,11 +100,13 @@ class RewardModelManager:
         configured = {} if config is None else dict(config.reward.get("reward_kwargs") or {})
         options = {**configured, **reward_kwargs}
         self.tokenizer = tokenizer
-        self.scorer = shared_scorer(options.pop("reward_model", None), options)
+        self.scorer = shared_batching_scorer(options.pop("reward_model", None), options)
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
         """Rewards `[B, response_length]`, each at the last token of its reply, in one score call."""
-        results = _results(self.scorer.score([self._conversation(data[row]) for row in range(len(data))]))
+        rows = [self._row(data[row], row) for row in range(len(data))]
+        scores = self.scorer.score([conversation for conversation, _ in rows], [prompt for _, prompt in rows])
+        results = _results(scores)
         rewards = self.assemble_rm_scores(data, [result["score"] for result in results])
         if not return_dict:
             return rewards
@@ -109,8 +116,8 @@ class RewardModelManager:
     async def run_single(self, data: Any) -> dict[str, Any]:
         """The reward of one sample (the last, where there are several); concurrent calls are scored together."""
         loop = asyncio.get_running_loop()
-        scored = await loop.run_in_executor(None, self._conversation, data[-1:][0])
-        (result,) = _results(await asyncio.wrap_future(self.scorer.submit([scored])))
+        conversation, prompt = await loop.run_in_executor(None, self._row, data[-1:][0], 0)
+        (result,) = _results(await asyncio.wrap_future(self.scorer.submit([conversation], [prompt])))
         return {"reward_score": result["score"], "reward_extra_info": result}
 
     @classmethod
@@ -123,37 +130,47 @@ class RewardModelManager:
         rewards[torch.arange(len(rewards)), lengths - 1] = torch.tensor(list(scores), dtype=torch.float32)
         return rewards
 
-    def _conversation(self, item: Any) -> Conversation:
-        if "raw_prompt" not in item.non_tensor_batch:
+    def _row(self, item: Any, index: int) -> tuple[Conversation, Prompt]:
+        columns = item.non_tensor_batch
+        if "raw_prompt" not in columns:
             raise ConfigError(
                 "the batch has no 'raw_prompt', the messages of the prompt; set data.return_raw_chat=True "
-                f"(it has {sorted(item.non_tensor_batch)})."
+                f"(it has {sorted(columns)})."
             )
         responses = item.batch["responses"]
         length = int(item.batch["attention_mask"][-responses.shape[-1] :].sum())
         reply = self.tokenizer.decode(responses[:length], skip_special_tokens=True)
-        return conversation(item.non_tensor_batch["raw_prompt"], reply, "raw_prompt")
+        conversation = join_reply(columns["raw_prompt"], reply, "raw_prompt")
+        ground_truth = (columns.get("reward_model") or {}).get("ground_truth")
+        rest = {name: value for name, value in columns.items() if name not in ("raw_prompt", "reward_model")}
+        return conversation, _prompt(conversation, {**rest, **(columns.get("extra_info") or {})}, ground_truth, index)
 
 
-def _conversation(reply: str, extra_info: Mapping[str, Any] | None) -> Conversation:
+def _row(
+    data_source: str, reply: str, ground_truth: Any, extra_info: Mapping[str, Any] | None, index: int
+) -> tuple[Conversation, Prompt]:
     info = extra_info or {}
-    prompt = info.get("prompt", info.get("question"))
-    if prompt is None:
+    text = info.get("prompt", info.get("question"))
+    if text is None:
         raise ConfigError(
             "a reward model needs the prompt, which verl does not pass to reward functions: put it into the "
             f"dataset's extra_info as 'prompt' (messages or a text) or 'question'; got {sorted(info)}. "
             "RewardModelManager needs no such column."
         )
-    return conversation(prompt, reply, "extra_info['prompt']")
+    conversation = join_reply(text, reply, "extra_info['prompt']")
+    return conversation, _prompt(conversation, {"data_source": data_source, **info}, ground_truth, index)
+
+
+def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth: Any, index: int) -> Prompt:
+    answer = "answer" if answer_text(ground_truth) is not None else "ground_truth"
+    return prompt_of_columns(list(conversation[:-1]), {**columns, answer: ground_truth}, index)
 
 
 def _results(scores: Scores) -> list[Result]:
-    rewards = rewards_or_none(scores)
-    assert None not in rewards, "score raises ScoringError for rows without a score"
     columns = {
-        "score": rewards,
+        "score": scores.raise_for_errors().rewards.astype(float).tolist(),
         "num_tokens": scores.num_tokens.astype(float).tolist(),
         "truncated_tokens": scores.truncated_tokens.astype(float).tolist(),
-        **{f"head_{name}": values.tolist() for name, values in scores.heads.items()},
+        **{f"component_{name}": values.tolist() for name, values in scores.components.items()},
     }
     return [{name: column[row] for name, column in columns.items()} for row in range(len(scores))]

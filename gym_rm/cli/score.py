@@ -1,4 +1,4 @@
-"""The command `gym-rm`; one function per sub-command, which parses its arguments and hands over."""
+"""`gym-rm score`: score every line of a JSON Lines file."""
 
 from __future__ import annotations
 
@@ -6,60 +6,24 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 import gym_rm
+from gym_rm.cli.console import fail, quiet_loading, stderr
+from gym_rm.cli.scored_files import FileScoring, Progress, is_stream
 from gym_rm.config import override_values
 from gym_rm.errors import GymRMError
-from gym_rm.cli.scored_files import FileScoring, Progress, is_stream
-
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def main() -> None:
-    """Run the command line."""
-    app()
-
-
-def _fail(error: Exception, code: int) -> NoReturn:
-    for text in (f"error: {error}", *getattr(error, "__notes__", ())):
-        stderr.print(text, style="red", markup=False)
-    raise typer.Exit(code)
-
-
-def _version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"gym-rm {gym_rm.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _command(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Reward-model rewards for any RL library."""
-
-
-@app.command()
 def score(
     source: Annotated[str, typer.Argument(metavar="INPUT", help="A .jsonl or .jsonl.gz file; - for standard input.")],
     reward_model: Annotated[
         str | None,
-        typer.Option(help="Folder or hub id, or a JSON object as for load_scorer. Default: the embedded model."),
+        typer.Option(help="Folder, hub id, module:function, or a JSON object as for load_scorer. Default: embedded."),
     ] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", help="File to write, or go on writing; - for standard output, or a pipe.")
@@ -94,7 +58,7 @@ def score(
 
     \b
     score                    a number; {"chosen": .., "rejected": ..}; or a list, one per reply
-    score_heads              the same for each part of the reward, where the model has parts
+    score_components         the same for each component of the reward, where the model has components
     score_turns              with --turns all: a list, one number per assistant turn
     score_truncated_tokens   where tokens were cut to fit
     score_error              why there is no score (score is null)
@@ -110,7 +74,7 @@ def score(
         options = {**override_values(option or []), **_given(max_length=max_length, dtype=dtype)}
         model = json.loads(reward_model) if reward_model is not None and reward_model.startswith("{") else reward_model
     except ValueError as error:
-        _fail(error, code=2)
+        fail(error, code=2)
     placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # does not change a score
     path = None if source == "-" else Path(source)
     written = None if output in ("-", "/dev/stdout") else Path(output)
@@ -143,12 +107,12 @@ def score(
         stderr.print(f"interrupted after {last.lines} finished lines; {advice}.")
         raise typer.Exit(130) from None
     except GymRMError as error:
-        _fail(error, code=1)
+        fail(error, code=1)
     except OSError as error:  # a full disk, or the reader of a pipe has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # takes what Python flushes at its end
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(1) from None
-        _fail(error, code=1)
+        fail(error, code=1)
     if stderr.is_terminal:
         stderr.print(f"{last.lines} lines in {last.seconds:.1f} s{_speed(last)}")
     if last.failed:
@@ -157,10 +121,8 @@ def score(
 
 
 def _load_scorer(model: Any, **options: Any) -> gym_rm.Scorer:
-    if not stderr.is_terminal:
-        from transformers.utils import logging  # slow to import, and only loading needs it
-
-        logging.disable_progress_bar()
+    quiet_loading()
+    sys.path.insert(0, os.getcwd())  # where a user's own module:function is
     return gym_rm.load_scorer(model, **options)
 
 

@@ -21,13 +21,13 @@ from typing import IO, Any, Literal, cast
 
 import numpy as np
 
-from gym_rm.data.prompts import Labels, conversations_of_row
-from gym_rm.errors import ConfigError, GymRMError, ScoringError
 from gym_rm.data.rows import parse_line, read_lines, show
-from gym_rm.scorer import Scorer
-from gym_rm.types import Conversation, Provenance, Scores
+from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
+from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.scorer import Scorer, try_score
+from gym_rm.scores import Provenance, Scores
 
-ADDED = ("heads", "turns", "truncated_tokens", "error", "provenance")
+ADDED = ("components", "turns", "truncated_tokens", "error", "provenance")
 # What of a provenance must stay the same for two parts of one output to belong together.
 SAME_SCORES = ("scorer", "model", "revision", "template_hash", "dtype", "settings")
 
@@ -39,16 +39,23 @@ class Line:
     Attributes:
         where: its file and number.
         stem: the output line up to the added fields.
-        conversations: what is to be scored.
-        labels: how the scores are written.
-        error: why the line cannot be scored.
+        row: what is to be scored; None where the line cannot be scored.
+        error: why it cannot.
     """
 
     where: str
     stem: bytes
-    conversations: tuple[Conversation, ...] = ()
-    labels: Labels = None
+    row: RowToScore | None = None
     error: str | None = None
+
+    @property
+    def labels(self) -> Labels:
+        """How the scores are written."""
+        return None if self.row is None else self.row.labels
+
+    def __len__(self) -> int:
+        """Conversations."""
+        return 0 if self.row is None else len(self.row.conversations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +130,7 @@ class FileScoring:
             stored, file = _open_source(self.source, stack)
             output = _Output(self.output, self.key, self.settings, self.overwrite, stack)
             numbered = read_lines(file, name)
-            lines = output.pass_over_finished(_read_line(raw, f"{name} line {n}", self.key) for n, raw in numbered)
+            lines = output.skip_finished(_read_line(raw, f"{name} line {n}", n, self.key) for n, raw in numbered)
             progress = Progress(lines=output.lines, resumed=output.lines, failed=output.failed)
             self.report(progress)
             scorer = None
@@ -169,7 +176,7 @@ class FileScoring:
         finished = []
         row = 0
         for line in batch:
-            rows = slice(row, row + len(line.conversations))
+            rows = slice(row, row + len(line))
             row = rows.stop
             reason = line.error or _reason(line.labels, scores.errors[rows])
             if reason and self.on_error == "stop":
@@ -180,14 +187,14 @@ class FileScoring:
         return int(scores.num_tokens[:row].sum()), stopped
 
     def _score(self, scorer: Scorer, batch: list[Line]) -> Scores:
-        conversations = [conversation for line in batch for conversation in line.conversations]
+        rows = [line.row for line in batch if line.row is not None]
+        conversations = [conversation for row in rows for conversation in row.conversations]
+        prompts = [row.prompt for row in rows for _ in row.conversations]
         if not conversations:
             return Scores.from_rewards([])
         options: dict[str, Any] = {"turns": "all"} if self.turns == "all" else {}
         try:
-            return scorer.score(conversations, **options)
-        except ScoringError as error:
-            return error.scores
+            return try_score(scorer, conversations, prompts, **options)
         except GymRMError as error:
             error.add_note(f"while scoring {batch[0].where} to {batch[-1].where}")
             raise
@@ -197,9 +204,10 @@ class FileScoring:
         if rows.start == rows.stop:
             return {self.key: None, f"{self.key}_error": reason}
         added = {self.key: _shaped(labels, map(_number, scores.rewards[rows]))}
-        if scores.heads:
-            heads = {name: _shaped(labels, map(_number, values[rows])) for name, values in scores.heads.items()}
-            added[f"{self.key}_heads"] = heads
+        if scores.components:
+            added[f"{self.key}_components"] = {
+                name: _shaped(labels, map(_number, values[rows])) for name, values in scores.components.items()
+            }
         if scores.turn_rewards is not None:
             per_turn = ([_number(value) for value in values] for values in scores.turn_rewards[rows])
             added[f"{self.key}_turns"] = _shaped(labels, per_turn)
@@ -226,9 +234,9 @@ def _open_source(source: Path | None, stack: ExitStack) -> tuple[IO[bytes], IO[b
     return stored, cast(IO[bytes], gzip.GzipFile(fileobj=stored)) if source.suffix == ".gz" else stored
 
 
-def _read_line(raw: bytes, where: str, key: str) -> Line:
+def _read_line(raw: bytes, where: str, number: int, key: str) -> Line:
     text = raw.strip()
-    # A line that is no row comes out as a row that holds it.
+    # A line that is not a row comes out as a row that holds it.
     stem = json.dumps({"line": text.decode(errors="replace")}).encode()[:-1]
     try:
         row = parse_line(text, where)
@@ -239,10 +247,9 @@ def _read_line(raw: bytes, where: str, key: str) -> Line:
                 raise ConfigError(f"{where}: the field {name!r} is there already; choose another name with --key.")
         if row:
             stem = text[:-1].rstrip()
-        conversations, labels = conversations_of_row(row, where)
+        return Line(where, stem, row_to_score(row, where, number))
     except ConfigError as error:
         return Line(where, stem, error=str(error))
-    return Line(where, stem, conversations, labels)
 
 
 def _batches(lines: Iterable[Line], batch_size: int) -> Iterator[list[Line]]:
@@ -250,7 +257,7 @@ def _batches(lines: Iterable[Line], batch_size: int) -> Iterator[list[Line]]:
     size = 0
     for line in lines:
         batch.append(line)
-        size += max(len(line.conversations), 1)
+        size += max(len(line), 1)
         if size >= batch_size:
             yield batch
             batch, size = [], 0
@@ -298,7 +305,7 @@ class _Output:
         except OSError as error:
             raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}.") from error
 
-    def pass_over_finished(self, lines: Iterator[Line]) -> Iterator[Line]:
+    def skip_finished(self, lines: Iterator[Line]) -> Iterator[Line]:
         """The lines that are not in the output yet; cuts off a last line that was only half written."""
         if self._path is None:
             return lines

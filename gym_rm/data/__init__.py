@@ -1,5 +1,6 @@
 """What do rows mean? Prompts for episodes, preference pairs, conversations to score."""
 
-from gym_rm.data.prompts import load_pairs, load_prompts
+from gym_rm.data.pairs import load_pairs
+from gym_rm.data.prompts import load_prompts
 
 __all__ = ["load_pairs", "load_prompts"]

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 
 from gym_rm.data.messages import refuse_rendered
-from gym_rm.errors import ConfigError, RenderError
+from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.types import Conversation, Message
 
 _SYSTEM, _USER, _ASSISTANT, _LAST = (f"MARKER {name}" for name in ("ONE", "TWO", "THREE", "FOUR"))
@@ -65,11 +65,11 @@ class PolicyTexts:
         """The messages of a prompt text, whose generation prompt is left off.
 
         Raises:
-            RenderError: they do not render to this text.
+            ConversationError: they do not render to this text.
         """
         messages = self._read(prompt) if self._rendered else self._plain(prompt)
         if self._rendered and self._render(messages) != prompt:
-            raise RenderError(
+            raise ConversationError(
                 "the prompt was not written by the chat template of policy_tokenizer: read as messages and rendered "
                 f"again it is {self._render(messages)!r:.300}, but it came as {prompt!r:.300}."
             )
@@ -82,10 +82,10 @@ class PolicyTexts:
         tokens at its end are taken off.
 
         Raises:
-            RenderError: the text does not begin with the prompt, or the prompt cannot be read.
+            ConversationError: the text does not begin with the prompt, or the prompt cannot be read.
         """
         if not text.startswith(prompt):
-            raise RenderError(
+            raise ConversationError(
                 "the text does not begin with its prompt (was the prompt cut to fit?), so the reply in it cannot be "
                 f"told: the prompt is {prompt!r:.200}, the text {text!r:.200}."
             )
@@ -141,7 +141,7 @@ class PolicyTexts:
         roles = ("system", "user", "assistant", "user")[-len(contents) :]
         try:
             text = self._render([Message(role=r, content=c) for r, c in zip(roles, contents, strict=True)])
-        except RenderError:
+        except ConversationError:
             return None
         pattern = "|".join(contents)
         pieces = re.split(pattern, text)
@@ -153,5 +153,7 @@ class PolicyTexts:
                 messages, tokenize=False, add_generation_prompt=True, **self._variables
             )
         except jinja2.TemplateError as error:
-            raise RenderError(f"the chat template of policy_tokenizer refuses {messages!r:.300}: {error}") from error
+            raise ConversationError(
+                f"the chat template of policy_tokenizer refuses {messages!r:.300}: {error}"
+            ) from error
         return text

@@ -1,32 +1,18 @@
-"""What rows mean: prompts for episodes, preference pairs, and conversations to score."""
+"""Prompts: the rows that episodes start from."""
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any
 
+from gym_rm.checks import integer
+from gym_rm.data.messages import parse_messages
+from gym_rm.data.rows import Source, describe_source, rows_of, show
 from gym_rm.errors import ConfigError
-from gym_rm.data.rows import Source, describe, read_rows, rows_of, show
-from gym_rm.types import Conversation, Message, PreferencePair, Prompt
+from gym_rm.types import Message, Prompt
 
-__all__ = [
-    "Labels",
-    "Source",
-    "conversations_of_row",
-    "load_pairs",
-    "load_prompts",
-    "pairs_of_row",
-    "parse_messages",
-    "read_rows",
-]
-
-# How the scores of a row are written: one number, an object of these names, or a list.
-Labels: TypeAlias = tuple[str, ...] | tuple[int, ...] | None
-
-_REPLY_LISTS = ("completions", "solutions", "responses")
-_PROMPTS = ("messages", "prompt", "context", "question")
+_FIELDS = ("messages", "prompt", "context", "question")
 
 
 def load_prompts(source: Source = None, *, limit: int | None = None) -> tuple[Prompt, ...]:
@@ -36,7 +22,7 @@ def load_prompts(source: Source = None, *, limit: int | None = None) -> tuple[Pr
         source: None for the embedded set; a `.jsonl`, `.json`, `.csv` or `.parquet` file (the first three also
             gzipped); a hub data set `"org/name"` or `"org/name:split"` (default split: train; needs the extra
             `data`); or an iterable of texts, message lists, rows and `Prompt`s.
-        limit: read the first `limit` rows only.
+        limit: read the first `limit` rows only; None for all.
 
     A row holds its conversation in `messages`, `prompt` (text or messages), `context` or `question`, in this order
     of preference; what the user says next in `user_turns`, a reference in `answer`, a name in `prompt_id` or `id`
@@ -50,104 +36,31 @@ def load_prompts(source: Source = None, *, limit: int | None = None) -> tuple[Pr
         >>> load_prompts(["What is 2 + 2?"])[0].messages
         ({'role': 'user', 'content': 'What is 2 + 2?'},)
     """
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1 or None for all prompts, got {limit}.")
-    rows = itertools.islice(rows_of(source, "prompts"), limit)
+    rows = itertools.islice(rows_of(source, "prompts"), None if limit is None else integer("limit", limit, minimum=1))
     prompts = tuple(_prompt(row, where, index) for index, (where, row) in enumerate(rows))
     if not prompts:
-        raise ConfigError(f"prompts: {describe(source)} holds no rows; expected at least one.")
+        raise ConfigError(f"prompts: {describe_source(source)} holds no rows; expected at least one.")
     return prompts
 
 
-def load_pairs(source: Source) -> tuple[PreferencePair, ...]:
-    """Preference pairs from a file, a hub data set or an iterable (see `load_prompts`), in any of these rows.
+def prompt_of_columns(messages: Sequence[Message], columns: Mapping[str, Any], index: int) -> Prompt:
+    """The prompt of one row as a trainer holds it: its messages, and the other columns of the data set.
 
-    - `prompt` (or `context`, `question`), `chosen`, `rejected`: each a text or messages; the latter two may repeat
-      the prompt.
-    - `chosen`, `rejected` alone: two conversations, whose shared first messages are the prompt; also
-      texts in the `"\\n\\nHuman: ...\\n\\nAssistant: ..."` form.
-    - `context`, `completions` of `{"rank", "completion"}`: one pair for every two ranks that differ, lower is better.
-
-    `margin`, or else `score_chosen - score_rejected`, becomes the margin. Other fields go to `metadata`.
-
-    Raises:
-        ConfigError: a source that cannot be read, no rows, or a bad row (names the file, line and field).
-
-    Example:
-        >>> pair, = load_pairs([{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}])
-        >>> pair.chosen
-        ({'role': 'assistant', 'content': '4'},)
+    `answer` becomes the reference answer if it is a text or a number, `prompt_id` or `id` the name; all other columns
+    go to `metadata` under their own names.
     """
-    pairs = tuple(itertools.chain.from_iterable(pairs_of_row(row, where) for where, row in rows_of(source, "pairs")))
-    if not pairs:
-        raise ConfigError(f"pairs: {describe(source)} holds no rows; expected at least one.")
-    return pairs
+    name = next((columns[key] for key in ("prompt_id", "id") if columns.get(key) is not None), index)
+    answer = answer_text(columns.get("answer"))
+    used = {"prompt_id", "id", *(["answer"] if answer is not None else [])}
+    metadata = {key: value for key, value in columns.items() if key not in used}
+    return Prompt(tuple(messages), str(name), answer=answer, metadata=metadata)
 
 
-def parse_messages(value: Any, where: str, field: str, *, text_role: str = "user") -> tuple[Message, ...]:
-    """Messages of a field that holds a text (one message of `text_role`) or a list of `{"role", "content"}`.
-
-    Raises:
-        ConfigError: anything else, or an empty list.
-    """
+def answer_text(value: Any) -> str | None:
+    """A reference answer as text: a text as it is, a number written out, None for anything else."""
     if isinstance(value, str):
-        return ({"role": text_role, "content": value},)
-    if not isinstance(value, Sequence) or isinstance(value, bytes) or not value:
-        raise ConfigError(f"{where}: {field!r} must be a text or a list of messages, got {show(value)}.")
-    return tuple(_message(message, where, f"{field}[{index}]") for index, message in enumerate(value))
-
-
-def pairs_of_row(row: Any, where: str) -> tuple[PreferencePair, ...]:
-    """The pairs of one row, as `load_pairs` reads it."""
-    if isinstance(row, PreferencePair):
-        return (row,)
-    if not isinstance(row, Mapping):
-        raise ConfigError(f"{where}: expected a row with 'chosen' and 'rejected', got {show(row)}.")
-    if row.get("completions") is not None:
-        return _ranked_pairs(row, where)
-    chosen = _conversation(_required(row, "chosen", where), where, "chosen")
-    rejected = _conversation(_required(row, "rejected", where), where, "rejected")
-    field = next((name for name in _PROMPTS[1:] if row.get(name) is not None), None)
-    if field is not None:
-        prompt = parse_messages(row[field], where, field)
-        chosen, rejected = _after(prompt, chosen, where, "chosen"), _after(prompt, rejected, where, "rejected")
-    else:
-        prompt, chosen, rejected = _split_prompt(row, chosen, rejected, where)
-    used = {field or "prompt", "chosen", "rejected", "margin"}
-    return (PreferencePair(prompt, chosen, rejected, _margin(row, where), _rest(row, used)),)
-
-
-def conversations_of_row(row: Mapping[str, Any], where: str) -> tuple[tuple[Conversation, ...], Labels]:
-    """What a row holds to score, and how its scores are written.
-
-    In this order: a list of replies (`completions`, `solutions` or `responses`), `chosen` and `rejected`,
-    `response`, or a whole conversation in `messages`.
-
-    Raises:
-        ConfigError: none of these, or one that is malformed.
-    """
-    for name in _REPLY_LISTS:
-        if row.get(name) is not None:
-            replies = row[name]
-            if not isinstance(replies, list) or not replies:
-                raise ConfigError(f"{where}: {name!r} must be a list of replies, got {show(replies)}.")
-            prompt = _prompt_messages(row, where)
-            conversations = [prompt + _reply(reply, where, f"{name}[{i}]") for i, reply in enumerate(replies)]
-            return tuple(conversations), tuple(range(len(replies)))
-    if row.get("chosen") is not None or row.get("rejected") is not None:
-        (pair,) = pairs_of_row(row, where)
-        return (pair.prompt + pair.chosen, pair.prompt + pair.rejected), ("chosen", "rejected")
-    if row.get("response") is not None:
-        return (_prompt_messages(row, where) + _reply(row["response"], where, "response"),), None
-    if row.get("messages") is not None:
-        return (parse_messages(row["messages"], where, "messages"),), None
-    raise ConfigError(
-        f"{where}: nothing to score; expected 'messages', or a prompt with 'response', 'chosen' and 'rejected', "
-        f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {sorted(row)}."
-    )
-
-
-# --- one row -----------------------------------------------------------------------------------------------------
+        return value
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _prompt(row: Any, where: str, index: int) -> Prompt:
@@ -169,7 +82,7 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
 
 
 def _prompt_field(row: Mapping[str, Any], where: str) -> str:
-    present = [name for name in _PROMPTS if row.get(name) is not None]
+    present = [name for name in _FIELDS if row.get(name) is not None]
     if not present:
         hint = " A conversation is a list of messages: put it in a list of its own." if "role" in row else ""
         raise ConfigError(
@@ -181,22 +94,9 @@ def _prompt_field(row: Mapping[str, Any], where: str) -> str:
     return present[0]
 
 
-def _message(message: Any, where: str, field: str) -> Message:
-    if not isinstance(message, Mapping):
-        raise ConfigError(f"{where}: {field!r} must be a message {{'role', 'content'}}, got {show(message)}.")
-    for key in ("role", "content"):
-        if not isinstance(message.get(key), str):
-            found = show(message[key]) if key in message else f"only the keys {sorted(message)}"
-            raise ConfigError(f"{where}: '{field}.{key}' must be a text, got {found}.")
-    # Column formats (parquet, datasets) fill the keys that only other messages have with None.
-    return cast(Message, {key: value for key, value in message.items() if value is not None})
-
-
 def _answer(value: Any, where: str) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+    if value is None or (text := answer_text(value)) is not None:
+        return None if value is None else text
     raise ConfigError(f"{where}: 'answer' must be a text or a number, got {show(value)}.")
 
 
@@ -208,108 +108,5 @@ def _texts(value: Any, where: str, field: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _required(row: Mapping[str, Any], field: str, where: str) -> Any:
-    if row.get(field) is None:
-        raise ConfigError(f"{where}: the field {field!r} is missing, got {sorted(row)}.")
-    return row[field]
-
-
 def _rest(row: Mapping[str, Any], used: set[str]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key not in used}
-
-
-def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
-    for name in _PROMPTS:
-        if row.get(name) is not None:
-            return parse_messages(row[name], where, name)
-    raise ConfigError(f"{where}: a reply without its prompt; expected one of {_PROMPTS}, got {sorted(row)}.")
-
-
-def _reply(value: Any, where: str, name: str) -> tuple[Message, ...]:
-    if isinstance(value, Mapping):
-        for key in ("completion", "text"):
-            if value.get(key) is not None:
-                return parse_messages(value[key], where, f"{name}.{key}", text_role="assistant")
-    return parse_messages(value, where, name, text_role="assistant")
-
-
-# --- pairs -------------------------------------------------------------------------------------------------------
-
-
-def _conversation(value: Any, where: str, field: str) -> tuple[Message, ...]:
-    """`parse_messages` for a reply, which may also be a whole dialogue in the `Human: / Assistant:` text form."""
-    if isinstance(value, str) and value.startswith("\n\nHuman:"):
-        turns = re.split(r"\n\n(Human|Assistant):", value)[1:]
-        roles = {"Human": "user", "Assistant": "assistant"}
-        return tuple(
-            {"role": roles[speaker], "content": text.strip()}
-            for speaker, text in zip(turns[::2], turns[1::2], strict=True)
-        )
-    return parse_messages(value, where, field, text_role="assistant")
-
-
-def _after(prompt: tuple[Message, ...], reply: tuple[Message, ...], where: str, field: str) -> tuple[Message, ...]:
-    """What follows the prompt, where `reply` is either that already or the whole conversation."""
-    if reply[: len(prompt)] == prompt and len(reply) > len(prompt):
-        return reply[len(prompt) :]
-    if reply[0]["role"] in ("system", "user"):
-        raise ConfigError(
-            f"{where}: {field!r} begins with a {reply[0]['role']} turn that is not the prompt's; "
-            "expected the reply alone, or the whole conversation with the prompt word for word."
-        )
-    return reply
-
-
-def _split_prompt(
-    row: Mapping[str, Any], chosen: tuple[Message, ...], rejected: tuple[Message, ...], where: str
-) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
-    shared = 0
-    # Both keep at least one message, also where one conversation is a prefix of the other.
-    while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
-        shared += 1
-    if not shared:
-        raise ConfigError(
-            f"{where}: no 'prompt', and 'chosen' and 'rejected' do not begin with the same messages "
-            f"({show(row['chosen'])}); add the field 'prompt' or give whole conversations."
-        )
-    return chosen[:shared], chosen[shared:], rejected[shared:]
-
-
-def _ranked_pairs(row: Mapping[str, Any], where: str) -> tuple[PreferencePair, ...]:
-    context = parse_messages(_required(row, "context", where), where, "context")
-    completions = row["completions"]
-    if isinstance(completions, str) or not isinstance(completions, Sequence) or len(completions) < 2:
-        raise ConfigError(f"{where}: 'completions' must be a list of at least two, got {show(completions)}.")
-    ranked = []
-    for index, completion in enumerate(completions):
-        field = f"completions[{index}]"
-        if not isinstance(completion, Mapping) or completion.get("completion") is None:
-            raise ConfigError(f"{where}: {field!r} must be {{'rank', 'completion'}}, got {show(completion)}.")
-        rank = completion.get("rank")
-        if not isinstance(rank, int | float) or isinstance(rank, bool):
-            raise ConfigError(f"{where}: '{field}.rank' must be a number, got {show(rank)}.")
-        ranked.append(
-            (rank, parse_messages(completion["completion"], where, f"{field}.completion", text_role="assistant"))
-        )
-    ranked.sort(key=lambda entry: entry[0])
-    metadata = _rest(row, {"context", "completions"})
-    pairs = tuple(
-        PreferencePair(context, chosen, rejected, metadata=metadata)
-        for (better, chosen), (worse, rejected) in itertools.combinations(ranked, 2)
-        if better < worse
-    )
-    if not pairs:
-        raise ConfigError(f"{where}: all completions have the rank {ranked[0][0]}; a pair needs a preference.")
-    return pairs
-
-
-def _margin(row: Mapping[str, Any], where: str) -> float | None:
-    value = row.get("margin")
-    if value is None and row.get("score_chosen") is not None and row.get("score_rejected") is not None:
-        try:
-            value = row["score_chosen"] - row["score_rejected"]
-        except TypeError as error:
-            raise ConfigError(f"{where}: 'score_chosen' and 'score_rejected' must be numbers ({error}).") from error
-    if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
-        raise ConfigError(f"{where}: 'margin' must be a number, got {show(value)}.")
-    return None if value is None else float(value)

@@ -203,7 +203,7 @@ def _import(module: str, purpose: str) -> Any:
         ) from error
 
 
-def describe(source: Source) -> str:
+def describe_source(source: Source) -> str:
     """A source as an error shows it."""
     if source is None:
         return "the embedded set"

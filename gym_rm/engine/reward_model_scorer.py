@@ -1,51 +1,67 @@
 """The reward-model scorer: render, plan, run, scatter.
 
-A `score` call renders its conversations to token sequences, merges them into prefix trees under the token budget,
-runs each tree once, and scatters what was read back to the conversations. What the steps decide lives in `render`,
-`token_tree` and `models`; here they are put in order, and failures are kept to the rows that they belong to.
+A `score` call renders its conversations to token sequences, runs them through the scheduler (prefix trees under a token
+budget) and the executor (which owns the model), and turns the values that were read into rewards. Here the steps are
+put in order, results are remembered, and failures are kept to their rows.
 """
 
 from __future__ import annotations
 
-import datetime
-import os
+import dataclasses
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
+import pydantic
 from transformers import PreTrainedModel
 
-from gym_rm.engine.schedule import BudgetedRunner
-from gym_rm.errors import ConfigError, RenderError, ScoringError, logger, warn_once
-from gym_rm.engine.executors import Executor, LocalExecutor
-from gym_rm.engine.kinds import (
-    DecoderRewardModel,
-    RewardModel,
-    check_layout,
-    choose_layout,
-    load_checkpoint,
-    make_reward_model,
-)
-from gym_rm.engine.backbones.fused import MODEL_TYPES
-from gym_rm.engine.backbones.low_precision import Quantization, quantization_of, quantize_layers
-from gym_rm.engine.backbones.prefix_cache import BLOCK, PrefixCache
-from gym_rm.engine.kinds.reward_model import FloatArray, Layout
-from gym_rm.engine.text.renderer import DATE, Overlong, Rendered, Renderer, Turns
-from gym_rm.engine.token_tree import TokenSequence
-from gym_rm.types import Conversation, Provenance, Scores, Workload
+from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
+from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE
+from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
+from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, detect_kind
+from gym_rm.engine.kinds.implicit import ImplicitKind
+from gym_rm.engine.loading.checkpoint import Checkpoint, LoadOptions, open_checkpoint
+from gym_rm.engine.loading.headed_models import outputs_of_modules
+from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
+from gym_rm.engine.text.rendered import Rendered
+from gym_rm.engine.text.renderer import Renderer, TextOptions, Turns
+from gym_rm.engine.token_tree import Layout, TokenSequence
+from gym_rm.errors import ConfigError, ConversationError, logger, nearest, warn_once
+from gym_rm.scorer import SCORER_KINDS
+from gym_rm.scores import FloatArray, Provenance, Scores, Workload
+from gym_rm.types import Conversation, Prompts
 
 
-@dataclass(frozen=True, slots=True)
+class EngineOptions(Config):
+    """How a reward model runs."""
+
+    max_num_batched_tokens: Annotated[Budget, pydantic.PlainValidator(checked_budget)] = "auto"
+    """Most tokens in one forward, padding included; `"auto"` by the device's free memory."""
+    quantization: Literal["int8", "fp8"] | None = None
+    """`"int8"` (CPU) or `"fp8"` (GPU) computes the backbone's products in 8 bits: faster, and not exactly the plain
+    model's numbers (see `benchmarks/README.md`)."""
+    batch_invariant: Flag = False
+    """Run every distinct conversation alone, so that its score is bit-equal in any batch. Only exact duplicates are
+    shared then; by default a score may differ in its last bits, in float32 by up to 1e-5."""
+    tree: Flag = True
+    """False never merges prefixes (to compare, or to measure)."""
+    cache_size: NonNegativeInt = 0
+    """How many scored sequences to remember across calls, by their token ids; 0 for none."""
+    prefix_cache_tokens: NonNegativeInt = 0
+    """Of how many tokens to keep keys and values across calls, so that the next turn of a dialogue computes only what
+    is new; 0 for none. Scores may then differ in their last bits from call to call."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ScoredSequence:
-    """What one token sequence earned: the reward, its parts `[H]`, its single steps, or why there is none."""
+    """The reward of one token sequence, its components `[H]` and single steps, or why it has none."""
 
     reward: float
-    parts: FloatArray
+    components: FloatArray
     error: str | None = None
     steps: FloatArray | None = None
 
@@ -53,33 +69,20 @@ class ScoredSequence:
 class RewardModelScorer:
     """Scores conversations with a reward model: the plain model's numbers, every shared token computed once.
 
-    `gym_rm.load_scorer(path, ...)` loads a checkpoint and makes one; the constructor takes a model that is loaded
-    already, such as one in training.
+    `gym_rm.load_scorer(path, ...)` loads a checkpoint and makes one. The constructor takes a model that is loaded
+    already, such as one in training: it is used as it is, its weights are read at every call, and it is left as it was.
+    After the weights change, `clear_cache` forgets what was remembered.
 
     Args:
-        model: a Hugging Face model, or a `RewardModel`.
+        model: a Hugging Face model with its head.
         tokenizer: its tokenizer, with the chat template.
-        kind: which kind of reward model it is; `"auto"` tells by the configuration.
-        pooling: `"hf"` or `"last"`, see `DecoderRewardModel`; `"auto"` as the checkpoint was trained.
-        max_num_batched_tokens: most tokens in one forward, padding included; `"auto"` by the device's free memory.
-        quantization: `"int8"` (CPU) or `"fp8"` (GPU) computes the backbone's products in 8 bits: faster, and not
-            exactly the plain model's numbers (see `benchmarks/README.md`). Replaces the layers of `model` for good.
-        max_length: longest conversation in tokens; None for what the model's positions allow.
-        overlong: what happens to a longer one, see `Renderer`.
-        chat_template, chat_template_kwargs, add_bos, date: see `Renderer`.
-        batch_invariant: run every distinct conversation alone, so that its score is bit-equal whatever stands beside
-            it. Only exact duplicates are shared then; by default a score may move in its last bits, in float32 within
-            1e-5.
-        tree: False never merges prefixes (to compare, or to measure).
-        cache_size: how many scored sequences to remember across calls, by their token ids; 0 for none.
-        prefix_cache_tokens: of how many tokens to keep keys and values across calls, so that the next turn of a
-            dialogue computes only what is new; 0 for none. Scores may then differ in their last bits from call to call.
+        kind: which kind of reward model it is; `"auto"` detects it from the configuration.
         executor: where the forward runs; None for this process.
-        name, revision: what `Scores.provenance` says about the weights.
-        model_options: further options of the kind.
+        name: what `Scores.provenance` calls the model.
+        **options: the fields of `EngineOptions`, of `TextOptions` and of the kind's `Options`.
 
     Raises:
-        ConfigError: an option cannot be, or the model is no reward model.
+        ConfigError: an unknown or invalid option, or the model is not a reward model.
 
     Example:
         >>> import gym_rm
@@ -92,88 +95,90 @@ class RewardModelScorer:
 
     def __init__(
         self,
-        model: PreTrainedModel | RewardModel,
+        model: PreTrainedModel,
         tokenizer: Any,
         *,
         kind: str = "auto",
-        pooling: Literal["auto", "last", "hf"] = "auto",
-        max_num_batched_tokens: int | Literal["auto"] = "auto",
-        max_length: int | None = None,
-        overlong: Overlong = "error",
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_bos: bool | None = None,
-        date: datetime.date | str = DATE,
-        quantization: Quantization | None = None,
-        batch_invariant: bool = False,
-        tree: bool = True,
-        cache_size: int = 0,
-        prefix_cache_tokens: int = 0,
         executor: Executor | None = None,
         name: str | None = None,
-        revision: str | None = None,
-        **model_options: Any,
+        **options: Any,
     ) -> None:
-        if isinstance(model, PreTrainedModel):
-            model = make_reward_model(model, tokenizer, kind=kind, pooling=pooling, **model_options)
-        elif model_options:
+        if not isinstance(model, PreTrainedModel):
             raise ConfigError(
-                f"unknown options {sorted(model_options)} for a {type(model).__name__} that exists already."
+                f"expected a Hugging Face model (PreTrainedModel), got {type(model).__name__}; load_scorer(path) loads "
+                "a folder or hub id."
             )
-        self.model = model
-        self.renderer = Renderer(
-            tokenizer,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            add_bos=add_bos,
-            date=date,
-            max_length=model.max_positions if max_length is None else max_length,
-            overlong=overlong,
-            presentation=model.presentation,
+        name = name or model.name_or_path or type(model).__name__
+        facts = ModelFacts(name, model.config, outputs_of_modules(model), tokenizer)
+        self._start(model, facts, kind, executor, options)
+
+    @classmethod
+    def of_checkpoint(
+        cls, checkpoint: Checkpoint, *, executor: Executor | None = None, **options: Any
+    ) -> RewardModelScorer:
+        """The scorer of a checkpoint, whose weights only the executor reads; see `load_reward_model`."""
+        scorer = cls.__new__(cls)
+        facts = dataclasses.replace(checkpoint.facts, name=checkpoint.name)
+        scorer._start(checkpoint, facts, checkpoint.family.kind, executor, {**checkpoint.kind_options, **options})
+        return scorer
+
+    def _start(
+        self, source: ModelSource, facts: ModelFacts, kind: str, executor: Executor | None, options: dict[str, Any]
+    ) -> None:
+        kind = detect_kind(facts) if kind == "auto" else kind
+        if kind not in KINDS:
+            known = [*KINDS, *SCORER_KINDS]
+            raise ConfigError(f"unknown kind of reward model {kind!r}; known: {sorted(known)}.{nearest(kind, known)}")
+        schemas = (EngineOptions, TextOptions, KINDS[kind].Options)
+        engine, text, of_kind = divide_settings(options, *schemas, owner=f"a reward model of kind {kind!r}")
+        if 0 < engine.prefix_cache_tokens < CACHE_BLOCK_SIZE:
+            raise ConfigError(
+                f"prefix_cache_tokens must be 0 or at least {CACHE_BLOCK_SIZE}; got {engine.prefix_cache_tokens}."
+            )
+        if engine.prefix_cache_tokens and engine.batch_invariant:
+            raise ConfigError("prefix_cache_tokens needs the token tree, which batch_invariant=True turns off.")
+        self.kind: Kind = KINDS[kind].of(facts, of_kind)
+        self.renderer = Renderer(facts.tokenizer, input_format=self.kind.input_format, **dict(text))
+        self.executor: Executor = executor or LocalExecutor()
+        self.info = self.executor.load(
+            LoadSpec(
+                source,
+                self.kind.readout,
+                _reference(of_kind, source),
+                engine.tree,
+                engine.quantization,
+                engine.prefix_cache_tokens,
+            )
         )
-        model.layout = choose_layout(model, allow_tree=tree)
-        if model.layout == "one_by_one":
-            warn_once(
-                f"{type(model.model).__name__} gives the plain model's numbers only one conversation at a time: "
-                "scoring is exact and slow."
-            )
-        if quantization is not None:
-            for module in model.modules:
-                quantize_layers(module, quantization, model.device)
-            check_layout(model)
-        computed_in = quantization_of(model.model)  # by this scorer, or by another of the same model
-        self.layout: Layout = "one_by_one" if batch_invariant else model.layout
-        self.executor = executor or LocalExecutor(model)
-        self._runner = BudgetedRunner(model, layout=self.layout, budget=max_num_batched_tokens)
-        self._num_embeddings = model.num_embeddings
+        if text.max_length is None:
+            self.renderer.max_length = self.info.max_positions
+        self.layout: Layout = "one_by_one" if engine.batch_invariant else self.info.layout
+        self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
         self._cache: OrderedDict[bytes, ScoredSequence] = OrderedDict()
-        if cache_size < 0:
-            raise ConfigError(f"cache_size must be a number of sequences to remember, 0 for none; got {cache_size}.")
-        self._cache_size = cache_size
-        self._prefix_cache = self._make_prefix_cache(prefix_cache_tokens)
+        self._cache_size = engine.cache_size
         self._lock = threading.RLock()
         self.provenance = Provenance(
             scorer=type(self).__name__,
-            model=name or model.model.name_or_path or type(model.model).__name__,
-            revision=revision,
+            model=facts.name,
+            revision=self.info.revision,
             template_hash=self.renderer.template_hash,
-            dtype=str(model.dtype).removeprefix("torch."),
-            device=str(model.device),
-            path=self.layout,
+            dtype=self.info.dtype,
+            device=self.info.device,
+            layout=self.layout,
             settings={
-                "kind": model.kind,
+                "kind": kind,
                 "max_length": self.renderer.max_length,
-                "overlong": overlong,
-                "batch_invariant": batch_invariant,
-                **({} if computed_in is None else {"quantization": computed_in}),
+                "overlong": self.renderer.overlong,
+                "batch_invariant": engine.batch_invariant,
+                **({} if self.info.quantization is None else {"quantization": self.info.quantization}),
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
-                **model.settings,
+                **self.kind.settings,
             },
         )
         logger.info("scoring with %s", self.provenance)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but what belongs to this process: the lock, and what is remembered."""
+        """Everything but the lock, and what is remembered."""
         self.clear_cache()
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
@@ -185,11 +190,16 @@ class RewardModelScorer:
         """Itself: `gym.make_vec` deep-copies its keywords, and a reward model must not be loaded twice."""
         return self
 
-    def score(self, conversations: Sequence[Conversation], *, turns: Turns = "last") -> Scores:
+    def __repr__(self) -> str:
+        made = self.provenance
+        return f"RewardModelScorer({made.model!r}, {self.kind.name}, {made.dtype} on {made.device}, {made.layout})"
+
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None, *, turns: Turns = "last") -> Scores:
         """Score N conversations.
 
         Args:
             conversations: N lists of messages.
+            prompts: not used by reward models.
             turns: `"all"` also reads a reward after every assistant turn, in the same pass: `Scores.turn_rewards`.
 
         Raises:
@@ -200,30 +210,44 @@ class RewardModelScorer:
         with self._lock:
             start = time.perf_counter()
             rendered = self._render(conversations, turns)
-            flat = [render for row in rendered if not isinstance(row, RenderError) for render in row]
-            rendered_at = time.perf_counter()
-            scored, cost = self._score_sequences(flat)
-        workload = Workload(render_seconds=rendered_at - start, **cost)
-        scores = self._collect(rendered, scored, turns, workload)
-        if scores.failed_rows:
-            raise ScoringError(scores)
-        return scores
+            sequences = [each for row in rendered if not isinstance(row, ConversationError) for each in row]
+            scored = self._remembered(sequences)
+            tokens = self._to_tokens(sequences, scored)
+            seconds = time.perf_counter() - start
+            result = self._scheduler.run(list(tokens.values()), self.executor)
+            self._reduce(result, tokens, scored)
+            self._remember(sequences, scored)
+        cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
+        return self._collect(rendered, scored, turns, result.workload + cost).raise_for_errors()
 
     @property
     def max_num_batched_tokens(self) -> int:
         """Most tokens in one forward; halved after running out of memory."""
-        return self._runner.budget
+        return self._scheduler.budget
 
     @max_num_batched_tokens.setter
     def max_num_batched_tokens(self, budget: int) -> None:
-        self._runner.budget = budget
+        self._scheduler.budget = budget
+
+    def update_weights(self, weights: Weights) -> None:
+        """Take other weights of the same model, between two calls; nothing remembered survives.
+
+        Args:
+            weights: a folder or hub id of the same architecture, or tensors by name.
+
+        Raises:
+            ConfigError: they do not fit; the old weights are kept.
+        """
+        with self._lock:
+            self.executor.update_weights(weights)
+            self.clear_cache()
+            if not isinstance(weights, Mapping):
+                self.provenance = dataclasses.replace(self.provenance, model=str(weights), revision=None)
 
     def sleep(self) -> None:
         """Free the device's memory for something else, a policy for instance; `score` wakes by itself."""
         with self._lock:
             self.executor.sleep()
-            if self._prefix_cache is not None:
-                self._prefix_cache.clear()
 
     def wake(self) -> None:
         """Bring the weights back to the device."""
@@ -231,197 +255,173 @@ class RewardModelScorer:
             self.executor.wake()
 
     def clear_cache(self) -> None:
-        """Forget everything remembered across calls, as after the model's weights changed."""
+        """Forget everything remembered across calls; needed after the weights of a model in training changed."""
         with self._lock:
             self._cache.clear()
-            if self._prefix_cache is not None:
-                self._prefix_cache.clear()
+            self.executor.clear_cache()
 
-    def _make_prefix_cache(self, num_tokens: int) -> PrefixCache | None:
-        if num_tokens == 0:
-            return None
-        if num_tokens < BLOCK:
-            raise ConfigError(f"prefix_cache_tokens must be 0 or at least {BLOCK}; got {num_tokens}.")
-        if not (isinstance(self.model, DecoderRewardModel) and self.model.fused and self.layout == "tree"):
-            raise ConfigError(
-                f"prefix_cache_tokens needs a decoder of a type in {sorted(MODEL_TYPES)} over the token tree; this "
-                f"is a {type(self.model).__name__} of a {type(self.model.model).__name__}, layout {self.layout!r}."
-            )
-        self.model.prefix_cache = PrefixCache(num_tokens)
-        return self.model.prefix_cache
+    def close(self) -> None:
+        """Give up the model; can be repeated."""
+        with self._lock:
+            self._cache.clear()
+            self.executor.close()
 
-    def _render(self, conversations: Sequence[Conversation], turns: Turns) -> list[list[Rendered] | RenderError]:
+    # --- the steps of a call -----------------------------------------------------------------------------------
+
+    def _render(self, conversations: Sequence[Conversation], turns: Turns) -> list[list[Rendered] | ConversationError]:
         if turns == "last":
-            return [one if isinstance(one, RenderError) else [one] for one in self.renderer.encode(conversations)]
-        rows: list[list[Rendered] | RenderError] = []
+            encoded = self.renderer.encode(conversations)
+            return [each if isinstance(each, ConversationError) else [each] for each in encoded]
+        rows: list[list[Rendered] | ConversationError] = []
         for conversation in conversations:
             try:
                 rows.append(self.renderer.encode_turns(conversation))
-            except RenderError as error:
+            except ConversationError as error:
                 rows.append(error)
         return rows
 
-    def _score_sequences(self, rendered: Sequence[Rendered]) -> tuple[list[ScoredSequence], dict[str, Any]]:
-        """Score M sequences: from the cache, or by a forward that they share."""
-        keys = [_key(render) for render in rendered] if self._cache_size else []
-        known = {key: self._cache[key] for key in keys if key in self._cache}
-        new = [m for m in range(len(rendered)) if not (keys and keys[m] in known)]
-        fresh, workload = self._run([rendered[m] for m in new])
-        workload["num_tokens"] = sum(len(render.input_ids) for render in rendered)
-        if not self._cache_size:
-            return fresh, workload
-        by_row = dict(zip(new, fresh, strict=True))
-        for m, one in by_row.items():
-            if one.error is None:
-                self._cache[keys[m]] = one
-        for key in known:
-            self._cache.move_to_end(key)
-        while len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)
-        return [by_row[m] if m in by_row else known[keys[m]] for m in range(len(rendered))], workload
+    def _remembered(self, sequences: Sequence[Rendered]) -> dict[int, ScoredSequence]:
+        """What is known of M sequences from earlier calls, by their index."""
+        scored = {}
+        if self._cache_size:
+            for m, rendered in enumerate(sequences):
+                key = _key(rendered)
+                if key in self._cache:
+                    scored[m] = self._cache[key]
+                    self._cache.move_to_end(key)
+        return scored
 
-    def _run(self, rendered: Sequence[Rendered]) -> tuple[list[ScoredSequence], dict[str, Any]]:
-        """Score M sequences by a forward; one that the model finds nothing to read in gets its reason."""
-        sequences: list[TokenSequence] = []
-        failures: dict[int, str] = {}
-        for m, render in enumerate(rendered):
+    def _to_tokens(self, sequences: Sequence[Rendered], scored: dict[int, ScoredSequence]) -> dict[int, TokenSequence]:
+        """The sequences to run, by their index; what cannot be read gets its reason in `scored`."""
+        tokens = {}
+        for m, rendered in enumerate(sequences):
+            if m in scored:
+                continue
             try:
-                self._check_ids(render)
-                sequences.append(TokenSequence(render.input_ids, self.model.reads(render), render.second_segment))
-            except RenderError as error:
-                failures[m] = str(error)
-        readable = [m for m in range(len(rendered)) if m not in failures]
-        reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
-        result = self._runner.run(sequences, self.executor)
-        if self._prefix_cache is not None:
-            result.workload["reused_tokens"] = self._prefix_cache.reused_tokens - reused
-        failures |= {readable[place]: reason for place, reason in result.failures.items()}
-        starts = np.cumsum([0] + [len(sequence.reads) for sequence in sequences])
-        nothing = np.full(len(self.model.part_names), np.nan, dtype=np.float32)
-        scored = [ScoredSequence(float("nan"), nothing, failures.get(m)) for m in range(len(rendered))]
-        if sequences:
-            rewards, parts = self.model.reduce(result.values, starts)
-            steps = self.model.step_rewards(result.values)
-            for place, m in enumerate(readable):
-                reward = float(rewards[place])
-                if m not in failures and not np.isfinite(reward):
-                    failures[m] = f"the reward model gave {reward}"
-                mine = None if steps is None else steps[starts[place] : starts[place + 1]]
-                scored[m] = ScoredSequence(reward, parts[place], failures.get(m), mine)
-        return scored, result.workload
+                self._check_ids(rendered)
+                positions = self.kind.read_positions(rendered)
+            except ConversationError as error:
+                scored[m] = self._failed(str(error))
+            else:
+                tokens[m] = TokenSequence(rendered.input_ids, positions, rendered.second_segment)
+        return tokens
 
     def _check_ids(self, rendered: Rendered) -> None:
-        """On a GPU a token without an embedding would end the process, and on a CPU its whole batch."""
-        if self._num_embeddings is not None and int(rendered.input_ids.max()) >= self._num_embeddings:
+        """Ids outside the vocabulary abort CUDA; on a CPU they fail a whole batch."""
+        if self.info.num_embeddings is not None and int(rendered.input_ids.max()) >= self.info.num_embeddings:
             token = int(rendered.input_ids.max())
-            raise RenderError(
+            raise ConversationError(
                 f"the token {self.renderer.tokenizer.convert_ids_to_tokens(token)!r} has the id {token}, but the model "
-                f"has {self._num_embeddings} embeddings: the tokenizer is not this model's, or has grown since."
+                f"has {self.info.num_embeddings} embeddings: the tokenizer is another model's, or has grown since."
             )
+
+    def _reduce(
+        self, result: RunResult, tokens: Mapping[int, TokenSequence], scored: dict[int, ScoredSequence]
+    ) -> None:
+        """Turn the values of the sequences that were run into rewards, in `scored`."""
+        if not tokens:
+            return
+        starts = np.cumsum([0, *(len(each.read_positions) for each in tokens.values())])
+        reduction = self.kind.reduce(result.values, starts)
+        for k, m in enumerate(tokens):
+            reward = float(reduction.rewards[k])
+            if k in result.failures:
+                scored[m] = self._failed(result.failures[k])
+            elif not np.isfinite(reward):
+                scored[m] = self._failed(f"the reward model gave {reward}")
+            else:
+                steps = None if reduction.steps is None else reduction.steps[starts[k] : starts[k + 1]]
+                scored[m] = ScoredSequence(reward, reduction.components[k], steps=steps)
+
+    def _failed(self, reason: str) -> ScoredSequence:
+        nothing = np.full(len(self.kind.component_names), np.nan, dtype=np.float32)
+        return ScoredSequence(float("nan"), nothing, reason)
+
+    def _remember(self, sequences: Sequence[Rendered], scored: Mapping[int, ScoredSequence]) -> None:
+        if not self._cache_size:
+            return
+        for m, rendered in enumerate(sequences):
+            if scored[m].error is None:
+                self._cache.setdefault(_key(rendered), scored[m])
+        while len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)
 
     def _collect(
         self,
-        rendered: Sequence[list[Rendered] | RenderError],
-        scored: Sequence[ScoredSequence],
+        rendered: Sequence[list[Rendered] | ConversationError],
+        scored: Mapping[int, ScoredSequence],
         turns: Turns,
         workload: Workload,
     ) -> Scores:
-        """Give every conversation what its turns earned."""
-        size = len(rendered)
-        rewards = np.full(size, np.nan, dtype=np.float32)
-        parts = np.full((size, len(self.model.part_names)), np.nan, dtype=np.float32)
-        num_tokens, truncated = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-        errors: list[str | None] = [None] * size
+        """Give every conversation the scores of its turns."""
+        nothing = np.empty(0, dtype=np.float32)
+        rows: list[ScoredSequence] = []
         turn_rewards: list[FloatArray] = []
-        step_rewards: list[FloatArray] = [np.empty(0, dtype=np.float32)] * size
-        place = 0
+        lengths, truncated = np.zeros((2, len(rendered)), dtype=np.int64)
+        m = 0
         for row, turn_renders in enumerate(rendered):
-            if isinstance(turn_renders, RenderError):
-                errors[row] = str(turn_renders)
-                turn_rewards.append(np.empty(0, dtype=np.float32))
+            if isinstance(turn_renders, ConversationError):
+                rows.append(self._failed(str(turn_renders)))
+                turn_rewards.append(nothing)
                 continue
-            mine = scored[place : place + len(turn_renders)]
-            place += len(turn_renders)
-            num_tokens[row] = len(turn_renders[-1].input_ids)
+            mine = [scored[m + k] for k in range(len(turn_renders))]
+            m += len(turn_renders)
+            lengths[row] = len(turn_renders[-1].input_ids)
             truncated[row] = turn_renders[-1].truncated_tokens
-            errors[row] = next((one.error for one in mine if one.error is not None), None)
-            turn_rewards.append(
-                np.array([one.reward if one.error is None else np.nan for one in mine], dtype=np.float32)
-            )
-            if errors[row] is None:
-                rewards[row] = mine[-1].reward
-                parts[row] = mine[-1].parts
-                step_rewards[row] = step_rewards[row] if mine[-1].steps is None else mine[-1].steps
+            turn_rewards.append(np.array([one.reward for one in mine], dtype=np.float32))
+            reason = next((one.error for one in mine if one.error is not None), None)
+            rows.append(mine[-1] if reason is None else self._failed(reason))
         if truncated.any():
             warn_once(
                 f"conversations longer than max_length={self.renderer.max_length} are cut "
                 f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens counts what each one lost."
             )
+        names = self.kind.component_names
+        components = np.array([one.components for one in rows], dtype=np.float32).reshape(len(rows), len(names))
+        steps = [nothing if one.steps is None else one.steps.copy() for one in rows]
         return Scores(
-            rewards=rewards,
-            heads={name: parts[:, k].copy() for k, name in enumerate(self.model.part_names)},
-            num_tokens=num_tokens,
+            rewards=np.array([one.reward for one in rows], dtype=np.float32),
+            components={name: components[:, h].copy() for h, name in enumerate(names)},
+            num_tokens=lengths,
             truncated_tokens=truncated,
-            errors=tuple(errors),
+            errors=tuple(one.error for one in rows),
             turn_rewards=tuple(turn_rewards) if turns == "all" else None,
-            step_rewards=tuple(step_rewards) if any(one.steps is not None for one in scored) else None,
+            step_rewards=tuple(steps) if any(one.steps is not None for one in rows) else None,
             provenance=self.provenance,
             workload=workload,
         )
 
 
 def load_reward_model(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    kind: str = "auto",
-    head: str | None = None,
-    base: str | os.PathLike[str] | None = None,
-    reference: str | os.PathLike[str] | PreTrainedModel | None = None,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "auto",
-    device_map: str | Mapping[str, Any] | None = None,
-    attn_implementation: str | None = None,
-    quantization_config: Any = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    **options: Any,
+    path: Any = None, *, kind: str = "auto", executor: Executor | None = None, **options: Any
 ) -> RewardModelScorer:
     """Load a checkpoint and make its scorer; what `gym_rm.load_scorer` calls for a folder or hub id.
 
     Args:
         path: None for the embedded reward model, a Hugging Face folder or hub id, also of a LoRA adapter.
-        kind: which kind of reward model it is; `"auto"` tells by what the checkpoint holds.
-        head: first name of the tensors of a head that no known family has.
-        base: of an adapter, instead of the one that it names.
-        reference: for `kind="implicit"`, the model before preference tuning: a folder, a hub id or a loaded model.
-        dtype: `"auto"`, `"float32"`, `"bfloat16"`, `"float16"`; auto is the checkpoint's own on a GPU, else float32.
-        device: `"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`.
-        device_map, attn_implementation, quantization_config, revision, trust_remote_code: as in transformers. With
-            the token tree, attention is gym_rm's own and `attn_implementation` serves the other layouts.
-        options: of `RewardModelScorer`, and of the kind.
+        kind: which kind of reward model it is; `"auto"` detects it from what the checkpoint holds.
+        executor: where the forward runs; None for this process.
+        **options: the fields of `LoadOptions`, `EngineOptions`, `TextOptions` and of the kind's `Options`.
 
     Raises:
-        ConfigError: the checkpoint cannot be loaded as a reward model, or an option cannot be.
+        ConfigError: the checkpoint cannot be loaded as a reward model, or an unknown or invalid option.
     """
-    loading: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "device_map": device_map,
-        "attn_implementation": attn_implementation,
-        "quantization_config": quantization_config,
-        "trust_remote_code": trust_remote_code,
-    }
-    checkpoint = load_checkpoint(path, kind=kind, head=head, base=base, revision=revision, **loading)
-    if reference is not None and not isinstance(reference, PreTrainedModel):
-        reference = load_checkpoint(reference, kind="implicit", **loading).model
-    return RewardModelScorer(
-        checkpoint.model,
-        checkpoint.tokenizer,
-        kind=checkpoint.kind,
-        name=checkpoint.name,
-        revision=checkpoint.revision,
-        **{**checkpoint.options, **({} if reference is None else {"reference": reference}), **options},
-    )
+    loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
+    of_scorer = {name: value for name, value in options.items() if name not in loading}
+    (load,) = divide_settings({"path": path, "kind": kind, **loading}, LoadOptions, owner="a checkpoint")
+    checkpoint = open_checkpoint(load)
+    return RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **of_scorer)
+
+
+def _reference(options: Config, source: ModelSource) -> ModelSource | None:
+    """The second model of a kind that compares two, loaded as the first is."""
+    if not isinstance(options, ImplicitKind.Options):
+        return None
+    if isinstance(options.reference, PreTrainedModel):
+        return options.reference
+    load = source.options if isinstance(source, Checkpoint) else LoadOptions()
+    update = {"path": str(options.reference), "kind": "implicit", "head": None, "base": None, "revision": None}
+    return open_checkpoint(load.model_copy(update=update))
 
 
 def _key(rendered: Rendered) -> bytes:

@@ -14,11 +14,15 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+
+Layout: TypeAlias = Literal["tree", "padded", "one_by_one"]
+"""How the batches of a model are laid out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +31,12 @@ class TokenSequence:
 
     Attributes:
         input_ids: int32 `[L]`, at least one token.
-        reads: int64 `[K]`, increasing positions in `input_ids` at which a value is wanted.
+        read_positions: int64 `[K]`, increasing positions in `input_ids` at which a value is read.
         second_segment: position where the second text of a pair starts (encoders with token types), or None.
     """
 
     input_ids: NDArray[np.int32]
-    reads: IntArray
+    read_positions: IntArray
     second_segment: int | None = None
 
 
@@ -45,24 +49,34 @@ class TokenTree:
         position_ids: int64 `[T]`, position of the token in its own sequence.
         subtree_end: int64 `[T]`, index after the last token that continues this one.
         parents: int64 `[T]`, index of the token before this one in its sequence; -1 at the start of a sequence.
-        reads: int64 `[R]`, increasing indices at which a value is wanted, each once.
+        read_indices: int64 `[R]`, increasing indices at which a value is read, each once.
     """
 
     input_ids: NDArray[np.int32]
     position_ids: IntArray
     subtree_end: IntArray
     parents: IntArray
-    reads: IntArray
+    read_indices: IntArray
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    @property
+    def num_reads(self) -> int:
+        """R."""
+        return len(self.read_indices)
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self)
 
     @functools.cached_property
     def node_starts(self) -> IntArray:
         """Indices where a node (a run of tokens without a branch) begins."""
         return np.flatnonzero(np.diff(self.subtree_end, prepend=-1))
 
-    def path(self, index: int) -> IntArray:
+    def ancestors(self, index: int) -> IntArray:
         """Indices of the tokens from the start of a sequence up to and including `index`."""
         before = np.arange(index + 1)
         return before[self.subtree_end[: index + 1] > index]
@@ -76,69 +90,92 @@ class PaddedBatch:
         input_ids: int32 `[B, L]`, padded on the right with 0; models fill in their own padding id.
         lengths: int64 `[B]`.
         second_segments: int64 `[B]`, start of the second text, or the length where there is none.
-        reads: int64 `[R, 2]`, (row, position) of every value wanted.
+        read_positions: int64 `[R, 2]`, (row, position) of every value that is read.
     """
 
     input_ids: NDArray[np.int32]
     lengths: IntArray
     second_segments: IntArray
-    reads: IntArray
+    read_positions: IntArray
+
+    @property
+    def num_reads(self) -> int:
+        """R."""
+        return len(self.read_positions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Without the padding."""
+        return int(self.lengths.sum())
+
+
+Batch: TypeAlias = TokenTree | PaddedBatch
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batches that fit the budget, and where each wanted value will be found.
+    """Batches that fit the budget, and where the values of each sequence will be found.
 
     Attributes:
-        batches: trees or padded batches, none with more than the budget's tokens (padding included).
-        value_index: int64 `[sum K]`: the values that the batches yield, stacked in order and indexed with this,
-            are the reads of the first sequence, then of the second, and so on.
+        batches: trees or padded batches, none with more tokens than the budget (padding included).
+        value_index: int64 `[sum K]`: the values of all batches, stacked in order and indexed with this, are the reads
+            of the first sequence, then of the second, and so on.
+        batch_of: int64 `[M]`, which batch holds each sequence.
         unique_tokens: tokens that go through the model, padding not counted.
         padded_tokens: padding that goes through the model.
     """
 
-    batches: tuple[TokenTree, ...] | tuple[PaddedBatch, ...]
+    batches: tuple[Batch, ...]
     value_index: IntArray
+    batch_of: IntArray
     unique_tokens: int
     padded_tokens: int
 
 
-def plan_trees(sequences: Sequence[TokenSequence], *, max_num_batched_tokens: int, share: bool = True) -> BatchPlan:
+def plan_trees(
+    sequences: Sequence[TokenSequence],
+    *,
+    max_num_batched_tokens: int,
+    groups: Sequence[int] | None = None,
+    share: bool = True,
+) -> BatchPlan:
     """Pack sequences into as few prefix trees as the budget allows; linear in tokens after one sort.
 
     Args:
         sequences: M sequences.
         max_num_batched_tokens: the budget.
+        groups: `[M]`, equal for sequences that must share a tree (a preference pair, a GRPO group). A group is cut
+            across trees only if it exceeds the budget on its own. None: every sequence is free.
         share: False lays every sequence down in full, side by side: packing alone.
 
     Raises:
-        ValueError: a sequence is empty, or alone longer than the budget.
+        ValueError: a sequence is empty, or longer than the budget.
     """
     _check_lengths(sequences, max_num_batched_tokens)
+    ids = [sequence.input_ids for sequence in sequences]
     order = _sorted_order(sequences)
-    ids = [sequences[row].input_ids for row in order]
-    shared = [0] * len(ids)
-    if share:
-        shared[1:] = [_shared_prefix(before, after) for before, after in itertools.pairwise(ids)]
+    shared = _shared_with_previous(ids, order) if share else [0] * len(order)
+    first_of_unit = [True] * len(order)
+    if groups is not None:
+        order, shared, first_of_unit = _keep_groups_whole(ids, order, shared, groups, max_num_batched_tokens, share)
 
-    read_starts = np.cumsum([0] + [len(sequence.reads) for sequence in sequences])
+    read_starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
     value_index = np.empty(read_starts[-1], dtype=np.int64)
-    trees = []
+    batch_of = np.empty(len(sequences), dtype=np.int64)
+    trees: list[TokenTree] = []
     num_values = 0
-    for start, stop in _cut(ids, shared, max_num_batched_tokens):
+    lengths = [len(ids[row]) for row in order]
+    for start, stop in _cut(lengths, shared, first_of_unit, max_num_batched_tokens):
         builder = _TreeBuilder()
         rows = order[start:stop]
-        places = [
-            builder.add(sequences[row], shared[place] if place > start else 0)
-            for place, row in enumerate(rows, start=start)
-        ]
-        flat = np.concatenate(places)
-        reads, inverse = np.unique(flat, return_inverse=True)
-        trees.append(builder.build(reads))
+        found = [builder.add(sequences[row], shared[k] if k > start else 0) for k, row in enumerate(rows, start=start)]
+        read_indices, inverse = np.unique(np.concatenate(found), return_inverse=True)
         targets = np.concatenate([np.arange(read_starts[row], read_starts[row + 1]) for row in rows])
         value_index[targets] = num_values + inverse
-        num_values += len(reads)
-    return BatchPlan(tuple(trees), value_index, sum(len(tree) for tree in trees), 0)
+        batch_of[rows] = len(trees)
+        trees.append(builder.build(read_indices))
+        num_values += len(read_indices)
+    return BatchPlan(tuple(trees), value_index, batch_of, sum(len(tree) for tree in trees), 0)
 
 
 def plan_padded(sequences: Sequence[TokenSequence], *, max_num_batched_tokens: int, alone: bool = False) -> BatchPlan:
@@ -147,48 +184,50 @@ def plan_padded(sequences: Sequence[TokenSequence], *, max_num_batched_tokens: i
     Args:
         sequences: M sequences.
         max_num_batched_tokens: the budget.
-        alone: one sequence per batch, so that what the forward computes depends on nothing else in the call.
+        alone: one sequence per batch, so that what the forward computes does not depend on the rest of the call.
 
     Raises:
-        ValueError: a sequence is empty, or alone longer than the budget.
+        ValueError: a sequence is empty, or longer than the budget.
     """
     _check_lengths(sequences, max_num_batched_tokens)
     distinct: dict[tuple[bytes, int | None], list[int]] = {}
     for row, sequence in enumerate(sequences):
         distinct.setdefault((sequence.input_ids.tobytes(), sequence.second_segment), []).append(row)
-    groups = sorted(distinct.values(), key=lambda rows: len(sequences[rows[0]].input_ids))
+    equal = sorted(distinct.values(), key=lambda rows: len(sequences[rows[0]].input_ids))
 
-    read_starts = np.cumsum([0] + [len(sequence.reads) for sequence in sequences])
+    read_starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
     value_index = np.empty(read_starts[-1], dtype=np.int64)
-    batches = []
+    batch_of = np.empty(len(sequences), dtype=np.int64)
+    batches: list[PaddedBatch] = []
     num_values = unique_tokens = padded_tokens = 0
     start = 0
-    while start < len(groups):
+    while start < len(equal):
         stop = start + 1
-        while stop < len(groups) and not alone:
-            width = len(sequences[groups[stop][0]].input_ids)
+        while stop < len(equal) and not alone:
+            width = len(sequences[equal[stop][0]].input_ids)
             if width * (stop + 1 - start) > max_num_batched_tokens:
                 break
             stop += 1
-        members = [sequences[rows[0]] for rows in groups[start:stop]]
+        members = [sequences[rows[0]] for rows in equal[start:stop]]
         lengths = np.array([len(member.input_ids) for member in members], dtype=np.int64)
         input_ids = np.zeros((len(members), lengths.max()), dtype=np.int32)
-        for place, member in enumerate(members):
-            input_ids[place, : lengths[place]] = member.input_ids
+        for k, member in enumerate(members):
+            input_ids[k, : lengths[k]] = member.input_ids
         reads = []
-        for place, rows in enumerate(groups[start:stop]):
-            positions = np.unique(np.concatenate([sequences[row].reads for row in rows]))
-            reads.append(np.stack([np.full_like(positions, place), positions], axis=1))
+        for k, rows in enumerate(equal[start:stop]):
+            positions = np.unique(np.concatenate([sequences[row].read_positions for row in rows]))
+            reads.append(np.stack([np.full_like(positions, k), positions], axis=1))
             for row in rows:
-                found = np.searchsorted(positions, sequences[row].reads)
+                found = np.searchsorted(positions, sequences[row].read_positions)
                 value_index[read_starts[row] : read_starts[row + 1]] = num_values + found
+            batch_of[rows] = len(batches)
             num_values += len(positions)
         seconds = [len(m.input_ids) if m.second_segment is None else m.second_segment for m in members]
         batches.append(PaddedBatch(input_ids, lengths, np.array(seconds, dtype=np.int64), np.concatenate(reads)))
         unique_tokens += int(lengths.sum())
         padded_tokens += int(input_ids.size - lengths.sum())
         start = stop
-    return BatchPlan(tuple(batches), value_index, unique_tokens, padded_tokens)
+    return BatchPlan(tuple(batches), value_index, batch_of, unique_tokens, padded_tokens)
 
 
 def _check_lengths(sequences: Sequence[TokenSequence], budget: int) -> None:
@@ -216,43 +255,104 @@ def _shared_prefix(before: NDArray[np.int32], after: NDArray[np.int32]) -> int:
     return first if different[first] else limit
 
 
-def _cut(ids: Sequence[NDArray[np.int32]], shared: Sequence[int], budget: int) -> list[tuple[int, int]]:
-    """Ranges of the sorted sequences whose trees fit the budget, cut where the least is shared."""
-    cuts = []
+def _shared_with_previous(ids: Sequence[NDArray[np.int32]], order: Sequence[int]) -> list[int]:
+    """For each row in this order, how many first tokens it shares with the one before."""
+    pairs = itertools.pairwise(ids[row] for row in order)
+    return [0, *(_shared_prefix(before, after) for before, after in pairs)] if order else []
+
+
+def _keep_groups_whole(
+    ids: Sequence[NDArray[np.int32]],
+    order: list[int],
+    shared: list[int],
+    groups: Sequence[int],
+    budget: int,
+    share: bool,
+) -> tuple[list[int], list[int], list[bool]]:
+    """An order in which the rows of a group follow each other, and where a unit that must not be cut begins.
+
+    Groups that the sorted order interleaves (the same prompt drawn twice) stay together as one unit while that fits
+    the budget, because they share tokens; otherwise each becomes a unit of its own.
+    """
+    if len(groups) != len(ids):
+        raise ValueError(f"groups must have one entry for each of the {len(ids)} sequences, got {len(groups)}.")
+    last = {groups[row]: k for k, row in enumerate(order)}
+    units: list[list[int]] = []
+    start = end = 0
+    for k, row in enumerate(order):
+        end = max(end, last[groups[row]])
+        if k < end:
+            continue
+        unit = order[start : k + 1]
+        tokens = sum(len(ids[row]) for row in unit) - sum(shared[start + 1 : k + 1])
+        if tokens <= budget:
+            units.append(unit)
+        else:
+            by_group: dict[int, list[int]] = {}
+            for member in unit:
+                by_group.setdefault(groups[member], []).append(member)
+            units += by_group.values()
+        start = k + 1
+    order = [row for unit in units for row in unit]
+    shared = _shared_with_previous(ids, order) if share else [0] * len(order)
+    first_of_unit = [k == 0 for unit in units for k in range(len(unit))]
+    # A group larger than the budget is cut like free sequences.
     start = 0
-    while start < len(ids):
-        used = len(ids[start])
-        stop = start + 1
-        # A cut through a group computes its shared prefix twice: in the last quarter of the budget,
-        # the boundary that shares least is taken instead of the last one that fits.
+    for unit in units:
+        stop = start + len(unit)
+        if sum(len(ids[row]) for row in unit) - sum(shared[start + 1 : stop]) > budget:
+            first_of_unit[start:stop] = [True] * len(unit)
+        start = stop
+    return order, shared, first_of_unit
+
+
+def _cut(
+    lengths: Sequence[int], shared: Sequence[int], first_of_unit: Sequence[bool], budget: int
+) -> list[tuple[int, int]]:
+    """Ranges of the ordered sequences whose trees fit the budget, cut between units and where the least is shared.
+
+    `lengths[k] - shared[k]` tokens are new with sequence k where the one before is in the same tree.
+    """
+    bounds = [k for k, first in enumerate(first_of_unit) if first] + [len(lengths)]
+    new = np.cumsum([0, *(length - common for length, common in zip(lengths, shared, strict=True))]).tolist()
+    cuts = []
+    unit = 0
+    while unit < len(bounds) - 1:
+        start = bounds[unit]
+
+        def used(stop_unit: int, start: int = start) -> int:
+            return int(new[bounds[stop_unit]] - new[start] + shared[start])
+
+        stop = unit + 1
+        # A cut inside a group of siblings computes their shared prefix twice: in the last quarter of the budget, the
+        # boundary that shares least is taken instead of the last one that fits.
         best = stop
-        while stop < len(ids) and used + len(ids[stop]) - shared[stop] <= budget:
-            used += len(ids[stop]) - shared[stop]
+        while stop < len(bounds) - 1 and used(stop + 1) <= budget:
             stop += 1
-            late = stop < len(ids) and 4 * used >= 3 * budget
-            if late and (best == start + 1 or shared[stop] <= shared[best]):
+            late = stop < len(bounds) - 1 and 4 * used(stop) >= 3 * budget
+            if late and (best == unit + 1 or shared[bounds[stop]] <= shared[bounds[best]]):
                 best = stop
-        if stop == len(ids) or best == start + 1 or shared[stop] <= shared[best]:
+        if stop == len(bounds) - 1 or best == unit + 1 or shared[bounds[stop]] <= shared[bounds[best]]:
             best = stop
-        cuts.append((start, best))
-        start = best
+        cuts.append((start, bounds[best]))
+        unit = best
     return cuts
 
 
 class _TreeBuilder:
-    """Lays sequences down in sorted order; the path to the current leaf is kept as runs of indices."""
+    """Lays sequences down one after the other; the current sequence is kept as runs of indices."""
 
     def __init__(self) -> None:
         self._length = 0
         self._ids: list[NDArray[np.int32]] = []
         self._pieces: list[tuple[int, int, int]] = []  # (start, depth, parent) of each piece of new tokens
         self._ends: list[tuple[int, int]] = []  # (start, subtree_end) of each finished run
-        self._depths: list[int] = []  # of the current path: depth at which each run starts,
+        self._depths: list[int] = []  # of the current sequence: depth at which each run starts,
         self._starts: list[int] = []  # the index of its first token,
         self._depth = 0  # and the depth after its last token
 
     def add(self, sequence: TokenSequence, shared: int) -> IntArray | list[int]:
-        """Append what follows the first `shared` tokens; returns the indices of the sequence's reads."""
+        """Append what follows the first `shared` tokens; the indices at which the sequence is read."""
         if self._depth > shared:
             self._close(shared)
         length = len(sequence.input_ids)
@@ -263,13 +363,13 @@ class _TreeBuilder:
             self._starts.append(self._length)
             self._depth = length
             self._length += length - shared
-        if len(sequence.reads) == 1:
-            return [self._index(int(sequence.reads[0]))]
-        runs = np.searchsorted(self._depths, sequence.reads, side="right") - 1
-        places: IntArray = np.asarray(self._starts)[runs] + sequence.reads - np.asarray(self._depths)[runs]
-        return places
+        if len(sequence.read_positions) == 1:
+            return [self._index(int(sequence.read_positions[0]))]
+        runs = np.searchsorted(self._depths, sequence.read_positions, side="right") - 1
+        found: IntArray = np.asarray(self._starts)[runs] + sequence.read_positions - np.asarray(self._depths)[runs]
+        return found
 
-    def build(self, reads: IntArray) -> TokenTree:
+    def build(self, read_indices: IntArray) -> TokenTree:
         self._close(0)
         starts, depths, first_parents = np.array(self._pieces, dtype=np.int64).T
         sizes = np.diff(starts, append=self._length)
@@ -282,18 +382,18 @@ class _TreeBuilder:
             position_ids=indices - np.repeat(starts - depths, sizes),
             subtree_end=np.repeat(run_ends, np.diff(run_starts, append=self._length)),
             parents=parents,
-            reads=reads,
+            read_indices=read_indices,
         )
 
     def _index(self, depth: int) -> int:
-        """Index of the current path's token at this depth."""
+        """Index of the current sequence's token at this depth."""
         run = len(self._depths) - 1
         while self._depths[run] > depth:
             run -= 1
         return self._starts[run] + depth - self._depths[run]
 
     def _close(self, depth: int) -> None:
-        """Leave every token of the current path at `depth` or below: nothing continues it any more."""
+        """End every token of the current sequence at `depth` or below: no later sequence continues it."""
         while self._depths and self._depth > depth:
             first, start = self._depths[-1], self._starts[-1]
             if first >= depth:

@@ -1,23 +1,18 @@
-"""Which prompt an episode starts from, what the user says next, and when the conversation is over.
-
-An `Episode` is the state of one conversation, a `Turn` is what a reply would make of it. Nothing here knows of rewards.
-"""
+"""Which prompt an episode starts from, and the state of one conversation. Nothing here knows of rewards."""
 
 from __future__ import annotations
 
+import operator
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
 from gym_rm.errors import ConfigError
-from gym_rm.types import Conversation, Message, Prompt
-
-Responder: TypeAlias = Callable[[Conversation], str | None]
+from gym_rm.types import Message, Prompt
 
 
 @dataclass(slots=True)
@@ -36,77 +31,36 @@ class Episode:
     messages: list[Message]
     num_replies: int = 0
 
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one reply makes of an episode, before anything is changed.
-
-    Attributes:
-        messages: the conversation with the reply as its last message: what is scored.
-        user: what the user says to it, None where the conversation ends here.
-        terminated: the user has nothing more to say.
-        truncated: the turn limit stopped a user who would have gone on, or the reply was too long.
-    """
-
-    messages: list[Message]
-    user: str | None
-    terminated: bool
-    truncated: bool
-
-    @property
-    def ended(self) -> bool:
-        """Whether the episode is over."""
-        return self.terminated or self.truncated
+    def with_reply(self, reply: str) -> list[Message]:
+        """The conversation with one more reply; the episode does not change."""
+        return [*self.messages, {"role": "assistant", "content": reply}]
 
 
-@dataclass(frozen=True, slots=True)
-class DialogueRules:
-    """When a conversation goes on.
-
-    Attributes:
-        max_turns: replies after which an episode is truncated; None for as many as the user asks for.
-        max_reply_length: characters above which a reply truncates its episode; None for no limit.
-        respond: what the user says to a conversation, None to end it; takes the place of `Prompt.user_turns`.
-    """
-
-    max_turns: int | None = None
-    max_reply_length: int | None = None
-    respond: Responder | None = None
-
-    def turn(self, episode: Episode, reply: str) -> Turn:
-        """The turn that `reply` would be; the episode stays as it is."""
-        messages: list[Message] = [*episode.messages, {"role": "assistant", "content": reply}]
-        user = self._user(episode, messages)
-        terminated = user is None
-        out_of_turns = self.max_turns is not None and episode.num_replies + 1 >= self.max_turns
-        too_long = self.max_reply_length is not None and len(reply) > self.max_reply_length
-        truncated = too_long or (out_of_turns and not terminated)
-        return Turn(messages, None if truncated else user, terminated, truncated)
-
-    def _user(self, episode: Episode, messages: list[Message]) -> str | None:
-        if self.respond is not None:
-            return self.respond([message.copy() for message in messages])
-        turns = episode.prompt.user_turns
-        return turns[episode.num_replies] if episode.num_replies < len(turns) else None
-
-    def commit(self, episode: Episode, turn: Turn) -> None:
-        """Make the turn part of the episode."""
-        # A new list: whoever was given the one of the turn may keep it.
-        said: list[Message] = [] if turn.user is None else [{"role": "user", "content": turn.user}]
-        episode.messages = [*turn.messages, *said]
-        episode.num_replies += 1
+def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+    """N seeds, as `SyncVectorEnv` derives them from an int, a list or None."""
+    if seed is None:
+        return [None] * num_envs
+    try:
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + row for row in range(num_envs)]
+        seeds = [None if each is None else operator.index(each) for each in seed]
+    except TypeError as error:
+        raise ConfigError(f"seed must be an integer or None, or a list of those; got {seed!r:.80}.") from error
+    if len(seeds) != num_envs:
+        raise ValueError(f"a list of seeds must have one for each of the {num_envs} environments, got {len(seeds)}.")
+    return seeds
 
 
 class PromptOrder:
-    """An endless walk through prompts: each epoch in a new order, no prompt twice within one.
+    """An endless sequence of prompt indices: each epoch is a new permutation.
 
-    Several readers (the siblings of a group) walk the same order at their own pace. Takes memory for the prompts
-    drawn in an epoch and for what the slowest reader is behind, not for a permutation per environment.
+    Several readers (the siblings of a group) read the same sequence at their own pace. Memory grows with the prompts
+    drawn in an epoch and with the distance between readers; no permutation is stored per environment.
 
     Args:
-        num_prompts: how many there are.
+        num_prompts: how many prompts there are.
         generator: decides the order; one draw per prompt.
-        num_readers: how many walk it.
+        num_readers: how many read it.
 
     Example:
         >>> order = PromptOrder(3, np.random.default_rng(0), num_readers=2)
@@ -134,8 +88,13 @@ class PromptOrder:
         self._forget()
         return number, index
 
+    def insert(self, index: int) -> None:
+        """Let every reader's next episode start at this prompt; the draws go on afterwards as if it had not been."""
+        self.align()
+        self._waiting.append(index)
+
     def align(self) -> None:
-        """Move every reader up to the one that is furthest ahead."""
+        """Move every reader to the position of the furthest one."""
         self._next = [max(self._next)] * len(self._next)
         self._forget()
 
@@ -158,7 +117,7 @@ class PromptOrder:
 
 
 class PromptOrders:
-    """The prompt orders of N environments, of which every `group_size` neighbours walk the same one.
+    """The prompt orders of N environments; every `group_size` neighbours share one.
 
     Attributes:
         num_groups: how many orders there are.
@@ -172,9 +131,9 @@ class PromptOrders:
         self._seeds: dict[int, int] = {}
 
     def seed(self, seeds: Sequence[int | None], rows: NDArray[np.bool_]) -> None:
-        """Start the orders of the mask `rows` anew, each from the seed of its first environment.
+        """Restart the orders of the mask `rows`, each from the seed of its first environment.
 
-        None goes on with the order as it is; an order that has not begun gets a random seed.
+        None continues the order; an order that has not begun gets a random seed.
 
         Raises:
             ConfigError: a seed for a group of which only a part is in `rows`.
@@ -186,7 +145,7 @@ class PromptOrders:
                 continue
             if not members.all():
                 raise ConfigError(
-                    "a seed starts the prompts of a whole group anew, but the reset_mask holds only a part of group "
+                    "a seed restarts the prompts of a whole group, but the reset_mask holds only a part of group "
                     f"{group}; reset all {self._group_size} environments of it, or reset without a seed."
                 )
             fresh[group] = seeding.np_random(seed)
@@ -195,9 +154,33 @@ class PromptOrders:
             self._seeds[group] = chosen
 
     def align(self, rows: NDArray[np.bool_]) -> None:
-        """Let the siblings of every group that is whole in `rows` go on from the same prompt."""
+        """Let the siblings of every group that is whole in `rows` continue at the same prompt."""
         for group in np.flatnonzero(rows.reshape(self.num_groups, self._group_size).all(axis=1)).tolist():
             self._orders[group].align()
+
+    def insert(self, indices: NDArray[np.int64], rows: NDArray[np.bool_]) -> None:
+        """Let the next episodes of the mask `rows` start at the prompts with these indices, both `[N]`.
+
+        Raises:
+            ConfigError: an index out of range, a part of a group, or siblings that would start at different prompts.
+        """
+        for row in np.flatnonzero(rows & ((indices < 0) | (indices >= self._num_prompts))).tolist():
+            raise ConfigError(
+                f"prompt_indices[{row}] must be an index into the {self._num_prompts} prompts, got {indices[row]}."
+            )
+        chosen = {}
+        for group, members in enumerate(rows.reshape(self.num_groups, self._group_size)):
+            mine = indices.reshape(self.num_groups, self._group_size)[group]
+            if not members.any():
+                continue
+            if not members.all() or (mine != mine[0]).any():
+                raise ConfigError(
+                    f"prompt_indices must start all {self._group_size} environments of group {group} at the same "
+                    f"prompt, got {mine[members].tolist()} for {int(members.sum())} of them."
+                )
+            chosen[group] = int(mine[0])
+        for group, index in chosen.items():
+            self._orders[group].insert(index)
 
     def next(self, row: int) -> tuple[int, int]:
         """The number of the environment's next episode and the index of its prompt."""

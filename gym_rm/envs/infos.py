@@ -6,7 +6,6 @@ zero (None in arrays of objects), and a value that no row has is absent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,8 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_rm.errors import ConfigError
 from gym_rm.reports.metrics import RewardMetrics, reward_metrics
-from gym_rm.types import Scores
+from gym_rm.scores import Scores
 
 Infos: TypeAlias = dict[str, Any]
 Mask: TypeAlias = NDArray[np.bool_]
@@ -49,87 +49,77 @@ def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
     return found
 
 
+RESERVED = frozenset(
+    {"prompt_id", "answer", "group_id", "score_ok", "num_tokens", "truncated_tokens", "components", "metrics"}
+    | {"final_obs", "final_info", "episode"}
+)
+"""Names that the environment and Gymnasium's wrappers give to infos of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepScores:
-    """What one step paid, one entry per environment.
+    """The scores of one step, one entry per environment.
 
     Attributes:
+        scores: `[N]`; rows outside of `scored` hold nothing.
         scored: bool `[N]`, the rows whose conversation was given to the scorer.
-        ok: bool `[N]`, those of them that got a score.
         rewards: float64 `[N]`, finite: the score, the fallback where there is none, 0.0 where nothing was scored.
-        num_tokens: int64 `[N]`.
-        truncated_tokens: int64 `[N]`.
-        heads: float64 `[N]` each.
     """
 
+    scores: Scores
     scored: Mask
-    ok: Mask
     rewards: NDArray[np.float64]
-    num_tokens: NDArray[np.int64]
-    truncated_tokens: NDArray[np.int64]
-    heads: Mapping[str, NDArray[np.float64]]
 
     @classmethod
-    def empty(cls, num_envs: int) -> StepScores:
-        """A step in which nothing was scored."""
-        scored, ok = np.zeros((2, num_envs), dtype=np.bool_)
-        num_tokens, truncated_tokens = np.zeros((2, num_envs), dtype=np.int64)
-        return cls(scored, ok, np.zeros(num_envs), num_tokens, truncated_tokens, {})
+    def of(cls, scores: Scores, rows: Sequence[int], num_envs: int, fallback_reward: float | None) -> StepScores:
+        """From the scores of the environments `rows`.
 
-    @classmethod
-    def from_scores(cls, scores: Scores, rows: Sequence[int], fallback: float | None) -> StepScores:
-        """From the scores of all environments (`spread_scores`), of which `rows` were asked for."""
-        scored = np.zeros(len(scores), dtype=np.bool_)
-        scored[rows] = True
-        ok = scored & np.isfinite(scores.rewards)
-        assert fallback is not None or bool(ok[rows].all())
-        rewards = np.where(ok, scores.rewards, np.where(scored, fallback or 0.0, 0.0)).astype(np.float64)
-        heads = {name: np.asarray(values, dtype=np.float64) for name, values in scores.heads.items()}
-        return cls(scored, ok, rewards, scores.num_tokens, scores.truncated_tokens, heads)
+        Raises:
+            ConfigError: an info of the scorer under a name that the environment uses itself.
+            ScoringError: rows without a score, named by environment, where there is no fallback.
+        """
+        if clash := sorted(RESERVED & scores.infos.keys()):
+            raise ConfigError(f"the scorer's info {clash[0]!r} is also an info of the environment; rename it.")
+        spread = scores.scatter(rows, num_envs)
+        if fallback_reward is None:
+            spread.raise_for_errors()
+        scored = np.zeros(num_envs, dtype=np.bool_)
+        scored[list(rows)] = True
+        ok = scored & np.isfinite(spread.rewards)
+        rewards = np.where(ok, spread.rewards.astype(np.float64), np.where(scored, fallback_reward or 0.0, 0.0))
+        return cls(spread, scored, rewards)
+
+    @property
+    def ok(self) -> Mask:
+        """Bool `[N]`, the rows that got a score."""
+        return self.scored & np.isfinite(self.scores.rewards)
 
     def metrics(self) -> RewardMetrics:
         """Statistics over the rows that were scored."""
+        scores = self.scores
         return reward_metrics(
             np.where(self.ok, self.rewards, np.nan)[self.scored],
-            num_tokens=self.num_tokens[self.scored],
-            truncated_tokens=self.truncated_tokens[self.scored],
-            heads={name: values[self.scored] for name, values in self.heads.items()},
+            num_tokens=scores.num_tokens[self.scored],
+            truncated_tokens=scores.truncated_tokens[self.scored],
+            components={name: values[self.scored] for name, values in scores.components.items()},
         )
 
     def add_to(self, infos: Infos, rows: Mask) -> None:
         """Add the values of those `rows` that were scored."""
         scored = self.scored & rows
         add_values(infos, "score_ok", self.ok, scored)
-        add_values(infos, "num_tokens", self.num_tokens, scored)
-        add_values(infos, "truncated_tokens", self.truncated_tokens, scored)
-        heads: Infos = {}
-        for name, values in self.heads.items():
-            add_values(heads, name, values, scored & self.ok & np.isfinite(values))
-        add_group(infos, "heads", heads)
+        add_values(infos, "num_tokens", self.scores.num_tokens, scored)
+        add_values(infos, "truncated_tokens", self.scores.truncated_tokens, scored)
+        components: Infos = {}
+        for name, values in self.scores.components.items():
+            add_values(components, name, values.astype(np.float64), scored & self.ok & np.isfinite(values))
+        add_group(infos, "components", components)
+        for name, values in self.scores.infos.items():
+            add_values(infos, name, _column(values), scored)
 
 
-def spread_scores(scores: Scores, rows: Sequence[int], num_envs: int) -> Scores:
-    """The scores of the conversations of `rows` as scores of all N environments.
-
-    A reward that is not finite becomes an error; rows that were not asked for hold NaN and no error.
-    """
-
-    def spread(values: NDArray[Any], rest: float) -> NDArray[Any]:
-        column = np.full(num_envs, rest, dtype=values.dtype)
-        column[rows] = values
-        return column
-
-    errors: list[str | None] = [None] * num_envs
-    for row, reward, error in zip(rows, scores.rewards.tolist(), scores.errors, strict=True):
-        errors[row] = error if error is not None or math.isfinite(reward) else f"the reward is {reward}"
-    rewards = spread(scores.rewards, np.nan)
-    rewards[[error is not None for error in errors]] = np.nan
-    return Scores(
-        rewards=rewards,
-        heads={name: spread(np.asarray(values, dtype=np.float64), np.nan) for name, values in scores.heads.items()},
-        num_tokens=spread(scores.num_tokens, 0),
-        truncated_tokens=spread(scores.truncated_tokens, 0),
-        errors=tuple(errors),
-        provenance=scores.provenance,
-        workload=scores.workload,
-    )
+def _column(values: Any) -> NDArray[Any]:
+    """An array of float64, int64, bool or objects, as `SyncVectorEnv` would collect the values of single rows."""
+    array = np.asarray(values)
+    kind = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}.get(array.dtype.kind, object)
+    return array.astype(kind)

@@ -19,12 +19,12 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from gym_rm.checks import at_least_one, load_function
-from gym_rm.envs.vector import RewardVectorEnv
-from gym_rm.errors import ActionError, ConfigError, RenderError
-from gym_rm.envs.infos import Infos, Mask
+from gym_rm.checks import integer, load_function
 from gym_rm.engine.text.renderer import Renderer
+from gym_rm.envs.infos import Infos, Mask
 from gym_rm.envs.single import SingleEnv
+from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.errors import ActionError, ConfigError, ConversationError
 from gym_rm.types import Conversation
 
 Windows: TypeAlias = NDArray[np.int64]
@@ -57,7 +57,7 @@ class TokenWindow:
 
     def __init__(self, tokenizer: Any = None, length: int = WINDOW) -> None:
         self.tokenizer = _load_tokenizer(tokenizer)
-        self.length = at_least_one("window", length)
+        self.length = integer("window", length, minimum=1)
         self.space = MultiDiscrete([len(self.tokenizer)] * self.length + [2] * self.length)
         self._renderer = Renderer(self.tokenizer)
         self._known: dict[tuple[tuple[str, str], ...], Windows] = {}  # prompts come back every epoch
@@ -66,7 +66,7 @@ class TokenWindow:
         """The window `[2L]`; it ends with what begins the assistant's turn, unless the assistant has just spoken.
 
         Raises:
-            RenderError: the chat template refuses the conversation.
+            ConversationError: the chat template refuses the conversation.
         """
         key = tuple((message["role"], message["content"]) for message in conversation)
         if key not in self._known:
@@ -90,7 +90,7 @@ class TokenWindow:
         over = conversation[-1]["role"] == "assistant" if conversation else False
         whole: Conversation = conversation if over else [*conversation, {"role": "assistant", "content": ""}]
         (rendered,) = self._renderer.encode([whole])
-        if isinstance(rendered, RenderError):
+        if isinstance(rendered, ConversationError):
             raise rendered
         return rendered.input_ids if over else rendered.input_ids[: self._renderer.prompt_length(whole, rendered)]
 
@@ -243,7 +243,7 @@ class TokenLevel(NumericView):
         prefill: str = "",
     ) -> None:
         shown = TokenWindow(tokenizer, window)
-        self.max_new_tokens = at_least_one("max_new_tokens", max_new_tokens)
+        self.max_new_tokens = integer("max_new_tokens", max_new_tokens, minimum=1)
         if not isinstance(prefill, str):
             raise ConfigError(f"prefill: expected a text, got {prefill!r:.100}.")
         encoded = shown.tokenizer(prefill, add_special_tokens=False, split_special_tokens=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import gymnasium as gym
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from gym_rm.envs.infos import Infos, infos_of_row
+from gym_rm.envs.transcripts import RENDERING
+from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.errors import ConfigError
 from gym_rm.reports.metrics import RewardMetrics
-
-RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
-"""Metadata of our environments. Gymnasium wants a rate; nothing here moves by itself."""
+from gym_rm.types import Message
 
 Observation = TypeVar("Observation")
 Action = TypeVar("Action")
@@ -67,3 +68,38 @@ class SingleEnv(gym.Env[Observation, Action]):
     def _first(self, observations: Any) -> Observation:
         first: Observation = next(iter(iterate(self._envs.observation_space, observations)))
         return first
+
+
+class RewardEnv(SingleEnv[list[Message], str]):
+    """One conversation: `RewardVectorEnv` for libraries and tools that take a single environment.
+
+    `check_env`, `SyncVectorEnv` and `AsyncVectorEnv` use it. To score many conversations together, use the vector
+    environment.
+
+    Args:
+        **settings: the fields of `EnvSettings`, except for `group_size` and `autoreset_mode`.
+
+    Raises:
+        ConfigError: an unknown or invalid setting, or one that only a vector environment has.
+
+    Example:
+        >>> import gymnasium as gym, gym_rm
+        >>> env = gym.make("RewardModel-v0", reward_model=lambda conversations: [1.0] * len(conversations))
+        >>> observation, info = env.reset(seed=0)
+        >>> observation, reward, terminated, truncated, info = env.step("four")
+        >>> reward, terminated
+        (1.0, True)
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        if settings.get("group_size", 1) != 1:
+            raise ConfigError(
+                f"a group needs neighbours, got group_size={settings['group_size']} for a single environment; "
+                "use gym.make_vec(..., num_envs=..., group_size=...) without a vectorization_mode."
+            )
+        for name in ("num_envs", "autoreset_mode"):
+            if name in settings:
+                raise ConfigError(
+                    f"{name}={settings[name]!r} is a setting of vector environments; use gym.make_vec instead."
+                )
+        super().__init__(RewardVectorEnv(1, **settings, autoreset_mode=AutoresetMode.DISABLED))

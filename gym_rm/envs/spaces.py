@@ -20,7 +20,7 @@ from gymnasium.vector.utils.shared_memory import create_shared_memory
 from gymnasium.wrappers.utils import create_zero_array
 from numpy.typing import NDArray
 
-from gym_rm.types import Conversation, Message
+from gym_rm.types import Conversation, Message, copy_conversation
 
 MAX_LENGTH = 2**20
 """Characters that a text may hold unless a space says otherwise: about 250,000 tokens."""
@@ -180,11 +180,6 @@ class ConversationSpace(spaces.Sequence):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ConversationSpace) and self.content_space == other.content_space
-
-
-def copy_conversation(conversation: Conversation) -> list[Message]:
-    """A new list of new messages."""
-    return [message.copy() for message in conversation]
 
 
 def _batch(space: UnicodeText | ConversationSpace, n: int = 1) -> spaces.Tuple[Any]:

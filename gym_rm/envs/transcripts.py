@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gym_rm.types import Conversation
+
+RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
+"""Metadata of our environments. Gymnasium asks for a frame rate; conversations have none."""
 
 # What a terminal would obey instead of show: a reply must not be able to move the cursor or recolour the screen.
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]

@@ -1,14 +1,13 @@
 """`RewardModel-v0`: conversations are the observations, replies the actions, scores the rewards.
 
-A step is one walk: check the replies, work out the turn that each would be, score the conversations in one call,
-and only then change anything. Whatever is raised on the way leaves the environment as it was.
+A step checks the replies, scores the conversations in one call, asks the user for the next turns in one call, and only
+then changes anything. An exception on the way leaves the environment as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
-from weakref import WeakValueDictionary
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
@@ -17,17 +16,20 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from gym_rm.checks import at_least_one, finite_or_none, load_function, one_of, parse_autoreset_mode, seed_of_each
-from gym_rm.data.prompts import Source, load_prompts
-from gym_rm.envs.episodes import DialogueRules, Episode, PromptOrders, Responder, Turn
-from gym_rm.errors import ActionError, ConfigError, RenderModeError, ScoringError, logger, warn_once
-from gym_rm.envs.infos import Infos, Mask, StepScores, add_group, add_values, spread_scores
+from gym_rm.checks import integer
+from gym_rm.config import parse_settings
+from gym_rm.data.prompts import load_prompts
+from gym_rm.envs.episodes import Episode, PromptOrders, seed_of_each
+from gym_rm.envs.infos import Infos, Mask, StepScores, add_group, add_values
+from gym_rm.envs.responders import Turn, UserSimulator
+from gym_rm.envs.settings import EnvSettings
+from gym_rm.envs.spaces import ConversationSpace, UnicodeText
+from gym_rm.envs.transcripts import RENDERING, print_transcripts, transcript
+from gym_rm.errors import ActionError, ConfigError, RenderModeError, ScoringError, logger, nearest, warn_once
 from gym_rm.reports.metrics import RewardMetrics, RunningMetrics
-from gym_rm.scorer import Scorer, ScorerLike, load_scorer
-from gym_rm.envs.single import RENDERING, SingleEnv
-from gym_rm.envs.spaces import MAX_LENGTH, ConversationSpace, UnicodeText, copy_conversation
-from gym_rm.envs.transcripts import print_transcripts, transcript
-from gym_rm.types import Message
+from gym_rm.scorer import acquire_scorer, release_scorer, try_score
+from gym_rm.scores import Scores
+from gym_rm.types import Message, copy_conversation
 
 Observations: TypeAlias = tuple[list[Message], ...]
 Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
@@ -39,33 +41,18 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     Observations are a tuple of N conversations (lists of `{"role", "content"}`), actions N strings, rewards
     float64 `[N]` and always finite. `infos` hold arrays `[N]` with masks, laid out as `SyncVectorEnv` does:
 
-    - `prompt_id`; `answer` where the prompt has one; with `group_size > 1` `group_id` (int64), the same for siblings
-      that answer the same prompt and for no others;
-    - for rows that were scored: `score_ok` (bool), `num_tokens`, `truncated_tokens` (int64) and `heads`, the parts
-      of the reward (float64); for rows that took a turn `metrics`, the `count`, `mean`, `std`, `min` and `max` of the
-      episode's rewards so far.
+    - `prompt_id`; `answer` where the prompt has one; with `group_size > 1` `group_id` (int64), equal for siblings that
+      answer the same prompt and for no others;
+    - for rows that were scored: `score_ok` (bool), `num_tokens`, `truncated_tokens` (int64), `components` (float64)
+      and the scorer's own infos; for rows that took a turn `metrics`, the `count`, `mean`, `std`, `min` and `max` of
+      the episode's rewards so far.
 
     Args:
         num_envs: N.
-        reward_model: what `load_scorer` takes: None for the embedded reward model, a folder, a hub id, a dict,
-            a `Scorer`, a function.
-        reward_model_kwargs: options for `load_scorer` (`dtype`, `device`, ...).
-        prompts: what `load_prompts` takes: None for the embedded prompts, a file, a data set name, a list.
-            Each environment draws them without replacement, in an order of its own for every epoch.
-        group_size: so many neighbours answer the same prompts.
-        max_turns: replies after which an episode is truncated if the user would go on; None for no limit.
-        respond: what the user says to a conversation, None to end it: a function or its name `"module:function"`,
-            in place of the prompt's `user_turns`. It is called before the scoring, and again if that fails.
-        max_reply_length: characters above which a reply truncates its episode; it is scored whole all the same.
-        reward_on: score every reply (`"turn"`) or only the one that ends the episode (`"end"`).
-        fallback_reward: reward of a conversation that could not be scored, with `score_ok` False. None raises the
-            `ScoringError` instead, and the step can be tried again.
-        autoreset_mode: `"SameStep"`, `"NextStep"` or `"Disabled"`, or the enum.
-        max_text_length: characters that a message may hold, a bound of the spaces; a longer reply is an error.
-        render_mode: `"human"` prints the conversations after every reset and step, `"ansi"` has `render()` return them.
+        **settings: the fields of `EnvSettings`: `reward_model`, `prompts`, `group_size`, `max_turns`, `respond`, ...
 
     Raises:
-        ConfigError: a setting that cannot be.
+        ConfigError: an unknown or invalid setting.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -80,60 +67,45 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     metadata = RENDERING
     single_observation_space: ConversationSpace
     single_action_space: UnicodeText
-    _owns_scorer = False  # some versions of Gymnasium also close what failed to be made
+    _owns_scorer = False  # some versions of Gymnasium also close an environment whose constructor raised
 
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        reward_model: ScorerLike = None,
-        reward_model_kwargs: Mapping[str, Any] | None = None,
-        prompts: Source = None,
-        group_size: int = 1,
-        max_turns: int | None = None,
-        respond: Responder | str | None = None,
-        max_reply_length: int | None = None,
-        reward_on: Literal["turn", "end"] = "turn",
-        fallback_reward: float | None = None,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.SAME_STEP,
-        max_text_length: int = MAX_LENGTH,
-        render_mode: str | None = None,
-    ) -> None:
-        self.num_envs = at_least_one("num_envs", num_envs)
-        self.group_size = at_least_one("group_size", group_size)
-        if num_envs % group_size:
+    def __init__(self, num_envs: int = 1, **settings: Any) -> None:
+        self.num_envs = integer("num_envs", num_envs, minimum=1)
+        self.settings = parse_settings(EnvSettings, settings)
+        self.group_size = self.settings.group_size
+        if num_envs % self.group_size:
             raise ConfigError(
                 "num_envs must be a multiple of group_size, so that every group is whole; "
-                f"got num_envs={num_envs} and group_size={group_size}."
+                f"got num_envs={num_envs} and group_size={self.group_size}."
             )
-        self.reward_on = one_of("reward_on", reward_on, ("turn", "end"))
-        if render_mode not in (None, *RENDERING["render_modes"]):
+        self.render_mode = self.settings.render_mode
+        if self.render_mode not in (None, *RENDERING["render_modes"]):
             known = [None, *RENDERING["render_modes"]]
-            raise RenderModeError(f"render_mode must be one of {known}, got {render_mode!r}.")
-        self.render_mode = render_mode
-        self.fallback_reward = finite_or_none("fallback_reward", fallback_reward)
-        self.autoreset_mode = parse_autoreset_mode(autoreset_mode)
+            raise RenderModeError(f"render_mode must be one of {known}, got {self.render_mode!r}.")
+        self.autoreset_mode = self.settings.autoreset_mode
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        self._rules = DialogueRules(
-            None if max_turns is None else at_least_one("max_turns", max_turns),
-            None if max_reply_length is None else at_least_one("max_reply_length", max_reply_length),
-            None if respond is None else load_function("respond", respond),
-        )
 
-        self.single_observation_space = ConversationSpace(at_least_one("max_text_length", max_text_length))
-        self.single_action_space = UnicodeText(max_text_length)
+        self.single_observation_space = ConversationSpace(self.settings.max_text_length)
+        self.single_action_space = UnicodeText(self.settings.max_text_length)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
-        self.prompts = load_prompts(prompts)
+        self.prompts = load_prompts(self.settings.prompts)
         self._check_prompts()
-        self.scorer = _load_scorer(reward_model, reward_model_kwargs or {})
-        self._owns_scorer = reward_model is not None and self.scorer is not reward_model
+        self.scorer = acquire_scorer(self.settings.reward_model, self.settings.reward_model_kwargs)
+        self._owns_scorer = self.scorer is not self.settings.reward_model
+        respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
+        self._user = UserSimulator(
+            respond,
+            max_turns=self.settings.max_turns,
+            max_reply_length=self.settings.max_reply_length,
+            text_space=self.single_observation_space.content_space,
+        )
 
         self._orders = PromptOrders(len(self.prompts), self.num_envs, self.group_size)
         self._episodes: list[Episode] = []
         self._over = np.zeros(self.num_envs, dtype=np.bool_)
-        self._scores = StepScores.empty(self.num_envs)
+        self._scores = StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
         self._running = RunningMetrics(self.num_envs)
         self._transcripts = [""] * self.num_envs
 
@@ -146,17 +118,22 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
         Args:
             seed: an int (environment i gets `seed + i`), a list with a seed or None for each environment, or None to
-                go on with the order of prompts. A group has the seed of its first environment.
-            options: only `reset_mask`, as Gymnasium has it.
+                continue the order of prompts. A group has the seed of its first environment.
+            options: `reset_mask`, as Gymnasium defines it; `prompt_indices`, integers `[N]`: row i starts at
+                `envs.prompts[prompt_indices[i]]`. The order of prompts is not affected and continues afterwards.
 
         Raises:
-            ConfigError: an unknown option, or a seed for a part of a group.
+            ConfigError: an unknown or invalid option, or a seed or prompt for a part of a group.
             ResetNeeded: a mask before the first whole reset.
         """
         self._require_open()
+        options = options or {}
         rows = self._rows_to_reset(options)
+        indices = self._prompt_indices(options)
         self._orders.seed(seed_of_each(seed, self.num_envs), rows)
         self._orders.align(rows)
+        if indices is not None:
+            self._orders.insert(indices, rows)
         self._restart(rows)
         self._over[rows] = False
         self._transcribe(rows)
@@ -168,34 +145,45 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     def step(self, actions: Sequence[str]) -> Step:
         """Append N replies to N conversations and score them in one call.
 
-        In `NEXT_STEP` the rows that ended in the last step start anew: their reply is ignored, their reward is 0.0.
+        In `NEXT_STEP` the rows that ended in the last step start a new episode: their reply is ignored, their reward
+        is 0.0.
 
         Raises:
-            ActionError: a reply that is no text, or a wrong number of them; names the row.
+            ActionError: a reply that is not a valid text, or a wrong number of replies; names the row.
             ScoringError: rows without a score, where there is no `fallback_reward`; names the rows.
-            ResetNeeded: before the first reset, or a row that is over in `DISABLED`.
+            ResetNeeded: before the first reset, or for a row whose episode is over in `DISABLED`.
         """
         return self.step_rows(actions, np.ones(self.num_envs, dtype=np.bool_))
 
     def step_rows(self, actions: Sequence[str], rows: Mask) -> Step:
         """`step` for the rows of a mask (bool `[N]`) alone, still with one call of the scorer.
 
-        The other rows wait: their entry of `actions` is ignored, their reward is 0.0 and `infos` hold nothing
-        for them. For whoever composes replies at different speeds, token by token for example.
+        The other rows wait: their entry of `actions` is ignored, their reward is 0.0 and `infos` hold nothing for
+        them. For callers that compose replies at different speeds, token by token for example.
         """
         self._require_episodes(rows)
         starting, playing = rows & self._over, rows & ~self._over
         indices = np.flatnonzero(playing).tolist()
-        turns = self._turns(indices, self._replies(indices, actions))
-        scores = self._score(indices, turns)
+        replies = self._check_replies(indices, actions)
+        said = [self._episodes[row].with_reply(reply) for row, reply in zip(indices, replies, strict=True)]
+        if self.settings.reward_on == "turn":
+            scores = self._score(indices, said)
+            turns = self._next_turns(indices, said, scores)
+        else:
+            turns = self._next_turns(indices, said, None)
+            last = [(row, messages) for row, messages, turn in zip(indices, said, turns, strict=True) if turn.ended]
+            scores = self._score([row for row, _ in last], [messages for _, messages in last])
 
         # Nothing has changed up to here: after an error or an interrupt, the same step can be tried again.
         terminations, truncations = np.zeros((2, self.num_envs), dtype=np.bool_)
         terminations[indices] = [turn.terminated for turn in turns]
         truncations[indices] = [turn.truncated for turn in turns]
         done = terminations | truncations
-        for row, turn in zip(indices, turns, strict=True):
-            self._rules.commit(self._episodes[row], turn)
+        for row, messages, turn in zip(indices, said, turns, strict=True):
+            # New lists and messages: the scorer and the responder had copies, but callers may keep what they get.
+            user: list[Message] = [] if turn.user is None else [{"role": "user", "content": turn.user}]
+            self._episodes[row].messages = [*messages, *user]
+            self._episodes[row].num_replies += 1
         self._scores = scores
         self._running.add(scores.rewards, scores.ok)
         infos: Infos = {}
@@ -222,9 +210,10 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         return tuple(self._transcripts) if self.render_mode == "ansi" else None
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the scorer, if the environment made it and it can be closed."""
-        if self._owns_scorer and callable(close := getattr(self.scorer, "close", None)):
-            close()
+        """Release the scorer, if the environment loaded it, and the user simulator."""
+        if self._owns_scorer:
+            release_scorer(self.scorer)
+            self._user.close()
 
     @property
     def metrics(self) -> RewardMetrics:
@@ -258,11 +247,12 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                 "disabled; call reset(options={'reset_mask': terminations | truncations}) first."
             )
 
-    def _rows_to_reset(self, options: Mapping[str, Any] | None) -> Mask:
-        unknown = sorted(set(options or {}) - {"reset_mask"})
+    def _rows_to_reset(self, options: Mapping[str, Any]) -> Mask:
+        known = ("reset_mask", "prompt_indices")
+        unknown = sorted(set(options) - set(known))
         if unknown:
-            raise ConfigError(f"unknown reset options {unknown}; known: 'reset_mask'.")
-        if not options:
+            raise ConfigError(f"unknown reset options {unknown}; known: {known}.{nearest(unknown[0], known)}")
+        if "reset_mask" not in options:
             return np.ones(self.num_envs, dtype=np.bool_)
         mask = options["reset_mask"]
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
@@ -276,6 +266,18 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             raise ResetNeeded("the first reset starts every environment; call it without a reset_mask.")
         return mask
 
+    def _prompt_indices(self, options: Mapping[str, Any]) -> NDArray[np.int64] | None:
+        """The prompts to start from, int64 `[N]`."""
+        if options.get("prompt_indices") is None:
+            return None
+        indices = np.asarray(options["prompt_indices"])
+        if indices.shape != (self.num_envs,) or indices.dtype.kind not in "iu":
+            raise ConfigError(
+                f"options['prompt_indices'] must be {self.num_envs} integers, one for each environment, got "
+                f"{options['prompt_indices']!r:.100}."
+            )
+        return indices.astype(np.int64)
+
     def _check_prompts(self) -> None:
         conversation, text = self.single_observation_space, self.single_observation_space.content_space
         for prompt in self.prompts:
@@ -286,7 +288,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                     f"{prompt.messages!r:.200} and user_turns {prompt.user_turns!r:.200}."
                 )
 
-    def _replies(self, rows: list[int], actions: Sequence[str]) -> list[str]:
+    def _check_replies(self, rows: list[int], actions: Sequence[str]) -> list[str]:
         if isinstance(actions, str | bytes) or not isinstance(actions, Sequence | np.ndarray):
             raise ActionError(f"expected {self.num_envs} replies in a list, tuple or array, got {actions!r:.100}.")
         shape = actions.shape if isinstance(actions, np.ndarray) else (len(actions),)
@@ -297,39 +299,23 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                 raise ActionError(f"environment {row}: {self.single_action_space.fault(actions[row])}.")
         return [str(actions[row]) for row in rows]
 
-    def _turns(self, rows: list[int], replies: list[str]) -> list[Turn]:
-        turns = [self._rules.turn(self._episodes[row], reply) for row, reply in zip(rows, replies, strict=True)]
-        if self._rules.respond is not None:
-            space = self.single_observation_space.content_space
-            for row, turn in zip(rows, turns, strict=True):
-                if turn.user is not None and turn.user not in space:
-                    raise ConfigError(f"environment {row}, what respond returned: {space.fault(turn.user)}.")
-        return turns
-
-    def _score(self, rows: list[int], turns: list[Turn]) -> StepScores:
-        asked = [row for row, turn in zip(rows, turns, strict=True) if turn.ended or self.reward_on == "turn"]
-        if not asked:
-            return StepScores.empty(self.num_envs)
-        error = None
-        try:
-            # Copies: a scorer that edits messages must not change what was said.
-            said = [copy_conversation(turn.messages) for turn in turns if turn.ended or self.reward_on == "turn"]
-            scores = self.scorer.score(said)
-        except ScoringError as raised:
-            scores, error = raised.scores, raised
-        if len(scores) != len(asked):
-            raise ConfigError(
-                f"{type(self.scorer).__name__}.score returned {len(scores)} scores for {len(asked)} conversations; "
-                "a scorer returns one for each, in order."
-            )
-        scores = spread_scores(scores, asked, self.num_envs)
-        if scores.failed_rows:
-            failure = ScoringError(scores)
-            if self.fallback_reward is None:
-                raise failure from error
+    def _score(self, rows: list[int], said: list[list[Message]]) -> StepScores:
+        """Scores of the conversations of some rows, in one call."""
+        if not rows:
+            return StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
+        # Copies: a scorer that edits messages must not change the episode.
+        conversations = [copy_conversation(conversation) for conversation in said]
+        scores = try_score(self.scorer, conversations, [self._episodes[row].prompt for row in rows])
+        if scores.failed_rows and self.settings.fallback_reward is not None:
             warn_once("some conversations could not be scored and got the fallback_reward; their score_ok is False.")
-            logger.info("fallback_reward=%s: %s", self.fallback_reward, failure)
-        return StepScores.from_scores(scores, asked, self.fallback_reward)
+            failure = ScoringError(scores.scatter(rows, self.num_envs))
+            logger.info("fallback_reward=%s: %s", self.settings.fallback_reward, failure)
+        return StepScores.of(scores, rows, self.num_envs, self.settings.fallback_reward)
+
+    def _next_turns(self, rows: list[int], said: list[list[Message]], scores: StepScores | None) -> list[Turn]:
+        """What follows the reply of each of these rows."""
+        episodes = [self._episodes[row] for row in rows]
+        return self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores.take(rows))
 
     # --- what changes ------------------------------------------------------------------------------------------
 
@@ -395,73 +381,3 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             self._add_scores(final, done)
             infos["final_obs"], infos["_final_obs"] = observations, done.copy()
             infos["final_info"], infos["_final_info"] = final, done.copy()
-
-
-_embedded: WeakValueDictionary[str, Scorer] = WeakValueDictionary()
-
-
-def _load_scorer(reward_model: ScorerLike, options: Mapping[str, Any]) -> Scorer:
-    """`load_scorer`, but the embedded reward model is loaded once for all environments that use it at a time.
-
-    `SyncVectorEnv` makes one environment a row. A folder is loaded anew for each: it may have changed in between.
-    """
-    if reward_model is not None:
-        return load_scorer(reward_model, **options)
-    key = repr(sorted(options.items()))
-    scorer = _embedded.get(key)
-    if scorer is None:
-        scorer = _embedded[key] = load_scorer(None, **options)
-    return scorer
-
-
-class RewardEnv(SingleEnv[list[Message], str]):
-    """One conversation: the single-environment face of `RewardVectorEnv`, which its arguments are described at.
-
-    What only takes one environment uses it (`check_env`, `SyncVectorEnv`, `AsyncVectorEnv`); to score many
-    conversations together, use the vector environment.
-
-    Example:
-        >>> import gymnasium as gym, gym_rm
-        >>> env = gym.make("RewardModel-v0", reward_model=lambda conversations: [1.0] * len(conversations))
-        >>> observation, info = env.reset(seed=0)
-        >>> observation, reward, terminated, truncated, info = env.step("four")
-        >>> reward, terminated
-        (1.0, True)
-    """
-
-    def __init__(
-        self,
-        *,
-        reward_model: ScorerLike = None,
-        reward_model_kwargs: Mapping[str, Any] | None = None,
-        prompts: Source = None,
-        group_size: int = 1,
-        max_turns: int | None = None,
-        respond: Responder | str | None = None,
-        max_reply_length: int | None = None,
-        reward_on: Literal["turn", "end"] = "turn",
-        fallback_reward: float | None = None,
-        max_text_length: int = MAX_LENGTH,
-        render_mode: str | None = None,
-    ) -> None:
-        if group_size != 1:
-            raise ConfigError(
-                f"a group needs neighbours, got group_size={group_size} for a single environment; "
-                "use gym.make_vec(..., num_envs=..., group_size=...) without a vectorization_mode."
-            )
-        super().__init__(
-            RewardVectorEnv(
-                num_envs=1,
-                reward_model=reward_model,
-                reward_model_kwargs=reward_model_kwargs,
-                prompts=prompts,
-                max_turns=max_turns,
-                respond=respond,
-                max_reply_length=max_reply_length,
-                reward_on=reward_on,
-                fallback_reward=fallback_reward,
-                autoreset_mode=AutoresetMode.DISABLED,
-                max_text_length=max_text_length,
-                render_mode=render_mode,
-            )
-        )

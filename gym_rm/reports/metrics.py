@@ -24,7 +24,7 @@ class RewardMetrics:
         truncated: share of the conversations that lost tokens to fit.
         length_correlation: Pearson correlation of reward with token count: a reward model that pays for length
             shows here. None where either is constant.
-        heads: mean of each part of the reward.
+        components: mean of each component of the reward.
 
     Example:
         >>> metrics = reward_metrics([1.0, 3.0, float("nan")])
@@ -41,7 +41,7 @@ class RewardMetrics:
     num_tokens: float | None
     truncated: float | None
     length_correlation: float | None
-    heads: Mapping[str, float] = field(default_factory=dict)
+    components: Mapping[str, float] = field(default_factory=dict)
 
     def as_nemo_rl(self) -> dict[str, float]:
         """The names that NeMo RL's reward model environment logs; statistics that are undefined are left out.
@@ -68,7 +68,7 @@ def reward_metrics(
     *,
     num_tokens: ArrayLike | None = None,
     truncated_tokens: ArrayLike | None = None,
-    heads: Mapping[str, ArrayLike] | None = None,
+    components: Mapping[str, ArrayLike] | None = None,
 ) -> RewardMetrics:
     """Statistics of N rewards.
 
@@ -76,7 +76,7 @@ def reward_metrics(
         rewards: `[N]`; a value that is not finite counts as failed and enters no statistic.
         num_tokens: `[N]`, tokens of each conversation; all zeros means that nothing was counted.
         truncated_tokens: `[N]`, tokens of each that were cut.
-        heads: `[N]` each, parts of the reward.
+        components: `[N]` each.
 
     Raises:
         ValueError: arrays of different lengths.
@@ -92,7 +92,7 @@ def reward_metrics(
 
     kept, tokens, cut = values[scored], of_scored(num_tokens), of_scored(truncated_tokens)
     any_kept = kept.size > 0
-    parts = {name: of_scored(column) for name, column in (heads or {}).items()}
+    parts = {name: of_scored(column) for name, column in (components or {}).items()}
     return RewardMetrics(
         num_samples=int(kept.size),
         num_failed=int(values.size - kept.size),
@@ -103,7 +103,7 @@ def reward_metrics(
         num_tokens=float(tokens.mean()) if tokens.any() else None,
         truncated=float(np.mean(cut > 0)) if tokens.any() else None,
         length_correlation=correlation(kept, tokens),
-        heads={name: float(np.nanmean(part)) for name, part in parts.items() if np.isfinite(part).any()},
+        components={name: float(np.nanmean(part)) for name, part in parts.items() if np.isfinite(part).any()},
     )
 
 

@@ -17,7 +17,7 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 
-from gym_rm.data.prompts import read_rows
+from gym_rm.data.rows import read_rows
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation
 

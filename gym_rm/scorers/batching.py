@@ -1,13 +1,11 @@
 """Many callers with one conversation each, one scorer that is fast only on many: merge the calls.
 
 HTTP requests, environment threads and reward coroutines ask for single scores at the same time. One thread collects
-what is waiting, scores it in one call, and gives everyone their part.
+what is waiting, scores it in one call, and gives every caller its rows.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import queue
 import threading
 import time
@@ -17,15 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gym_rm.errors import ConfigError, ScoringError
-from gym_rm.scorer import Scorer, load_scorer
-from gym_rm.types import Conversation, Scores
+from gym_rm.scorer import Scorer, acquire_scorer, try_score
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt, Prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Conversations of one caller, and where the scores go."""
+    """Conversations of one caller with their prompts, and where the scores go."""
 
     conversations: Sequence[Conversation]
+    prompts: Prompts
     future: Future[Scores] = field(default_factory=Future)
 
 
@@ -38,8 +38,8 @@ class MicroBatchingScorer:
     Args:
         scorer: what scores; it is only ever called from one thread.
         max_batch_size: conversations after which a batch is closed; a request is never split.
-        max_wait: seconds that a first request waits for company. While a batch is being scored the next one
-            collects by itself, so this matters only when the scorer is idle.
+        max_wait: seconds that a first request waits for others. While a batch is being scored the next one fills up
+            by itself, so this matters only when the scorer is idle.
 
     Example:
         >>> import gym_rm
@@ -69,9 +69,13 @@ class MicroBatchingScorer:
         """Itself: `gym.make_vec` deep-copies its keywords, and a copy would merge nothing."""
         return self
 
-    def submit(self, conversations: Sequence[Conversation]) -> Future[Scores]:
+    def submit(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Future[Scores]:
         """Ask for scores without waiting; `asyncio.wrap_future` makes the result awaitable."""
-        request = Request(conversations)
+        if prompts is not None and len(prompts) != len(conversations):
+            raise ConfigError(
+                f"score got {len(prompts)} prompts for {len(conversations)} conversations; expected one for each."
+            )
+        request = Request(conversations, prompts)
         with self._lock:
             if self._closed:
                 raise RuntimeError("this MicroBatchingScorer is closed; make a new one.")
@@ -81,9 +85,9 @@ class MicroBatchingScorer:
             self._waiting.put(request)
         return request.future
 
-    def score(self, conversations: Sequence[Conversation]) -> Scores:
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations, together with whatever else is waiting; raises what the scorer raises for them."""
-        return self.submit(conversations).result()
+        return self.submit(conversations, prompts).result()
 
     def close(self) -> None:
         """Score what is waiting, then stop; can be repeated."""
@@ -99,7 +103,7 @@ class MicroBatchingScorer:
             self._answer(batch)
 
     def _collect(self) -> list[Request]:
-        """The next requests to score together; empty when the end was reached."""
+        """The next requests to score together; empty once the scorer is closed."""
         request = self._waiting.get()
         batch: list[Request] = []
         size = 0
@@ -118,12 +122,11 @@ class MicroBatchingScorer:
         return batch
 
     def _answer(self, batch: list[Request]) -> None:
-        conversations = [conversation for request in batch for conversation in request.conversations]
         try:
-            scores = self._score(conversations)
-        except Exception as error:
+            scores = self._score(batch)
+        except Exception as error:  # raised again in the call that it belongs to
             if len(batch) > 1:
-                for request in batch:  # whose fault it was
+                for request in batch:
                     self._answer([request])
             else:
                 batch[0].future.set_exception(error)
@@ -131,45 +134,44 @@ class MicroBatchingScorer:
         stop = 0
         for request in batch:
             start, stop = stop, stop + len(request.conversations)
-            part = select_rows(scores, range(start, stop))
-            if part.failed_rows:
-                request.future.set_exception(ScoringError(part))
+            rows = scores[start:stop]
+            if rows.failed_rows:
+                request.future.set_exception(ScoringError(rows))
             else:
-                request.future.set_result(part)
+                request.future.set_result(rows)
 
-    def _score(self, conversations: list[Conversation]) -> Scores:
+    def _score(self, batch: list[Request]) -> Scores:
+        conversations = [conversation for request in batch for conversation in request.conversations]
         self.num_batches += 1
         self.num_conversations += len(conversations)
-        try:
-            scores = self.scorer.score(conversations)
-        except ScoringError as error:
-            scores = error.scores
-        if len(scores) != len(conversations):
-            raise ConfigError(
-                f"{type(self.scorer).__name__}.score returned {len(scores)} scores for {len(conversations)} "
-                "conversations; a scorer returns one for each, in order."
-            )
-        return scores
+        if all(request.prompts is None for request in batch):
+            return try_score(self.scorer, conversations)
+        prompts: list[Prompt | None] = []
+        for request in batch:
+            prompts += request.prompts if request.prompts is not None else [None] * len(request.conversations)
+        return try_score(self.scorer, conversations, prompts)
 
 
-def shared_scorer(reward_model: Any, options: Mapping[str, Any]) -> MicroBatchingScorer:
-    """One scorer a process for the same settings, for libraries that make many small objects of one configuration."""
-    if reward_model is None or isinstance(reward_model, str | Mapping):
-        return _loaded(json.dumps([_plain(reward_model), _plain(options)], sort_keys=True))
+_batching: dict[int, tuple[Any, MicroBatchingScorer]] = {}
+_batching_lock = threading.Lock()
+
+
+def shared_batching_scorer(reward_model: Any, options: Mapping[str, Any]) -> MicroBatchingScorer:
+    """One `MicroBatchingScorer` a process for the same settings, or for the same object.
+
+    For libraries that make many small objects of one configuration. It stays until the process ends.
+    """
     if isinstance(reward_model, MicroBatchingScorer):
         return reward_model
-    return _wrapped(reward_model)
-
-
-@functools.cache
-def _loaded(settings: str) -> MicroBatchingScorer:
-    reward_model, options = json.loads(settings)
-    return MicroBatchingScorer(load_scorer(reward_model, **options))
-
-
-@functools.cache
-def _wrapped(reward_model: Any) -> MicroBatchingScorer:
-    return MicroBatchingScorer(load_scorer(reward_model))
+    with _batching_lock:
+        shared = reward_model
+        if reward_model is None or isinstance(reward_model, str | Mapping):
+            shared = acquire_scorer(_plain(reward_model), _plain(options))
+        # What is shared is kept beside its batching scorer, so that its id is not given to another object.
+        if id(shared) not in _batching:
+            scorer = shared if shared is not reward_model else acquire_scorer(reward_model, options)
+            _batching[id(shared)] = (shared, MicroBatchingScorer(scorer))
+        return _batching[id(shared)][1]
 
 
 def _plain(value: Any) -> Any:
@@ -177,18 +179,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-def select_rows(scores: Scores, rows: Sequence[int]) -> Scores:
-    """The scores of some rows, in the order given; provenance and workload are those of the whole call."""
-    index = list(rows)
-    return Scores(
-        rewards=scores.rewards[index],
-        heads={name: values[index] for name, values in scores.heads.items()},
-        num_tokens=scores.num_tokens[index],
-        truncated_tokens=scores.truncated_tokens[index],
-        errors=tuple(scores.errors[row] for row in index),
-        turn_rewards=None if scores.turn_rewards is None else tuple(scores.turn_rewards[row] for row in index),
-        provenance=scores.provenance,
-        workload=scores.workload,
-    )

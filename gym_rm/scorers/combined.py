@@ -1,6 +1,6 @@
-"""Several scorers as one: a weighted sum of what they say, or an ensemble of the same opinion held several times.
+"""Several scorers as one: a weighted sum of what they give, or an ensemble of models of the same thing.
 
-A row counts only if every member scored it: a sum with a part missing is another reward.
+A row has a score only if every scorer gave it one: a sum with a component missing is another reward.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -18,26 +18,27 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.errors import ConfigError, ScoringError, nearest
-from gym_rm.scorer import Scorer, ScorerLike, load_scorer
-from gym_rm.types import Conversation, Provenance, Scores
+from gym_rm.checks import one_of
+from gym_rm.errors import ConfigError, nearest
+from gym_rm.scorer import Scorer, ScorerLike, load_scorer, try_score
+from gym_rm.scores import FloatArray, Provenance, Scores
+from gym_rm.types import Conversation, Prompts
 
-FloatArray: TypeAlias = NDArray[np.float32]
 EnsembleReduction: TypeAlias = Literal["mean", "min", "mean_minus_std"]
 ENSEMBLE_REDUCTIONS = ("mean", "min", "mean_minus_std")
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Mean and standard deviation of a part on a frozen set of conversations, which make parts comparable.
+    """Mean and standard deviation of a component on a fixed set of conversations, which make components comparable.
 
     Attributes:
-        mean, std: of the part; it enters a sum as `(value - mean) / std`.
+        mean, std: of the component; it enters a sum as `(value - mean) / std`.
         data_hash: first 16 hex digits of the SHA-256 of the conversations that it was fitted on, if it was.
         num_conversations: how many those were.
 
     Raises:
-        ConfigError: a standard deviation that nothing can be divided by.
+        ConfigError: a mean or std that is not finite, or a std of 0 or less.
     """
 
     mean: float
@@ -61,92 +62,105 @@ class Calibration:
 
 
 class CombinedScorer(abc.ABC):
-    """Named members, scored one after the other; subclasses make one reward of theirs.
+    """Named scorers, run one after the other; subclasses reduce their rewards to one.
+
+    Each scorer's rewards are the component under its name, its own components are `"name/component"`, its infos
+    `"name/info"`. An episode ends where any of them ends it.
 
     Args:
-        members: what `load_scorer` takes, by name; a sequence gets the names `member_0`, `member_1`, ...
+        scorers: what `load_scorer` takes, by name; a sequence gets the names `scorer_0`, `scorer_1`, ...
 
     Raises:
-        ConfigError: no members.
+        ConfigError: no scorers.
     """
 
-    def __init__(self, members: Mapping[str, ScorerLike] | Sequence[ScorerLike]) -> None:
-        if isinstance(members, str | bytes) or not isinstance(members, Mapping | Sequence):
+    def __init__(self, scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike]) -> None:
+        if isinstance(scorers, str | bytes) or not isinstance(scorers, Mapping | Sequence):
             raise ConfigError(
-                f"a {type(self).__name__} takes scorers by name, or a list of them; got {type(members).__name__} "
-                f"{members!r}."
+                f"a {type(self).__name__} takes scorers by name, or a list of them; got {type(scorers).__name__} "
+                f"{scorers!r}."
             )
-        named = members if isinstance(members, Mapping) else {f"member_{k}": one for k, one in enumerate(members)}
+        named = scorers if isinstance(scorers, Mapping) else {f"scorer_{k}": one for k, one in enumerate(scorers)}
         if not named:
             raise ConfigError(f"a {type(self).__name__} needs at least one scorer.")
-        self.members: dict[str, Scorer] = {name: load_scorer(member) for name, member in named.items()}
+        self.scorers: dict[str, Scorer] = {name: load_scorer(one) for name, one in named.items()}
+        self._loaded = [scorer for name, scorer in self.scorers.items() if scorer is not named[name]]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CombinedScorer:
         """Itself: `gym.make_vec` deep-copies its keywords, and models must not be loaded twice."""
         return self
 
-    def score(self, conversations: Sequence[Conversation]) -> Scores:
-        """Score N conversations with every member.
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations with every scorer.
 
         Raises:
-            ScoringError: some member has no score for some row; the other rows are in its `scores`.
+            ScoringError: some scorer has no score for some row; the other rows are in its `scores`.
         """
-        results = {name: attempt(member, conversations) for name, member in self.members.items()}
+        results = {name: try_score(scorer, conversations, prompts) for name, scorer in self.scorers.items()}
         errors: list[str | None] = [None] * len(conversations)
-        parts: dict[str, FloatArray] = {}
+        components: dict[str, FloatArray] = {}
         for name, scores in results.items():
-            mine = {name: scores.rewards, **{f"{name}/{head}": values for head, values in scores.heads.items()}}
-            if twice := sorted(parts.keys() & mine.keys()):
-                raise ConfigError(f"two scorers give the part {twice[0]!r}; rename one of {list(self.members)}.")
-            parts |= mine
+            mine = {name: scores.rewards, **{f"{name}/{key}": values for key, values in scores.components.items()}}
+            if twice := sorted(components.keys() & mine.keys()):
+                raise ConfigError(f"two scorers give the component {twice[0]!r}; rename one of {list(self.scorers)}.")
+            components |= mine
             for row in scores.failed_rows:
                 errors[row] = errors[row] or f"{name}: {scores.errors[row]}"
-        rewards = self._reduce(parts).astype(np.float32)
-        plain = Scores.from_rewards(rewards, heads=parts, errors=errors, provenance=self._provenance(results))
-        combined = dataclasses.replace(
-            plain,
+        ends = [scores.terminations for scores in results.values() if scores.terminations is not None]
+        combined = Scores.from_rewards(
+            self._reduce(components),
+            components=components,
+            errors=errors,
+            terminations=np.logical_or.reduce(ends) if ends else None,
+            infos={f"{name}/{key}": values for name, each in results.items() for key, values in each.infos.items()},
+            provenance=self._provenance(results),
+        )
+        return dataclasses.replace(
+            combined,
             num_tokens=np.max([scores.num_tokens for scores in results.values()], axis=0),
             truncated_tokens=np.max([scores.truncated_tokens for scores in results.values()], axis=0),
-        )
-        if combined.failed_rows:
-            raise ScoringError(combined)
-        return combined
+        ).raise_for_errors()
 
     def sleep(self) -> None:
-        """Let every member that can free its device."""
-        self._tell("sleep")
+        """Free the device memory of every scorer that can."""
+        self._call("sleep", self.scorers.values())
 
     def wake(self) -> None:
         """Undo `sleep`."""
-        self._tell("wake")
+        self._call("wake", self.scorers.values())
+
+    def close(self) -> None:
+        """Close the scorers that were loaded here."""
+        self._call("close", self._loaded)
 
     @property
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """How one reward is made of the members', for `Scores.provenance`."""
+        """How the scorers' rewards become one, for `Scores.provenance`."""
 
     @abc.abstractmethod
-    def _reduce(self, parts: Mapping[str, FloatArray]) -> NDArray[np.float64]:
-        """Rewards `[N]` from the members' and their parts, by name."""
+    def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
+        """Rewards `[N]` from the components, by name."""
 
     def _provenance(self, results: Mapping[str, Scores]) -> Provenance:
-        members = {
+        scorers = {
             name: None if scores.provenance is None else dataclasses.asdict(scores.provenance)
             for name, scores in results.items()
         }
-        return Provenance(type(self).__name__, "+".join(results), settings={**self.settings, "members": members})
+        return Provenance(type(self).__name__, "+".join(results), settings={**self.settings, "scorers": scorers})
 
-    def _tell(self, verb: str) -> None:
-        for member in self.members.values():
-            if hasattr(member, verb):
-                getattr(member, verb)()
+    @staticmethod
+    def _call(method: str, scorers: Iterable[Scorer]) -> None:
+        for scorer in scorers:
+            if callable(function := getattr(scorer, method, None)):
+                function()
 
 
 class EnsembleScorer(CombinedScorer):
-    """Several reward models of the same thing; their disagreement can count against a reply.
+    """Several reward models of the same thing; their disagreement can lower the reward.
 
     Args:
-        members: see `CombinedScorer`; each one's rewards are a head under its name.
+        scorers: see `CombinedScorer`.
         reduction: `"mean"`, `"min"`, or `"mean_minus_std"`: mean - coefficient * population standard deviation
             (reward model ensembles against overoptimisation: arXiv 2310.02743, arXiv 2312.09244).
         coefficient: of the standard deviation.
@@ -160,18 +174,13 @@ class EnsembleScorer(CombinedScorer):
 
     def __init__(
         self,
-        members: Mapping[str, ScorerLike] | Sequence[ScorerLike],
+        scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike],
         *,
         reduction: EnsembleReduction = "mean",
         coefficient: float = 1.0,
     ) -> None:
-        super().__init__(members)
-        if reduction not in ENSEMBLE_REDUCTIONS:
-            raise ConfigError(
-                f"reduction must be one of {ENSEMBLE_REDUCTIONS}; got {reduction!r}."
-                + nearest(str(reduction), ENSEMBLE_REDUCTIONS)
-            )
-        self.reduction = reduction
+        super().__init__(scorers)
+        self.reduction: EnsembleReduction = one_of("reduction", reduction, ENSEMBLE_REDUCTIONS)
         self.coefficient = float(coefficient)
 
     @property
@@ -179,8 +188,8 @@ class EnsembleScorer(CombinedScorer):
         """The reduction."""
         return {"reduction": self.reduction, "coefficient": self.coefficient}
 
-    def _reduce(self, parts: Mapping[str, FloatArray]) -> NDArray[np.float64]:
-        stacked = np.stack([parts[name] for name in self.members]).astype(np.float64)
+    def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
+        stacked = np.stack([components[name] for name in self.scorers]).astype(np.float64)
         match self.reduction:
             case "mean":
                 return np.asarray(stacked.mean(axis=0))
@@ -191,25 +200,24 @@ class EnsembleScorer(CombinedScorer):
 
 
 class WeightedScorer(CombinedScorer):
-    """`sum_k weight_k * (part_k - mean_k) / std_k` over the parts that several scorers give.
+    """`sum_k weight_k * (component_k - mean_k) / std_k` over the components that several scorers give.
 
     Args:
-        scorers: see `CombinedScorer`. The parts are each scorer's rewards, under its name, and each of its heads, as
-            `"name/head"`; all of them are heads of the result, as they came.
-        weights: by part; None weighs every scorer's rewards 1.
-        normalization: `Calibration` (or its fields) by part, or a JSON file that `save_calibration` wrote; a part
-            without one enters as it is.
+        scorers: see `CombinedScorer`.
+        weights: by component, that is by scorer or `"scorer/component"`; None weighs every scorer's rewards 1.
+        normalization: `Calibration` (or its fields) by component, or a JSON file that `save_calibration` wrote; a
+            component without one enters the sum as it is.
 
     Raises:
-        ConfigError: weights or calibrations of parts that nobody gives.
+        ConfigError: weights or calibrations of components that no scorer gives.
 
     Example:
         >>> import gym_rm
         >>> lengths = lambda conversations: [len(c[-1]["content"]) for c in conversations]
-        >>> parts = {"length": lengths, "bonus": lambda conversations: [1.0] * len(conversations)}
-        >>> scorer = WeightedScorer(parts, weights={"length": 0.5, "bonus": 2})
+        >>> scorers = {"length": lengths, "bonus": lambda conversations: [1.0] * len(conversations)}
+        >>> scorer = WeightedScorer(scorers, weights={"length": 0.5, "bonus": 2})
         >>> scores = scorer.score([[{"role": "assistant", "content": "four"}]])
-        >>> scores.rewards.tolist(), scores.heads["length"].tolist()
+        >>> scores.rewards.tolist(), scores.components["length"].tolist()
         ([4.0], [4.0])
     """
 
@@ -221,7 +229,7 @@ class WeightedScorer(CombinedScorer):
         normalization: Mapping[str, Calibration | Mapping[str, Any]] | str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(scorers)
-        names = list(self.members)
+        names = list(self.scorers)
         if weights is None:
             weights = dict.fromkeys(names, 1.0)
         elif not isinstance(weights, Mapping):
@@ -232,54 +240,46 @@ class WeightedScorer(CombinedScorer):
             normalization = _read_calibration(normalization)
         if not isinstance(normalization, Mapping | None):
             raise ConfigError(
-                "normalization must give mean and std by part; got "
+                "normalization must give mean and std by component; got "
                 f"{type(normalization).__name__} {normalization!r:.80}."
             )
-        self.weights = {part: float(weight) for part, weight in weights.items()}
-        self.normalization = {part: _calibration(part, value) for part, value in (normalization or {}).items()}
-        for part in [*self.weights, *self.normalization]:
-            if not any(part == name or part.startswith(f"{name}/") for name in names):
-                hint = nearest(part, names) or nearest(part.partition("/")[0], names)
-                raise ConfigError(f"{part!r} is no part of the scorers {names}.{hint}")
+        self.weights = {name: float(weight) for name, weight in weights.items()}
+        self.normalization = {name: _calibration(name, value) for name, value in (normalization or {}).items()}
+        for component in [*self.weights, *self.normalization]:
+            if not any(component == name or component.startswith(f"{name}/") for name in names):
+                hint = nearest(component, names) or nearest(component.partition("/")[0], names)
+                raise ConfigError(f"{component!r} is not a component of the scorers {names}.{hint}")
 
     @property
     def settings(self) -> dict[str, Any]:
         """Weights and calibrations."""
         return {
             "weights": self.weights,
-            "normalization": {part: dataclasses.asdict(value) for part, value in self.normalization.items()},
+            "normalization": {name: dataclasses.asdict(value) for name, value in self.normalization.items()},
         }
 
-    def calibrate(self, conversations: Sequence[Conversation]) -> WeightedScorer:
-        """This scorer with every weighted part normalised to mean 0 and standard deviation 1 on these conversations.
+    def calibrate(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> WeightedScorer:
+        """This scorer with every weighted component normalised to mean 0 and std 1 on these conversations.
 
         Raises:
-            ConfigError: a part that says the same of all of them.
+            ConfigError: a component that is the same for all of them.
             ScoringError: some of them have no score.
         """
-        heads = self.score(conversations).heads
-        fitted = {part: Calibration.fit(_part(heads, part), conversations) for part in self.weights}
-        return WeightedScorer(self.members, weights=self.weights, normalization=fitted)
+        components = self.score(conversations, prompts).components
+        fitted = {name: Calibration.fit(_component(components, name), conversations) for name in self.weights}
+        return WeightedScorer(self.scorers, weights=self.weights, normalization=fitted)
 
     def save_calibration(self, file: str | os.PathLike[str]) -> None:
         """Write the calibrations, with the hash of what they were fitted on, as JSON for `normalization=`."""
         Path(file).write_text(json.dumps(self.settings["normalization"], indent=2) + "\n")
 
-    def _reduce(self, parts: Mapping[str, FloatArray]) -> NDArray[np.float64]:
+    def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
         terms = []
-        for part, weight in self.weights.items():
-            values = _part(parts, part).astype(np.float64)
-            scale = self.normalization.get(part)
+        for name, weight in self.weights.items():
+            values = _component(components, name).astype(np.float64)
+            scale = self.normalization.get(name)
             terms.append(weight * (values if scale is None else (values - scale.mean) / scale.std))
         return np.asarray(np.sum(terms, axis=0, dtype=np.float64))
-
-
-def attempt(scorer: Scorer, conversations: Sequence[Conversation]) -> Scores:
-    """What a scorer says, with the reasons of failed rows in `errors` instead of an exception."""
-    try:
-        return scorer.score(conversations)
-    except ScoringError as error:
-        return error.scores
 
 
 def hash_conversations(conversations: Sequence[Conversation]) -> str:
@@ -288,19 +288,21 @@ def hash_conversations(conversations: Sequence[Conversation]) -> str:
     return hashlib.sha256(json.dumps(plain, ensure_ascii=True).encode()).hexdigest()[:16]
 
 
-def _part(parts: Mapping[str, FloatArray], name: str) -> FloatArray:
-    if name not in parts:
-        raise ConfigError(f"no scorer gives the part {name!r}; there are {sorted(parts)}.{nearest(name, parts)}")
-    return parts[name]
+def _component(components: Mapping[str, FloatArray], name: str) -> FloatArray:
+    if name not in components:
+        raise ConfigError(
+            f"no scorer gives the component {name!r}; there are {sorted(components)}.{nearest(name, components)}"
+        )
+    return components[name]
 
 
-def _calibration(part: str, value: Calibration | Mapping[str, Any]) -> Calibration:
+def _calibration(component: str, value: Calibration | Mapping[str, Any]) -> Calibration:
     if isinstance(value, Calibration):
         return value
     try:
         return Calibration(**value)
     except TypeError as error:
-        raise ConfigError(f"normalization of {part!r} must have mean and std; got {value!r}.") from error
+        raise ConfigError(f"normalization of {component!r} must have mean and std; got {value!r}.") from error
 
 
 def _read_calibration(file: str | os.PathLike[str]) -> dict[str, Any]:

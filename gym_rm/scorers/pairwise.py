@@ -11,12 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedConfig
 
-from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
-from gym_rm.errors import ConfigError, ScoringError
 from gym_rm.engine.kinds.pair_encoder import TEMPLATE
-from gym_rm.engine.text.renderer import own_template
-from gym_rm.scorers.combined import attempt
-from gym_rm.types import Conversation, Message, Provenance, Scores
+from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
+from gym_rm.engine.text.templates import own_template
+from gym_rm.errors import ConfigError
+from gym_rm.scorer import try_score
+from gym_rm.scores import Provenance, Scores
+from gym_rm.types import Conversation, Message, Prompts
 
 Reference: TypeAlias = str | Mapping[str, str] | Callable[[Conversation], str]
 
@@ -90,26 +91,21 @@ class PairwiseScorer:
     def score_pairs(self, first: Sequence[Conversation], second: Sequence[Conversation]) -> Scores:
         """Log-odds that `first[n]` is better than `second[n]`; both must continue the same prompt.
 
-        The heads `shown_first` and `shown_second` are the log-odds in either order.
+        The components `shown_first` and `shown_second` are the log-odds in either order.
 
         Raises:
             ScoringError: some pairs have no score.
         """
-        scores = self._compare(first, second)
-        if scores.failed_rows:
-            raise ScoringError(scores)
-        return scores
+        return self._compare(first, second).raise_for_errors()
 
-    def score(self, conversations: Sequence[Conversation]) -> Scores:
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Log-odds of each reply against the reference, or its mean against the other replies to its prompt.
 
         Raises:
             ScoringError: some rows have no score, for instance a reply without another one to its prompt.
         """
         scores = self._round_robin(conversations) if self.reference is None else self._against(conversations)
-        if scores.failed_rows:
-            raise ScoringError(scores)
-        return scores
+        return scores.raise_for_errors()
 
     def sleep(self) -> None:
         """Free the device's memory; see `RewardModelScorer`."""
@@ -118,6 +114,10 @@ class PairwiseScorer:
     def wake(self) -> None:
         """Undo `sleep`."""
         self.scorer.wake()
+
+    def close(self) -> None:
+        """Give up the model."""
+        self.scorer.close()
 
     def _against(self, conversations: Sequence[Conversation]) -> Scores:
         others: list[Conversation] = []
@@ -174,14 +174,14 @@ class PairwiseScorer:
                 else:
                     texts += both
                     rows.append(row)
-        scores = attempt(self.scorer, texts)
+        scores = try_score(self.scorer, texts)
         shown = np.full((2, len(first)), np.nan, dtype=np.float32)
         shown[0, rows], shown[1, rows] = scores.rewards[0::2], -scores.rewards[1::2]
-        for place, row in enumerate(rows):
-            errors[row] = scores.errors[2 * place] or scores.errors[2 * place + 1]
+        for k, row in enumerate(rows):
+            errors[row] = scores.errors[2 * k] or scores.errors[2 * k + 1]
         return Scores.from_rewards(
             shown.mean(axis=0),
-            heads={"shown_first": shown[0], "shown_second": shown[1]},
+            components={"shown_first": shown[0], "shown_second": shown[1]},
             errors=errors,
             provenance=self._provenance("pairs" if self.reference is None else "a reference"),
         )
@@ -229,7 +229,7 @@ def _mismatch(a: Conversation, b: Conversation) -> str | None:
 def _compose_candidates(prompt: Conversation, first: str, second: str) -> list[Message]:
     """PairRM's own texts of a dialogue: what was asked, with a hole for every reply, and what fills the holes."""
     roles = [message["role"] for message in prompt]
-    if roles != [("user", "assistant")[place % 2] for place in range(len(roles))]:
+    if roles != [("user", "assistant")[k % 2] for k in range(len(roles))]:
         raise ValueError(f"PairRM reads user and assistant in turns; got the roles {roles[:6]}.")
     asked = [message["content"] for message in prompt[0::2]]
     answered = [message["content"] for message in prompt[1::2]]

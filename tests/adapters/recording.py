@@ -23,7 +23,7 @@ class RecordingScorer:
     def __deepcopy__(self, memo):
         return self
 
-    def score(self, conversations):
+    def score(self, conversations, prompts=None):
         self.calls.append([list(conversation) for conversation in conversations])
         self.threads.add(threading.get_ident())
         time.sleep(self._seconds)
@@ -34,7 +34,7 @@ class RecordingScorer:
         failed = ["FAIL" in reply for reply in replies]
         scores = Scores(
             rewards=np.where(failed, np.float32(np.nan), lengths / 4),
-            heads={"length": lengths},
+            components={"length": lengths},
             num_tokens=np.array([sum(len(m["content"]) for m in c) for c in conversations], dtype=np.int64),
             truncated_tokens=np.zeros(len(conversations), dtype=np.int64),
             errors=tuple("asked to fail" if each else None for each in failed),

@@ -20,7 +20,7 @@ import torch
 from recording import RecordingScorer, chat
 from transformers import AutoTokenizer
 
-from gym_rm import ConfigError, RenderError, ScoringError
+from gym_rm import ConfigError, ConversationError, ScoringError
 from gym_rm.adapters.openrlhf import RewardFunction, RewardServer
 
 PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"
@@ -80,7 +80,7 @@ def test_what_cannot_be_scored_is_never_a_zero(recorder, policy_path):
 
 
 def test_the_row_that_cannot_be_read_is_named(reward_function):
-    with pytest.raises(RenderError, match="query 1: the text does not begin with its prompt"):
+    with pytest.raises(ConversationError, match="query 1: the text does not begin with its prompt"):
         reward_function([query("four"), "cut"], [PROMPT] * 2, ["", ""])
 
 

@@ -136,11 +136,11 @@ def test_one_score_call_a_step_and_nothing_scored_in_vain(make_trainer, recorder
 
 def test_trl_leaves_none_out_of_the_group(make_trainer):
     class EveryOther(RecordingScorer):
-        def score(self, conversations):
+        def score(self, conversations, prompts=None):
             for place, conversation in enumerate(conversations):
                 if place % 2:
                     conversation[-1]["content"] = "FAIL"
-            return super().score(conversations)
+            return super().score(conversations, prompts)
 
     scorer = EveryOther()
     trainer = make_trainer("grpo", RewardModelReward(scorer), max_steps=1)
@@ -213,7 +213,7 @@ def test_a_dialogue_is_one_completion_whose_user_turns_are_masked(make_trainer, 
 
 def test_a_rollout_without_a_score_is_none(make_trainer):
     class Fails(RecordingScorer):
-        def score(self, conversations):
+        def score(self, conversations, prompts=None):
             return super().score([[*c[:-1], {**c[-1], "content": "FAIL"}] for c in conversations])
 
     rollout = EnvironmentRollout(reward_model=Fails())

@@ -16,7 +16,7 @@ class Counting:
     def __deepcopy__(self, memo):
         return self
 
-    def score(self, conversations):
+    def score(self, conversations, prompts=None):
         self.num_conversations += len(conversations)
         return self.scorer.score(conversations)
 

@@ -20,7 +20,7 @@ import gym_rm
 from gym_rm import cli
 from gym_rm.data.prompts import conversations_of_row
 from gym_rm.errors import RemoteError, ScoringError
-from gym_rm.types import Provenance, Scores
+from gym_rm.scores import Provenance, Scores
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
@@ -48,7 +48,7 @@ class LengthScorer:
         rewards = np.array([len(text) / 10 for text in texts], dtype=np.float32)
         scores = Scores.from_rewards(
             rewards,
-            heads={"length": rewards} if self.model == "heads" else {},
+            components={"length": rewards} if self.model == "heads" else {},
             errors=["it is bad" if text == "bad" else None for text in texts],
             provenance=Provenance("LengthScorer", self.model),
         )

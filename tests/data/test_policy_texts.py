@@ -2,7 +2,7 @@ import pytest
 from recording import chat
 from transformers import AutoTokenizer
 
-from gym_rm import ConfigError, RenderError
+from gym_rm import ConfigError, ConversationError
 from gym_rm.data.policy_texts import PolicyTexts
 
 LLAMA_3 = (
@@ -70,14 +70,14 @@ def test_a_reply_cannot_forge_a_turn(policy_path):
 
 
 def test_a_prompt_of_another_template_is_an_error(policy_path):
-    with pytest.raises(RenderError, match="was not written by the chat template"):
+    with pytest.raises(ConversationError, match="was not written by the chat template"):
         PolicyTexts(policy_path).messages("[INST] Hi [/INST]")
-    with pytest.raises(RenderError, match="was not written by the chat template"):
+    with pytest.raises(ConversationError, match="was not written by the chat template"):
         PolicyTexts(policy_path).messages("<|im_start|>user\nHi<|im_end|>\n")
 
 
 def test_a_query_without_its_prompt_is_an_error(policy_path):
-    with pytest.raises(RenderError, match="does not begin with its prompt"):
+    with pytest.raises(ConversationError, match="does not begin with its prompt"):
         PolicyTexts(policy_path).conversation("<|im_start|>user\nHi", "something else")
 
 

@@ -30,7 +30,7 @@ def test_equals_the_plain_forward(architecture, scorer_of, saved_model, real_con
     scorer = scorer_of(architecture)
     expected = "padded" if architecture in tiny_models.ENCODERS else "tree"
     assert scorer.layout == tiny_models.FALLBACKS.get(architecture, expected)
-    assert scorer.provenance.path == scorer.layout
+    assert scorer.provenance.layout == scorer.layout
     assert_same_rewards(scorer, saved_model(architecture), real_conversations)
 
 

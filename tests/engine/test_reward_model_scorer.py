@@ -16,7 +16,7 @@ import gym_rm
 from gym_rm.engine.schedule import CPU_BATCHED_TOKENS
 from gym_rm.errors import ConfigError, ScoringError, warn_once
 from gym_rm.engine.executors import LocalExecutor
-from gym_rm.engine.text.renderer import Presentation, Renderer
+from gym_rm.engine.text.renderer import InputFormat, Renderer
 from gym_rm.testing import check_scorer
 from gym_rm.engine.token_tree import PaddedBatch
 
@@ -196,7 +196,7 @@ def test_batch_invariant_on_real_conversations(saved_model, real_conversations):
         rewards = scorer.score(real_conversations).rewards
         alone = [scorer.score([conversation]).rewards[0] for conversation in real_conversations]
         assert rewards.tolist() == alone
-        assert scorer.provenance.path == "one_by_one"
+        assert scorer.provenance.layout == "one_by_one"
         assert scorer.provenance.settings["batch_invariant"] is True
 
 
@@ -566,7 +566,7 @@ def test_provenance(saved_model):
     folder = saved_model("qwen3")
     scorer = gym_rm.load_scorer(folder, max_length=512, overlong="drop_turns", pooling="last")
     made = scorer.score([dialogue("q", "a")]).provenance
-    assert (made.scorer, made.model, made.dtype, made.device, made.path) == (
+    assert (made.scorer, made.model, made.dtype, made.device, made.layout) == (
         "RewardModelScorer",
         folder,
         "float32",
@@ -736,8 +736,8 @@ def test_messages_full_of_padding_are_text(padding_with_eos):
 
 
 def test_presentation_is_the_models(scorer_of):
-    assert scorer_of("bert").renderer.presentation == Presentation(encoder=True)
-    assert scorer_of("qwen3").renderer.presentation == Presentation()
+    assert scorer_of("bert").renderer.input_format == InputFormat(encoder=True)
+    assert scorer_of("qwen3").renderer.input_format == InputFormat()
 
 
 def test_a_scorer_can_be_pickled(scorer_of, real_conversations):

@@ -1,32 +1,53 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
-import tiny_models
-import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gym_rm.engine.schedule import CPU_BATCHED_TOKENS, BudgetedRunner
+from gym_rm.engine.executors.executor import BatchResult, ModelInfo
+from gym_rm.engine.schedule import Scheduler
+from gym_rm.engine.token_tree import TokenSequence, TokenTree
 from gym_rm.errors import ConfigError
-from gym_rm.engine.executors import LocalExecutor
-from gym_rm.engine.kinds import DecoderRewardModel
-from gym_rm.engine.token_tree import TokenSequence
+
+AUTOMATIC = 2048
 
 
-@pytest.fixture(scope="module")
-def model():
-    return DecoderRewardModel(tiny_models.reward_model("qwen3", max_position_embeddings=20_000))
+class PlainExecutor:
+    """Values are the sum of the ids up to where a batch is read; memory for so many tokens, failures as told."""
 
-
-class Watched:
-    """Runs batches, remembers their sizes, and has memory for so many tokens."""
-
-    def __init__(self, model, memory=10**9):
-        self.inner, self.memory, self.sizes = LocalExecutor(model), memory, []
+    def __init__(self, memory=10**9, fails=lambda batch, call: None):
+        self.memory, self.fails, self.batches = memory, fails, []
 
     def run(self, batches):
-        for batch in batches:
-            if batch.input_ids.size > self.memory:
-                raise torch.OutOfMemoryError(f"{batch.input_ids.size} tokens")
-        self.sizes += [batch.input_ids.size for batch in batches]
-        return self.inner.run(batches)
+        return [self.run_one(batch) for batch in batches]
+
+    def run_one(self, batch):
+        self.batches.append(batch)
+        if batch.input_ids.size > self.memory:
+            return BatchResult(error=f"OutOfMemoryError: {batch.input_ids.size} tokens", out_of_memory=True)
+        error = self.fails(batch, len(self.batches))
+        if error is not None:
+            return BatchResult(error=error)
+        if isinstance(batch, TokenTree):
+            sums = [batch.input_ids[batch.ancestors(read)].sum() for read in batch.read_indices]
+        else:
+            sums = [batch.input_ids[row, : position + 1].sum() for row, position in batch.read_positions]
+        return BatchResult(np.array(sums, dtype=np.float32)[:, None])
+
+    @property
+    def sizes(self):
+        return [batch.input_ids.size for batch in self.batches]
+
+
+def info(**changes):
+    values = {"layout": "tree", "fused": True, "num_values": 1, "dtype": "float32", "device": "cpu"}
+    return ModelInfo(**{**values, "max_num_batched_tokens": AUTOMATIC, **changes})
+
+
+def scheduler(budget="auto", layout="tree", **changes):
+    return Scheduler(info(**changes), layout=layout, budget=budget)
 
 
 def random_ids(length, seed):
@@ -37,74 +58,149 @@ def ending(ids):
     return TokenSequence(ids, np.array([len(ids) - 1]))
 
 
+def sums(sequences):
+    return [[float(each.input_ids.sum())] for each in sequences]
+
+
 @pytest.fixture
 def short_and_long():
     return [ending(random_ids(235, seed)) for seed in range(30)] + [ending(random_ids(5034, 99))]
 
 
+@st.composite
+def sequences(draw):
+    prompts = draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=20), min_size=1, max_size=4))
+    tails = st.lists(st.integers(0, 9), max_size=8)
+    drawn = [[*draw(st.sampled_from(prompts)), *draw(tails)] for _ in range(draw(st.integers(0, 12)))]
+    return [ending(np.array(ids, dtype=np.int32)) for ids in drawn]
+
+
+@given(sequences(), st.integers(1, 60) | st.just("auto"), st.sampled_from(["tree", "padded", "one_by_one"]), st.data())
+def test_every_sequence_gets_its_value_or_its_own_reason(given_, budget, layout, data):
+    """Whatever the budget, the memory and the failures: a value is right, or there is a reason."""
+    memory = data.draw(st.integers(1, 80))
+    broken = data.draw(st.sets(st.integers(1, 6)))
+    executor = PlainExecutor(memory, fails=lambda batch, call: "broken" if call in broken else None)
+    result = scheduler(budget, layout).run(given_, executor)
+    for m, (value, expected) in enumerate(zip(result.values.tolist(), sums(given_), strict=True)):
+        if m in result.failures:
+            assert np.isnan(value[0])
+            assert "its batch failed: " in result.failures[m] or "over max_num_batched_tokens" in result.failures[m]
+        else:
+            assert value == expected
+    fits = [m for m, each in enumerate(given_) if len(each.input_ids) <= min(memory, 10**9 if budget == "auto" else budget)]
+    if not broken:
+        assert not {*fits} & {*result.failures}, "what fits is never lost"
+
+
 @pytest.mark.parametrize("layout", ["tree", "padded"])
 @pytest.mark.parametrize("budget", ["auto", 20_000, 6000])
-def test_a_long_conversation_that_does_not_fit_costs_only_itself(budget, layout, model, short_and_long):
-    runner = BudgetedRunner(model, layout=layout, budget=budget)
-    expected = runner.run(short_and_long, LocalExecutor(model)).values
-    result = runner.run(short_and_long, Watched(model, memory=1500))
+def test_a_long_conversation_that_does_not_fit_costs_only_itself(budget, layout, short_and_long):
+    runner = scheduler(budget, layout)
+    result = runner.run(short_and_long, PlainExecutor(memory=1500))
     assert list(result.failures) == [30]
     assert "OutOfMemoryError: 5034 tokens" in result.failures[30]
-    np.testing.assert_allclose(result.values[:30], expected[:30], atol=1e-5)
+    assert result.values[:30].tolist() == sums(short_and_long[:30])
     assert 256 < runner.budget <= 1500
 
 
-def test_what_was_learnt_is_not_tried_again(model, short_and_long):
-    runner = BudgetedRunner(model, layout="tree", budget=20_000)
-    runner.run(short_and_long, Watched(model, memory=1500))
-    again = Watched(model)
+def test_what_was_learnt_is_not_tried_again(short_and_long):
+    runner = scheduler(20_000)
+    runner.run(short_and_long, PlainExecutor(memory=1500))
+    again = PlainExecutor()
     assert not runner.run(short_and_long, again).failures
     assert sorted(again.sizes)[-1] == 5034
     assert sorted(again.sizes)[-2] <= 1500
 
 
-def test_nothing_is_learnt_where_nothing_fits(model):
-    runner = BudgetedRunner(model, layout="tree", budget=1000)
+def test_nothing_is_learnt_where_nothing_fits():
+    runner = scheduler(1000)
     sequences = [ending(random_ids(50, seed)) for seed in range(4)]
-    assert len(runner.run(sequences, Watched(model, memory=0)).failures) == 4
+    assert len(runner.run(sequences, PlainExecutor(memory=0)).failures) == 4
     assert runner.budget == 1000
 
 
-def test_a_prompt_longer_than_the_automatic_budget_is_still_shared(model):
-    prompt = random_ids(CPU_BATCHED_TOKENS + 500, 0)
+def test_only_the_batches_that_ran_out_of_memory_are_run_again(short_and_long):
+    executor = PlainExecutor(memory=1300)
+    scheduler(1500).run(short_and_long[:30], executor)
+    done = sum(size for size in executor.sizes if size <= 1300)
+    assert done <= 30 * 235
+
+
+def test_a_prompt_longer_than_the_automatic_budget_is_still_shared():
+    prompt = random_ids(AUTOMATIC + 500, 0)
     group = [ending(np.concatenate([prompt, random_ids(40, 1 + reply)])) for reply in range(8)]
-    result = BudgetedRunner(model, layout="tree").run(group, LocalExecutor(model))
+    result = scheduler().run(group, PlainExecutor())
     assert not result.failures
-    assert result.workload["unique_tokens"] <= len(prompt) + 8 * 40
+    assert result.workload.unique_tokens <= len(prompt) + 8 * 40
+
+
+def test_a_batch_that_fails_once_is_run_again():
+    executor = PlainExecutor(fails=lambda batch, call: "try again" if call == 2 else None)
+    sequences = [ending(random_ids(100, seed)) for seed in range(6)]
+    result = scheduler(250).run(sequences, executor)
+    assert not result.failures
+    assert result.values.tolist() == sums(sequences)
+    assert len(executor.batches) == 4
+    assert result.workload.num_batches == 3
+
+
+def test_a_batch_that_fails_twice_costs_its_own_sequences():
+    sequences = [ending(random_ids(100, seed)) for seed in range(6)]
+    executor = PlainExecutor(fails=lambda batch, call: "broken" if call in (1, 4) else None)
+    result = scheduler(250).run(sequences, executor)
+    assert len(result.failures) == 2
+    assert set(result.failures.values()) == {"its batch failed: broken"}
+    kept = [m for m in range(6) if m not in result.failures]
+    assert result.values[kept].tolist() == [sums(sequences)[m] for m in kept]
 
 
 @pytest.mark.parametrize(
     "change",
     [lambda values: values[:-1], lambda values: np.vstack([values, values[:1]]), lambda values: values[:, 0], list],
 )
-def test_an_executor_that_gives_the_wrong_values_fails_its_rows(change, model):
-    class Wrong(Watched):
-        def run(self, batches):
-            return change(super().run(batches))
+def test_an_executor_that_gives_the_wrong_values_fails_its_rows(change):
+    class Wrong(PlainExecutor):
+        def run_one(self, batch):
+            return BatchResult(change(super().run_one(batch).values))
 
-    result = BudgetedRunner(model, layout="tree").run(
-        [ending(random_ids(9, 0)), ending(random_ids(7, 1))], Wrong(model)
-    )
+    result = scheduler().run([ending(random_ids(9, 0)), ending(random_ids(7, 1))], Wrong())
     assert list(result.failures) == [0, 1]
     assert "Wrong.run must give values of shape (2, 1); got" in result.failures[0]
     assert np.isnan(result.values).all()
 
 
-def test_an_executor_is_not_asked_for_nothing(model):
-    executor = Watched(model)
+def test_an_executor_that_loses_results_fails_its_rows():
+    class Losing(PlainExecutor):
+        def run(self, batches):
+            return super().run(batches)[1:]
+
+    result = scheduler().run([ending(random_ids(9, 0))], Losing())
+    assert "Losing.run must return one result per batch; got 0 for 1" in result.failures[0]
+
+
+def test_an_executor_is_not_asked_for_nothing():
+    executor = PlainExecutor()
     executor.run = None
-    assert BudgetedRunner(model, layout="tree").run([], executor).values.shape == (0, 1)
+    assert scheduler().run([], executor).values.shape == (0, 1)
+
+
+def test_texts_longer_than_the_shared_context_run_alone():
+    sequences = [ending(random_ids(length, length)) for length in (5, 6, 60)]
+    executor = PlainExecutor()
+    scheduler(longest_shared=50).run(sequences, executor)
+    assert sorted(executor.sizes) == [5, 6, 60]
 
 
 @pytest.mark.parametrize("budget", [0, -5, 1.5, True, "lots"])
-def test_a_budget_is_a_positive_integer(budget, model):
-    runner = BudgetedRunner(model, layout="tree")
-    with pytest.raises(ConfigError, match="must be 'auto' or a positive integer"):
+def test_a_budget_is_a_positive_integer(budget):
+    runner = scheduler()
+    with pytest.raises(ConfigError, match="max_num_batched_tokens must be an integer of at least 1"):
         runner.budget = budget
-    with pytest.raises(ConfigError, match="must be 'auto' or a positive integer"):
-        BudgetedRunner(model, layout="tree", budget=budget)
+    with pytest.raises(ConfigError, match="max_num_batched_tokens must be an integer of at least 1.*Or pass 'auto'"):
+        scheduler(budget)
+
+
+def test_scheduling_loads_no_torch():
+    code = "import sys, gym_rm.engine.schedule, gym_rm.engine.kinds; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+from gym_rm.engine.token_tree import TokenSequence, TokenTree, plan_padded, plan_trees
 
 
 def sequence(ids, reads=None, second_segment=None):
@@ -42,16 +42,20 @@ def nodes_of(sequences):
 
 def values_of(plan, at):
     """What the batches would yield if a token's value were `at(batch, read)`, back in the order of the sequences."""
-    values = [at(batch, read) for batch in plan.batches for read in batch.reads]
+    values = [at(batch, read) for batch in plan.batches for read in reads_of(batch)]
     return [values[index] for index in plan.value_index]
 
 
 def expected_values(sequences):
-    return [tuple(each.input_ids[: read + 1]) for each in sequences for read in each.reads]
+    return [tuple(each.input_ids[: read + 1]) for each in sequences for read in each.read_positions]
+
+
+def reads_of(batch):
+    return batch.read_indices if isinstance(batch, TokenTree) else batch.read_positions
 
 
 def past_in_tree(tree, read):
-    return tuple(tree.input_ids[tree.path(read)])
+    return tuple(tree.input_ids[tree.ancestors(read)])
 
 
 @given(st.data())
@@ -89,8 +93,8 @@ def test_shape_of_a_tree(sequences):
     for index in indices:
         below = [k for k in indices if pasts[k][: len(pasts[index])] == pasts[index]]
         assert below == list(range(index, tree.subtree_end[index]))
-    assert np.all(np.diff(tree.reads) > 0)
-    assert {array.dtype for array in (tree.position_ids, tree.subtree_end, tree.parents, tree.reads)} == {
+    assert np.all(np.diff(tree.read_indices) > 0)
+    assert {array.dtype for array in (tree.position_ids, tree.subtree_end, tree.parents, tree.read_indices)} == {
         np.dtype("i8")
     }
     assert tree.input_ids.dtype == np.int32
@@ -102,11 +106,11 @@ def test_the_rule_of_attention_is_causal_attention_of_every_sequence(sequences):
     query, key = np.ogrid[: len(tree), : len(tree)]
     attends = (key <= query) & (query < tree.subtree_end[key])
     for index in range(len(tree)):
-        path, ancestor = [index], tree.parents[index]
+        ancestors, ancestor = [index], tree.parents[index]
         while ancestor >= 0:
-            path.append(ancestor)
+            ancestors.append(ancestor)
             ancestor = tree.parents[ancestor]
-        assert np.flatnonzero(attends[index]).tolist() == path[::-1] == tree.path(index).tolist()
+        assert np.flatnonzero(attends[index]).tolist() == ancestors[::-1] == tree.ancestors(index).tolist()
 
 
 @given(families())
@@ -194,7 +198,7 @@ def test_a_chain_of_turns_costs_its_last_turn():
 def test_equal_sequences_share_their_reads():
     sequences = [sequence([1, 2, 3], [0, 2]), sequence([1, 2, 3], [1, 2])]
     plan = plan_trees(sequences, max_num_batched_tokens=10)
-    assert plan.batches[0].reads.tolist() == [0, 1, 2]
+    assert plan.batches[0].read_indices.tolist() == [0, 1, 2]
     assert plan.value_index.tolist() == [0, 2, 1, 2]
 
 
@@ -224,11 +228,69 @@ def test_trees_agree_pair_by_pair(sequences):
     """Two tokens of different sequences see each other only inside what the sequences share."""
     plan = plan_trees(sequences, max_num_batched_tokens=10_000)
     (tree,) = plan.batches
-    ends = np.cumsum([len(each.reads) for each in sequences]) - 1
-    paths = [tree.path(tree.reads[plan.value_index[end]]) for end in ends]
+    ends = np.cumsum([len(each.read_positions) for each in sequences]) - 1
+    paths = [tree.ancestors(tree.read_indices[plan.value_index[end]]) for end in ends]
     for (one, a), (other, b) in combinations(zip(paths, sequences, strict=True), 2):
-        ids, others = a.input_ids[: a.reads[-1] + 1], b.input_ids[: b.reads[-1] + 1]
+        ids, others = a.input_ids[: a.read_positions[-1] + 1], b.input_ids[: b.read_positions[-1] + 1]
         limit = min(len(ids), len(others))
         different = np.flatnonzero(ids[:limit] != others[:limit])
         shared = different[0] if len(different) else limit
         assert set(one) & set(other) == set(one[:shared])
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def tokens_of_group(sequences, groups, group):
+    return len(nodes_of([each for each, mine in zip(sequences, groups, strict=True) if mine == group]))
+
+
+@given(st.data())
+def test_a_group_is_cut_only_if_it_exceeds_the_budget_on_its_own(data):
+    sequences = data.draw(families())
+    groups = [data.draw(st.integers(0, 5)) for _ in sequences]
+    budget = data.draw(budgets(sequences))
+    plan = plan_trees(sequences, max_num_batched_tokens=budget, groups=groups)
+    assert values_of(plan, past_in_tree) == expected_values(sequences)
+    assert all(0 < len(tree) <= budget for tree in plan.batches)
+    for group in set(groups):
+        trees = {int(plan.batch_of[row]) for row, mine in enumerate(groups) if mine == group}
+        assert len(trees) == 1 or tokens_of_group(sequences, groups, group) > budget
+
+
+@given(st.data())
+def test_groups_that_all_fit_cost_nothing(data):
+    sequences = data.draw(families())
+    groups = [data.draw(st.integers(0, 3)) for _ in sequences]
+    assert plan_trees(sequences, max_num_batched_tokens=10_000, groups=groups).unique_tokens == len(nodes_of(sequences))
+
+
+def test_groups_of_siblings_are_cut_between_prompts():
+    """Prompts of 10 tokens with 4 replies of 5: 30 tokens a group, three of them in a tree of 100."""
+    ids = [[*[1 + p] * 10, *[20 + g] * 5] for p in range(9) for g in range(4)]
+    plan = plan_trees(
+        [sequence(each) for each in ids], max_num_batched_tokens=100, groups=[p for p in range(9) for _ in range(4)]
+    )
+    assert [len(tree) for tree in plan.batches] == [90, 90, 90]
+
+
+def test_a_prompt_drawn_by_two_groups_is_shared_where_it_fits():
+    ids = [[1] * 10 + [20 + g] for g in range(4)]
+    groups = [0, 1, 0, 1]
+    plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=14, groups=groups)
+    assert [len(tree) for tree in plan.batches] == [14]
+    plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=13, groups=groups)
+    assert [len(tree) for tree in plan.batches] == [12, 12]
+    assert plan.batch_of.tolist() == [0, 1, 0, 1]
+
+
+def test_a_group_larger_than_the_budget_is_cut_like_free_sequences():
+    ids = [[1] * 10 + [20 + g] * 5 for g in range(6)]
+    plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=30, groups=[7] * 6)
+    assert max(len(tree) for tree in plan.batches) <= 30
+    assert len(plan.batches) == 2
+
+
+def test_a_group_for_every_sequence_is_needed():
+    with pytest.raises(ValueError, match="one entry for each of the 2 sequences, got 1"):
+        plan_trees([sequence([1]), sequence([2])], max_num_batched_tokens=9, groups=[0])

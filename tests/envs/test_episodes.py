@@ -5,13 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.envs.episodes import DialogueRules, Episode, PromptOrder
-from gym_rm.types import Prompt
-
-
-def episode(*user_turns):
-    prompt = Prompt(({"role": "user", "content": "hi"},), "greeting", user_turns)
-    return Episode(prompt, 0, list(prompt.messages))
+from gym_rm import ConfigError
+from gym_rm.envs.episodes import PromptOrder, PromptOrders, seed_of_each
 
 
 def order(num_prompts, seed=0, num_readers=1):
@@ -77,67 +72,32 @@ def test_an_order_survives_pickling():
     assert [walk.next() for _ in range(20)] == [twin.next() for _ in range(20)]
 
 
-def test_a_scripted_user_ends_the_conversation_when_the_script_ends():
-    rules, conversation = DialogueRules(), episode("and?")
-    turn = rules.turn(conversation, "one")
-    assert (turn.user, turn.terminated, turn.truncated) == ("and?", False, False)
-    rules.commit(conversation, turn)
-    turn = rules.turn(conversation, "two")
-    assert (turn.user, turn.terminated, turn.truncated) == (None, True, False)
-    assert [message["content"] for message in turn.messages] == ["hi", "one", "and?", "two"]
+@given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=8), st.integers(1, 3))
+def test_inserted_prompts_come_next_and_the_order_continues_as_if_they_had_not(num_prompts, inserted, num_readers):
+    walk, plain = order(num_prompts, num_readers=num_readers), order(num_prompts)
+    for index in inserted:
+        walk.insert(index)
+        assert {walk.next(reader) for reader in range(num_readers)} == {(walk._next[0] - 1, index)}
+        drawn = {walk.next(reader)[1] for reader in range(num_readers)}
+        assert drawn == {plain.next()[1]}
 
 
-def test_a_turn_changes_nothing_until_it_is_committed():
-    conversation = episode("and?")
-    DialogueRules().turn(conversation, "one")
-    assert conversation == episode("and?")
+def test_prompts_are_inserted_for_whole_groups_only():
+    orders = PromptOrders(5, num_envs=4, group_size=2)
+    rows = np.ones(4, dtype=bool)
+    orders.seed([0, 1, 2, 3], rows)
+    orders.insert(np.array([4, 4, 1, 1]), rows)
+    assert [orders.next(row)[1] for row in range(4)] == [4, 4, 1, 1]
+    with pytest.raises(ConfigError, match="all 2 environments of group 1 at the same prompt, got .3, 2. for 2 of them"):
+        orders.insert(np.array([0, 0, 3, 2]), rows)
+    with pytest.raises(ConfigError, match="group 0 at the same prompt, got .3. for 1 of them"):
+        orders.insert(np.array([3, 3, 3, 3]), np.array([True, False, True, True]))
+    with pytest.raises(ConfigError, match=r"prompt_indices\[2\] must be an index into the 5 prompts, got 5"):
+        orders.insert(np.array([0, 0, 5, 5]), rows)
 
 
-def test_what_was_scored_is_not_touched_afterwards():
-    rules, conversation = DialogueRules(), episode("and?")
-    turn = rules.turn(conversation, "one")
-    rules.commit(conversation, turn)
-    assert [message["content"] for message in turn.messages] == ["hi", "one"]
-    assert [message["content"] for message in conversation.messages] == ["hi", "one", "and?"]
-
-
-@pytest.mark.parametrize(
-    ("user_turns", "max_turns", "terminated", "truncated"),
-    [((), None, True, False), ((), 1, True, False), (("more?",), 1, False, True), (("more?",), 2, False, False)],
-)
-def test_the_turn_limit_truncates_a_user_who_would_go_on(user_turns, max_turns, terminated, truncated):
-    turn = DialogueRules(max_turns=max_turns).turn(episode(*user_turns), "reply")
-    assert (turn.terminated, turn.truncated) == (terminated, truncated)
-    assert turn.messages[-1] == {"role": "assistant", "content": "reply"}
-
-
-@pytest.mark.parametrize(("reply", "truncated"), [("x" * 5, False), ("x" * 6, True)])
-def test_an_over_long_reply_truncates_and_stays_whole(reply, truncated):
-    turn = DialogueRules(max_reply_length=5).turn(episode("more?"), reply)
-    assert turn.truncated is truncated
-    assert turn.messages[-1]["content"] == reply
-    assert turn.user == (None if truncated else "more?")
-
-
-def test_an_over_long_last_reply_is_terminated_and_truncated():
-    turn = DialogueRules(max_reply_length=1).turn(episode(), "xx")
-    assert (turn.terminated, turn.truncated) == (True, True)
-
-
-def test_respond_takes_the_place_of_the_script():
-    rules = DialogueRules(respond=lambda conversation: f"{len(conversation)} so far" if len(conversation) < 4 else None)
-    conversation = episode("never said")
-    turn = rules.turn(conversation, "one")
-    assert turn.user == "2 so far"
-    rules.commit(conversation, turn)
-    assert rules.turn(conversation, "two").terminated
-
-
-def test_respond_cannot_change_the_conversation():
-    def respond(conversation):
-        conversation[0]["content"] = "changed"
-        return None
-
-    conversation = episode()
-    turn = DialogueRules(respond=respond).turn(conversation, "one")
-    assert turn.messages[0]["content"] == "hi"
+@pytest.mark.parametrize("seed", [0, 7])
+def test_one_seed_becomes_a_seed_for_each(seed):
+    assert seed_of_each(seed, 3) == [seed, seed + 1, seed + 2]
+    assert seed_of_each([seed, None], 2) == [seed, None]
+    assert seed_of_each(None, 2) == [None, None]

@@ -4,8 +4,8 @@ from gymnasium.vector import VectorEnv
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm import Scores
-from gym_rm.envs.infos import StepScores, add_group, add_values, infos_of_row, spread_scores
+from gym_rm import ConfigError, Scores, ScoringError
+from gym_rm.envs.infos import StepScores, add_group, add_values, infos_of_row
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=6), st.sampled_from([np.int64, np.float64, np.bool_, object]))
@@ -48,20 +48,33 @@ def test_one_row_is_a_plain_dict_again():
     assert infos_of_row(infos, 1) == {"name": "b"}
 
 
-def test_scores_spread_over_the_rows_they_are_for():
-    scores = spread_scores(Scores.from_rewards([1.0, 2.0], heads={"h": np.ones(2, np.float32)}), [3, 1], 4)
-    assert scores.rewards[[3, 1]].tolist() == [1.0, 2.0]
-    assert np.isnan(scores.rewards[[0, 2]]).all()
-    assert scores.failed_rows == ()
-    step = StepScores.from_scores(scores, [3, 1], None)
+def test_scores_are_put_at_the_rows_they_are_for():
+    scores = Scores.from_rewards([1.0, 2.0], components={"h": np.ones(2, np.float32)})
+    step = StepScores.of(scores, [3, 1], 4, None)
     assert step.rewards.tolist() == [0.0, 2.0, 0.0, 1.0]
     assert step.scored.tolist() == step.ok.tolist() == [False, True, False, True]
+    assert step.rewards.dtype == np.float64
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_reward_that_is_not_finite_becomes_an_error(value):
-    scores = Scores.from_rewards([1.0])
-    scores.rewards[0] = value
-    spread = spread_scores(scores, [1], 2)
-    assert spread.errors == (None, f"the reward is {value}")
-    assert StepScores.from_scores(spread, [1], -3.0).rewards.tolist() == [0.0, -3.0]
+def test_a_failed_row_gets_the_fallback_or_raises_with_its_environment():
+    scores = Scores.from_rewards([1.0, np.nan])
+    step = StepScores.of(scores, [0, 2], 3, -3.0)
+    assert step.rewards.tolist() == [1.0, 0.0, -3.0]
+    assert step.ok.tolist() == [True, False, False]
+    with pytest.raises(ScoringError, match="row 2: the reward is nan"):
+        StepScores.of(scores, [0, 2], 3, None)
+
+
+def test_infos_of_the_scorer_are_infos_of_the_environment():
+    infos = {"verdict": np.array(["right", "wrong"], dtype=object), "steps": np.array([3, 4], dtype=np.int32)}
+    found = {}
+    StepScores.of(Scores.from_rewards([1.0, 0.0], infos=infos), [2, 0], 3, None).add_to(found, np.ones(3, dtype=bool))
+    assert found["verdict"].tolist() == ["wrong", None, "right"]
+    assert found["_verdict"].tolist() == [True, False, True]
+    assert found["steps"].dtype == np.int64
+
+
+def test_infos_of_the_scorer_cannot_take_the_place_of_the_environments():
+    scores = Scores.from_rewards([1.0], infos={"prompt_id": np.array(["x"], dtype=object)})
+    with pytest.raises(ConfigError, match="the scorer's info 'prompt_id' is also an info of the environment"):
+        StepScores.of(scores, [0], 1, None)

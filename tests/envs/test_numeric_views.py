@@ -25,7 +25,7 @@ class Recorder:
     def __init__(self):
         self.calls = []
 
-    def score(self, conversations):
+    def score(self, conversations, prompts=None):
         replies = [conversation[-1]["content"] for conversation in conversations]
         self.calls.append(replies)
         failed = ["ccc" in reply for reply in replies]

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm import ActionError, ConfigError, Prompt, Scores, ScoringError
-from gym_rm.envs.vector import RewardEnv, RewardVectorEnv
+from gym_rm.envs.single import RewardEnv
+from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.testing import check_vector_env
 
 MODES = ["SameStep", "NextStep", "Disabled"]
@@ -28,8 +29,8 @@ def length_reward(conversations):
     return [len(conversation[-1]["content"]) / 4 for conversation in conversations]
 
 
-def say_more(conversation):
-    return "more?" if len(conversation) < 4 else None
+def say_more(conversations, prompts, scores):
+    return ["more?" if len(conversation) < 4 else None for conversation in conversations]
 
 
 class Recorder:
@@ -38,14 +39,14 @@ class Recorder:
     def __init__(self):
         self.calls = []
 
-    def score(self, conversations):
+    def score(self, conversations, prompts=None):
         self.calls.append(conversations)
         replies = [conversation[-1]["content"] for conversation in conversations]
         lengths = np.array([len(reply) for reply in replies], dtype=np.float32)
         failed = np.array(["FAIL" in reply for reply in replies])
         scores = Scores(
             rewards=np.where(failed, np.float32(np.nan), lengths),
-            heads={"length": lengths, "half": lengths / 2},
+            components={"length": lengths, "half": lengths / 2},
             num_tokens=np.array([sum(len(m["content"]) for m in c) for c in conversations], dtype=np.int64),
             truncated_tokens=np.array([reply.count("~") for reply in replies], dtype=np.int64),
             errors=tuple("asked to fail" if each else None for each in failed),
@@ -169,7 +170,7 @@ JSON_OPTIONS = {
     "prompts": ["2 + 2?", {"messages": [{"role": "user", "content": "hi"}], "user_turns": ["and?"], "answer": "4"}],
     "group_size": 2,
     "max_turns": 2,
-    "respond": "test_env:say_more",
+    "respond": "test_vector:say_more",
     "max_reply_length": 100,
     "reward_on": "turn",
     "fallback_reward": -1,
@@ -289,7 +290,7 @@ def test_infos_become_lists(mode):
     assert {info["prompt_id"] for info in infos} <= {"p0", "p1", "p2"}
     *_, infos = envs.step(["four", "eight888"])
     info = infos[1]["final_info"] if mode == "SameStep" else infos[1]
-    assert info["heads"] == {"length": 8.0, "half": 4.0}
+    assert info["components"] == {"length": 8.0, "half": 4.0}
     assert info["metrics"]["mean"] == 8.0
 
 
@@ -357,13 +358,16 @@ def test_respond_gives_the_user_turns():
 
 
 @pytest.mark.parametrize("answer", [3, "\ud800"])
-def test_a_wrong_user_turn_is_refused_before_anything_is_scored(answer):
-    recorder = Recorder()
-    envs = make(2, reward_model=recorder, respond=lambda conversation: answer)
+def test_an_invalid_user_turn_is_refused_and_changes_nothing(answer):
+    answers = [answer, "fine"]
+    envs = make(2, respond=lambda conversations, prompts, scores: answers)
     envs.reset(seed=0)
-    with pytest.raises(ConfigError, match="environment 0, what respond returned"):
+    with pytest.raises(ConfigError, match="environment 0: respond returned an invalid turn"):
         envs.step(["a", "b"])
-    assert not recorder.calls
+    answers[0] = None
+    observations, _, terminations, _, _ = envs.step(["a", "b"])
+    assert terminations.tolist() == [True, False]
+    assert [message["content"] for message in observations[1]][1:] == ["b", "fine"]
 
 
 def test_the_turn_limit_truncates():
@@ -556,6 +560,191 @@ def test_unknown_reset_options_are_refused():
         make(2).reset(options={"prompt": 3})
 
 
+class Indexed(Recorder):
+    """Remembers the prompts that came with the conversations."""
+
+    def __init__(self):
+        super().__init__()
+        self.prompts = []
+
+    def score(self, conversations, prompts=None):
+        self.prompts.append(prompts)
+        return super().score(conversations, prompts)
+
+
+def test_every_conversation_is_scored_with_the_row_that_it_started_from():
+    scorer = Indexed()
+    envs = make(3, reward_model=scorer, autoreset_mode="NextStep")
+    _, infos = envs.reset(seed=3)
+    started = list(infos["prompt_id"])
+    envs.step(["a", "b", "c"])
+    assert [each.prompt_id for each in scorer.prompts[0]] == started
+    for call, prompts in zip(scorer.calls, scorer.prompts, strict=True):
+        for conversation, each in zip(call, prompts, strict=True):
+            assert conversation[0] == each.messages[0]
+
+
+def test_a_verifier_is_a_function_of_conversations_and_prompts():
+    def verify(conversations, prompts):
+        return [float(p.answer in c[-1]["content"]) for c, p in zip(conversations, prompts, strict=True)]
+
+    rows = [{"question": "2 + 2?", "answer": 4}, {"question": "3 + 3?", "answer": "6"}]
+    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=verify, prompts=rows)
+    envs.reset(options={"prompt_indices": [1, 0]})
+    assert envs.step(["It is 6.", "It is 6."])[1].tolist() == [1.0, 0.0]
+
+
+def test_given_rows_start_at_given_prompts():
+    envs = one_turn(3)
+    observations, infos = envs.reset(seed=0, options={"prompt_indices": [2, 0, 2]})
+    assert infos["prompt_id"].tolist() == ["p2", "p0", "p2"]
+    assert [observation[0]["content"] for observation in observations] == ["question 2", "question 0", "question 2"]
+    mask = np.array([False, True, False])
+    _, infos = envs.reset(options={"prompt_indices": np.array([0, 1, 0]), "reset_mask": mask})
+    assert (infos["prompt_id"][1], infos["_prompt_id"].tolist()) == ("p1", mask.tolist())
+
+
+@each_mode
+def test_given_prompts_do_not_change_the_order_of_the_others(mode):
+    envs, plain = one_turn(2, autoreset_mode=mode), one_turn(2, autoreset_mode=mode)
+    envs.reset(seed=5, options={"prompt_indices": [0, 0]})
+    assert envs.reset()[1]["prompt_id"].tolist() == plain.reset(seed=5)[1]["prompt_id"].tolist()
+
+
+def test_every_prompt_can_be_visited_exactly_once():
+    prompts = [prompt(k) for k in range(7)]
+    envs = make(7, prompts=prompts)
+    _, infos = envs.reset(options={"prompt_indices": range(7)})
+    assert infos["prompt_id"].tolist() == [f"p{k}" for k in range(7)]
+
+
+def test_groups_start_at_given_prompts_together():
+    envs = one_turn(4, group_size=2)
+    _, infos = envs.reset(seed=0, options={"prompt_indices": [1, 1, 0, 0]})
+    assert infos["prompt_id"].tolist() == ["p1", "p1", "p0", "p0"]
+    assert infos["group_id"][0] == infos["group_id"][1] != infos["group_id"][2] == infos["group_id"][3]
+    before = envs.reset(seed=1)[1]["prompt_id"].tolist()
+    with pytest.raises(ConfigError, match="all 2 environments of group 0 at the same prompt"):
+        envs.reset(options={"prompt_indices": [0, 1, 0, 0]})
+    assert envs.reset(seed=1)[1]["prompt_id"].tolist() == before
+
+
+def test_a_single_environment_starts_at_a_given_prompt():
+    env = gym.make("RewardModel-v0", reward_model=length_reward, prompts=PROMPTS)
+    assert env.reset(options={"prompt_indices": [3]})[1]["prompt_id"] == "p3"
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([0, 3], r"prompt_indices\[1\] must be an index into the 3 prompts, got 3"),
+        ([0, -1], r"prompt_indices\[1\] must be an index into the 3 prompts, got -1"),
+        ([0], "must be 2 integers, one for each environment, got .0."),
+        ([0.0, 1.0], "must be 2 integers"),
+        ("ab", "must be 2 integers"),
+        ([True, False], "must be 2 integers"),
+    ],
+)
+def test_invalid_prompt_indices_are_refused(indices, message):
+    with pytest.raises(ConfigError, match=message):
+        one_turn(2).reset(options={"prompt_indices": indices})
+
+
+# --- the user ----------------------------------------------------------------------------------------------------
+
+
+def test_the_user_is_asked_after_the_scores_once_for_all_rows_that_go_on():
+    events = []
+
+    class Scored(Recorder):
+        def score(self, conversations, prompts=None):
+            events.append(("score", [c[-1]["content"] for c in conversations]))
+            return super().score(conversations, prompts)
+
+    def respond(conversations, prompts, scores):
+        events.append(("respond", [c[-1]["content"] for c in conversations], scores.rewards.tolist()))
+        return ["more?" if reward < 3 else None for reward in scores.rewards]
+
+    envs = make(3, reward_model=Scored(), respond=respond, prompts=[prompt(0)], autoreset_mode="Disabled")
+    envs.reset(seed=0)
+    observations, _, terminations, truncations, _ = envs.step(["a", "bb", "ccc"])
+    assert events == [("score", ["a", "bb", "ccc"]), ("respond", ["a", "bb", "ccc"], [1.0, 2.0, 3.0])]
+    assert terminations.tolist() == [False, False, True]
+    assert not truncations.any()
+    assert [o[-1]["content"] for o in observations] == ["more?", "more?", "ccc"]
+
+
+def test_with_reward_on_end_the_user_is_asked_first_and_without_scores():
+    events = []
+    recorder = Recorder()
+
+    def respond(conversations, prompts, scores):
+        events.append((len(recorder.calls), scores))
+        return [None if c[-1]["content"] == "done" else "go on" for c in conversations]
+
+    envs = make(2, reward_model=recorder, respond=respond, reward_on="end", prompts=[prompt(0)])
+    envs.reset(seed=0)
+    _, rewards, terminations, _, _ = envs.step(["done", "not yet"])
+    assert events == [(0, None)]
+    assert (rewards.tolist(), terminations.tolist()) == ([4.0, 0.0], [True, False])
+    assert [[c[-1]["content"] for c in call] for call in recorder.calls] == [["done"]]
+
+
+def test_a_scorer_can_end_an_episode():
+    class UntilRight(Recorder):
+        def score(self, conversations, prompts=None):
+            ends = ["right" in conversation[-1]["content"] for conversation in conversations]
+            verdicts = np.array(["right" if each else "wrong" for each in ends], dtype=object)
+            return Scores.from_rewards(ends, terminations=ends, infos={"verdict": verdicts})
+
+    envs = make(2, reward_model=UntilRight(), prompts=[prompt(0, "again?", "and again?")], autoreset_mode="Disabled")
+    envs.reset(seed=0)
+    observations, _, terminations, _, infos = envs.step(["right", "wrong"])
+    assert terminations.tolist() == [True, False]
+    assert [o[-1]["content"] for o in observations] == ["right", "again?"]
+    assert infos["verdict"].tolist() == ["right", "wrong"]
+
+
+def test_a_scorer_that_responds_is_the_user_unless_another_is_given():
+    class Talking(Recorder):
+        def respond(self, conversations, prompts, scores):
+            return [f"you said {conversation[-1]['content']}" for conversation in conversations]
+
+    for options, said in (({}, "you said a"), ({"respond": say_more}, "more?")):
+        envs = make(1, reward_model=Talking(), prompts=["hi"], **options)
+        envs.reset(seed=0)
+        (observation,), *_ = envs.step(["a"])
+        assert observation[-1]["content"] == said
+
+
+def test_an_async_user():
+    async def respond(conversations, prompts, scores):
+        return ["go on"] * len(conversations)
+
+    envs = make(2, respond=respond, prompts=["hi"])
+    envs.reset(seed=0)
+    observations, *_ = envs.step(["a", "b"])
+    assert [o[-1]["content"] for o in observations] == ["go on", "go on"]
+    envs.close()
+
+
+def test_a_user_who_fails_leaves_the_step_to_be_tried_again():
+    answers = iter([RuntimeError("the simulator is down"), None])
+
+    def respond(conversations, prompts, scores):
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+        return ["go on"] * len(conversations)
+
+    envs = make(1, respond=respond, prompts=["hi"])
+    envs.reset(seed=0)
+    with pytest.raises(RuntimeError, match="the simulator is down"):
+        envs.step(["a"])
+    (observation,), *_ = envs.step(["a"])
+    assert [message["content"] for message in observation] == ["hi", "a", "go on"]
+
+
 # --- autoreset ---------------------------------------------------------------------------------------------------
 
 
@@ -641,7 +830,7 @@ class Shouter:
     def __init__(self):
         self.calls = 0
 
-    def score(self, conversations):
+    def score(self, conversations, prompts=None):
         self.calls += 1
         for conversation in conversations:
             for message in conversation:
@@ -695,8 +884,8 @@ def test_reward_parts_and_token_counts_are_in_the_infos():
     envs = one_turn(2, reward_model=Recorder(), autoreset_mode="NextStep")
     envs.reset(seed=0)
     *_, infos = envs.step(["four", "~~"])
-    assert infos["heads"]["half"].tolist() == [2.0, 1.0]
-    assert infos["_heads"].tolist() == infos["heads"]["_half"].tolist() == [True, True]
+    assert infos["components"]["half"].tolist() == [2.0, 1.0]
+    assert infos["_components"].tolist() == infos["components"]["_half"].tolist() == [True, True]
     assert infos["num_tokens"].tolist() == [len("question 0") + 4, len("question 0") + 2]
     assert infos["truncated_tokens"].tolist() == [0, 2]
     assert infos["truncated_tokens"].dtype == np.int64
@@ -710,7 +899,7 @@ def test_metrics_of_the_step_are_of_all_environments():
     metrics = envs.metrics
     assert (metrics.num_samples, metrics.mean, metrics.min, metrics.max) == (4, 2.5, 1.0, 4.0)
     assert metrics.length_correlation == pytest.approx(1.0)
-    assert metrics.heads == {"length": 2.5, "half": 1.25}
+    assert metrics.components == {"length": 2.5, "half": 1.25}
 
 
 def test_a_failed_score_goes_up_and_the_same_step_can_be_tried_again():
@@ -740,7 +929,7 @@ def test_a_fallback_is_declared_and_enters_no_statistic():
     _, rewards, _, _, infos = envs.step(["aa", "FAIL", "bbbb"])
     assert rewards.tolist() == [2.0, -5.0, 4.0]
     assert infos["score_ok"].tolist() == [True, False, True]
-    assert infos["_heads"].tolist() == [True, False, True]
+    assert infos["_components"].tolist() == [True, False, True]
     assert infos["metrics"]["count"].tolist() == [1, 0, 1]
     assert (envs.metrics.num_samples, envs.metrics.num_failed, envs.metrics.mean) == (2, 1, 3.0)
 
@@ -755,8 +944,8 @@ def test_a_reward_that_is_no_number_never_comes_out(value):
 
 def test_a_scorer_that_hides_a_nan_is_found_out():
     class Hiding(Recorder):
-        def score(self, conversations):
-            scores = super().score(conversations)
+        def score(self, conversations, prompts=None):
+            scores = super().score(conversations, prompts)
             scores.rewards[0] = np.nan
             return scores
 
@@ -768,7 +957,7 @@ def test_a_scorer_that_hides_a_nan_is_found_out():
 
 def test_a_scorer_that_loses_rows_is_found_out():
     class Losing(Recorder):
-        def score(self, conversations):
+        def score(self, conversations, prompts=None):
             return super().score(conversations[1:])
 
     envs = one_turn(2, reward_model=Losing())
@@ -780,8 +969,8 @@ def test_a_scorer_that_loses_rows_is_found_out():
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_step_can_be_tried_again(error):
     class Interrupted(Recorder):
-        def score(self, conversations):
-            super().score(conversations)
+        def score(self, conversations, prompts=None):
+            super().score(conversations, prompts)
             if len(self.calls) == 2:
                 raise error
             return Recorder().score(conversations)
@@ -956,7 +1145,9 @@ def test_only_a_scorer_that_the_environment_made_is_closed(own, monkeypatch):
         ({"max_turns": 0}, "max_turns must be an integer of at least 1, got 0"),
         ({"max_turns": 1.5}, "max_turns must be an integer"),
         ({"max_reply_length": -1}, "max_reply_length must be an integer of at least 1"),
-        ({"reward_on": "turns"}, "reward_on must be one of .'turn', 'end'., got 'turns'. Did you mean 'turn'"),
+        ({"reward_on": "turns"}, "reward_on must be 'turn' or 'end', got 'turns'. Did you mean 'turn'"),
+        ({"promts": ["a"]}, "promts: unknown setting. Did you mean 'prompts'"),
+        ({"respond": lambda conversation: None}, r"respond must take \(conversations, prompts, scores\)"),
         ({"autoreset_mode": "SameSteps"}, "autoreset_mode must be one of .*Did you mean 'SameStep'"),
         ({"fallback_reward": float("nan")}, "fallback_reward must be a finite number"),
         ({"fallback_reward": "0"}, "fallback_reward must be a finite number"),
@@ -973,7 +1164,7 @@ def test_only_a_scorer_that_the_environment_made_is_closed(own, monkeypatch):
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused(options, message):
+def test_invalid_settings_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         make(2, **options)
 

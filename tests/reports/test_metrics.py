@@ -90,8 +90,8 @@ def test_a_scorer_without_token_counts_has_no_token_statistics():
 
 
 def test_heads_are_averaged_over_the_scored_rows():
-    metrics = reward_metrics([1.0, 2.0, math.nan], heads={"help": [1.0, 3.0, 99.0], "none": [math.nan] * 3})
-    assert metrics.heads == {"help": 2.0}
+    metrics = reward_metrics([1.0, 2.0, math.nan], components={"help": [1.0, 3.0, 99.0], "none": [math.nan] * 3})
+    assert metrics.components == {"help": 2.0}
 
 
 def test_columns_of_another_length_are_refused():

@@ -87,7 +87,7 @@ def test_coroutines_can_wait_for_it(slow):
 
 def test_a_scorer_that_loses_rows_is_told():
     class Loses(RecordingScorer):
-        def score(self, conversations):
+        def score(self, conversations, prompts=None):
             return super().score(conversations[1:])
 
     scorer = MicroBatchingScorer(Loses())
@@ -127,7 +127,7 @@ def test_select_rows_keeps_every_column(recorder):
     scores = recorder.score([chat("q", "a"), chat("q", "bb"), chat("q", "ccc")])
     picked = select_rows(scores, [2, 0])
     assert picked.rewards.tolist() == [0.75, 0.25]
-    assert picked.heads["length"].tolist() == [3.0, 1.0]
+    assert picked.components["length"].tolist() == [3.0, 1.0]
     assert picked.num_tokens.tolist() == [4, 2]
     assert picked.errors == (None, None)
     assert np.array_equal(picked.truncated_tokens, [0, 0])

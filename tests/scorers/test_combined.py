@@ -39,8 +39,8 @@ def test_a_weighted_sum_keeps_its_parts_by_name():
         CONVERSATIONS
     )
     assert scores.rewards.tolist() == [3 - 4, 5 - 4, 0, 9 - 8]
-    assert scores.heads["length"].tolist() == [3, 5, 0, 9]
-    assert scores.heads["vowels"].tolist() == [2, 2, 0, 4]
+    assert scores.components["length"].tolist() == [3, 5, 0, 9]
+    assert scores.components["vowels"].tolist() == [2, 2, 0, 4]
     assert scores.provenance.settings["weights"] == {"length": 1.0, "vowels": -2.0}
     assert set(scores.provenance.settings["members"]) == {"length", "vowels"}
 
@@ -79,7 +79,7 @@ def test_heads_of_a_member_are_parts_too(tmp_path):
     model = {"path": str(folder), "kind": "multi_head", "weights": "sum"}
     scorer = WeightedScorer({"model": model, "length": length}, weights={"model/safe": 3.0, "length": 1.0})
     scores = scorer.score(CONVERSATIONS)
-    np.testing.assert_allclose(scores.rewards, 3 * scores.heads["model/safe"] + scores.heads["length"], rtol=1e-6)
+    np.testing.assert_allclose(scores.rewards, 3 * scores.components["model/safe"] + scores.components["length"], rtol=1e-6)
     with pytest.raises(ConfigError, match=r"no scorer gives the part 'model/saef'.*Did you mean 'model/safe'"):
         WeightedScorer({"model": model}, weights={"model/saef": 1.0}).score(CONVERSATIONS)
 
@@ -107,7 +107,7 @@ def test_a_failing_member_makes_the_row_an_error_and_never_a_partial_sum(combine
     assert caught.value.rows == (1,)
     assert scores.errors[1] == "picky: the reward function returned None"
     assert np.isnan(scores.rewards[1])
-    assert scores.heads["length"].tolist() == [3, 5, 0, 9]
+    assert scores.components["length"].tolist() == [3, 5, 0, 9]
     assert np.isfinite(scores.rewards[[0, 2, 3]]).all()
 
 
@@ -118,7 +118,7 @@ def test_a_failing_member_makes_the_row_an_error_and_never_a_partial_sum(combine
 def test_ensembles(reduction, expected):
     scores = EnsembleScorer({"a": length, "b": vowels}, reduction=reduction).score(CONVERSATIONS)
     assert scores.rewards.tolist() == expected
-    assert scores.heads["b"].tolist() == [2, 2, 0, 4]
+    assert scores.components["b"].tolist() == [2, 2, 0, 4]
 
 
 def test_an_ensemble_of_checkpoints(tmp_path):
@@ -128,7 +128,7 @@ def test_an_ensemble_of_checkpoints(tmp_path):
     )
     alone = np.stack([gym_rm.load_scorer(folder).score(CONVERSATIONS).rewards for folder in folders])
     np.testing.assert_allclose(scores.rewards, alone.mean(axis=0) - alone.std(axis=0), atol=1e-6)
-    assert list(scores.heads) == ["member_0", "member_1", "member_2"]
+    assert list(scores.components) == ["member_0", "member_1", "member_2"]
     assert (scores.num_tokens > 0).all()
 
 

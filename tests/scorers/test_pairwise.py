@@ -42,8 +42,8 @@ def test_pairs_are_read_in_both_orders(causal):
         ab = plain_text_log_odds(causal, a[:-1], a[-1]["content"], b[-1]["content"])
         ba = plain_text_log_odds(causal, a[:-1], b[-1]["content"], a[-1]["content"])
         assert scores.rewards[row] == pytest.approx((ab - ba) / 2, abs=1e-5)
-        assert scores.heads["shown_first"][row] == pytest.approx(ab, abs=1e-5)
-        assert scores.heads["shown_second"][row] == pytest.approx(-ba, abs=1e-5)
+        assert scores.components["shown_first"][row] == pytest.approx(ab, abs=1e-5)
+        assert scores.components["shown_second"][row] == pytest.approx(-ba, abs=1e-5)
 
 
 def test_swapping_a_pair_swaps_the_sign(causal):

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 
-from gym_rm.engine.backbones.tree_attention import TreeAttention, attend, attend_with_flex, to_device
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
+from gym_rm.engine.backbones.tree_attention import TreeAttention, attend, attend_with_flex, to_device
 
 # Architectures whose layer is x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x))).
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
@@ -35,8 +35,9 @@ def can_fuse(backbone: Any) -> bool:
         for part, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")), (layer.mlp, MLP_PROJECTIONS))
         for name in names
     ]
-    # Quantised, adapted, offloaded or watched modules compute more than their weights say.
-    return all(type(projection) is nn.Linear for projection in projections) and not any(
+    # Adapted, offloaded or hooked modules compute more than their weights say.
+    plain = (type(projection) is nn.Linear or isinstance(projection, LowPrecisionLinear) for projection in projections)
+    return all(plain) and not any(
         hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
         for module in backbone.modules()
     )

@@ -1,30 +1,22 @@
-"""What stands between a backbone's hidden states and the numbers: score heads of any name and shape.
-
-Public reward models keep their heads under many names (`score`, `v_head.summary`, `regression_head`, ...). Here a
-head is built from the shapes of the tensors that the checkpoint holds beside its backbone, so that transformers can
-load both and say what is missing; no code of the checkpoint runs.
+"""From a backbone's hidden states to the numbers that a kind reads: heads of any name and shape.
 
 Shapes: hidden `[R, hidden]`, values `[R, K]` in float32 whatever the backbone's precision: products of bfloat16 would
-step by 0.06 at scores around 10.
+step by 0.06 at scores around 10. Heads find their modules by name at every call, because a model in training may get
+another head or an adapter between two calls.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers import PreTrainedModel
 
+from gym_rm.engine.kinds import readouts
 from gym_rm.errors import ConfigError
 
-Shapes = Mapping[str, tuple[int, ...]]
 LOGITS_AT_ONCE = 1 << 26  # numbers: 256 MiB in float32
-ACTIVATIONS = {"relu": nn.ReLU, "selu": nn.SELU, "tanh": nn.Tanh}
 
 
 class Head(Protocol):
@@ -37,25 +29,68 @@ class Head(Protocol):
         ...
 
 
+def make_head(readout: readouts.Readout, model: PreTrainedModel) -> Head:
+    """The head that a readout describes, for a loaded model.
+
+    Raises:
+        ConfigError: the model has no such module, or makes its logits in an unknown way.
+    """
+    match readout:
+        case readouts.ModuleHead(name):
+            return ModuleHead(model, name)
+        case readouts.TokenLogits(token_ids):
+            return TokenLogits(model, token_ids)
+        case readouts.GatedHead(regression, gate, outputs):
+            return GatedHead(model, regression, gate, normal=outputs == "normal")
+    raise AssertionError(f"{readout} is not read from single hidden states")
+
+
 class ModuleHead:
     """A module of the model as its head, applied in float32.
 
     Args:
-        module: a linear layer, or layers of them.
-        num_values: numbers that it gives.
+        model: the whole model.
+        name: of the module, a linear layer or layers of them.
     """
 
-    def __init__(self, module: nn.Module, num_values: int) -> None:
-        self.module = module
-        self.num_values = num_values
+    def __init__(self, model: PreTrainedModel, name: str) -> None:
+        self._model, self._name = model, name
+        self.num_values = width(_submodule(model, name))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Values in float32."""
-        return in_float32(self.module, hidden)
+        return in_float32(_submodule(self._model, self._name), hidden)
+
+
+class GatedHead:
+    """Objectives, and gates with the model's `reward_transform_matrix` folded in, side by side.
+
+    The reward `sum_h gate_h * (objectives @ transform)_h` equals `sum_j objective_j * (gates @ transform^T)_j`.
+
+    Args:
+        model: the whole model.
+        regression, gate: names of modules on hidden states.
+        normal: an objective's numbers are mean and log variance, not quantiles.
+    """
+
+    def __init__(self, model: PreTrainedModel, regression: str, gate: str, *, normal: bool) -> None:
+        self._model, self._regression, self._gate, self._normal = model, regression, gate, normal
+        self._size = width(_submodule(model, gate))
+        self.num_values = 2 * self._size
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Objectives and gates of hidden states, float32 `[R, 2H]`."""
+        numbers = in_float32(_submodule(self._model, self._regression), hidden).reshape(len(hidden), self._size, -1)
+        objectives = numbers[:, :, 0] if self._normal else numbers.mean(dim=2)
+        gates = in_float32(_submodule(self._model, self._gate), hidden).to(objectives.device)
+        transform = getattr(self._model, "reward_transform_matrix", None)
+        if transform is not None:
+            gates = (gates.double() @ transform.to(gates.device).double().T).float()
+        return torch.cat([objectives, gates], dim=1)
 
 
 class TokenLogits:
-    """What the output layer of a causal language model says of tokens of its vocabulary.
+    """What the output layer of a causal language model gives for tokens of its vocabulary.
 
     Args:
         model: a `...ForCausalLM`.
@@ -65,7 +100,7 @@ class TokenLogits:
         ConfigError: not a causal language model, or one that makes its logits in a way that is not known here.
     """
 
-    def __init__(self, model: PreTrainedModel, token_ids: Sequence[int] = ()) -> None:
+    def __init__(self, model: PreTrainedModel, token_ids: tuple[int, ...] = ()) -> None:
         if model.get_output_embeddings() is None:
             raise ConfigError(
                 f"{type(model).__name__} has no output layer over a vocabulary; expected a causal language model."
@@ -118,30 +153,8 @@ class TokenLogits:
             )
 
 
-class GatingNetwork(nn.Module):
-    """Weights of the objectives, from the hidden state at the end of the prompt.
-
-    ArmoRM (arXiv 2406.12845, section 3.2) stacks linear layers, with ReLU between; QRM (arXiv 2409.10164) stores its
-    batch norms too. Both end in `softmax(x / temperature) * logit_scale`.
-    """
-
-    def __init__(self, layers: nn.Sequential, temperature: float) -> None:
-        super().__init__()
-        self.layers = layers
-        self.logit_scale = nn.Parameter(torch.ones(1))
-        self.temperature = temperature
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Weights `[R, H]` of hidden states `[R, hidden]`."""
-        for layer, following in itertools.zip_longest(self.layers, list(self.layers)[1:]):
-            x = layer(x)
-            if isinstance(layer, nn.Linear) and isinstance(following, nn.Linear):
-                x = torch.relu(x)
-        return torch.softmax(x / self.temperature, dim=-1) * self.logit_scale
-
-
 def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:
-    """`module(hidden)` in float32, the module's own weights left in their precision."""
+    """`module(hidden)` in float32; the module's own weights keep their precision."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     device = next(iter(state.values())).device
     cast = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
@@ -149,80 +162,15 @@ def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:
     return values
 
 
-def headed_model(
-    config: PreTrainedConfig, shapes: Shapes, *, backbone: str | None = None, activation: str = "relu"
-) -> type[PreTrainedModel]:
-    """A class of models with the backbone of a configuration and the heads of these shapes, for `from_pretrained`.
-
-    Args:
-        config: of the backbone; its architecture must be one of transformers' own.
-        shapes: of every tensor beside the backbone, by its name in the checkpoint.
-        backbone: prefix of the backbone's tensors; None for the usual one of its architecture.
-        activation: between the linear layers of a head, which leave no trace in a checkpoint.
-
-    Raises:
-        ConfigError: tensors that are no linear layers, batch norms or a gating network.
-    """
-    backbone_class = MODEL_MAPPING[type(config)]
-    prefix = backbone or str(backbone_class.base_model_prefix)
-    parent = next(c for c in backbone_class.__mro__[1:] if issubclass(c, PreTrainedModel))
-
-    def __init__(self: Any, config: PreTrainedConfig) -> None:
-        parent.__init__(self, config)
-        setattr(self, prefix, backbone_class(config))
-        for name, inner in _by_first_name(shapes).items():
-            if "" in inner:
-                self.register_parameter(name, nn.Parameter(torch.zeros(inner[""]), requires_grad=False))
-            else:
-                self.add_module(name, _build(inner, activation, config))
-        self.post_init()
-
-    attributes: dict[str, Any] = {
-        "__init__": __init__,
-        "__module__": __name__,
-        "base_model_prefix": prefix,
-        # Also what quantisation leaves alone.
-        "_keep_in_fp32_modules_strict": sorted(_by_first_name(shapes)),
-    }
-    return type(f"{backbone_class.__name__}WithHeads", (parent,), attributes)
-
-
 def width(module: nn.Module) -> int:
-    """Numbers that a head gives: the outputs of its last linear layer."""
+    """How many numbers a head gives: the outputs of its last linear layer."""
     return int([layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1].out_features)
 
 
-def _by_first_name(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
-    groups: dict[str, dict[str, tuple[int, ...]]] = {}
-    for name, shape in shapes.items():
-        first, _, rest = name.partition(".")
-        groups.setdefault(first, {})[rest] = shape
-    return groups
-
-
-def _build(shapes: Shapes, activation: str, config: PreTrainedConfig) -> nn.Module:
-    """A module whose tensors have these names and shapes."""
-    if "running_mean" in shapes:
-        return nn.BatchNorm1d(shapes["running_mean"][0])
-    weight = shapes.get("weight")
-    if weight is not None and len(weight) == 2 and set(shapes) <= {"weight", "bias"}:
-        return nn.Linear(weight[1], weight[0], bias="bias" in shapes)
-    groups = _by_first_name(shapes)
-    if "logit_scale" in groups and "layers" in groups:
-        layers = _build(groups["layers"], activation, config)
-        assert isinstance(layers, nn.Sequential)
-        if not hasattr(config, "gating_temperature"):
-            raise ConfigError("config.json names no gating_temperature, which the gating network divides by.")
-        return GatingNetwork(layers, float(config.gating_temperature))
-    if any("" in inner for inner in groups.values()):
-        raise ConfigError(f"the head has tensors {sorted(shapes)}, which are no linear layers or batch norms.")
-    built = {name: _build(inner, activation, config) for name, inner in groups.items()}
-    if not all(name.isdigit() for name in built):
-        return nn.Sequential(OrderedDict(built))
-    # Numbers that hold no tensors are activations (after a linear layer) and dropouts, which do nothing in scoring.
-    modules: list[nn.Module] = []
-    for index in range(max(map(int, built)) + 1):
-        after_linear = bool(modules) and isinstance(modules[-1], nn.Linear)
-        nothing = ACTIVATIONS[activation]() if after_linear else nn.Identity()
-        modules.append(built.get(str(index), nothing))
-    return nn.Sequential(*modules)
+def _submodule(model: PreTrainedModel, name: str) -> nn.Module:
+    try:
+        module: nn.Module = model.get_submodule(name)
+    except AttributeError as error:
+        heads = [child for child, _ in model.named_children() if child != model.base_model_prefix]
+        raise ConfigError(f"{type(model).__name__} has no head {name!r}; it has {heads}. Pass head=.") from error
+    return module

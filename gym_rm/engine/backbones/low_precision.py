@@ -10,6 +10,7 @@ what it costs. Shapes: x `[..., K]`, weight `[N, K]`, products `[..., N]`.
 from __future__ import annotations
 
 import abc
+from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -28,15 +29,21 @@ class LowPrecisionLinear(nn.Module, abc.ABC):
     most: ClassVar[float]  # the largest number of the format
     multiple: ClassVar[int]  # of which K and N must be multiples
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, *, keep_source: bool = False) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        weight, scale = self.quantize(linear.weight.detach())
-        self.register_buffer("weight", weight)
-        self.register_buffer("scale", scale.T.contiguous())
         self.bias = linear.bias
         self.weight: Tensor
         self.scale: Tensor
+        self.assign(linear.weight)
+        # In a tuple, so that torch does not take it for a part of this module.
+        self.source: tuple[nn.Linear, ...] = (linear,) if keep_source else ()
+
+    def assign(self, weight: Tensor) -> None:
+        """Take the weight `[N, K]`, quantised."""
+        quantized, scale = self.quantize(weight.detach())
+        self.register_buffer("weight", quantized)
+        self.register_buffer("scale", scale.T.contiguous())
 
     def quantize(self, x: Tensor) -> Scaled:
         """Rows `[T, K]` in 8 bits with their scales `[T, 1]`; a row of NaN keeps a scale of NaN."""
@@ -94,8 +101,16 @@ class Float8Linear(LowPrecisionLinear):
 FORMATS: dict[str, type[LowPrecisionLinear]] = {"int8": Int8Linear, "fp8": Float8Linear}
 
 
-def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
+def quantize_layers(
+    model: PreTrainedModel, quantization: Quantization, device: torch.device, *, keep_source: bool = False
+) -> None:
     """Replace the linear layers of a model's backbone, in place; its head stays as it is.
+
+    Args:
+        model: to change.
+        quantization: the format.
+        device: where the model is.
+        keep_source: keep the layers that are replaced, for `requantize`.
 
     Raises:
         ConfigError: the device does not compute in this format, or the backbone has no such layers.
@@ -115,10 +130,46 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
             if type(child) is not nn.Linear or child.in_features == 1:  # whose integer product torch gets wrong
                 continue
             if not any(size % make.multiple for size in child.weight.shape):
-                setattr(parent, name, make(child))
+                setattr(parent, name, make(child, keep_source=keep_source))
                 replaced += 1
     if not replaced:
         raise ConfigError(f"quantization={quantization!r} found no linear layers in {type(model).__name__}.")
+
+
+def requantize(model: nn.Module) -> None:
+    """Quantise again the layers that kept their source, whose weights may have changed."""
+    for module in model.modules():
+        if isinstance(module, LowPrecisionLinear):
+            for source in module.source:
+                module.assign(source.weight)
+
+
+def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights by name into a model, quantising them where its layers are.
+
+    Raises:
+        ConfigError: a name or shape that the model does not have, or a weight of the model that is missing; nothing
+            has changed then.
+    """
+    quantized = {name: part for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)}
+    parameters = dict(model.named_parameters())
+    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    shapes |= {f"{name}.weight": (part.out_features, part.in_features) for name, part in quantized.items()}
+    given = {name: tuple(tensor.shape) for name, tensor in weights.items() if name in shapes}
+    unknown, missing = sorted(weights.keys() - shapes.keys()), sorted(shapes.keys() - weights.keys())
+    wrong = [f"{name} {given[name]} instead of {shapes[name]}" for name in given if given[name] != shapes[name]]
+    if unknown or missing or wrong:
+        raise ConfigError(
+            f"these weights do not fit {type(model).__name__}: missing {missing[:3]}, unknown {unknown[:3]}, of "
+            f"another shape {wrong[:3]}."
+        )
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            layer = quantized.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
+            if layer is not None:
+                layer.assign(tensor.to(layer.weight.device))
+            else:
+                parameters[name].copy_(tensor)
 
 
 def quantization_of(model: nn.Module) -> Quantization | None:

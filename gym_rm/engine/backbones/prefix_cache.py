@@ -21,7 +21,7 @@ from torch import Tensor
 from gym_rm.engine.backbones.tree_attention import to_device
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
-BLOCK = 16  # tokens that are kept or forgotten together
+CACHE_BLOCK_SIZE = 16  # tokens that are kept or forgotten together
 
 # A block is known by the block before it (-1 at the start of a text) and its own tokens.
 BlockKey: TypeAlias = tuple[int, bytes]
@@ -75,7 +75,7 @@ class PrefixCache:
     """
 
     def __init__(self, num_tokens: int) -> None:
-        self.num_blocks = num_tokens // BLOCK
+        self.num_blocks = num_tokens // CACHE_BLOCK_SIZE
         self.reused_tokens = 0
         self._pools: dict[int, tuple[Tensor, Tensor]] = {}
         self.clear()
@@ -94,15 +94,15 @@ class PrefixCache:
         new: OrderedDict[BlockKey, tuple[int, IntArray]] = OrderedDict()
         in_use: set[int] = set()
         for leaf in np.flatnonzero(tree.subtree_end == np.arange(len(tree)) + 1).tolist():
-            path = tree.path(leaf)
+            ancestors = tree.ancestors(leaf)
             found: list[BlockKey] = []
             block = -1
-            for start in range(0, len(path) - BLOCK + 1, BLOCK):
-                indices = path[start : start + BLOCK]
+            for start in range(0, len(ancestors) - CACHE_BLOCK_SIZE + 1, CACHE_BLOCK_SIZE):
+                indices = ancestors[start : start + CACHE_BLOCK_SIZE]
                 key = (block, tree.input_ids[indices].tobytes())
                 if key in self._blocks:
                     block = self._blocks[key]
-                    slots[indices] = block * BLOCK + np.arange(BLOCK)
+                    slots[indices] = block * CACHE_BLOCK_SIZE + np.arange(CACHE_BLOCK_SIZE)
                     found.append(key)
                 elif key in new:
                     block = new[key][0]
@@ -115,10 +115,10 @@ class PrefixCache:
                 in_use.add(block)
             for key in reversed(found):  # a block is forgotten before the one that it continues
                 self._blocks.move_to_end(key)
-        slots[tree.reads] = -1  # there, hidden states are wanted
+        slots[tree.read_indices] = -1  # there, hidden states are wanted
         computed, given = np.flatnonzero(slots < 0), np.flatnonzero(slots >= 0)
         kept = [indices for _, indices in new.values()]
-        kept_slots = [block * BLOCK + np.arange(BLOCK) for block, _ in new.values()]
+        kept_slots = [block * CACHE_BLOCK_SIZE + np.arange(CACHE_BLOCK_SIZE) for block, _ in new.values()]
         nothing = np.empty(0, dtype=np.int64)
         on_device = (
             computed,
@@ -129,7 +129,10 @@ class PrefixCache:
         )
         try:
             yield KnownPrefixes(
-                computed, self._pools, self.num_blocks * BLOCK, *(to_device(indices, device) for indices in on_device)
+                computed,
+                self._pools,
+                self.num_blocks * CACHE_BLOCK_SIZE,
+                *(to_device(indices, device) for indices in on_device),
             )
         except BaseException:
             self._free += [block for block, _ in new.values()]

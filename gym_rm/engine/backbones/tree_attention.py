@@ -24,17 +24,17 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
-BLOCK = 128  # flex_attention's block of queries and of keys
+FLEX_BLOCK_SIZE = 128  # flex_attention's block of queries and of keys
 MASKED_QUERIES = 512  # most queries that share a mask, which bounds the mask's memory
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 class UnsupportedByTree(RuntimeError):
-    """The model asks its attention for something that the tree does not compute; it takes the padded path."""
+    """The model asks its attention for something that the tree does not compute; it takes padded batches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class QueryBlock:
     """Queries that share their keys.
 
     Attributes:
@@ -73,14 +73,14 @@ class TreeAttention:
         self.computed = computed
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
-        self._blocks: dict[tuple[int | None, bool], list[Block]] = {}
+        self._blocks: dict[tuple[int | None, bool], list[QueryBlock]] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
-    def blocks(self, sliding_window: int | None, *, only_reads: bool = False) -> list[Block]:
-        """All queries in order, or only those at `tree.reads`, as blocks."""
+    def blocks(self, sliding_window: int | None, *, only_reads: bool = False) -> list[QueryBlock]:
+        """All queries in order, or only those at `tree.read_indices`, as blocks."""
         key = (sliding_window, only_reads)
         if key not in self._blocks:
-            some = self.tree.reads if only_reads else self.computed
+            some = self.tree.read_indices if only_reads else self.computed
             self._blocks[key] = list(self._make_blocks(sliding_window, some))
         return self._blocks[key]
 
@@ -90,48 +90,48 @@ class TreeAttention:
             self._block_masks[sliding_window] = _block_mask(self.tree, self.device, sliding_window)
         return self._block_masks[sliding_window]
 
-    def _make_blocks(self, window: int | None, some: IntArray | None) -> Iterator[Block]:
+    def _make_blocks(self, window: int | None, some: IntArray | None) -> Iterator[QueryBlock]:
         """Blocks of the queries at the indices `some`; None for all."""
         tree = self.tree
         starts = tree.node_starts.tolist()
         stops = [*starts[1:], len(tree)]
         bounds = [] if some is None else np.searchsorted(some, [*starts, len(tree)]).tolist()
-        path: list[tuple[int, int]] = []  # the nodes that the current one continues
+        ancestors: list[tuple[int, int]] = []  # the nodes that the current one continues
         for node, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            while path and tree.subtree_end[path[-1][0]] <= start:
-                path.pop()
+            while ancestors and tree.subtree_end[ancestors[-1][0]] <= start:
+                ancestors.pop()
             if some is not None:
                 for first in range(bounds[node], bounds[node + 1], MASKED_QUERIES):
                     last = min(first + MASKED_QUERIES, bounds[node + 1])
-                    yield self._block(first, last, some[first:last], start, path, window)
-            elif not path and (window is None or stop - start <= window):
-                yield Block(start, stop, ((start, stop),), None, causal=True)
+                    yield self._block(first, last, some[first:last], start, ancestors, window)
+            elif not ancestors and (window is None or stop - start <= window):
+                yield QueryBlock(start, stop, ((start, stop),), None, causal=True)
             else:
                 for first in range(start, stop, MASKED_QUERIES):
                     last = min(first + MASKED_QUERIES, stop)
-                    yield self._block(first, last, np.arange(first, last), start, path, window)
-            path.append((start, stop))
+                    yield self._block(first, last, np.arange(first, last), start, ancestors, window)
+            ancestors.append((start, stop))
 
     def _block(
-        self, start: int, stop: int, queries: IntArray, node: int, path: list[tuple[int, int]], window: int | None
-    ) -> Block:
-        """A block of queries inside one node, which see the nodes of the path and their own node up to themselves."""
+        self, start: int, stop: int, queries: IntArray, node: int, ancestors: list[tuple[int, int]], window: int | None
+    ) -> QueryBlock:
+        """A block of queries inside one node, which see its ancestors and their own node up to themselves."""
         positions = self.tree.position_ids
         oldest = 0 if window is None else max(0, int(positions[queries[0]]) - window + 1)
         runs: list[tuple[int, int]] = []
-        for first, last in (*path, (node, int(queries[-1]) + 1)):
+        for first, last in (*ancestors, (node, int(queries[-1]) + 1)):
             first = min(last, first + max(0, oldest - int(positions[first])))  # keys behind every query's window
             if runs and runs[-1][1] == first:
                 runs[-1] = (runs[-1][0], last)  # the first child of a node needs no copy of its parent's keys
             elif first < last:
                 runs.append((first, last))
         if len(queries) == 1:
-            return Block(start, stop, tuple(runs), None, causal=False)
+            return QueryBlock(start, stop, tuple(runs), None, causal=False)
         keys = np.concatenate([positions[first:last] for first, last in runs])
         distance = positions[queries][:, None] - keys
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         mask = to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
-        return Block(start, stop, tuple(runs), mask, causal=False)
+        return QueryBlock(start, stop, tuple(runs), mask, causal=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    blocks: Sequence[Block],
+    blocks: Sequence[QueryBlock],
     scaling: float | None,
     *,
     dropout: float = 0.0,
@@ -292,7 +292,7 @@ def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor
 
 def padded_length(length: int) -> int:
     """Length to which a tree is padded on CUDA: at most 16 distinct lengths per doubling, at most 6 % waste."""
-    step = max(BLOCK, 1 << max(0, (length - 1).bit_length() - 5))
+    step = max(FLEX_BLOCK_SIZE, 1 << max(0, (length - 1).bit_length() - 5))
     return -(-length // step) * step
 
 
@@ -306,7 +306,7 @@ def _eager(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    block: Block,
+    block: QueryBlock,
     scaling: float | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
@@ -354,17 +354,17 @@ def _block_mask(tree: TokenTree, device: torch.device, sliding_window: int | Non
     extra = np.arange(len(tree), length)
     ends = np.concatenate([tree.subtree_end, extra + 1])  # padding attends to itself alone
     positions = np.concatenate([tree.position_ids, np.zeros_like(extra)])
-    blocks = length // BLOCK
-    first = np.arange(blocks) * BLOCK
-    last = first + BLOCK - 1
-    key_ends = ends.reshape(blocks, BLOCK)
+    blocks = length // FLEX_BLOCK_SIZE
+    first = np.arange(blocks) * FLEX_BLOCK_SIZE
+    last = first + FLEX_BLOCK_SIZE - 1
+    key_ends = ends.reshape(blocks, FLEX_BLOCK_SIZE)
 
     needed = (first[None, :] < first[:, None]) & (key_ends.max(axis=1)[None, :] > first[:, None])
     needed |= np.eye(blocks, dtype=bool)
     full = (last[None, :] < first[:, None]) & (key_ends.min(axis=1)[None, :] > last[:, None])
     if sliding_window is not None:
         # Not exact, but safe: inside a full block every query continues every key, so positions differ by index.
-        by_block = positions.reshape(blocks, BLOCK)
+        by_block = positions.reshape(blocks, FLEX_BLOCK_SIZE)
         full &= by_block.max(axis=1)[:, None] - by_block.min(axis=1)[None, :] < sliding_window
 
     subtree_end, position = to_device(np.stack([ends, positions]).astype(np.int32), device)
@@ -385,7 +385,7 @@ def _block_mask(tree: TokenTree, device: torch.device, sliding_window: int | Non
         partial_order,
         full_blocks,
         full_order,
-        BLOCK_SIZE=BLOCK,
+        BLOCK_SIZE=FLEX_BLOCK_SIZE,
         mask_mod=attends,
         seq_lengths=(length, length),
     )

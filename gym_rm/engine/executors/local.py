@@ -3,67 +3,324 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import nn
+from transformers import PreTrainedModel
 
-from gym_rm.engine.kinds import RewardModel
-from gym_rm.engine.kinds.reward_model import Batch
+from gym_rm.engine.backbones.decoder import device_of, num_embeddings
+from gym_rm.engine.backbones.fused import MODEL_TYPES
+from gym_rm.engine.backbones.low_precision import (
+    assign_weights,
+    quantization_of,
+    quantize_layers,
+    requantize,
+)
+from gym_rm.engine.backbones.prefix_cache import PrefixCache
+from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
+from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
+from gym_rm.engine.loading.checkpoint import Checkpoint, load_model
+from gym_rm.engine.loading.trial import Candidate, Forward, check_forward, choose_forward, longest_shared
+from gym_rm.engine.token_tree import Batch, BatchPlan
+from gym_rm.errors import ConfigError, warn_once
+from gym_rm.scores import FloatArray
 
-# Running a tree switches the model's attention for a moment: scorers that share a model take turns.
-_TURNS: WeakKeyDictionary[torch.nn.Module, threading.RLock] = WeakKeyDictionary()
+CUDA_BATCHED_TOKENS = 32_768  # enough to fill any GPU; more only holds memory
+CPU_BATCHED_TOKENS = 2048  # activations of more tokens leave the caches, and their pages are mapped anew each time
+
+# Running a tree switches the model's attention for a moment: executors that share a model exclude each other.
+_MODEL_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 class LocalExecutor:
     """Runs batches on the device that holds the model; nothing synchronises before the one copy back.
 
-    Args:
-        model: the reward model.
+    Example:
+        >>> from gym_rm.engine.kinds.readouts import ModuleHead
+        >>> executor = LocalExecutor()
+        >>> info = executor.load(LoadSpec(model, ModuleHead("score")))  # doctest: +SKIP
     """
 
-    def __init__(self, model: RewardModel) -> None:
-        self.model = model
-        self._asleep: list[tuple[torch.nn.Parameter | torch.Tensor, torch.device]] | None = None
-        self._host: dict[int, torch.Tensor] = {}
+    def __init__(self) -> None:
+        self._model: RewardModel | None = None
+        self._spec: LoadSpec | None = None
+        self._prefix_cache: PrefixCache | None = None
+        self._rotaries: list[nn.Module] = []
+        self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
+        self._pinned: list[torch.Tensor] = []
 
-    @torch.inference_mode()
-    def run(self, batches: Sequence[Batch]) -> NDArray[np.float32]:
-        """Values of all batches stacked, float32 `[sum R, K]`."""
+    def load(self, spec: LoadSpec) -> ModelInfo:
+        """See `Executor.load`."""
+        self._spec = spec
+        model, reference = self._prepare(spec.model), spec.reference
+        self._prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
+        self._model = make_reward_model(
+            spec.readout, model, None if reference is None else self._prepare(reference), self._prefix_cache
+        )
+        self._rotaries = _rotaries_that_remember(self._model)
+        candidate = Candidate(
+            name=type(model).__name__,
+            config=model.config,
+            dtype=str(_dtype_of(model)).removeprefix("torch."),
+            can_take_trees=bool(self._model.decoders) and spec.tree,
+            can_fuse=bool(self._model.decoders) and all(decoder.fuse for decoder in self._model.decoders),
+        )
+        forward = choose_forward(candidate, self._try)
+        self._set_fused(forward.fuse)
+        if spec.quantization is not None:
+            for each in self._model.models:
+                quantize_layers(each, spec.quantization, device_of(each), keep_source=not _is_ours(spec, each))
+            check_forward(candidate, forward, self._try)
+            self._set_fused(forward.fuse)
+        self._require_prefix_cache(forward)
+        if forward.layout == "one_by_one":
+            warn_once(
+                f"{candidate.name} gives the plain model's numbers only one conversation at a time: scoring is exact "
+                "and slow."
+            )
+        return ModelInfo(
+            layout=forward.layout,
+            fused=forward.fuse,
+            num_values=self._model.num_values,
+            dtype=candidate.dtype,
+            device=str(device_of(model)),
+            max_num_batched_tokens=_automatic_budget(model),
+            max_positions=min(filter(None, map(_max_positions, self._model.models)), default=None),
+            num_embeddings=num_embeddings(model),
+            longest_shared=longest_shared(model.config),
+            revision=getattr(model.config, "_commit_hash", None),
+            quantization=quantization_of(model),
+        )
+
+    def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
+        """See `Executor.run`."""
         if self._asleep is not None:
             self.wake()
-        if not batches:
-            return np.empty((0, self.model.num_values), dtype=np.float32)
-        with contextlib.ExitStack() as stack:
-            for module in sorted(self.model.modules, key=id):
-                stack.enter_context(_TURNS.setdefault(module, threading.RLock()))
-            stack.enter_context(self.model.evaluating())
-            values = [self.model.forward(batch) for batch in batches]
-        stacked: NDArray[np.float32] = torch.cat(values).cpu().numpy()
-        return stacked
+        model = self._loaded()
+        results: list[BatchResult] = []
+        values: list[torch.Tensor] = []
+        with torch.inference_mode(), _undisturbed(model):
+            for batch in batches:
+                reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
+                failure = None
+                try:
+                    _forget_lengths(self._rotaries)
+                    values.append(model.values(batch))
+                except Exception as error:  # told as the result of this batch
+                    failure = _failure(error)
+                if failure is not None:
+                    _free_memory()  # out here the failed forward's tensors are gone
+                    results.append(failure)
+                    continue
+                reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens - reused
+                results.append(BatchResult(reused_tokens=reused))
+            none = np.empty((0, model.num_values), dtype=np.float32)
+            stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
+        start = 0
+        for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
+            if result.error is None:
+                mine = stacked[start : start + batch.num_reads]
+                results[index] = BatchResult(mine, reused_tokens=result.reused_tokens)
+                start += batch.num_reads
+        return results
+
+    def update_weights(self, weights: Weights) -> None:
+        """See `Executor.update_weights`. A folder is read on the CPU, tensor by tensor onto the device."""
+        model, spec = self._loaded(), self._spec
+        assert spec is not None
+        if self._asleep is not None:
+            self.wake()
+        if not isinstance(weights, Mapping):
+            if not isinstance(spec.model, Checkpoint):
+                raise ConfigError(
+                    "a model that was handed over takes tensors by name (a state dict), or is loaded by its owner; got "
+                    f"{weights!r}."
+                )
+            weights = dict(load_model(spec.model.at(weights), device=torch.device("cpu")).named_parameters())
+        with _undisturbed(model):
+            assign_weights(model.models[0], weights)
+        self.clear_cache()
 
     def sleep(self) -> None:
         """Free the device's memory; the weights wait in host memory, allocated once and kept."""
         if self._asleep is not None:
             return
-        self._asleep = []
-        for tensor in (t for module in self.model.modules for t in (*module.parameters(), *module.buffers())):
-            if tensor.device.type != "cuda":
-                continue
-            host = self._host.get(id(tensor))
-            if host is None:
-                host = self._host[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            host.copy_(tensor.data)  # each time: the weights of a model in training change
-            self._asleep.append((tensor, tensor.device))
-            tensor.data = host
-        if self._asleep:
-            torch.cuda.empty_cache()
+        model = self._loaded()
+        self.clear_cache()
+        with _undisturbed(model):
+            tensors = [t for each in model.models for t in (*each.parameters(), *each.buffers()) if t.is_cuda]
+            if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in self._pinned]:
+                self._pinned = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+            self._asleep = [(tensor, tensor.device) for tensor in tensors]
+            for tensor, host in zip(tensors, self._pinned, strict=True):
+                host.copy_(tensor.data)  # each time: the weights of a model in training change
+                tensor.data = host
+        _free_memory()
 
     def wake(self) -> None:
         """Bring the weights back to their devices."""
         for tensor, device in self._asleep or ():
             tensor.data = tensor.data.to(device, non_blocking=True)
         self._asleep = None
+
+    def clear_cache(self) -> None:
+        """Forget keys and values, and quantise the weights of a model that was handed over again."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
+        if self._spec is not None and self._spec.quantization is not None:
+            for model in self._loaded().models:
+                requantize(model)
+
+    def close(self) -> None:
+        """Give up the model."""
+        self._model = self._spec = self._prefix_cache = None
+        self._rotaries, self._asleep, self._pinned = [], None, []
+        _free_memory()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process's memory alone."""
+        if self._asleep is not None:
+            self.wake()
+        self.clear_cache()
+        return {**self.__dict__, "_pinned": []}
+
+    @property
+    def models(self) -> tuple[PreTrainedModel, ...]:
+        """The Hugging Face models that it runs."""
+        return self._loaded().models
+
+    # --- parts -------------------------------------------------------------------------------------------------
+
+    def _loaded(self) -> RewardModel:
+        if self._model is None:
+            raise ConfigError("this executor holds no model: it was not loaded, or is closed.")
+        return self._model
+
+    def _prepare(self, source: ModelSource) -> PreTrainedModel:
+        """The model to run. Quantising must not change a model of somebody else's: its modules are copied first."""
+        assert self._spec is not None
+        if isinstance(source, Checkpoint):
+            return load_model(source)
+        if self._spec.quantization is None:
+            return source
+        shared = {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
+        copied: PreTrainedModel = copy.deepcopy(source, shared)
+        return copied
+
+    @torch.inference_mode()
+    def _try(self, plan: BatchPlan, fuse: bool) -> FloatArray:
+        """Values of a plan as the trial compares them."""
+        model = self._loaded()
+        self._set_fused(fuse)
+        parts = []
+        with _undisturbed(model):
+            for batch in plan.batches:
+                _forget_lengths(self._rotaries)
+                try:
+                    parts.append(model.trial_values(batch).float())
+                except torch.OutOfMemoryError as error:
+                    # Says nothing about the layout.
+                    raise MemoryError(f"out of memory with a trial of {batch.input_ids.size} tokens") from error
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
+        values: FloatArray = torch.cat(parts).cpu().numpy()
+        return values
+
+    def _set_fused(self, fuse: bool) -> None:
+        for decoder in self._loaded().decoders:
+            decoder.fuse = fuse
+
+    def _require_prefix_cache(self, forward: Forward) -> None:
+        if self._prefix_cache is None or (forward.layout == "tree" and forward.fuse):
+            return
+        model = type(self._loaded().models[0]).__name__
+        raise ConfigError(
+            f"prefix_cache_tokens needs a single decoder of a type in {sorted(MODEL_TYPES)} over the token tree; this "
+            f"is a {model}, layout {forward.layout!r}."
+        )
+
+
+def _is_ours(spec: LoadSpec, model: PreTrainedModel) -> bool:
+    sources = (spec.model, spec.reference)
+    return all(isinstance(source, Checkpoint) for source in sources if source is not None)
+
+
+@contextlib.contextmanager
+def _undisturbed(model: RewardModel) -> Iterator[None]:
+    """Alone with the models, without dropout and autocast; they are left as they were."""
+    with contextlib.ExitStack() as stack:
+        for each in sorted(model.models, key=id):
+            stack.enter_context(_MODEL_LOCKS.setdefault(each, threading.RLock()))
+        training = [part for whole in model.models for part in whole.modules() if part.training]
+        for part in training:
+            part.training = False
+        try:
+            with torch.autocast(device_of(model.models[0]).type, enabled=False):
+                yield
+        finally:
+            for part in training:
+                part.training = True
+
+
+def _rotaries_that_remember(model: RewardModel) -> list[nn.Module]:
+    """Rotary embeddings of the kind `dynamic`, whose frequencies depend on the longest text that they have seen."""
+    parts = (part for whole in model.models for part in whole.modules())
+    return [part for part in parts if "dynamic" in str(getattr(part, "rope_type", ""))]
+
+
+def _forget_lengths(rotaries: Sequence[nn.Module]) -> None:
+    """Let the frequencies follow each forward's own length, so that scores do not depend on earlier ones."""
+    for module in rotaries:
+        for name in [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]:
+            prefix = name.removesuffix("inv_freq")
+            if not prefix.endswith("original_"):
+                original = getattr(module, f"{prefix}original_inv_freq")
+                module.register_buffer(name, original.to(getattr(module, name).device), persistent=False)
+                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+
+
+def _failure(error: Exception) -> BatchResult:
+    out_of_memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+    return BatchResult(error=f"{type(error).__name__}: {error}", out_of_memory=out_of_memory)
+
+
+def _free_memory() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _dtype_of(model: PreTrainedModel) -> torch.dtype:
+    dtype: torch.dtype = next(model.base_model.parameters()).dtype
+    return dtype
+
+
+def _max_positions(model: PreTrainedModel) -> int | None:
+    for name, module in model.named_modules():
+        learned = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
+        if learned and module.padding_idx is not None:
+            # Learned positions that start behind the padding index, as in RoBERTa.
+            return int(module.num_embeddings - module.padding_idx - 1)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(limit) if limit and limit > 0 else None  # XLNet says -1
+
+
+def _automatic_budget(model: PreTrainedModel) -> int:
+    device = device_of(model)
+    if device.type != "cuda":
+        return CPU_BATCHED_TOKENS
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(CUDA_BATCHED_TOKENS, max(CPU_BATCHED_TOKENS, int(0.5 * free / bytes_per_token(model))))
+
+
+def bytes_per_token(model: PreTrainedModel) -> int:
+    """Upper estimate of the activations of one token in one layer: what a budget by free memory divides by."""
+    config = model.config.get_text_config()
+    hidden = int(config.hidden_size)
+    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
+    return _dtype_of(model).itemsize * (12 * hidden + 4 * inner)

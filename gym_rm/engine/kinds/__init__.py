@@ -1,36 +1,52 @@
-"""Which kind of reward model? One file per answer."""
+"""What does this model's output mean? One file per answer; no weights.
 
-from gym_rm.engine.loading.checkpoint import Checkpoint, load_checkpoint
-from gym_rm.engine.kinds.decoder import DecoderRewardModel
-from gym_rm.engine.kinds.encoder import EncoderRewardModel
-from gym_rm.engine.loading.families import FAMILIES, KINDS, Family
-from gym_rm.engine.kinds.generative import GenerativeRewardModel
-from gym_rm.engine.kinds.implicit import ImplicitRewardModel
-from gym_rm.engine.kinds.make import make_reward_model
-from gym_rm.engine.loading.trial import check_layout, choose_layout, longest_shared
-from gym_rm.engine.kinds.multi_head import GatedRewardModel, MultiHeadRewardModel, Objectives
-from gym_rm.engine.kinds.pair_encoder import PairEncoderRewardModel
-from gym_rm.engine.kinds.process import ProcessRewardModel
-from gym_rm.engine.kinds.reward_model import RewardModel
+`KINDS` is the one table of kinds: a kind's name, its class, and in `Options` what it can be asked.
+"""
 
-__all__ = [
-    "FAMILIES",
-    "KINDS",
-    "Checkpoint",
-    "DecoderRewardModel",
-    "EncoderRewardModel",
-    "Family",
-    "GatedRewardModel",
-    "GenerativeRewardModel",
-    "ImplicitRewardModel",
-    "MultiHeadRewardModel",
-    "Objectives",
-    "PairEncoderRewardModel",
-    "ProcessRewardModel",
-    "RewardModel",
-    "check_layout",
-    "choose_layout",
-    "load_checkpoint",
-    "longest_shared",
-    "make_reward_model",
-]
+from __future__ import annotations
+
+from gym_rm.engine.kinds.decoder import DecoderKind
+from gym_rm.engine.kinds.encoder import EncoderKind
+from gym_rm.engine.kinds.gated import GatedKind
+from gym_rm.engine.kinds.generative import GenerativeKind
+from gym_rm.engine.kinds.implicit import ImplicitKind
+from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction
+from gym_rm.engine.kinds.multi_head import MultiHeadKind
+from gym_rm.engine.kinds.pair_encoder import PairEncoderKind
+from gym_rm.engine.kinds.process import ProcessKind
+from gym_rm.errors import ConfigError
+
+KINDS: dict[str, type[Kind]] = {
+    kind.name: kind
+    for kind in (
+        DecoderKind,
+        EncoderKind,
+        MultiHeadKind,
+        GatedKind,
+        ProcessKind,
+        GenerativeKind,
+        ImplicitKind,
+        PairEncoderKind,
+    )
+}
+
+__all__ = ["KINDS", "Kind", "ModelFacts", "Reduction", "detect_kind"]
+
+
+def detect_kind(facts: ModelFacts) -> str:
+    """A decoder or an encoder; with several outputs, only what the configuration weighs.
+
+    Raises:
+        ConfigError: several outputs and no weights for them.
+    """
+    config = facts.config
+    if config.num_labels == 1:
+        return "decoder" if "score" in facts.heads else "encoder"
+    if getattr(config, "objective_weights", None) is not None:
+        return "multi_head"
+    labels = [config.id2label[index] for index in sorted(config.id2label)]
+    raise ConfigError(
+        f"{facts.name!r} has a head of {config.num_labels} outputs {labels[:8]}, and a reward is one number: pass "
+        "kind='multi_head' with weights= ({label: weight}, a list, one label, 'mean' or 'sum'), or kind='process' with "
+        "step_token= if the outputs judge steps."
+    )

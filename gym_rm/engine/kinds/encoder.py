@@ -1,44 +1,33 @@
-"""A bidirectional encoder with a classification head, over padded batches sorted by length."""
+"""A bidirectional encoder, or another classifier that pools by itself: its one logit is the reward."""
 
 from __future__ import annotations
 
-import torch
-from transformers import PreTrainedModel
+from dataclasses import dataclass
 
-from gym_rm.engine.kinds.reward_model import Batch, RewardModel, as_plain
-from gym_rm.engine.text.renderer import Presentation
-from gym_rm.engine.token_tree import PaddedBatch
-
-
-class EncoderRewardModel(RewardModel):
-    """A `...ForSequenceClassification` that pools by itself; modules above the backbone run in float32.
-
-    Args:
-        model: the classifier, with `num_labels` 1.
-    """
-
-    kind = "encoder"
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(model)
-        self.presentation = Presentation(encoder=True)
-        self.num_values = model.config.num_labels
-        for name, module in model.named_children():
-            if name != model.base_model_prefix:
-                module.float()
-                module.register_forward_pre_hook(_to_float32)
-
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits of the rows that the batch reads, float32 `[R, num_labels]`."""
-        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
-        inputs = as_plain(batch, self.device, self.model.config.pad_token_id or 0)
-        if getattr(self.model.config, "type_vocab_size", 0) < 2:
-            inputs.pop("token_type_ids", None)
-        logits: torch.Tensor = self.model(**inputs).logits
-        return logits.float()[torch.from_numpy(batch.reads[:, 0]).to(logits.device)]
+from gym_rm.config import Config
+from gym_rm.engine.kinds.decoder import require_one_output
+from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction, no_components
+from gym_rm.engine.kinds.readouts import ClassifierLogits
+from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.token_tree import IntArray
+from gym_rm.scores import FloatArray
 
 
-def _to_float32(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(
-        value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value for value in inputs
-    )
+@dataclass(frozen=True, slots=True)
+class EncoderKind(Kind):
+    """The logit of a `...ForSequenceClassification` with one label."""
+
+    name = "encoder"
+
+    class Options(Config):
+        """`kind="encoder"` has no options."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts, options: Options) -> EncoderKind:
+        """See `Kind.of`."""
+        require_one_output(facts, facts.config.num_labels, "encoder")
+        return cls(ClassifierLogits(), InputFormat(encoder=True))
+
+    def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
+        """The logit of each sequence."""
+        return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))

@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-from torch import Tensor
-from transformers import PreTrainedModel
-
+from gym_rm.config import Config, Flag
+from gym_rm.engine.kinds.decoder import LastTokenKind, padding_of
+from gym_rm.engine.kinds.kind import ModelFacts, Reduction, no_components
+from gym_rm.engine.kinds.readouts import TokenLogits
+from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.templates import token_of
+from gym_rm.engine.token_tree import IntArray
 from gym_rm.errors import ConfigError
-from gym_rm.engine.kinds.decoder import DecoderRewardModel
-from gym_rm.engine.backbones.heads import TokenLogits
-from gym_rm.engine.kinds.reward_model import Batch
-from gym_rm.engine.text.renderer import Presentation, token_of
+from gym_rm.scores import FloatArray
 
 
-class GenerativeRewardModel(DecoderRewardModel):
+@dataclass(frozen=True, slots=True)
+class GenerativeKind(LastTokenKind):
     """`log p(good answer) - log p(bad answer)` as the first token of the model's own turn.
 
-    The question comes after the conversation, so conversations share their prompts in the tree as ever.
-
-    Args:
-        model: a `...ForCausalLM`.
-        tokenizer: its tokenizer.
-        question: what the user asks after the conversation; None asks nothing.
-        answers: the good and the bad answer, each one token.
-        generation_prompt: whether the template starts the model's turn before the answer is read.
-
-    Raises:
-        ConfigError: an answer is more than one token, or the model is no causal language model.
+    The question comes after the conversation, so conversations still share their prompts in the tree.
     """
 
-    kind = "generative"
+    name = "generative"
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        *,
-        question: str | None = "Is the reply correct? Answer Yes or No.",
-        answers: tuple[str, str] = ("Yes", "No"),
-        generation_prompt: bool = True,
-    ) -> None:
-        good, bad = (token_of(tokenizer, answer) for answer in answers)
+    class Options(Config):
+        """Options of `kind="generative"`."""
+
+        question: str | None = "Is the reply correct? Answer Yes or No."
+        """What the user asks after the conversation; None asks nothing."""
+        answers: tuple[str, str] = ("Yes", "No")
+        """The good and the bad answer, each a single token."""
+        generation_prompt: Flag = True
+        """Whether the template starts the model's turn before the answer is read."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts, options: Options) -> GenerativeKind:
+        """See `Kind.of`."""
+        good, bad = (token_of(facts.tokenizer, answer) for answer in options.answers)
         if good == bad:
-            raise ConfigError(f"answers must be two different tokens; got {answers!r}.")
-        super().__init__(model, head=TokenLogits(model, [good, bad]), pooling="last")
-        self.presentation = Presentation(question=question, generation_prompt=generation_prompt)
-        self.answers = tuple(answers)
-        self.num_values = 1
+            raise ConfigError(f"answers must be two different tokens; got {options.answers!r}.")
+        return cls(
+            TokenLogits((good, bad)),
+            InputFormat(question=options.question, generation_prompt=options.generation_prompt),
+            settings={"question": options.question, "answers": list(options.answers)},
+            pooling="last",
+            padding=padding_of(facts.config),
+        )
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What is asked, and what may be answered."""
-        return {"question": self.presentation.question, "answers": list(self.answers)}
-
-    def forward(self, batch: Batch) -> Tensor:
-        """Log-odds at the batch's reads, float32 `[R, 1]`."""
-        logits = super().forward(batch)
-        return logits[:, :1] - logits[:, 1:]
+    def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
+        """Log-odds of each sequence: the softmax cancels in the difference of the logits."""
+        last = values[starts[1:] - 1]
+        return Reduction(last[:, 0] - last[:, 1], no_components(len(last)))

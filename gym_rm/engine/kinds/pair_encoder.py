@@ -2,74 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from gym_rm.errors import RenderError
-from gym_rm.engine.backbones.heads import in_float32
-from gym_rm.engine.kinds.reward_model import Batch, RewardModel, as_plain
-from gym_rm.engine.text.renderer import Presentation, Rendered
-from gym_rm.engine.token_tree import IntArray, PaddedBatch
+from gym_rm.config import Config
+from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction, no_components
+from gym_rm.engine.kinds.readouts import MarkerPairs
+from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.rendered import Rendered
+from gym_rm.engine.token_tree import IntArray
+from gym_rm.errors import ConversationError
+from gym_rm.scores import FloatArray
 
 MARKERS = ("<|source|>", "<|candidate1|>", "<|candidate2|>")
 TEMPLATE = "{% for m in messages %}{{ cls_token + '<|' + m['role'] + '|>' + m['content'] + sep_token }}{% endfor %}"
 
 
-class PairEncoderRewardModel(RewardModel):
+@dataclass(frozen=True, slots=True)
+class PairEncoderKind(Kind):
     """PairRM (arXiv 2306.02561, section 3.2): `head(source, candidate 1) - head(source, candidate 2)`.
 
     The hidden states at the three marker tokens stand for the texts after them. Conversations for this model have
     three messages, of the roles `source`, `candidate1` and `candidate2`; `PairwiseScorer` writes them.
 
-    Args:
-        model: an encoder with a head on two concatenated hidden states.
-        tokenizer: to look up the markers.
-        head: name of the head in the model.
+    Attributes:
+        markers: ids of the marker tokens.
     """
 
-    kind = "pair_encoder"
+    name = "pair_encoder"
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any, *, head: str = "head_layer") -> None:
-        super().__init__(model)
-        self._head: nn.Module = model.get_submodule(head)
-        self._markers = tokenizer.convert_tokens_to_ids(list(MARKERS))
-        self.presentation = Presentation(encoder=True, control_tokens=MARKERS)
+    markers: tuple[int, int, int] = (-1, -1, -1)
 
-    def reads(self, rendered: Rendered) -> IntArray:
+    class Options(Config):
+        """Options of `kind="pair_encoder"`."""
+
+        head: str = "head_layer"
+        """Name of the head on two concatenated hidden states in the model."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts, options: Options) -> PairEncoderKind:
+        """See `Kind.of`."""
+        facts.outputs_of(options.head)
+        source, first, second = facts.tokenizer.convert_tokens_to_ids(list(MARKERS))
+        markers = (int(source), int(first), int(second))
+        return cls(
+            MarkerPairs(options.head, markers), InputFormat(encoder=True, control_tokens=MARKERS), markers=markers
+        )
+
+    def read_positions(self, rendered: Rendered) -> IntArray:
         """The marker of the second candidate; the others are found from it."""
-        places = [np.flatnonzero(rendered.input_ids == marker) for marker in self._markers]
-        if [len(place) for place in places] != [1, 1, 1]:
-            raise RenderError(
+        found = [np.flatnonzero(rendered.input_ids == marker) for marker in self.markers]
+        if [len(positions) for positions in found] != [1, 1, 1]:
+            raise ConversationError(
                 "this reward model compares two replies; use load_scorer({'kind': 'pairwise', 'path': ...}) and its "
                 "score_pairs, or give it a reference reply."
             )
-        return places[-1]
+        return found[-1]
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Log-odds that the first candidate is better, float32 `[R, 1]`."""
-        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
-        hidden = self._hidden_states(batch)
-        rows = batch.reads[:, 0]
-        at = [(batch.input_ids[rows] == marker).argmax(axis=1) for marker in self._markers]
-        places = torch.from_numpy(np.stack([rows, *at])).to(hidden.device)
-        source, first, second = (hidden[places[0], place] for place in places[1:])
-        left = in_float32(self._head, torch.cat([source, first], dim=1))
-        right = in_float32(self._head, torch.cat([source, second], dim=1))
-        return (left - right).mean(dim=1, keepdim=True)
-
-    def trial(self, batch: Batch) -> Tensor:
-        """Hidden states: a text without markers has no pair to compare."""
-        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
-        hidden = self._hidden_states(batch)
-        rows, positions = torch.from_numpy(batch.reads.T).to(hidden.device)
-        return hidden[rows, positions]
-
-    def _hidden_states(self, batch: PaddedBatch) -> Tensor:
-        inputs = as_plain(batch, self.device, self.model.config.pad_token_id or 0)
-        inputs.pop("token_type_ids", None)
-        hidden: Tensor = self.model.base_model(**inputs).last_hidden_state
-        return hidden
+    def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
+        """Log-odds that the first candidate is better."""
+        return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))

@@ -2,93 +2,97 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
-from gym_rm.errors import ConfigError, RenderError
-from gym_rm.engine.kinds.decoder import DecoderRewardModel
-from gym_rm.engine.backbones.heads import Head
-from gym_rm.engine.kinds.reward_model import Batch, FloatArray
-from gym_rm.engine.text.renderer import Presentation, Rendered, token_of
+from gym_rm.config import Config
+from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction, no_components
+from gym_rm.engine.kinds.readouts import ModuleHead, Readout, TokenLogits
+from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.rendered import Rendered
+from gym_rm.engine.text.templates import token_of
 from gym_rm.engine.token_tree import IntArray
+from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.scores import FloatArray
 
-Reduction: TypeAlias = Literal["min", "mean", "last", "product"]
-REDUCTIONS = ("min", "mean", "last", "product")
+StepReduction: TypeAlias = Literal["min", "mean", "last", "product"]
 
 
-class ProcessRewardModel(DecoderRewardModel):
+@dataclass(frozen=True, slots=True)
+class ProcessKind(Kind):
     """The probability that each step is good, and their minimum, mean, last or product as the reward.
 
     The reply is split at `step_separator` and `step_token` is written after every step, as the model card of
     Qwen2.5-Math-PRM (arXiv 2501.07301) does it. A reply that spells the step token gets it as plain text.
 
-    Args:
-        model: the backbone with its head.
-        tokenizer: to look up the step token.
-        head: two outputs are the logits of (bad, good), whose softmax is taken; one output is squashed by a sigmoid.
-        step_token: the token at which the model was trained to judge.
-        step_separator: what separates steps in a reply.
+    Attributes:
+        step_id: id of the step token.
         reduction: of the steps to one reward.
         good_label: which of two outputs is the good one.
-
-    Raises:
-        ConfigError: the step token is not one token, or the head has more than two outputs.
     """
 
-    kind = "process"
+    name = "process"
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        *,
-        head: Head | None = None,
-        step_token: str,
-        step_separator: str = "\n\n",
-        reduction: Reduction = "min",
-        good_label: int = 1,
-    ) -> None:
-        super().__init__(model, head=head, pooling="last")
-        if self.num_values > 2 or good_label not in (0, 1):
-            raise ConfigError(
-                f"a process reward model says good or bad; this head has {self.num_values} outputs, good_label is "
-                f"{good_label}."
-            )
-        if reduction not in REDUCTIONS:
-            raise ConfigError(f"reduction must be one of {REDUCTIONS}; got {reduction!r}.")
-        self.presentation = Presentation(step_token=step_token, step_separator=step_separator)
-        self.reduction = reduction
-        self._good = good_label
-        self._step_id = token_of(tokenizer, step_token)
-        self._outputs, self.num_values = self.num_values, 1
+    step_id: int = -1
+    reduction: StepReduction = "min"
+    good_label: int = 1
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """How steps are marked and reduced."""
-        shown = self.presentation
-        return {"step_token": shown.step_token, "step_separator": shown.step_separator, "reduction": self.reduction}
+    class Options(Config):
+        """Options of `kind="process"`. Two outputs are the logits of (bad, good), one is that of good."""
 
-    def reads(self, rendered: Rendered) -> IntArray:
+        step_token: str
+        """The token at which the model was trained to judge."""
+        step_separator: str = "\n\n"
+        """What separates steps in a reply."""
+        reduction: StepReduction = "min"
+        """Of the steps to one reward."""
+        good_label: Literal[0, 1] = 1
+        """Which of two outputs is the good one."""
+        head: str = "score"
+        """Name of the head in the model."""
+        answers: tuple[str, str] | None = None
+        """For a causal language model without a head: the good and the bad answer that it gives at the step token."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts, options: Options) -> ProcessKind:
+        """See `Kind.of`."""
+        readout: Readout
+        if options.answers is None:
+            outputs = facts.outputs_of(options.head)
+            readout = ModuleHead(options.head)
+        else:
+            good, bad = (token_of(facts.tokenizer, answer) for answer in options.answers)
+            outputs, readout = 2, TokenLogits((bad, good))
+        if outputs > 2:
+            raise ConfigError(f"a process reward model says good or bad; this head has {outputs} outputs.")
+        marks = {"step_token": options.step_token, "step_separator": options.step_separator}
+        return cls(
+            readout,
+            InputFormat(**marks),  # type: ignore[arg-type]
+            settings={**marks, "reduction": options.reduction},
+            step_id=token_of(facts.tokenizer, options.step_token),
+            reduction=options.reduction,
+            good_label=options.good_label,
+        )
+
+    def read_positions(self, rendered: Rendered) -> IntArray:
         """The step tokens."""
-        positions = np.flatnonzero(rendered.input_ids == self._step_id)
+        positions = np.flatnonzero(rendered.input_ids == self.step_id)
         if not len(positions):
-            raise RenderError("the conversation has no step to judge: its last message must be a reply with some text.")
+            raise ConversationError(
+                "the conversation has no step to judge: its last message must be a reply with some text."
+            )
         return positions
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Probability of a good step at the batch's reads, float32 `[R, 1]`."""
-        logits = super().forward(batch)
-        if self._outputs == 1:
-            return torch.sigmoid(logits)
-        return torch.softmax(logits, dim=1)[:, self._good, None]
-
-    def reduce(self, values: FloatArray, starts: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Reduced steps `[M]`; no parts."""
-        steps, first = values[:, 0], starts[:-1]
+    def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
+        """Reduced steps `[M]`; no components."""
+        logits = values.astype(np.float64)
+        # Softmax over (bad, good) is the sigmoid of their difference.
+        odds = logits[:, 0] if logits.shape[1] == 1 else logits[:, self.good_label] - logits[:, 1 - self.good_label]
+        steps = (0.5 * (1 + np.tanh(0.5 * odds))).astype(np.float32)
+        first = starts[:-1]
         match self.reduction:
             case "min":
                 rewards = np.minimum.reduceat(steps, first)
@@ -98,8 +102,4 @@ class ProcessRewardModel(DecoderRewardModel):
                 rewards = np.multiply.reduceat(steps, first)
             case _:
                 rewards = steps[starts[1:] - 1]
-        return rewards, np.empty((len(first), 0), dtype=np.float32)
-
-    def step_rewards(self, values: FloatArray) -> FloatArray:
-        """Probability of every step."""
-        return values[:, 0]
+        return Reduction(rewards, no_components(len(first)), steps)

@@ -1,4 +1,4 @@
-"""A Hugging Face folder or hub id to a loaded model and tokenizer, or a reason why not."""
+"""A Hugging Face folder or hub id: what it holds, found out without its weights; and then its weights."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import importlib.resources
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
 import torch
 from safetensors import safe_open
 from transformers import (
@@ -24,11 +25,13 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
-from gym_rm.errors import ConfigError, nearest
+from gym_rm.config import Config, Flag
+from gym_rm.engine.kinds.kind import ModelFacts
+from gym_rm.engine.loading.families import Family, beside_backbone, choose_family, recognise
+from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
 from gym_rm.engine.loading.lora import Adapter, find_adapter
-from gym_rm.engine.loading.families import Family, choose_family, recognise
-from gym_rm.engine.backbones.heads import headed_model
-from gym_rm.engine.text.renderer import own_template
+from gym_rm.engine.text.templates import own_template
+from gym_rm.errors import ConfigError, nearest
 
 DTYPES = {
     "float32": torch.float32,
@@ -37,25 +40,90 @@ DTYPES = {
 }
 
 
+def _path(value: Any) -> str | None:
+    if value is None or isinstance(value, str | os.PathLike):
+        return None if value is None else os.fspath(value)
+    raise ConfigError(f"path must be a folder or a hub id, got {type(value).__name__} {value!r:.80}.")
+
+
+class LoadOptions(Config):
+    """Which checkpoint, and how it is loaded: safetensors only, every weight present."""
+
+    path: Annotated[str | None, pydantic.BeforeValidator(_path)] = None
+    """None for the embedded reward model, a folder, or a hub id; also of a LoRA adapter."""
+    kind: str = "auto"
+    """Which kind of reward model it is; `"auto"` detects it from what the checkpoint holds."""
+    head: str | None = None
+    """First name of the tensors of a head that no known family has."""
+    base: Annotated[str | None, pydantic.BeforeValidator(_path)] = None
+    """Of an adapter, instead of the base that it names."""
+    dtype: Any = "auto"
+    """`"auto"`, `"float32"`, `"bfloat16"`, `"float16"`; auto is the checkpoint's own precision on a GPU and float32 on
+    a CPU, where bfloat16 is far slower."""
+    device: Any = "auto"
+    """`"auto"` (the GPU if there is one), `"cpu"`, `"cuda"`, `"cuda:1"`."""
+    device_map: Any = None
+    """Passed to accelerate, for a model larger than a device; `device` is then ignored."""
+    attn_implementation: str | None = None
+    """As in transformers. With the token tree, attention is gym_rm's own and this serves the other layouts."""
+    quantization_config: Any = None
+    """As in transformers."""
+    revision: str | None = None
+    """Commit, branch or tag of a hub repository."""
+    trust_remote_code: Flag = False
+    """Run Python from the checkpoint, for families that cannot be loaded otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model as it was loaded.
+    """What is known about a checkpoint before any weight is read; `load_model` reads the weights.
 
     Attributes:
-        model: in evaluation mode, on its device.
-        tokenizer: the one saved beside it.
-        name: folder, hub id, or `"embedded"`.
-        revision: commit of the weights, where the hub told.
-        kind: which kind of reward model its family is; `"auto"` where only the model itself can tell.
-        options: what its family sets: options of the kind, pooling, a chat template.
+        source: folder or hub id.
+        name: what `Scores.provenance` calls it.
+        options: how it is loaded.
+        config: its configuration.
+        family: how it is loaded and read.
+        tensors: names of its tensors, and the files that hold them.
+        shapes: of the tensors beside the backbone.
+        tokenizer: the tokenizer that was saved beside it.
+        adapter: the LoRA adapter that it is, or None.
+        remote_class: name in `auto_map` of the class that the checkpoint's own code defines, or None.
     """
 
-    model: PreTrainedModel
-    tokenizer: Any
+    source: str
     name: str
-    revision: str | None = None
-    kind: str = "auto"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: LoadOptions
+    config: PreTrainedConfig
+    family: Family
+    tensors: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+    tokenizer: Any
+    adapter: Adapter | None = None
+    remote_class: str | None = None
+
+    def at(self, path: str | os.PathLike[str]) -> Checkpoint:
+        """Another checkpoint, loaded with the same options and read in the same way."""
+        return open_checkpoint(self.options.model_copy(update={"path": os.fspath(path)}))
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What kinds of reward model ask."""
+        heads = outputs_of_heads(self.shapes)
+        if self.adapter is not None:
+            heads |= outputs_of_heads(self.adapter.tensors)
+        return ModelFacts(self.source, self.config, heads, self.tokenizer)
+
+    @property
+    def kind_options(self) -> dict[str, Any]:
+        """Options that the family sets: of its kind, and its template where the tokenizer has none."""
+        options = {name: value for name, value in self.family.options.items() if name != "chat_template"}
+        if self.family.suffix or "chat_template" in self.family.options:
+            own = own_template(self.tokenizer)
+            template = own or self.family.options.get("chat_template")
+            if template is not None and (own is None or self.family.suffix):
+                options["chat_template"] = template + self.family.suffix
+        return options
 
 
 def embedded(name: str) -> str:
@@ -63,154 +131,160 @@ def embedded(name: str) -> str:
     return str(importlib.resources.files("gym_rm") / "assets" / name)
 
 
-def load_checkpoint(
-    path: str | os.PathLike[str] | None,
-    *,
-    kind: str = "auto",
-    head: str | None = None,
-    base: str | os.PathLike[str] | None = None,
-    dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "auto",
-    device_map: str | Mapping[str, Any] | None = None,
-    attn_implementation: str | None = None,
-    quantization_config: Any = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> Checkpoint:
-    """Load a checkpoint for scoring: safetensors only, every weight present.
-
-    Args:
-        path: None for the embedded reward model, a folder, or a hub id; also of a LoRA adapter.
-        kind, head: what the checkpoint is, where it does not tell; see `choose_family`.
-        base: of an adapter, instead of the one that it names.
-        dtype: `"auto"` is the checkpoint's own precision on a GPU and float32 on a CPU, where bfloat16 is far slower.
-        device: `"auto"` is the GPU if there is one.
-        device_map: passed to accelerate, for a model larger than a device; `device` is then ignored.
-        trust_remote_code: run Python from the checkpoint, for families that cannot be loaded otherwise.
+def open_checkpoint(options: LoadOptions) -> Checkpoint:
+    """Find out what a checkpoint is, from its configuration, tokenizer and the headers of its tensors.
 
     Raises:
-        ConfigError: no such folder, not a reward model, weights missing (a head that was never saved), unknown dtype.
+        ConfigError: no such folder, not a reward model, weights in another format, unknown dtype or device.
     """
-    name = "embedded" if path is None else os.fspath(path)
-    source = embedded("reward_model") if path is None else name
-    if (
-        path is not None
-        and not Path(source).exists()
-        and (source.count("/") != 1 or source.startswith((".", "/", "~")))
-    ):
-        raise ConfigError(f"there is no folder {source!r}, and it is not a hub id (owner/name) either.")
-    place = resolve_device(device)
-    loading: dict[str, Any] = {
-        "device_map": device_map,
-        "attn_implementation": attn_implementation,
-        "quantization_config": quantization_config,
+    source = embedded("reward_model") if options.path is None else options.path
+    name = "embedded" if options.path is None else options.path
+    hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
+    if not Path(source).exists() and not hub_id:
+        raise ConfigError(f"{source!r} does not exist and is not a hub id (owner/name) either.")
+    resolve_dtype(options.dtype, resolve_device(options.device), PreTrainedConfig())
+    try:
+        adapter = find_adapter(source, options.revision, options.base)
+        if adapter is not None:
+            return _open_adapter(adapter, name, options)
+        if options.base is not None:
+            raise ConfigError(f"base={options.base!r} came with {source!r}, which is not an adapter.")
+        return _open(source, name, options)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"cannot load {source!r} as a reward model: {error}") from error
+
+
+def load_model(checkpoint: Checkpoint, *, device: torch.device | None = None) -> PreTrainedModel:
+    """The model with its weights, in evaluation mode, on its device.
+
+    Args:
+        checkpoint: what to load.
+        device: instead of the options' own.
+
+    Raises:
+        ConfigError: weights are missing (a head that was never saved), or cannot be read.
+    """
+    options = checkpoint.options
+    device = device or resolve_device(options.device)
+    arguments: dict[str, Any] = {
+        "config": checkpoint.config,
+        "dtype": resolve_dtype(options.dtype, device, checkpoint.config),
+        "use_safetensors": True,
+        "output_loading_info": True,
+        "device_map": options.device_map,
+        "attn_implementation": options.attn_implementation,
+        "quantization_config": options.quantization_config,
     }
     try:
-        adapter = find_adapter(source, revision, base)
-        if adapter is not None:
-            model, tokenizer, family = _load_adapted(adapter, kind, dtype, place, loading)
+        if checkpoint.adapter is not None:
+            model, info = _model_class(checkpoint).from_pretrained(checkpoint.adapter.base, **arguments)
+            _require_weights(checkpoint, [k for k in info["missing_keys"] if not checkpoint.adapter.holds(k)])
+            model = checkpoint.adapter.merge_into(model)
         else:
-            if base is not None:
-                raise ConfigError(f"base={os.fspath(base)!r} came with {source!r}, which is no adapter.")
-            model, tokenizer, family = _load(source, kind, head, dtype, place, revision, trust_remote_code, loading)
+            if checkpoint.remote_class is not None:
+                arguments["trust_remote_code"] = True
+            model_class = _model_class(checkpoint)
+            model, info = model_class.from_pretrained(checkpoint.source, revision=options.revision, **arguments)
+            _require_weights(checkpoint, info["missing_keys"])
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, ConfigError | torch.OutOfMemoryError):
             raise
-        raise ConfigError(f"cannot load {source!r} as a reward model: {error}") from error
-    if device_map is None and quantization_config is None and getattr(model, "quantization_method", None) is None:
-        model = model.to(place)
-    return Checkpoint(
-        model.eval(),
-        tokenizer,
-        name,
-        getattr(model.config, "_commit_hash", None) or revision,
-        family.kind,
-        _with_template(family, tokenizer),
-    )
+        raise ConfigError(f"cannot load {checkpoint.source!r} as a reward model: {error}") from error
+    quantized = options.quantization_config is not None or getattr(model, "quantization_method", None) is not None
+    if options.device_map is None and not quantized:
+        model = model.to(device)
+    loaded: PreTrainedModel = model.eval()
+    return loaded
 
 
-def _load(
-    source: str,
-    kind: str,
-    head: str | None,
-    dtype: str | torch.dtype,
-    place: torch.device,
-    revision: str | None,
-    trust_remote_code: bool,
-    loading: Mapping[str, Any],
-) -> tuple[PreTrainedModel, Any, Family]:
-    raw, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
-    remote = recognise(PreTrainedConfig(architectures=raw.get("architectures")), (), source)
-    if remote is not None and remote.loader == "remote" and not trust_remote_code:
+def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:
+    raw, _ = PreTrainedConfig.get_config_dict(source, revision=options.revision)
+    known = recognise(PreTrainedConfig(architectures=raw.get("architectures")), (), source)
+    if known is not None and known.loader == "remote" and not options.trust_remote_code:
         raise ConfigError(
-            f"{source!r} ({remote.name}) runs only by code of its own: {remote.needs}. If you trust the checkpoint's "
+            f"{source!r} ({known.name}) needs code of its own to run: {known.needs}. If you trust the checkpoint's "
             "Python, pass trust_remote_code=True."
         )
     # What transformers has itself never needs the checkpoint's code, trusted or not.
-    native = raw.get("model_type") in CONFIG_MAPPING
-    config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code and not native)
-    files = tensor_files(source, revision)
-    if trust_remote_code and not native and head is not None:
-        family = Family("own code", "decoder" if kind == "auto" else kind, "remote", options={"head": head})
+    remote = options.trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING
+    config = AutoConfig.from_pretrained(source, revision=options.revision, trust_remote_code=remote)
+    tensors = tensor_files(source, options.revision)
+    if remote and options.head is not None:
+        kind = "decoder" if options.kind == "auto" else options.kind
+        family = Family("own code", kind, "remote", options={"head": options.head})
     else:
-        family = choose_family(config, files, source, kind=kind, head=head)
-    match family.loader:
-        case "classifier":
-            model_class: Any = AutoModelForSequenceClassification
-        case "causal":
-            model_class = AutoModelForCausalLM
-        case "heads":
-            beside = {tensor: file for tensor, file in files.items() if tensor.partition(".")[0] in family.heads}
-            shapes = tensor_shapes(source, beside, revision)
-            model_class = headed_model(config, shapes, backbone=family.backbone, activation=family.activation)
-        case "remote":
-            classifier = "AutoModelForSequenceClassification" in raw.get("auto_map", {})
-            model_class = AutoModelForSequenceClassification if classifier else AutoModel
-    remote_code = {"trust_remote_code": trust_remote_code and not native} if family.loader != "heads" else {}
-    model, info = model_class.from_pretrained(
+        family = choose_family(config, tensors, source, kind=options.kind, head=options.head)
+    firsts = set(family.heads) or set(beside_backbone(tensors))
+    beside = {tensor: file for tensor, file in tensors.items() if tensor.partition(".")[0] in firsts}
+    classifier = "AutoModelForSequenceClassification"
+    return Checkpoint(
         source,
-        config=config,
-        dtype=resolve_dtype(dtype, place, config),
-        revision=revision,
-        use_safetensors=True,
-        output_loading_info=True,
-        **remote_code,
-        **loading,
+        name,
+        options,
+        config,
+        family,
+        tensors,
+        tensor_shapes(source, beside, options.revision),
+        AutoTokenizer.from_pretrained(
+            source, config=config, revision=options.revision, trust_remote_code=options.trust_remote_code
+        ),
+        remote_class=(classifier if classifier in raw.get("auto_map", {}) else "AutoModel") if remote else None,
     )
-    _check_present(info["missing_keys"], source, config)
-    tokenizer = AutoTokenizer.from_pretrained(
-        source, config=config, revision=revision, trust_remote_code=trust_remote_code
-    )
-    return model, tokenizer, family
 
 
-def _load_adapted(
-    adapter: Adapter, kind: str, dtype: str | torch.dtype, place: torch.device, loading: Mapping[str, Any]
-) -> tuple[PreTrainedModel, Any, Family]:
-    if loading["quantization_config"] is not None:
+def _open_adapter(adapter: Adapter, name: str, options: LoadOptions) -> Checkpoint:
+    if options.quantization_config is not None:
         raise ConfigError("an adapter is merged into its base, which must not be quantised; merge and save it first.")
-    causal = kind in ("generative", "implicit")
-    model_class: Any = AutoModelForCausalLM if causal else AutoModelForSequenceClassification
     config = AutoConfig.from_pretrained(adapter.base)
     if adapter.num_labels is not None:
         config.num_labels = adapter.num_labels
-    model, info = model_class.from_pretrained(
-        adapter.base,
-        config=config,
-        dtype=resolve_dtype(dtype, place, config),
-        use_safetensors=True,
-        output_loading_info=True,
-        **loading,
+    tensors = tensor_files(adapter.base)
+    beside = {tensor: file for tensor, file in tensors.items() if tensor.partition(".")[0] in beside_backbone(tensors)}
+    loader: Any = "causal" if options.kind in ("generative", "implicit") else "classifier"
+    return Checkpoint(
+        adapter.source,
+        name,
+        options,
+        config,
+        Family("adapter", options.kind, loader),
+        tensors,
+        tensor_shapes(adapter.base, beside),
+        AutoTokenizer.from_pretrained(adapter.tokenizer),
+        adapter,
     )
-    lacking = [key for key in info["missing_keys"] if not adapter.holds(key)]
-    if lacking:
+
+
+def _model_class(checkpoint: Checkpoint) -> Any:
+    family = checkpoint.family
+    match family.loader:
+        case "classifier":
+            return AutoModelForSequenceClassification
+        case "causal":
+            return AutoModelForCausalLM
+        case "heads":
+            return headed_model(
+                checkpoint.config, checkpoint.shapes, backbone=family.backbone, activation=family.activation
+            )
+        case "remote":
+            return AutoModelForSequenceClassification if checkpoint.remote_class != "AutoModel" else AutoModel
+
+
+def _require_weights(checkpoint: Checkpoint, missing: Iterable[str]) -> None:
+    lacking = sorted(missing)
+    if not lacking:
+        return
+    if checkpoint.adapter is not None:
         raise ConfigError(
-            f"neither the adapter {adapter.source!r} nor its base {adapter.base!r} has weights for {sorted(lacking)}: "
-            "they would be random. Train the adapter with modules_to_save=['score'] (task_type='SEQ_CLS'), or pass "
-            "base= a reward model that has its head."
+            f"neither the adapter {checkpoint.adapter.source!r} nor its base {checkpoint.adapter.base!r} has weights "
+            f"for {lacking}: they would be random. Train the adapter with modules_to_save=['score'] "
+            "(task_type='SEQ_CLS'), or pass base= a reward model that has its head."
         )
-    tokenizer = AutoTokenizer.from_pretrained(adapter.tokenizer)
-    return adapter.merge_into(model), tokenizer, Family("adapter", kind)
+    raise ConfigError(
+        f"{checkpoint.source!r} has no weights for {lacking[:5]}{' and more' if len(lacking) > 5 else ''}: they would "
+        f"be random. Its architecture is {checkpoint.config.architectures}; a reward model must hold its head."
+    )
 
 
 def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:
@@ -229,9 +303,9 @@ def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:
         index = json.loads(Path(cached_file(source, "model.safetensors.index.json", revision=revision)).read_text())
     except OSError as error:
         raise ConfigError(
-            f"{source!r} holds no safetensors weights, and pickled ones are not read: they can run code. Convert them "
-            "once with from_pretrained(...).save_pretrained(...), or pass the revision that holds a converted copy "
-            "(on the hub often a pull request: revision='refs/pr/1')."
+            f"{source!r} holds no safetensors weights, and pickled weights are not read: they can run code. Convert "
+            "them once with from_pretrained(...).save_pretrained(...), or pass the revision that holds a converted "
+            "copy (on the hub often a pull request: revision='refs/pr/1')."
         ) from error
     return dict(index["weight_map"])
 
@@ -251,12 +325,12 @@ def resolve_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        place = torch.device(device)
-    except RuntimeError as error:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
+    if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r} was asked for, but torch sees no GPU; pass device='cpu' or 'auto'.")
-    return place
+    return resolved
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
@@ -267,25 +341,6 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: PreTra
         own = getattr(config, "dtype", None) or torch.float32
         return own if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:
-        raise ConfigError(f"dtype must be 'auto' or one of {sorted(DTYPES)}; got {dtype!r}.{nearest(dtype, DTYPES)}")
+        hint = nearest(str(dtype), DTYPES)
+        raise ConfigError(f"dtype must be 'auto' or one of {sorted(DTYPES)}; got {dtype!r}.{hint}")
     return DTYPES[dtype]
-
-
-def _with_template(family: Family, tokenizer: Any) -> dict[str, Any]:
-    """The family's options; its template only where the tokenizer has none, and what the text must end with."""
-    options = {name: value for name, value in family.options.items() if name != "chat_template"}
-    if family.suffix or "chat_template" in family.options:
-        own = own_template(tokenizer)
-        template = own or family.options.get("chat_template")
-        if template is not None and (own is None or family.suffix):
-            options["chat_template"] = template + family.suffix
-    return options
-
-
-def _check_present(missing: Iterable[str], source: str, config: PreTrainedConfig) -> None:
-    lacking = sorted(missing)
-    if lacking:
-        raise ConfigError(
-            f"{source!r} has no weights for {lacking[:5]}{' and more' if len(lacking) > 5 else ''}: they would be "
-            f"random. Its architecture is {config.architectures}; a reward model must hold its head."
-        )

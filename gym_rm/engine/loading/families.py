@@ -14,33 +14,11 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
+from gym_rm.engine.kinds import KINDS
 from gym_rm.errors import ConfigError, nearest
+from gym_rm.scorer import SCORER_KINDS
 
-KINDS = ("decoder", "encoder", "multi_head", "gated", "process", "generative", "implicit", "pair_encoder")
 Loader = Literal["classifier", "causal", "heads", "remote"]
-
-ARMO_OBJECTIVES = (
-    "helpsteer-helpfulness",
-    "helpsteer-correctness",
-    "helpsteer-coherence",
-    "helpsteer-complexity",
-    "helpsteer-verbosity",
-    "ultrafeedback-overall_score",
-    "ultrafeedback-instruction_following",
-    "ultrafeedback-truthfulness",
-    "ultrafeedback-honesty",
-    "ultrafeedback-helpfulness",
-    "beavertails-is_safe",
-    "prometheus-score",
-    "argilla-overall_quality",
-    "argilla-judge_lm",
-    "code-complexity",
-    "code-style",
-    "code-explanation",
-    "code-instruction-following",
-    "code-readability",
-)
-HELPSTEER_OBJECTIVES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
 
 # The texts of the model cards' own examples; Eurus' card does write a backslash.
 HUMAN_ASSISTANT = (
@@ -51,11 +29,6 @@ INST = (
     r"{% for m in messages %}{{ ' ' + m['content'] if m['role'] == 'assistant' else '[INST] ' + m['content'] + "
     r"' [\\INST]' }}{% endfor %}"
 )
-# Start of the assistant's turn, at whose first token the gating networks of these backbones were trained to read.
-PROMPT_ENDS = {
-    "llama": "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-    "gemma2": "<end_of_turn>\n<start_of_turn>model\n",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +103,7 @@ FAMILIES = (
         architectures=("LlamaForSequenceClassificationWithNormal_Weights",),
         heads=("score", "weights"),
         activation="selu",
-        options={"regression": "score", "gate": "weights", "layout": "normal", "prompt_end": None},
+        options={"regression": "score", "gate": "weights", "outputs": "normal", "prompt_end": None},
     ),
     Family(
         "Qwen2.5-Math-PRM", "process", "heads", ("Qwen2ForProcessRewardModel",), ("score",), options=PROCESS_OPTIONS
@@ -192,25 +165,13 @@ FAMILIES = (
 )
 
 
-def objective_names(config: PreTrainedConfig, size: int, name: str) -> tuple[str, ...]:
-    """Names of a model's objectives: from its labels, from the table for the models that publish none, or numbered."""
-    labels = tuple(str(label) for _, label in sorted((config.id2label or {}).items()))
-    if len(labels) == size and not all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
-        return labels
-    if size == len(ARMO_OBJECTIVES) and re.search(r"ArmoRM|QRM", name):
-        return ARMO_OBJECTIVES
-    if size == len(HELPSTEER_OBJECTIVES) and re.search(r"QRM|URM", name):
-        return HELPSTEER_OBJECTIVES
-    return tuple(f"objective_{index}" for index in range(size))
-
-
 def architecture_of(config: PreTrainedConfig) -> str:
     """The class that a checkpoint's configuration names."""
     return str((config.architectures or [""])[0])
 
 
 def recognise(config: PreTrainedConfig, tensors: Iterable[str], name: str) -> Family | None:
-    """The family of a checkpoint, if the table has it."""
+    """The family of a checkpoint, if it is in the table."""
     tensors = list(tensors)
     return next((family for family in FAMILIES if family.matches(config, tensors, name)), None)
 
@@ -218,7 +179,7 @@ def recognise(config: PreTrainedConfig, tensors: Iterable[str], name: str) -> Fa
 def choose_family(
     config: PreTrainedConfig, tensors: Iterable[str], name: str, *, kind: str = "auto", head: str | None = None
 ) -> Family:
-    """How to load a checkpoint: as the user says, as the table says, or as its architecture says.
+    """How to load a checkpoint: by the user's `kind` and `head`, else by the table, else by its architecture.
 
     Args:
         config: the checkpoint's.
@@ -228,15 +189,18 @@ def choose_family(
         head: first name of the head's tensors, for a head that no table knows.
 
     Raises:
-        ConfigError: nobody says, or what they say cannot be.
+        ConfigError: the kind is undetermined, or does not fit the checkpoint.
     """
     if kind != "auto" and kind not in KINDS:
-        raise ConfigError(f"unknown kind of reward model {kind!r}; known: {sorted(KINDS)}.{nearest(kind, KINDS)}")
+        raise ConfigError(
+            f"unknown kind of reward model {kind!r}; known: {sorted([*KINDS, *SCORER_KINDS])}."
+            f"{nearest(kind, [*KINDS, *SCORER_KINDS])}"
+        )
     tensors = list(tensors)
     architecture = architecture_of(config)
     if head is not None:
         if not any(tensor.partition(".")[0] == head for tensor in tensors):
-            raise ConfigError(f"{name!r} holds no tensors {head + '.*'!r}; it holds {_beside(tensors)}.")
+            raise ConfigError(f"{name!r} holds no tensors {head + '.*'!r}; it holds {beside_backbone(tensors)[:8]}.")
         return Family(
             "named head", "decoder" if kind == "auto" else kind, "heads", heads=(head,), options={"head": head}
         )
@@ -259,18 +223,18 @@ def choose_family(
             "preference tuning left in it."
         )
     raise ConfigError(
-        f"{name!r} has the architecture {architecture or 'none'!r} and holds {_beside(tensors)} beside its backbone: "
-        "no known family of reward models. If one linear or multi-layer head of these makes the reward, pass "
+        f"{name!r} has the architecture {architecture or 'none'!r} and holds {beside_backbone(tensors)[:8]} beside its "
+        "backbone: no known family of reward models. If one linear or multi-layer head of these makes the reward, pass "
         "head='its first name' (with kind= unless it is one number), chat_template= where the tokenizer has none, and "
         "pooling='last' or 'hf'. If it needs its own code and you trust that, pass trust_remote_code=True with head=."
     )
 
 
-def _beside(tensors: Iterable[str]) -> list[str]:
-    """First names of the tensors that are not the backbone's, which is what holds the embeddings."""
+def beside_backbone(tensors: Iterable[str]) -> list[str]:
+    """First names of the tensors beside the backbone; the backbone is what holds the embeddings."""
     firsts = {tensor: tensor.partition(".")[0] for tensor in tensors}
     backbones = {first for tensor, first in firsts.items() if "embed" in tensor or ".wte." in tensor}
-    return sorted(set(firsts.values()) - backbones)[:8]
+    return sorted(set(firsts.values()) - backbones)
 
 
 def _is_of_transformers(architecture: str) -> bool:

@@ -1,108 +1,119 @@
 """Which layout an architecture takes, found out by trying: a tree, a padded batch, or one sequence at a time.
 
 Whatever a configuration claims, a layout is used only if it gives the values of the plain forward, so a new
-architecture is either fast or slow but never wrong. The trial runs once, at load, on about a hundred tokens.
+architecture is either fast or slow but never wrong. The trial runs once, at load, through the executor, on about a
+hundred tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from gym_rm.engine.backbones.tree_attention import SUPPORTED_LAYER_TYPES, UnsupportedByTree
+from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, plan_padded, plan_trees
 from gym_rm.errors import ConfigError, logger
-from gym_rm.engine.kinds.reward_model import Layout, RewardModel
-from gym_rm.engine.token_tree import BatchPlan, TokenSequence, plan_padded, plan_trees
 
-Values: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Values: TypeAlias = NDArray[np.float32]
 
 # Relative to the largest value. A layout that computes something else is off by far more.
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6, torch.bfloat16: 0.1, torch.float16: 0.05}
+TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.05}
+EVERYTHING = 10**6  # a budget that holds the whole trial
+FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
 
-def forget_lengths(model: RewardModel) -> None:
-    """Let rotary frequencies of the kind `dynamic` follow each forward's own length.
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """How batches go through the model.
 
-    As they come, they also remember the longest text that the process has seen, and with them the scores would.
+    Attributes:
+        layout: of the batches.
+        fuse: whether the fused forward may run in place of the model's own.
     """
-    for module in (part for whole in model.modules for part in whole.modules()):
-        if "dynamic" in str(getattr(module, "rope_type", "")) and _forget not in module._forward_pre_hooks.values():
-            module.register_forward_pre_hook(_forget)
+
+    layout: Layout
+    fuse: bool
 
 
-def _forget(module: torch.nn.Module, inputs: Any) -> None:
-    for name in [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]:
-        prefix = name.removesuffix("inv_freq")
-        if not prefix.endswith("original_"):
-            original = getattr(module, f"{prefix}original_inv_freq")
-            module.register_buffer(name, original.to(getattr(module, name).device), persistent=False)
-            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model as the trial sees it.
 
-
-@torch.inference_mode()
-def choose_layout(model: RewardModel, *, allow_tree: bool) -> Layout:
-    """The fastest layout whose values equal those of the plain forward, one sequence at a time.
-
-    Also settles `model.fused`: a fused forward that is off gives way to the model's own forward over the tree.
+    Attributes:
+        name: for the log.
+        config: its configuration.
+        dtype: its precision, as in `"float32"`.
+        can_take_trees: it is a decoder, and trees are wanted.
+        can_fuse: the fused forward knows its architecture.
     """
-    forget_lengths(model)
-    with model.evaluating():
-        return _choose_layout(model, allow_tree)
+
+    name: str
+    config: Any
+    dtype: str
+    can_take_trees: bool
+    can_fuse: bool
 
 
-@torch.inference_mode()
-def check_layout(model: RewardModel) -> None:
-    """Run the trial in the layout that was chosen, after something about the model has changed.
+def choose_forward(candidate: Candidate, run: Callable[[BatchPlan, bool], Values]) -> Forward:
+    """The fastest forward whose values equal those of the plain forward, one sequence at a time.
+
+    Args:
+        candidate: the model.
+        run: values `[sum R, ...]` of a plan's batches, stacked in order, with the fused forward or without.
+    """
+    sequences = trial_sequences(candidate.config)
+    plain = plan_padded(sequences, max_num_batched_tokens=EVERYTHING, alone=True)
+    expected = run(plain, False)[plain.value_index]
+
+    def agrees(plan: BatchPlan, fuse: bool) -> bool:
+        layout = type(plan.batches[0]).__name__
+        try:
+            got = run(plan, fuse)[plan.value_index]
+        except FAILURES as error:
+            logger.info("%s does not take a %s (fused=%s): %s", candidate.name, layout, fuse, error)
+            return False
+        difference = float(np.abs(got - expected).max() / max(1e-6, np.abs(expected).max()))
+        if not difference <= TOLERANCE.get(candidate.dtype, 0.1):
+            logger.info("%s does not take a %s (fused=%s): off by %.1e", candidate.name, layout, fuse, difference)
+            return False
+        return True
+
+    if candidate.can_take_trees and _could_take_trees(candidate.config):
+        tree = plan_trees(sequences, max_num_batched_tokens=EVERYTHING)
+        if candidate.can_fuse and agrees(tree, True):
+            return Forward("tree", fuse=True)
+        if agrees(tree, False):
+            return Forward("tree", fuse=False)
+    padded = agrees(plan_padded(sequences, max_num_batched_tokens=EVERYTHING), False)
+    return Forward("padded" if padded else "one_by_one", fuse=False)
+
+
+def check_forward(candidate: Candidate, forward: Forward, run: Callable[[BatchPlan, bool], Values]) -> None:
+    """Run the trial once more in the layout that was chosen, after something about the model has changed.
 
     Raises:
-        ConfigError: the model does not run, or gives what is no number.
+        ConfigError: the model does not run, or gives values that are not finite.
     """
-    plan = plan_trees if model.layout == "tree" else plan_padded
-    with model.evaluating():
-        try:
-            values = _values(model, plan(_trial(model), max_num_batched_tokens=10**6))
-        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise ConfigError(f"{type(model.model).__name__} does not run with such layers: {error}") from error
-    if not np.isfinite(values).all():
-        raise ConfigError(f"{type(model.model).__name__} gives {values.min()} with such layers.")
-
-
-def _choose_layout(model: RewardModel, allow_tree: bool) -> Layout:
-    sequences = _trial(model)
-    expected = _values(model, plan_padded(sequences, max_num_batched_tokens=10**6, alone=True))
-    if not model.presentation.encoder and allow_tree and _could_take_trees(model):
-        plan = plan_trees(sequences, max_num_batched_tokens=10**6)
-        if model.fused and not _agrees(model, plan, expected):
-            model.fused = False
-        if model.fused or _agrees(model, plan, expected):
-            return "tree"
-    plan = plan_padded(sequences, max_num_batched_tokens=10**6)
-    return "padded" if _agrees(model, plan, expected) else "one_by_one"
-
-
-def _agrees(model: RewardModel, plan: BatchPlan, expected: Values) -> bool:
-    name, layout = type(model.model).__name__, type(plan.batches[0]).__name__
+    plan = plan_trees if forward.layout == "tree" else plan_padded
     try:
-        got = _values(model, plan)
-    except (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
-        logger.info("%s does not take a %s (fused=%s): %s", name, layout, model.fused, error)
-        return False
-    difference = float(np.abs(got - expected).max() / max(1e-6, np.abs(expected).max()))
-    if not difference <= TOLERANCE.get(model.dtype, 0.1):
-        logger.info("%s does not take a %s (fused=%s): off by %.1e", name, layout, model.fused, difference)
-        return False
-    return True
+        values = run(plan(trial_sequences(candidate.config), max_num_batched_tokens=EVERYTHING), forward.fuse)
+    except FAILURES as error:
+        raise ConfigError(f"{candidate.name} does not run with such layers: {error}") from error
+    if not np.isfinite(values).all():
+        raise ConfigError(f"{candidate.name} gives values that are not finite with such layers.")
 
 
-def longest_shared(model: RewardModel) -> int | None:
+def longest_shared(config: Any) -> int | None:
     """Longest sequence whose values do not depend on how long its neighbours are; None for no limit.
 
     Rotary frequencies of the kinds `dynamic` and `longrope` change for the whole batch once its longest sequence
     exceeds the original context.
     """
-    config = model.model.config.get_text_config()
+    config = config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
     for rope in nested:
@@ -114,15 +125,9 @@ def longest_shared(model: RewardModel) -> int | None:
     return None
 
 
-def _could_take_trees(model: RewardModel) -> bool:
-    config = model.model.config.get_text_config()
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    return layer_types <= SUPPORTED_LAYER_TYPES and getattr(config, "attention_chunk_size", None) is None
-
-
-def _trial(model: RewardModel) -> list[TokenSequence]:
-    """Three levels of shared prefixes, a stranger, and different lengths."""
-    config = model.model.config.get_text_config()
+def trial_sequences(config: Any) -> list[TokenSequence]:
+    """Three levels of shared prefixes, an unrelated sequence, and different lengths."""
+    config = config.get_text_config()
     ends = _token_ids(config, "eos_token_id")
     avoid = [*ends, *_token_ids(config, "pad_token_id"), *_token_ids(config, "bos_token_id")]
     allowed = np.setdiff1d(np.arange(min(config.vocab_size, 20_000)), avoid if config.vocab_size > 8 else [])
@@ -133,12 +138,13 @@ def _trial(model: RewardModel) -> list[TokenSequence]:
     return [TokenSequence(cut, np.array([len(cut) - 1])) for cut in cuts]
 
 
+def _could_take_trees(config: Any) -> bool:
+    config = config.get_text_config()
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    return layer_types <= SUPPORTED_LAYER_TYPES and getattr(config, "attention_chunk_size", None) is None
+
+
 def _token_ids(config: Any, name: str) -> list[int]:
-    """A token id of a configuration, which may name none, one or several."""
+    """The token ids that a configuration has under this name: none, one or several."""
     named = getattr(config, name, None)
     return [int(token) for token in np.atleast_1d(named)] if named is not None else []
-
-
-def _values(model: RewardModel, plan: BatchPlan) -> Values:
-    values: Values = torch.cat([model.trial(batch) for batch in plan.batches]).float().cpu().numpy()
-    return values[plan.value_index]

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from gym_rm.errors import RenderError
+from gym_rm.errors import ConversationError
 from gym_rm.types import Conversation, Message
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
@@ -67,7 +67,7 @@ class ControlTokens:
         """Encode `write(conversation)`; what the messages spell is text, what the template writes is control.
 
         Raises:
-            RenderError: the template makes something of the text that cannot be told from its own control tokens.
+            ConversationError: the template makes something of the text that cannot be told from its own control tokens.
         """
         expected = self._spelled.findall(
             write([Message(role=m["role"], content=_masked(m["content"])) for m in conversation])
@@ -80,19 +80,19 @@ class ControlTokens:
             if self._spelled.findall(text) == expected:
                 break
         else:
-            raise RenderError(
+            raise ConversationError(
                 "the chat template turns the text of a message into control tokens; what the message spells and what "
                 "the template writes cannot be told apart."
             )
         again = _Hidden(pattern, conversation)
         if hidden.reveal(text) != again.reveal(write(again.conversation)):
-            raise RenderError(
+            raise ConversationError(
                 "a message spells a control token of the reward model, and the chat template cuts or recodes it."
             )
         named = self._spelled.sub(lambda match: self._secret_names[match[0]], text)
         encoding = self._tokenizer.encode(hidden.reveal(named), add_special_tokens=False)
         if sum(token in self.ids for token in encoding.ids) < len(expected):
-            raise RenderError("the tokenizer does not parse every control token that the chat template writes.")
+            raise ConversationError("the tokenizer does not parse every control token that the chat template writes.")
         return encoding
 
     def encode_pair(self, first: str, second: str) -> Encoding:
@@ -107,7 +107,7 @@ class ControlTokens:
     def _tokenizer(self) -> Tokenizer:
         """The tokenizer with every control token under its secret name, in the vocabulary too."""
         if self._backend is None:
-            raise RenderError(
+            raise ConversationError(
                 "a message spells a control token of the reward model, and this tokenizer (not a fast one) cannot "
                 "encode it as plain text; remove the token from the message or convert the tokenizer to a fast one."
             )
@@ -129,7 +129,7 @@ class ControlTokens:
         copy = Tokenizer.from_str(json.dumps(state))
         moved = [name for name, hidden in self._secret_names.items() if copy.token_to_id(hidden) != self._id(name)]
         if moved:
-            raise RenderError(f"control tokens {moved} changed their ids in the guarded copy of the tokenizer.")
+            raise ConversationError(f"control tokens {moved} changed their ids in the guarded copy of the tokenizer.")
         return copy
 
     def _keeps(self, pair: Sequence[str] | str, model: dict[str, Any]) -> bool:
@@ -196,13 +196,13 @@ def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
 
 
 def check_text(text: Any, where: str) -> None:
-    """Raise `RenderError` unless this is text that has a UTF-8 form."""
+    """Raise `ConversationError` unless this is text that has a UTF-8 form."""
     if not isinstance(text, str):
-        raise RenderError(f"{where} must be a string; got {type(text).__name__}: {text!r:.100}.")
+        raise ConversationError(f"{where} must be a string; got {type(text).__name__}: {text!r:.100}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RenderError(
+        raise ConversationError(
             f"{where} holds a lone surrogate, {text[error.start]!r} at character {error.start}, which no tokenizer "
             "can encode; decode the bytes with errors='replace'."
         ) from None

@@ -5,7 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gym_rm import ConfigError
-from gym_rm.engine.backbones.heads import GatingNetwork, ModuleHead, TokenLogits, headed_model, in_float32, width
+from gym_rm.engine.backbones.heads import ModuleHead, TokenLogits, in_float32, width
+from gym_rm.engine.loading.headed_models import GatingNetwork, headed_model, outputs_of_heads, outputs_of_modules
 from tests import tiny_models
 
 CONFIG = tiny_models._config("llama", tiny_models.tokenizer("llama3"))
@@ -43,7 +44,7 @@ def test_the_backbone_may_have_another_name():
 
 
 def test_a_tensor_that_is_no_layer_is_refused():
-    with pytest.raises(ConfigError, match="no linear layers or batch norms"):
+    with pytest.raises(ConfigError, match="do not belong to linear layers or batch norms"):
         built({"score.alpha": (7,)})
 
 
@@ -65,9 +66,18 @@ def test_heads_compute_in_float32_and_keep_their_weights():
 
 
 def test_heads_pass_gradients_to_their_weights():
-    layer = torch.nn.Linear(8, 1)
-    ModuleHead(layer, 1)(torch.randn(3, 8)).sum().backward()
-    assert layer.weight.grad is not None
+    model = tiny_models.reward_model("qwen3")
+    ModuleHead(model, "score")(torch.randn(3, 32)).sum().backward()
+    assert model.score.weight.grad is not None
+
+
+def test_a_head_is_found_by_name_at_every_call():
+    model = tiny_models.reward_model("qwen3")
+    head, hidden = ModuleHead(model, "score"), torch.randn(3, 32)
+    before = head(hidden)
+    model.score = torch.nn.Linear(32, 1)
+    assert not torch.allclose(head(hidden), before)
+    torch.testing.assert_close(head(hidden), model.score(hidden))
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "gpt_neox", "opt", "bloom"])

@@ -8,7 +8,7 @@ from torch import nn
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.data.prompts import load_prompts
+from gym_rm.data import load_prompts
 from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear, quantize_layers
 
 each_format = pytest.mark.parametrize("make", [Int8Linear, Float8Linear])
@@ -82,7 +82,8 @@ def test_a_quantized_scorer_stays_close_and_independent_of_its_batch(architectur
     assert quantized.provenance.settings["quantization"] == "int8"
     alone = np.concatenate([scorer.score([conversation]).rewards for conversation in conversations])
     assert np.abs(quantized.rewards - alone).max() < 0.2 * exact.std()
-    head = getattr(scorer.model.model, "score", None) or scorer.model.model.classifier
+    (model,) = scorer.executor.models
+    head = getattr(model, "score", None) or model.classifier
     assert type(head) is nn.Linear
 
 
@@ -98,7 +99,7 @@ def test_the_embedded_reward_model_keeps_its_judgement():
 
 
 def test_what_cannot_be_quantized_is_refused(saved_model):
-    with pytest.raises(ConfigError, match="'int8' or 'fp8'; got 'int3'"):
+    with pytest.raises(ConfigError, match="quantization must be 'int8' or 'fp8', got 'int3'"):
         gym_rm.load_scorer(quantization="int3")
     with pytest.raises(ConfigError, match="needs a GPU from Ada or Hopper on, and the model is on cpu"):
         gym_rm.load_scorer(device="cpu", quantization="fp8")
@@ -110,7 +111,7 @@ def test_what_cannot_be_quantized_is_refused(saved_model):
 
 def test_every_scorer_of_a_quantized_model_says_so(saved_model):
     first = gym_rm.load_scorer(str(saved_model("qwen3")), quantization="int8")
-    model, tokenizer = first.model.model, first.renderer.tokenizer
+    model, tokenizer = first.executor.models[0], first.renderer.tokenizer
     for options in ({}, {"quantization": "int8"}):
         scorer = gym_rm.RewardModelScorer(model, tokenizer, **options)
         assert scorer.provenance.settings["quantization"] == "int8"
@@ -123,3 +124,30 @@ def test_a_model_that_does_not_run_with_such_layers_is_refused(saved_model, monk
     monkeypatch.setattr(Int8Linear, "forward", forward)
     with pytest.raises(ConfigError, match="does not run with such layers: expected scalar type Float"):
         gym_rm.load_scorer(str(saved_model("bert")), quantization="int8")
+
+
+def test_quantising_leaves_a_model_of_somebody_else_as_it_was(saved_model, gsm8k_groups):
+    scorer = gym_rm.load_scorer(str(saved_model("qwen3")))
+    model, tokenizer = scorer.executor.models[0], scorer.renderer.tokenizer
+    before = scorer.score(gsm8k_groups[0]).rewards
+    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
+    assert quantized.provenance.settings["quantization"] == "int8"
+    assert np.array_equal(scorer.score(gsm8k_groups[0]).rewards, before)
+    assert type(model.base_model.layers[0].self_attn.q_proj) is nn.Linear
+    shared = quantized.executor.models[0]
+    assert shared.base_model.embed_tokens.weight is model.base_model.embed_tokens.weight, "only products are copied"
+
+
+def test_weights_that_were_trained_are_quantised_again_after_clear_cache(saved_model, gsm8k_groups):
+    scorer = gym_rm.load_scorer(str(saved_model("qwen3")))
+    model, tokenizer = scorer.executor.models[0], scorer.renderer.tokenizer
+    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
+    before = quantized.score(gsm8k_groups[0]).rewards
+    with torch.no_grad():
+        for layer in model.base_model.layers:
+            layer.mlp.up_proj.weight.mul_(-1.5)
+    quantized.clear_cache()
+    after = quantized.score(gsm8k_groups[0]).rewards
+    exact = scorer.score(gsm8k_groups[0]).rewards
+    assert np.abs(after - before).max() > 0.1
+    assert np.abs(after - exact).max() < 0.5 * exact.std()

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification
 
 import gym_rm
-import gym_rm.engine.kinds.decoder as decoder
+import gym_rm.engine.backbones.decoder as decoder
 from gym_rm import ConfigError
+from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.tree_attention import TreeAttention
-from gym_rm.engine.kinds import DecoderRewardModel
-from gym_rm.engine.backbones.prefix_cache import BLOCK, PrefixCache
+from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE, PrefixCache
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from tests import tiny_models
 
@@ -30,7 +30,7 @@ def test_the_next_turn_computes_only_what_is_new(architecture, saved_model, hh_p
         np.testing.assert_allclose(scores.rewards, expected.rewards, atol=1e-5)
         assert scores.workload.unique_tokens == expected.workload.unique_tokens
         # All of the turns before, but for the beginnings of blocks and the token that was read.
-        assert before - 2 * BLOCK * len(conversations) < scores.workload.reused_tokens <= before
+        assert before - 2 * CACHE_BLOCK_SIZE * len(conversations) < scores.workload.reused_tokens <= before
         before = expected.workload.unique_tokens
 
 
@@ -38,7 +38,7 @@ def test_the_next_turn_computes_only_what_is_new(architecture, saved_model, hh_p
 @given(data=st.data(), capacity=st.integers(1, 12))
 def test_values_do_not_depend_on_what_is_remembered(data, capacity):
     model = fused_model()
-    cache = PrefixCache(capacity * BLOCK)
+    cache = PrefixCache(capacity * CACHE_BLOCK_SIZE)
     for _ in range(4):
         sequences = data.draw(st.lists(long_sequences(), min_size=1, max_size=5))
         for tree in plan_trees(sequences, max_num_batched_tokens=400).batches:
@@ -66,14 +66,14 @@ def long_sequences():
 
 
 def fused_model(architecture="qwen3", **overrides):
-    model = DecoderRewardModel(tiny_models.reward_model(architecture, **overrides))
-    assert model.fused
-    return model
+    backbone = DecoderBackbone(tiny_models.reward_model(architecture, **overrides))
+    assert backbone.fuse
+    return backbone
 
 
 @torch.inference_mode()
 def values(model, tree):
-    return model.forward(tree)
+    return model.hidden_states(tree)
 
 
 @pytest.mark.parametrize("use_flex", [False, True])
@@ -156,9 +156,10 @@ def test_8_bit_products_go_with_it(saved_model, hh_pairs):
     ("architecture", "options", "message"),
     [
         ("qwen3", {"prefix_cache_tokens": 3}, "0 or at least 16; got 3"),
-        ("qwen3", {"batch_invariant": True}, "layout 'one_by_one'"),
+        ("qwen3", {"batch_invariant": True}, "which batch_invariant=True turns off"),
+        ("qwen3", {"tree": False}, "layout 'padded'"),
         ("gpt2", {}, r"a type in \['llama', 'mistral', 'qwen2', 'qwen3'\]"),
-        ("bert", {}, "this is a EncoderRewardModel"),
+        ("bert", {}, "this is a BertForSequenceClassification"),
     ],
 )
 def test_what_it_cannot_do_is_refused(architecture, options, message, saved_model):

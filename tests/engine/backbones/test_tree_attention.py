@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import softmax
 
 from gym_rm.engine.backbones.tree_attention import (
-    BLOCK,
+    FLEX_BLOCK_SIZE,
     MASKED_QUERIES,
     NAME,
     TreeAttention,
@@ -20,7 +20,8 @@ from gym_rm.engine.backbones.tree_attention import (
     tree_attention,
     tree_mask,
 )
-from gym_rm.engine.kinds import DecoderRewardModel
+from gym_rm.engine.backbones.reward_model import HeadedDecoder
+from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
 
 CPU = torch.device("cpu")
@@ -111,7 +112,7 @@ def test_blocks_and_flex_equal_dense_attention(kind, seed):
     flex = attend_with_flex(query, key, value, context, scaling, window, **options)
     torch.testing.assert_close(flex, expected, atol=3e-6, rtol=0)
 
-    reads = torch.from_numpy(tree.reads)
+    reads = torch.from_numpy(tree.read_indices)
     few = query[:, :, reads]
     only = attend(few, key, value, context.blocks(window, only_reads=True), scaling, **options)
     torch.testing.assert_close(only, expected[:, reads], atol=3e-6, rtol=0)
@@ -159,15 +160,15 @@ def test_gradients_of_compiled_flex_attention(window):
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt_neox", "mistral"])
 def test_gradients_through_a_tree_are_the_sum_of_plain_gradients(architecture):
     """Training: the shared prompt's gradient is added up once, over all replies."""
-    model = DecoderRewardModel(tiny_models.reward_model(architecture).double())
+    model = HeadedDecoder(tiny_models.reward_model(architecture).double(), ModuleHead("score"), None)
     sequences = random_tree(3, sequences=6, node=20, vocabulary=300)
-    weights = torch.linspace(-1, 1, sum(len(each.reads) for each in sequences))
+    weights = torch.linspace(-1, 1, sum(len(each.read_positions) for each in sequences))
 
     def gradients(plan):
-        model.model.zero_grad()
-        values = torch.cat([model.forward(batch) for batch in plan.batches])[plan.value_index]
+        model.models[0].zero_grad()
+        values = torch.cat([model.values(batch) for batch in plan.batches])[plan.value_index]
         (values[:, 0] * weights).sum().backward()
-        return {name: parameter.grad.clone() for name, parameter in model.model.named_parameters()}
+        return {name: parameter.grad.clone() for name, parameter in model.models[0].named_parameters()}
 
     through_tree = gradients(plan_trees(sequences, max_num_batched_tokens=10_000))
     plain = gradients(plan_padded(sequences, max_num_batched_tokens=10_000, alone=True))
@@ -187,7 +188,7 @@ def test_block_mask_equals_the_dense_rule_for_every_pair(seed, window):
     assert torch.equal(rule[len(tree) :, : len(tree)], torch.zeros(length - len(tree), len(tree), dtype=bool))
     assert rule[len(tree) :].any(dim=1).all(), "a query of the padding with no key at all would be NaN"
 
-    blocks = rule.view(length // BLOCK, BLOCK, length // BLOCK, BLOCK).transpose(1, 2)
+    blocks = rule.view(length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE, length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE).transpose(1, 2)
     partial = listed(mask.kv_num_blocks, mask.kv_indices)
     full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
     assert not (partial & full).any()
@@ -217,8 +218,8 @@ def test_a_long_tree_leaves_most_blocks_out():
 def test_padded_length(length):
     padded = padded_length(length)
     assert padded >= length
-    assert padded % BLOCK == 0
-    assert padded - length < max(BLOCK, length / 16)
+    assert padded % FLEX_BLOCK_SIZE == 0
+    assert padded - length < max(FLEX_BLOCK_SIZE, length / 16)
     assert padded_length(padded) == padded
 
 
@@ -286,24 +287,25 @@ def test_a_sequence_without_numbers_keeps_to_itself(poison):
     last = int(tree.subtree_end[0]) - 1  # the last token of the second sequence
     key[:, :, last], value[:, :, last] = poison, poison
     poisoned = attend(query, key, value, TreeAttention(tree, CPU).blocks(None), None)
-    first_sequence = tree.path(int(tree.reads[1]))
+    first_sequence = tree.ancestors(int(tree.read_indices[1]))
     assert torch.equal(poisoned[:, first_sequence], clean[:, first_sequence])
     assert not poisoned[:, last].isfinite().all()
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma2", "gpt_oss", "llama"])
 def test_whole_models_give_the_same_with_flex(architecture, monkeypatch):
-    """The path of a GPU, uncompiled on this machine: fused and not."""
-    model = DecoderRewardModel(tiny_models.reward_model(architecture))
+    """What runs on a GPU, uncompiled on this machine: fused and not."""
+    model = HeadedDecoder(tiny_models.reward_model(architecture), ModuleHead("score"), None)
     plan = plan_trees(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000)
     alone = plan_padded(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000, alone=True)
     with torch.inference_mode():
-        expected = torch.cat([model.forward(batch) for batch in alone.batches])[alone.value_index]
+        expected = torch.cat([model.values(batch) for batch in alone.batches])[alone.value_index]
         plain_init = TreeAttention.__init__
         monkeypatch.setattr(
             TreeAttention, "__init__", lambda self, tree, device, **_: plain_init(self, tree, device, use_flex=True)
         )
-        for fused in {model.fused, False}:
-            model.fused = fused
-            got = torch.cat([model.forward(batch) for batch in plan.batches])[plan.value_index]
+        (backbone,) = model.decoders
+        for fuse in {backbone.fuse, False}:
+            backbone.fuse = fuse
+            got = torch.cat([model.values(batch) for batch in plan.batches])[plan.value_index]
             torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)

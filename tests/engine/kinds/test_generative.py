@@ -51,7 +51,7 @@ def test_the_question_is_asked_of_every_turn(tmp_path):
 
 def test_an_answer_is_one_token(tmp_path):
     folder = tiny_models.save_policy(tmp_path)
-    with pytest.raises(ConfigError, match="'Absolutely not' is not one token"):
+    with pytest.raises(ConfigError, match="'Absolutely not' is not a single token"):
         gym_rm.load_scorer(str(folder), kind="generative", answers=("The", "Absolutely not"))
     with pytest.raises(ConfigError, match="two different tokens"):
         gym_rm.load_scorer(str(folder), kind="generative", answers=("The", "The"))

@@ -75,7 +75,7 @@ def test_pair_rm_compares_two_candidates(pair_rm):
     for row, (source, first, second) in enumerate(texts):
         forward, backward = plain_pair_rm(pair_rm, source, first, second), plain_pair_rm(pair_rm, source, second, first)
         assert scores.rewards[row] == pytest.approx((forward - backward) / 2, abs=1e-5)
-    assert scores.provenance.path == "padded"
+    assert scores.provenance.layout == "padded"
 
 
 def test_pair_rm_is_not_fooled_by_markers_in_a_reply(pair_rm):

@@ -45,8 +45,8 @@ def plain_steps(folder, messages):
     marked = [*messages[:-1], {"role": "assistant", "content": STEP.join(steps) + STEP}]
     ids = token_ids(folder, marked)
     step_id = tokenizer_with_step().convert_tokens_to_ids(STEP)
-    places = [place for place, token in enumerate(ids) if token == step_id]
-    hidden = hidden_states(folder, ids)[places]
+    positions = [position for position, token in enumerate(ids) if token == step_id]
+    hidden = hidden_states(folder, ids)[positions]
     x = torch.relu(hidden @ HEADS["score.0.weight"].T + HEADS["score.0.bias"])
     return torch.softmax(x @ HEADS["score.2.weight"].T + HEADS["score.2.bias"], dim=1)[:, 1].numpy()
 
@@ -61,7 +61,7 @@ def test_steps_and_their_reduction(folder, reduction, reduce):
     for got, wanted in zip(scores.step_rewards, expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=1e-5)
     np.testing.assert_allclose(scores.rewards, [reduce(steps) for steps in expected], atol=1e-5)
-    assert scores.provenance.path == "tree"
+    assert scores.provenance.layout == "tree"
 
 
 def test_every_turn_has_its_own_steps(folder):
@@ -95,9 +95,9 @@ def test_steps_are_remembered_with_the_score(folder):
 
 
 def test_a_token_that_is_none_is_refused(folder):
-    with pytest.raises(ConfigError, match="not one token"):
+    with pytest.raises(ConfigError, match="not a single token"):
         gym_rm.load_scorer(str(folder), step_token="<no such token>")
-    with pytest.raises(ConfigError, match="reduction must be one of"):
+    with pytest.raises(ConfigError, match="reduction must be 'min', 'mean', 'last' or 'product', got 'median'"):
         gym_rm.load_scorer(str(folder), reduction="median")
 
 

@@ -82,13 +82,13 @@ def test_pickled_weights_are_not_read(tmp_path):
     folder = tiny_models.save_reward_model(tmp_path)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"no safetensors weights, and pickled ones are not read.*refs/pr"):
+    with pytest.raises(ConfigError, match=r"no safetensors weights, and pickled weights are not read.*refs/pr"):
         gym_rm.load_scorer(str(folder))
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "no_owner"])
 def test_no_such_folder(path):
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with pytest.raises(ConfigError, match="does not exist and is not a hub id"):
         gym_rm.load_scorer(path)
 
 
@@ -99,8 +99,8 @@ def test_sharded_checkpoints_are_read_by_their_index(tmp_path):
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     shards = {"model-00001-of-00002.safetensors": {}, "model-00002-of-00002.safetensors": {}}
-    for place, (name, value) in enumerate(tensors.items()):
-        shards[sorted(shards)[place % 2]][name] = value
+    for k, (name, value) in enumerate(tensors.items()):
+        shards[sorted(shards)[k % 2]][name] = value
     for file, content in shards.items():
         save_file(content, folder / file, metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": {name: file for file, content in shards.items() for name in content}}
@@ -169,7 +169,7 @@ def test_half_precision_backbones_keep_a_float32_head(tmp_path):
 def test_heads_beside_a_half_precision_backbone_stay_float32(tmp_path):
     heads = {"score.0.weight": tensor(1, HIDDEN, seed=1), "score.0.bias": tensor(1, seed=2)}
     folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification")
-    model = gym_rm.load_scorer(str(folder), dtype="bfloat16").model.model
+    model = gym_rm.load_scorer(str(folder), dtype="bfloat16").executor.models[0]
     assert {name: p.dtype for name, p in model.named_parameters() if name.startswith("score")} == {
         "score.0.weight": torch.float32,
         "score.0.bias": torch.float32,

@@ -9,15 +9,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.engine.loading.families import (
-    ARMO_OBJECTIVES,
-    FAMILIES,
-    HELPSTEER_OBJECTIVES,
-    KINDS,
-    choose_family,
-    objective_names,
-)
-from gym_rm.engine.kinds.make import MAKERS
+from gym_rm.engine.kinds import KINDS
+from gym_rm.engine.kinds.component_names import ARMO_OBJECTIVES, HELPSTEER_OBJECTIVES, component_names
+from gym_rm.engine.loading.families import FAMILIES, choose_family
 from tests import tiny_models
 from tests.checkpoints import (
     CONVERSATIONS,
@@ -34,7 +28,7 @@ MLP = {"0.weight": (HIDDEN, HIDDEN), "0.bias": (HIDDEN,), "2.weight": (1, HIDDEN
 
 
 def tensors_of(prefix, shapes):
-    return {f"{prefix}.{name}": tensor(*shape, seed=place) for place, (name, shape) in enumerate(shapes.items())}
+    return {f"{prefix}.{name}": tensor(*shape, seed=k) for k, (name, shape) in enumerate(shapes.items())}
 
 
 def apply_mlp(heads, prefix, hidden):
@@ -60,7 +54,7 @@ def test_heads_of_two_layers(tmp_path, class_name, architecture, prefix, config)
     scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
     expected = [apply_mlp(heads, prefix, hidden_states(folder, token_ids(folder, m))[-1]) for m in PLAIN]
     np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
-    assert scores.provenance.path == "tree"
+    assert scores.provenance.layout == "tree"
 
 
 @pytest.mark.parametrize(
@@ -166,24 +160,16 @@ def test_a_value_head_of_reinforcement_learning_is_not_taken_for_a_reward(tmp_pa
 
 def test_every_row_can_be_made_and_reached():
     for family in FAMILIES:
-        assert family.kind in MAKERS
-        assert set(family.options) <= {*_options(family.kind), "pooling", "chat_template"}
+        assert set(family.options) <= {*KINDS[family.kind].Options.model_fields, "chat_template"}
         first = family.architectures[0]
         config = PreTrainedConfig(architectures=[first], **({family.config_key: "mlp"} if family.config_key else {}))
         name = "Llama-3.1-Nemotron-70B-Reward-HF" if family.pattern else "some/model"
         assert choose_family(config, [f"{head}.weight" for head in family.heads], name) is family
-    assert set(KINDS) == set(MAKERS)
 
 
-def _options(kind):
-    import inspect
-
-    return inspect.signature(MAKERS[kind]).parameters
-
-
-def test_names_of_objectives():
+def test_names_of_components():
     labelled = PreTrainedConfig(id2label={0: "a", 1: "b"})
-    assert objective_names(labelled, 2, "x") == ("a", "b")
-    assert objective_names(PreTrainedConfig(), 19, "RLHFlow/ArmoRM-Llama3-8B-v0.1") == ARMO_OBJECTIVES
-    assert objective_names(PreTrainedConfig(), 5, "nicolinho/QRM-Gemma-2-27B") == HELPSTEER_OBJECTIVES
-    assert objective_names(PreTrainedConfig(), 5, "mine") == tuple(f"objective_{k}" for k in range(5))
+    assert component_names(labelled, 2, "x") == ("a", "b")
+    assert component_names(PreTrainedConfig(), 19, "RLHFlow/ArmoRM-Llama3-8B-v0.1") == ARMO_OBJECTIVES
+    assert component_names(PreTrainedConfig(), 5, "nicolinho/QRM-Gemma-2-27B") == HELPSTEER_OBJECTIVES
+    assert component_names(PreTrainedConfig(), 5, "mine") == tuple(f"objective_{k}" for k in range(5))

@@ -100,9 +100,9 @@ def test_pickled_adapters_are_not_read(tmp_path):
         gym_rm.load_scorer(str(tmp_path))
 
 
-def test_a_base_for_what_is_no_adapter_is_refused(tmp_path):
+def test_a_base_without_an_adapter_is_refused(tmp_path):
     folder = str(tiny_models.save_reward_model(tmp_path))
-    with pytest.raises(ConfigError, match="which is no adapter"):
+    with pytest.raises(ConfigError, match="which is not an adapter"):
         gym_rm.load_scorer(folder, base="some/where")
 
 

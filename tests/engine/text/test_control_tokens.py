@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from gym_rm.engine.text.control_tokens import PRIVATE_USE
-from gym_rm.errors import RenderError
+from gym_rm.errors import ConversationError
 from gym_rm.engine.text.renderer import Renderer
 
 CHATML_TOKENS = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
@@ -127,7 +127,7 @@ def control_ids(name, ids):
 
 def rendered(name, messages):
     (one,) = renderer(name).encode([messages])
-    if isinstance(one, RenderError):
+    if isinstance(one, ConversationError):
         raise one
     return one.input_ids.tolist()
 
@@ -329,7 +329,7 @@ def test_a_slow_tokenizer_refuses_what_it_cannot_guard():
     slow = Renderer(Slow(tokenizer("chatml")))
     plain, hostile = slow.encode([dialogue("q", "a"), dialogue("q", "<|im_end|>")])
     assert plain.input_ids.tolist() == rendered("chatml", dialogue("q", "a"))
-    assert isinstance(hostile, RenderError)
+    assert isinstance(hostile, ConversationError)
     assert "not a fast one" in str(hostile)
 
 
@@ -348,7 +348,7 @@ def chatml_of(content):
 def controls_of(template, content, name="qwen"):
     renderer = Renderer(tokenizer(name), chat_template=template)
     (rendered,) = renderer.encode([[{"role": "user", "content": "hi"}, {"role": "assistant", "content": content}]])
-    if isinstance(rendered, RenderError):
+    if isinstance(rendered, ConversationError):
         return str(rendered)
     return [int(token) for token in rendered.input_ids if int(token) in renderer._control.ids]
 

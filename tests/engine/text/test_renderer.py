@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
 
-from gym_rm.errors import ConfigError, RenderError
-from gym_rm.engine.text.renderer import DATE, Presentation, Renderer
+from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.engine.text.renderer import DATE, InputFormat, Renderer
 
 STYLES = ("chatml", "qwen", "llama3", "gemma", "mistral", "plain", "unigram")
 each_style = pytest.mark.parametrize("style", STYLES)
@@ -30,7 +30,7 @@ def system(text):
 
 def ids_of(renderer, conversation):
     (one,) = renderer.encode([conversation])
-    if isinstance(one, RenderError):
+    if isinstance(one, ConversationError):
         raise one
     return one.input_ids.tolist()
 
@@ -77,7 +77,7 @@ def test_text_pairs_have_the_ids_of_transformers(hh_pairs):
     conversations = [conversation for pair in hh_pairs[::20] for conversation in pair]
     for style in ("bert", "roberta"):
         tok = tiny_models.tokenizer(style)
-        renderer = Renderer(tok, presentation=Presentation(encoder=True))
+        renderer = Renderer(tok, input_format=InputFormat(encoder=True))
         for conversation, rendered in zip(conversations, renderer.encode(conversations), strict=True):
             context = "\n".join(message["content"] for message in conversation[:-1])
             expected = tok(context, conversation[-1]["content"])
@@ -102,7 +102,7 @@ def test_the_template_hash_tells_templates_apart():
 
 def test_a_conversation_is_scored_to_its_end_not_to_the_next_reply():
     assert not text_of(Renderer(tiny_models.tokenizer("chatml")), [user("q"), assistant("a")]).endswith("assistant\n")
-    with_prompt = Renderer(tiny_models.tokenizer("chatml"), presentation=Presentation(generation_prompt=True))
+    with_prompt = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(generation_prompt=True))
     assert text_of(with_prompt, [user("q")]).endswith("<|im_start|>assistant\n")
 
 
@@ -169,11 +169,11 @@ def test_what_is_no_conversation_is_named_and_costs_its_row_alone(case):
     good = [user("q"), assistant("a")]
     renderer = Renderer(tiny_models.tokenizer("chatml"))
     first, error, last = renderer.encode([good, bad, good])
-    assert isinstance(error, RenderError)
-    with pytest.raises(RenderError, match=reason):
+    assert isinstance(error, ConversationError)
+    with pytest.raises(ConversationError, match=reason):
         raise error
     assert first.input_ids.tolist() == last.input_ids.tolist() == ids_of(renderer, good)
-    with pytest.raises(RenderError, match=reason):
+    with pytest.raises(ConversationError, match=reason):
         renderer.encode_turns(bad)
 
 
@@ -372,7 +372,7 @@ def test_turns_with_control_tokens_in_them():
 
 
 def test_turns_of_a_text_pair():
-    renderer = Renderer(tiny_models.tokenizer("bert"), presentation=Presentation(encoder=True))
+    renderer = Renderer(tiny_models.tokenizer("bert"), input_format=InputFormat(encoder=True))
     conversation = [user("q"), assistant("a"), user("why?"), assistant("so")]
     turns = renderer.encode_turns(conversation)
     alone = [*renderer.encode([conversation[:2]]), *renderer.encode([conversation])]
@@ -437,7 +437,7 @@ def test_what_may_be_dropped(conversation, kept):
     tok = tiny_models.tokenizer("chatml")
     (rendered,) = Renderer(tok, max_length=60, overlong="drop_turns").encode([conversation])
     if kept is None:
-        assert isinstance(rendered, RenderError)
+        assert isinstance(rendered, ConversationError)
     else:
         head = conversation[:1] if conversation[0]["role"] == "system" else []
         assert rendered.input_ids.tolist() == ids_of(Renderer(tok), [*head, *conversation[kept:]])
@@ -457,12 +457,12 @@ def test_truncating_from_the_left_keeps_the_end_and_bos(style):
 
 def test_truncating_a_text_pair_keeps_its_frame():
     tok = tiny_models.tokenizer("bert")
-    whole = Renderer(tok, presentation=Presentation(encoder=True))
+    whole = Renderer(tok, input_format=InputFormat(encoder=True))
     conversation = [user("question " * 20), assistant("reply " * 5)]
     (full,) = whole.encode([conversation])
     reply = len(full.input_ids) - full.second_segment
     for limit in (reply + 5, reply + 1, reply - 2, 3):
-        short = Renderer(tok, presentation=Presentation(encoder=True), max_length=limit, overlong="truncate_left")
+        short = Renderer(tok, input_format=InputFormat(encoder=True), max_length=limit, overlong="truncate_left")
         (rendered,) = short.encode([conversation])
         assert len(rendered.input_ids) == limit
         assert (rendered.input_ids[0], rendered.input_ids[-1]) == (tok.cls_token_id, tok.sep_token_id)
@@ -472,7 +472,7 @@ def test_truncating_a_text_pair_keeps_its_frame():
 
 def test_a_limit_that_leaves_no_text():
     (error,) = Renderer(tiny_models.tokenizer("llama3"), max_length=1, overlong="truncate_left").encode([LONG])
-    assert isinstance(error, RenderError)
+    assert isinstance(error, ConversationError)
 
 
 def test_overlong_turns_are_cut_one_by_one():

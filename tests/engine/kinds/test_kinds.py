@@ -5,7 +5,7 @@ import pytest
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.engine.kinds import make_reward_model
+from gym_rm.engine.kinds import KINDS
 from gym_rm.testing import check_scorer
 from tests import tiny_models
 from tests.checkpoints import HIDDEN, conversation, save_with_heads, tensor
@@ -16,27 +16,36 @@ def classifier():
     return tiny_models.reward_model("qwen3"), tiny_models.tokenizer("qwen")
 
 
-def test_a_live_model_is_a_reward_model(classifier):
-    assert make_reward_model(*classifier).kind == "decoder"
-    assert make_reward_model(tiny_models.reward_model("bert"), tiny_models.tokenizer("bert")).kind == "encoder"
+def test_the_kind_of_a_model_that_is_handed_over_is_detected(classifier):
+    assert gym_rm.RewardModelScorer(*classifier).kind.name == "decoder"
+    bert = tiny_models.reward_model("bert"), tiny_models.tokenizer("bert")
+    assert gym_rm.RewardModelScorer(*bert).kind.name == "encoder"
+
+
+def test_every_option_of_every_kind_has_help():
+    for kind in KINDS.values():
+        for name, field in kind.Options.model_fields.items():
+            assert field.description, (kind.name, name)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"kind": "decodr"}, "unknown kind of reward model 'decodr'.*Did you mean 'decoder'"),
-        ({"pooling": "first"}, "pooling must be 'auto', 'last' or 'hf'"),
-        ({"step_tokn": "x"}, r"unknown options \['step_tokn'\] for a reward model of the kind 'decoder'"),
-        ({"kind": "process"}, r"kind 'process' needs \['step_token'\]"),
-        ({"kind": "process", "step_token": "<|im_end|>", "pooling": "hf"}, "pooling='hf' is of no use"),
+        ({"pooling": "first"}, "pooling must be 'last' or 'hf', got 'first'"),
+        ({"step_tokn": "x"}, "unknown option 'step_tokn' for a reward model of kind 'decoder'"),
+        ({"poolin": "hf"}, "unknown option 'poolin'.*Did you mean 'pooling'"),
+        ({"max_lenght": 5}, "unknown option 'max_lenght'.*Did you mean 'max_length'"),
+        ({"kind": "process"}, "step_token: has no default and must be given"),
+        ({"kind": "process", "step_token": "<|im_end|>", "pooling": "hf"}, "unknown option 'pooling' for .* 'process'"),
         ({"kind": "decoder", "head": "v_head"}, r"no head 'v_head'; it has \['score'\]"),
         ({"kind": "gated"}, "where a prompt ends is not known for 'qwen3'"),
         ({"kind": "generative", "answers": ("The", "N")}, "no output layer over a vocabulary"),
     ],
 )
-def test_options_that_cannot_be(classifier, options, message):
+def test_invalid_options_are_refused(classifier, options, message):
     with pytest.raises(ConfigError, match=message):
-        make_reward_model(*classifier, **options)
+        gym_rm.RewardModelScorer(*classifier, **options)
 
 
 def test_a_wrong_kind_for_a_checkpoint_is_refused(tmp_path):
@@ -91,8 +100,8 @@ def test_a_score_depends_on_nothing_else_in_the_call(make, tmp_path):
     alone = gym_rm.load_scorer(str(folder), batch_invariant=True, **options).score(conversations)
     np.testing.assert_allclose(shuffled.rewards, together.rewards[order], atol=1e-5)
     np.testing.assert_allclose(alone.rewards, together.rewards, atol=1e-5)
-    for name, values in together.heads.items():
-        np.testing.assert_allclose(alone.heads[name], values, rtol=1e-5, atol=1e-5)
-    assert together.provenance.path == "tree"
+    for name, values in together.components.items():
+        np.testing.assert_allclose(alone.components[name], values, rtol=1e-5, atol=1e-5)
+    assert together.provenance.layout == "tree"
     assert together.workload.unique_tokens < together.workload.num_tokens
     assert shuffled.workload.num_batches > together.workload.num_batches

@@ -1,0 +1,25 @@
+"""What the commands share on the terminal."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def fail(error: Exception, code: int) -> NoReturn:
+    """Print an error in one paragraph and end with this exit code."""
+    for text in (f"error: {error}", *getattr(error, "__notes__", ())):
+        stderr.print(text, style="red", markup=False)
+    raise typer.Exit(code)
+
+
+def quiet_loading() -> None:
+    """No progress bars of transformers in a log file."""
+    if not stderr.is_terminal:
+        from transformers.utils import logging  # slow to import, and only loading needs it
+
+        logging.disable_progress_bar()

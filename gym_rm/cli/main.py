@@ -1,0 +1,41 @@
+"""The command `gym-rm`: its sub-commands, one file each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import gym_rm
+from gym_rm.cli.score import score
+from gym_rm.cli.serve import serve
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(score)
+app.command()(serve)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gym-rm {gym_rm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Reward-model rewards for any RL library."""

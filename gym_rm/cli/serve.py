@@ -1,0 +1,46 @@
+"""`gym-rm serve`: answer OpenRLHF's requests for rewards over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gym_rm.cli.console import fail, quiet_loading
+from gym_rm.errors import GymRMError
+
+
+def serve(
+    policy_tokenizer: Annotated[str, typer.Option(help="Folder or hub id of the policy's tokenizer.")],
+    reward_model: Annotated[
+        str | None, typer.Option(help="Folder or hub id. Default: the embedded reward model.")
+    ] = None,
+    chat_template: Annotated[
+        bool, typer.Option(help="Prompts were written by the policy's chat template; or they are plain texts.")
+    ] = True,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; all but loopback addresses need --key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any port that is free.")] = 5000,
+    key: Annotated[str | None, typer.Option(help="Asked for as a bearer token, or as the password of the URL.")] = None,
+) -> None:
+    """Answer OpenRLHF's POST /get_reward until interrupted.
+
+    The address is printed once the server listens; it goes to OpenRLHF as --reward.remote_url.
+    """
+    from gym_rm.adapters.openrlhf import RewardFunction
+    from gym_rm.server.get_reward import RewardServer
+
+    quiet_loading()
+    try:
+        reward_function = RewardFunction(
+            reward_model, policy_tokenizer=policy_tokenizer, apply_chat_template=chat_template
+        )
+        server = RewardServer(reward_function, host=host, port=port, key=key)
+    except (GymRMError, OSError) as error:
+        fail(error, code=2)
+    typer.echo(f"answering at {server.url}")
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        server.close()

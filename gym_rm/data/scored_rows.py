@@ -1,0 +1,99 @@
+"""What a row of a file holds to score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gym_rm.data.messages import parse_messages
+from gym_rm.data.pairs import pairs_of_row
+from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.data.rows import show
+from gym_rm.errors import ConfigError
+from gym_rm.types import Conversation, Message, Prompt
+
+# How the scores of a row are written: one number, an object of these names, or a list.
+Labels: TypeAlias = tuple[str, ...] | tuple[int, ...] | None
+
+_REPLY_LISTS = ("completions", "solutions", "responses")
+_PROMPTS = ("messages", "prompt", "context", "question")
+
+
+@dataclass(frozen=True, slots=True)
+class RowToScore:
+    """The conversations of one row.
+
+    Attributes:
+        conversations: what is scored.
+        labels: how the scores are written.
+        prompt: the row itself, for scorers that compare with its `answer` or its other fields.
+    """
+
+    conversations: tuple[Conversation, ...]
+    labels: Labels
+    prompt: Prompt
+
+
+def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToScore:
+    """What a row holds to score, and how its scores are written.
+
+    In this order: a list of replies (`completions`, `solutions` or `responses`), `chosen` and `rejected`, `response`,
+    or a whole conversation in `messages`. The other fields (`answer`, ...) go with them as a `Prompt`, whose name is
+    the field `prompt_id` or `id`, or else `index`.
+
+    Raises:
+        ConfigError: none of these, or one that is malformed.
+    """
+    for name in _REPLY_LISTS:
+        if row.get(name) is not None:
+            replies = row[name]
+            if not isinstance(replies, list) or not replies:
+                raise ConfigError(f"{where}: {name!r} must be a list of replies, got {show(replies)}.")
+            field, prompt = _prompt_messages(row, where)
+            conversations = [prompt + _reply(reply, where, f"{name}[{i}]") for i, reply in enumerate(replies)]
+            return _row(row, prompt, {field, name}, conversations, tuple(range(len(replies))), index)
+    if row.get("chosen") is not None or row.get("rejected") is not None:
+        (pair,) = pairs_of_row(row, where)
+        both = [pair.prompt + pair.chosen, pair.prompt + pair.rejected]
+        return _row(row, pair.prompt, {*_PROMPTS, "chosen", "rejected"}, both, ("chosen", "rejected"), index)
+    if row.get("response") is not None:
+        field, prompt = _prompt_messages(row, where)
+        whole = prompt + _reply(row["response"], where, "response")
+        return _row(row, prompt, {field, "response"}, [whole], None, index)
+    if row.get("messages") is not None:
+        whole = parse_messages(row["messages"], where, "messages")
+        prompt = whole[:-1] if whole[-1]["role"] == "assistant" else whole
+        return _row(row, prompt, {"messages"}, [whole], None, index)
+    raise ConfigError(
+        f"{where}: nothing to score; expected 'messages', or a prompt with 'response', 'chosen' and 'rejected', "
+        f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {sorted(row)}."
+    )
+
+
+def _row(
+    row: Mapping[str, Any],
+    messages: tuple[Message, ...],
+    used: set[str],
+    conversations: list[tuple[Message, ...]],
+    labels: Labels,
+    index: int,
+) -> RowToScore:
+    columns = {key: value for key, value in row.items() if key not in used}
+    return RowToScore(tuple(conversations), labels, prompt_of_columns(messages, columns, index))
+
+
+def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
+    """The field that holds the prompt, and its messages."""
+    for name in _PROMPTS:
+        if row.get(name) is not None:
+            return name, parse_messages(row[name], where, name)
+    raise ConfigError(f"{where}: a reply without its prompt; expected one of {_PROMPTS}, got {sorted(row)}.")
+
+
+def _reply(value: Any, where: str, name: str) -> tuple[Message, ...]:
+    if isinstance(value, Mapping):
+        for key in ("completion", "text"):
+            if value.get(key) is not None:
+                return parse_messages(value[key], where, f"{name}.{key}", text_role="assistant")
+    return parse_messages(value, where, name, text_role="assistant")

@@ -1,0 +1,98 @@
+"""A causal language model's hidden states at the positions that are read, over trees and over padded batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from gym_rm.engine.backbones.fused import can_fuse, fused_forward
+from gym_rm.engine.backbones.prefix_cache import PrefixCache
+from gym_rm.engine.backbones.tree_attention import TreeAttention, attending_to_trees, to_device
+from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
+
+
+class DecoderBackbone:
+    """The backbone of a model, as it is at each call: weights, adapters and hooks may change in between.
+
+    Args:
+        model: the whole model; its `base_model` is run.
+        prefix_cache: keys and values kept across calls, or None.
+
+    Attributes:
+        fuse: whether the fused forward may stand in for the model's own, where `can_fuse` allows it.
+    """
+
+    def __init__(self, model: PreTrainedModel, prefix_cache: PrefixCache | None = None) -> None:
+        self.model = model
+        self.prefix_cache = prefix_cache
+        self.fuse = can_fuse(model.base_model)
+
+    def hidden_states(self, batch: Batch) -> torch.Tensor:
+        """The last hidden states where the batch is read, `[R, hidden_size]`; with gradients where they are enabled."""
+        backbone = self.model.base_model
+        device = device_of(self.model)
+        if isinstance(batch, PaddedBatch):
+            rows, positions = to_device(np.ascontiguousarray(batch.read_positions.T), device)
+            hidden: torch.Tensor = backbone(**plain_inputs(batch, self.model), use_cache=False).last_hidden_state
+            return hidden[rows.to(hidden.device), positions.to(hidden.device)]
+        if not (self.fuse and not torch.is_grad_enabled() and can_fuse(backbone)):
+            reads, tree = to_device(batch.read_indices, device), TreeAttention(batch, device)
+            inputs = to_device(np.stack([batch.input_ids, batch.position_ids]), device)
+            with attending_to_trees(backbone):
+                output = backbone(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, tree=tree)
+            hidden = output.last_hidden_state[0]
+            return hidden[reads.to(hidden.device)]
+        if self.prefix_cache is None:
+            inputs = to_device(np.stack([batch.input_ids, batch.position_ids]), device)
+            reads, tree = to_device(batch.read_indices, device), TreeAttention(batch, device)
+            return fused_forward(backbone, inputs[0], inputs[1], reads, tree)
+        return self._with_prefix_cache(self.prefix_cache, batch, device)
+
+    def _with_prefix_cache(self, cache: PrefixCache, batch: TokenTree, device: torch.device) -> torch.Tensor:
+        with cache.reuse(batch, device) as known:
+            tokens = np.stack([batch.input_ids[known.computed], batch.position_ids[known.computed]])
+            inputs = to_device(tokens, device)
+            reads = to_device(np.searchsorted(known.computed, batch.read_indices), device)
+            tree = TreeAttention(batch, device, computed=known.computed)
+            return fused_forward(self.model.base_model, inputs[0], inputs[1], reads, tree, known)
+
+
+def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A padded batch as keyword arguments of a Hugging Face model; no mask where there is no padding."""
+    device = device_of(model)
+    padding = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
+    table: Any = _embedding_table(model)
+    if table is not None and not 0 <= padding < table.num_embeddings:
+        padding = 0  # an id of -1, or of a token added later; what stands in the padding is masked
+    columns = np.arange(batch.input_ids.shape[1])
+    real = columns < batch.lengths[:, None]
+    inputs = {"input_ids": to_device(np.where(real, batch.input_ids, padding).astype(np.int64), device)}
+    if not real.all():
+        inputs["attention_mask"] = to_device(real.astype(np.int64), device)
+    if getattr(model.config, "type_vocab_size", 0) >= 2 and (batch.second_segments < batch.lengths).any():
+        types = (columns >= batch.second_segments[:, None]) & real
+        inputs["token_type_ids"] = to_device(types.astype(np.int64), device)
+    return inputs
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """Where inputs go."""
+    device: torch.device = next(model.parameters()).device
+    return device
+
+
+def num_embeddings(model: PreTrainedModel) -> int | None:
+    """How many token ids the model has embeddings for; None where it does not look them up in a table."""
+    table = _embedding_table(model)
+    return None if table is None else int(table.num_embeddings)
+
+
+def _embedding_table(model: PreTrainedModel) -> torch.nn.Embedding | None:
+    try:
+        table = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return table if isinstance(table, torch.nn.Embedding) else None

@@ -1,0 +1,204 @@
+"""The part of a reward model that has weights: batches in, values out. It lives in an executor.
+
+Shapes: values are float32 `[R, K]`, K numbers for each of R positions that a batch reads.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gym_rm.engine.backbones.decoder import DecoderBackbone, device_of, plain_inputs
+from gym_rm.engine.backbones.heads import TokenLogits, in_float32, make_head
+from gym_rm.engine.backbones.prefix_cache import PrefixCache
+from gym_rm.engine.kinds import readouts
+from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
+from gym_rm.errors import ConfigError
+
+
+class RewardModel(abc.ABC):
+    """One or two loaded models and what is read from them.
+
+    Attributes:
+        models: the Hugging Face models that it runs.
+        num_values: K.
+        decoders: the backbones that can take trees; empty for encoders.
+    """
+
+    def __init__(self, *models: PreTrainedModel, decoders: tuple[DecoderBackbone, ...] = ()) -> None:
+        self.models = models
+        self.decoders = decoders
+        self.num_values = 1
+
+    @abc.abstractmethod
+    def values(self, batch: Batch) -> Tensor:
+        """Values of a batch where it is read, `[R, K]`; with gradients where they are enabled."""
+
+    def trial_values(self, batch: Batch) -> Tensor:
+        """What the trial compares, `[R, ...]`: numbers that cannot hide a difference, as a head of zeros would."""
+        return self.values(batch)
+
+
+class HeadedDecoder(RewardModel):
+    """A decoder with a head on its hidden states."""
+
+    def __init__(self, model: PreTrainedModel, readout: readouts.Readout, prefix_cache: PrefixCache | None) -> None:
+        self._backbone = DecoderBackbone(model, prefix_cache)
+        super().__init__(model, decoders=(self._backbone,))
+        self._head = make_head(readout, model)
+        self.num_values = self._head.num_values
+
+    def values(self, batch: Batch) -> Tensor:
+        """Values of the head."""
+        return self._head(self._backbone.hidden_states(batch))
+
+    def trial_values(self, batch: Batch) -> Tensor:
+        """Hidden states."""
+        return self._backbone.hidden_states(batch)
+
+
+class PolicyAndReference(RewardModel):
+    """Log-probabilities of the tokens that are read, under two causal language models over the same vocabulary.
+
+    Raises:
+        ConfigError: different vocabularies, or models that make logits in an unknown way.
+    """
+
+    def __init__(self, policy: PreTrainedModel, reference: PreTrainedModel) -> None:
+        sizes = [model.config.get_text_config().vocab_size for model in (policy, reference)]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(f"policy and reference have vocabularies of {sizes[0]} and {sizes[1]} tokens.")
+        self._logits = [TokenLogits(policy), TokenLogits(reference)]
+        super().__init__(policy, reference, decoders=(DecoderBackbone(policy), DecoderBackbone(reference)))
+        self.num_values = 2
+
+    def values(self, batch: Batch) -> Tensor:
+        """Log-probabilities under policy and reference, `[R, 2]`."""
+        earlier: Batch
+        if isinstance(batch, TokenTree):
+            before, tokens = batch.parents[batch.read_indices], batch.input_ids[batch.read_indices]
+            # Siblings that differ from their first token share its parent: its hidden state is computed once.
+            read, inverse = np.unique(before, return_inverse=True)
+            earlier = replace(batch, read_indices=read)
+        else:
+            before = batch.read_positions - np.array([0, 1])
+            tokens = batch.input_ids[batch.read_positions[:, 0], batch.read_positions[:, 1]]
+            read, inverse = np.unique(before, axis=0, return_inverse=True)
+            earlier = replace(batch, read_positions=read)
+        targets = torch.from_numpy(tokens.astype(np.int64))
+        device = device_of(self.models[0])
+        columns = []
+        for decoder, logits in zip(self.decoders, self._logits, strict=True):
+            hidden = decoder.hidden_states(earlier)
+            index = torch.from_numpy(inverse.reshape(-1)).to(hidden.device)
+            columns.append(logits.log_probabilities(hidden[index], targets.to(hidden.device)).to(device))
+        return torch.stack(columns, dim=1)
+
+    def trial_values(self, batch: Batch) -> Tensor:
+        """Hidden states of both models, side by side."""
+        device = device_of(self.models[0])
+        states = [decoder.hidden_states(batch).float().to(device) for decoder in self.decoders]
+        return torch.cat(states, dim=1)
+
+
+class Classifier(RewardModel):
+    """A `...ForSequenceClassification` that pools by itself; the modules above its backbone run in float32."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.num_values = model.config.num_labels
+
+    def values(self, batch: Batch) -> Tensor:
+        """Logits of the rows that are read, `[R, num_labels]`."""
+        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
+        (model,) = self.models
+        inputs = plain_inputs(batch, model)
+        heads = dict(_heads_of(model))
+        cast = {
+            f"{name}.{key}": parameter.float()
+            for name, module in heads.items()
+            for key, parameter in module.named_parameters()
+        }
+        # For the time of this forward only: the model may be in training, and belongs to its owner.
+        hooks = [module.register_forward_pre_hook(_to_float32) for module in heads.values()]
+        try:
+            logits: Tensor = torch.func.functional_call(model, cast, (), inputs).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return logits.float()[torch.from_numpy(batch.read_positions[:, 0]).to(logits.device)]
+
+
+class MarkerPairs(RewardModel):
+    """`head(source, first) - head(source, second)` of the hidden states at three markers (PairRM)."""
+
+    def __init__(self, model: PreTrainedModel, readout: readouts.MarkerPairs) -> None:
+        super().__init__(model)
+        self._readout = readout
+
+    def values(self, batch: Batch) -> Tensor:
+        """Log-odds that the first candidate is better, `[R, 1]`."""
+        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
+        hidden = self._hidden_states(batch)
+        rows = batch.read_positions[:, 0]
+        at = [(batch.input_ids[rows] == marker).argmax(axis=1) for marker in self._readout.markers]
+        index = torch.from_numpy(np.stack([rows, *at])).to(hidden.device)
+        source, first, second = (hidden[index[0], positions] for positions in index[1:])
+        head = self.models[0].get_submodule(self._readout.head)
+        left = in_float32(head, torch.cat([source, first], dim=1))
+        right = in_float32(head, torch.cat([source, second], dim=1))
+        return (left - right).mean(dim=1, keepdim=True)
+
+    def trial_values(self, batch: Batch) -> Tensor:
+        """Hidden states: a text without markers has no pair to compare."""
+        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
+        hidden = self._hidden_states(batch)
+        rows, positions = torch.from_numpy(batch.read_positions.T).to(hidden.device)
+        return hidden[rows, positions]
+
+    def _hidden_states(self, batch: PaddedBatch) -> Tensor:
+        inputs = plain_inputs(batch, self.models[0])
+        inputs.pop("token_type_ids", None)
+        hidden: Tensor = self.models[0].base_model(**inputs).last_hidden_state
+        return hidden
+
+
+def make_reward_model(
+    readout: readouts.Readout,
+    model: PreTrainedModel,
+    reference: PreTrainedModel | None = None,
+    prefix_cache: PrefixCache | None = None,
+) -> RewardModel:
+    """The reward model that a readout describes.
+
+    Raises:
+        ConfigError: the model does not have what the readout reads, or a prefix cache where none can be used.
+    """
+    match readout:
+        case readouts.ClassifierLogits():
+            made: RewardModel = Classifier(model)
+        case readouts.MarkerPairs():
+            made = MarkerPairs(model, readout)
+        case readouts.TokenLogProbabilities():
+            assert reference is not None
+            made = PolicyAndReference(model, reference)
+        case _:
+            return HeadedDecoder(model, readout, prefix_cache)
+    return made
+
+
+def _heads_of(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
+    """The modules beside the backbone."""
+    return ((name, module) for name, module in model.named_children() if name != model.base_model_prefix)
+
+
+def _to_float32(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(
+        value.float() if isinstance(value, Tensor) and value.is_floating_point() else value for value in inputs
+    )

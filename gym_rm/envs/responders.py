@@ -1,0 +1,188 @@
+"""What the user says next: a script, a function, or a model that simulates the user."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gym_rm.checks import load_function
+from gym_rm.envs.episodes import Episode
+from gym_rm.envs.spaces import UnicodeText
+from gym_rm.errors import ConfigError
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt, copy_conversation
+
+Turns: TypeAlias = Sequence[str | None]
+Responder: TypeAlias = "Callable[[Sequence[Conversation], Sequence[Prompt], Scores | None], Turns | Awaitable[Turns]]"
+"""For M conversations that end with a reply: what the user says to each, None to end the episode.
+
+`scores` are those of the replies, row by row; None with `reward_on="end"`, where the answer decides whether there is a
+score at all.
+"""
+
+
+def scripted_user(
+    conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
+) -> list[str | None]:
+    """The responder that says each prompt's `user_turns`, one after every reply."""
+    return [_scripted(conversation, prompt) for conversation, prompt in zip(conversations, prompts, strict=True)]
+
+
+def _scripted(conversation: Conversation, prompt: Prompt) -> str | None:
+    # After the prompt stand reply, user, reply, ...: every earlier exchange took one turn of the script.
+    turn = (len(conversation) - len(prompt.messages)) // 2
+    return prompt.user_turns[turn] if turn < len(prompt.user_turns) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What follows one reply.
+
+    Attributes:
+        user: what the user says next; None where the episode ends.
+        terminated: the user has nothing more to say, or the scorer ends the episode.
+        truncated: the turn limit stopped the episode before the user did, or the reply was too long.
+    """
+
+    user: str | None
+    terminated: bool
+    truncated: bool
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode is over."""
+        return self.terminated or self.truncated
+
+
+class UserSimulator:
+    """Decides after every reply whether the conversation goes on, and with what: limits, and a responder.
+
+    Args:
+        respond: the responder, sync or async, or its name `"module:function"`; None for `scripted_user`.
+        text_space: what a turn of the user must be in.
+        max_turns: replies after which an episode is truncated; None for no limit.
+        max_reply_length: characters; a longer reply truncates its episode. None for no limit.
+
+    Raises:
+        ConfigError: not a function, or one that does not take three arguments.
+    """
+
+    def __init__(
+        self,
+        respond: Responder | str | None,
+        *,
+        text_space: UnicodeText,
+        max_turns: int | None = None,
+        max_reply_length: int | None = None,
+    ) -> None:
+        self._respond: Responder = scripted_user if respond is None else load_function("respond", respond)
+        self._text_space = text_space
+        self._max_turns = max_turns
+        self._max_reply_length = max_reply_length
+        self._loop: _EventLoop | None = None
+        try:
+            inspect.signature(self._respond).bind([], [], None)
+        except TypeError as error:
+            raise ConfigError(f"respond must take (conversations, prompts, scores): {error}.") from error
+        except ValueError:  # a builtin has no signature to check
+            pass
+
+    def next_turns(
+        self, rows: Sequence[int], episodes: Sequence[Episode], said: Sequence[Conversation], scores: Scores | None
+    ) -> list[Turn]:
+        """What follows the replies of M episodes; one call of the responder for all that go on.
+
+        Args:
+            rows: `[M]`, which environments they are, for errors.
+            episodes: before the reply.
+            said: their conversations, which end with the reply.
+            scores: of these conversations, row by row; None where they are scored afterwards.
+
+        Raises:
+            ConfigError: the responder returned something else than a text or None for each.
+        """
+        answers: dict[int, str | None] = {}
+        limits = [self._limits(episode, one) for episode, one in zip(episodes, said, strict=True)]
+        ends = None if scores is None else scores.terminations
+        ended = [ends is not None and bool(ends[m]) for m in range(len(rows))]
+        # A script also tells at a limit, at no cost, whether the user was done anyway: terminated, not truncated.
+        scripted = self._respond is scripted_user
+        asked = [m for m in range(len(rows)) if not ended[m] and (scripted or not any(limits[m]))]
+        if asked:
+            conversations = [copy_conversation(said[m]) for m in asked]
+            some = None if scores is None else scores.take(asked)
+            given = self._ask(conversations, [episodes[m].prompt for m in asked], some)
+            answers = dict(zip(asked, given, strict=True))
+        turns = []
+        for m, (too_long, out_of_turns) in enumerate(limits):
+            user = answers.get(m)
+            if user is not None and user not in self._text_space:
+                reason = self._text_space.fault(user)
+                raise ConfigError(f"environment {rows[m]}: respond returned an invalid turn: {reason}.")
+            terminated = ended[m] or (m in answers and user is None)
+            truncated = too_long or (out_of_turns and not terminated)
+            turns.append(Turn(None if truncated else user, terminated, truncated))
+        return turns
+
+    def _limits(self, episode: Episode, said: Conversation) -> tuple[bool, bool]:
+        """Whether the reply is too long, and whether it was the last one allowed."""
+        too_long = self._max_reply_length is not None and len(said[-1]["content"]) > self._max_reply_length
+        return too_long, self._max_turns is not None and episode.num_replies + 1 >= self._max_turns
+
+    def _ask(
+        self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
+    ) -> Sequence[str | None]:
+        answer: Any = self._respond(conversations, prompts, scores)
+        if inspect.isawaitable(answer):
+            self._loop = self._loop or _EventLoop()
+            answer = self._loop.run(_wait_for(answer))
+        if isinstance(answer, str) or not isinstance(answer, Sequence) or len(answer) != len(conversations):
+            length = f" of length {len(answer)}" if isinstance(answer, Sequence) else ""
+            raise ConfigError(
+                "respond must return a list with the user's next turn, or None to end the episode, for each of the "
+                f"{len(conversations)} conversations; got {type(answer).__name__}{length}: {answer!r:.80}."
+            )
+        return answer
+
+    def close(self) -> None:
+        """Stop the thread that ran an async responder."""
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loop": None}
+
+
+class _EventLoop:
+    """An event loop in a thread of its own.
+
+    One loop for all steps, because async clients keep connections that belong to their loop; in a thread, because the
+    caller may be inside a running loop itself (a notebook, an async trainer).
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gym_rm user simulator", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # after Ctrl-C nobody waits for the answer
+            raise
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _wait_for(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -1,0 +1,145 @@
+"""A plain function as a scorer."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from gym_rm.errors import ConfigError
+from gym_rm.scorer import RewardFunction
+from gym_rm.scores import Provenance, Scores
+from gym_rm.types import Conversation, Message, Prompt, Prompts, copy_conversation
+
+
+class FunctionScorer:
+    """A plain function from conversations, or from conversations and prompts, to numbers, as a `Scorer`.
+
+    The signature is read once: a second required parameter, or one named `prompts`, receives the list of prompts.
+
+    Args:
+        function: `(conversations)` or `(conversations, prompts)` to one number, or None for "no score", for each.
+
+    Raises:
+        ConfigError: a function with another signature.
+
+    Example:
+        >>> def right(conversations, prompts):
+        ...     return [float(p.answer in c[-1]["content"]) for c, p in zip(conversations, prompts)]
+        >>> prompt = Prompt(({"role": "user", "content": "2 + 2?"},), "p0", answer="4")
+        >>> FunctionScorer(right).score([[*prompt.messages, {"role": "assistant", "content": "4"}]], [prompt]).rewards
+        array([1.], dtype=float32)
+    """
+
+    def __init__(self, function: RewardFunction) -> None:
+        self._function = function
+        self._name = f"the reward function {getattr(function, '__qualname__', None) or repr(function)}"
+        self._prompts = _prompts_parameter(function, self._name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FunctionScorer:
+        # `gym.make_vec(spec)` deep-copies its keywords; what a function holds on to must not be doubled.
+        return self
+
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Call the function once with copies of all conversations, which it may change.
+
+        A row without a prompt gets an error where the function requires prompts.
+
+        Raises:
+            ConfigError: the input or the return value is not a list of length N.
+            ScoringError: rows for which the function returned None or a number that is not finite.
+        """
+        copies = _copy_all(conversations)
+        size = len(copies)
+        if prompts is not None and len(prompts) != size:
+            raise ConfigError(f"score got {len(prompts)} prompts for {size} conversations; expected one for each.")
+        required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
+        given: Sequence[Prompt | None] = prompts if prompts is not None else [None] * size
+        rows = [row for row in range(size) if given[row] is not None or not required]
+        values = self._call([copies[row] for row in rows], [given[row] for row in rows] if prompts else None)
+        lost = f"{self._name} compares with the row that the conversation started from, and none was given (prompts=)"
+        errors: list[str | None] = [lost] * size
+        rewards = np.full(size, np.nan)
+        for row, value in zip(rows, values, strict=True):
+            errors[row] = "the reward function returned None" if value is None else None
+            rewards[row] = np.nan if value is None else value
+        provenance = Provenance("FunctionScorer", getattr(self._function, "__qualname__", repr(self._function)))
+        return Scores.from_rewards(rewards, errors=errors, provenance=provenance).raise_for_errors()
+
+    def _call(self, conversations: list[list[Message]], prompts: list[Prompt | None] | None) -> list[float | None]:
+        if not conversations:
+            return []
+        if self._prompts is None:
+            return self._numbers(self._function(conversations), len(conversations))
+        copies = None if prompts is None else [None if prompt is None else _copy_prompt(prompt) for prompt in prompts]
+        if self._prompts.kind is inspect.Parameter.POSITIONAL_ONLY:
+            return self._numbers(self._function(conversations, copies), len(conversations))
+        return self._numbers(self._function(conversations, **{self._prompts.name: copies}), len(conversations))
+
+    def _numbers(self, returned: Any, size: int) -> list[float | None]:
+        """The return value, if it is a number or None for each conversation."""
+        try:
+            values = None if isinstance(returned, str | bytes | Mapping | Set) else iter(returned)
+        except TypeError:
+            values = None
+        if values is None:
+            raise ConfigError(
+                f"{self._name} returned {type(returned).__name__} {returned!r:.80} for {size} conversations; "
+                "it must return a list with one number, or None, per conversation."
+            )
+        listed = list(values)
+        if len(listed) != size:
+            raise ConfigError(
+                f"{self._name} returned {len(listed)} values for {size} conversations; it must return one for each."
+            )
+        numbers: list[float | None] = []
+        for row, value in enumerate(listed):
+            try:
+                numbers.append(None if value is None else float(value))
+            except (TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"{self._name} returned {type(value).__name__} {value!r:.80} for conversation {row}; "
+                    "it must return a number, or None for no score."
+                ) from error
+        return numbers
+
+
+def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter | None:
+    """The parameter that receives the prompts, if the function has one."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin does not tell
+        return None
+    fixed = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    positional = [each for each in fixed if each.kind is not each.KEYWORD_ONLY]
+    variadic = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    others = [each for each in fixed if each not in positional[:1]]
+    named = next((each for each in others if each.name == "prompts"), None)
+    second = next((each for each in positional[1:2] if each.default is each.empty), None)
+    chosen = named or second
+    lacking = [each for each in others if each.default is each.empty and each is not chosen]
+    if lacking or not (positional or variadic):
+        raise ConfigError(
+            f"{name} must take (conversations) or (conversations, prompts), got the parameters "
+            f"{[each.name for each in parameters]}."
+        )
+    return chosen
+
+
+def _copy_all(conversations: Sequence[Conversation]) -> list[list[Message]]:
+    try:
+        len(conversations)
+        return [copy_conversation(conversation) for conversation in conversations]
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(
+            "score takes a list of conversations, each a list of {'role', 'content'} messages; "
+            f"got {type(conversations).__name__} {conversations!r:.80}."
+        ) from error
+
+
+def _copy_prompt(prompt: Prompt) -> Prompt:
+    messages = tuple(copy_conversation(prompt.messages))
+    return dataclasses.replace(prompt, messages=messages, metadata=dict(prompt.metadata))

@@ -1,0 +1,380 @@
+"""The result of scoring: one reward per conversation, its named components, and what made them.
+
+Shapes: `[N]` is one entry per conversation of a `score` call, in the order they were given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gym_rm.errors import ConfigError, ScoringError
+
+FloatArray: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What made a score: enough to find out why two runs disagree.
+
+    Attributes:
+        scorer: class of the scorer.
+        model: folder, hub id, URL or name of what scored.
+        revision: commit of the weights, where known.
+        template_hash: first 16 hex digits of the SHA-256 of the chat template.
+        dtype: precision of the backbone; the head is always float32.
+        device: where the forward ran.
+        layout: how batches were laid out: `"tree"`, `"padded"` or `"one_by_one"`.
+        settings: all other settings that change the number (pooling, max_length, overlong, ...).
+    """
+
+    scorer: str
+    model: str
+    revision: str | None = None
+    template_hash: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    layout: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a `score` call cost.
+
+    Attributes:
+        num_tokens: tokens of all conversations, each counted in full.
+        unique_tokens: tokens left after shared prefixes are merged.
+        reused_tokens: of these, the tokens whose keys and values came from the prefix cache.
+        padded_tokens: padding tokens that went through the model.
+        num_batches: forwards run.
+        render_seconds: time for templates and tokenisation.
+        plan_seconds: time to build trees or padded batches.
+        run_seconds: time of the forwards, with the copies to and from the device.
+    """
+
+    num_tokens: int = 0
+    unique_tokens: int = 0
+    reused_tokens: int = 0
+    padded_tokens: int = 0
+    num_batches: int = 0
+    render_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    run_seconds: float = 0.0
+
+    def __add__(self, other: Workload) -> Workload:
+        """The cost of both."""
+        names = [each.name for each in dataclasses.fields(self)]
+        return Workload(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One row of `Scores`.
+
+    Attributes:
+        reward: NaN where `error` holds a reason.
+        components: the named parts of the reward.
+        num_tokens: tokens of the conversation as it was scored.
+        truncated_tokens: tokens that were cut to fit.
+        error: why there is no score, or None.
+        turn_rewards: one value per assistant turn, with `turns="all"`.
+        step_rewards: one value per step of the last reply, for process reward models.
+        terminated: True where the scorer ends the episode.
+        infos: what else the scorer tells about this conversation.
+    """
+
+    reward: float
+    components: Mapping[str, float]
+    num_tokens: int
+    truncated_tokens: int
+    error: str | None
+    turn_rewards: FloatArray | None
+    step_rewards: FloatArray | None
+    terminated: bool
+    infos: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Scores:
+    """The result of `Scorer.score` for N conversations.
+
+    `scores[2]` and iteration give rows (`Score`); `scores[2:5]`, `take`, `scatter` and `concatenate` give `Scores`.
+
+    Attributes:
+        rewards: float32 `[N]`, NaN where `errors` holds a reason.
+        components: the named parts of the reward, each float32 `[N]` (objectives, ensemble members, ...).
+        num_tokens: int64 `[N]`, tokens of the conversation as it was scored; 0 where the scorer does not count them.
+        truncated_tokens: int64 `[N]`, tokens that were cut to fit.
+        errors: `[N]`, None or why this conversation has no score.
+        turn_rewards: with `turns="all"`, `[N]` arrays of float32, one value per assistant turn.
+        step_rewards: of a process reward model, `[N]` arrays of float32, one value per step of the last reply.
+        terminations: bool `[N]`, True where the scorer ends the episode; None leaves that to the user's turns.
+        infos: what else the scorer tells about each conversation, `[N]` arrays by name (a verdict, an extracted
+            answer, ...). Environments put them into their `infos`.
+        provenance: what made these numbers.
+        workload: what they cost.
+
+    Example:
+        >>> scores = Scores.from_rewards([0.5, 1.0])
+        >>> scores
+        Scores(rewards=[0.5, 1.0])
+        >>> scores[1].reward, len(scores)
+        (1.0, 2)
+    """
+
+    rewards: FloatArray
+    components: Mapping[str, FloatArray]
+    num_tokens: NDArray[np.int64]
+    truncated_tokens: NDArray[np.int64]
+    errors: tuple[str | None, ...]
+    turn_rewards: tuple[FloatArray, ...] | None = None
+    step_rewards: tuple[FloatArray, ...] | None = None
+    terminations: NDArray[np.bool_] | None = None
+    infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    provenance: Provenance | None = None
+    workload: Workload | None = None
+
+    @classmethod
+    def from_rewards(
+        cls,
+        rewards: Sequence[float] | NDArray[Any],
+        *,
+        components: Mapping[str, FloatArray] | None = None,
+        errors: Sequence[str | None] | None = None,
+        terminations: Sequence[bool] | NDArray[np.bool_] | None = None,
+        infos: Mapping[str, NDArray[Any]] | None = None,
+        provenance: Provenance | None = None,
+    ) -> Scores:
+        """Scores of a scorer that counts no tokens; a reward that is not finite and has no error gets one."""
+        values = np.array(rewards, dtype=np.float32).reshape(-1)
+        reasons: list[str | None] = list(errors) if errors is not None else [None] * len(values)
+        for row in np.flatnonzero(~np.isfinite(values)).tolist():
+            reasons[row] = reasons[row] or f"the reward is {values[row]}"
+        values[[row for row, reason in enumerate(reasons) if reason is not None]] = np.nan
+        return cls(
+            values,
+            dict(components or {}),
+            num_tokens=np.zeros(len(values), dtype=np.int64),
+            truncated_tokens=np.zeros(len(values), dtype=np.int64),
+            errors=tuple(reasons),
+            terminations=None if terminations is None else np.array(terminations, dtype=np.bool_),
+            infos=dict(infos or {}),
+            provenance=provenance,
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Scores]) -> Scores:
+        """The rows of all parts, in order.
+
+        A component, info or optional column that a part lacks is NaN, None or empty in its rows. The provenance is
+        kept where all parts have the same one; workloads are added up.
+        """
+        columns = [part._columns() for part in parts] or [cls.from_rewards([])._columns()]
+        examples = {key: column for named in reversed(columns) for key, column in named.items()}
+        joined = {
+            key: _join(
+                [
+                    named[key] if key in named else _absent(key, example, len(part))
+                    for named, part in zip(columns, parts, strict=False)
+                ],
+                example,
+            )
+            for key, example in examples.items()
+        }
+        provenances = [part.provenance for part in parts]
+        workloads = [part.workload for part in parts if part.workload is not None]
+        return cls._of_columns(
+            joined,
+            provenances[0] if provenances and all(each == provenances[0] for each in provenances) else None,
+            functools.reduce(operator.add, workloads) if workloads else None,
+        )
+
+    def take(self, rows: Iterable[int]) -> Scores:
+        """The scores of some rows, in the order given; provenance and workload are those of the whole call."""
+        index = [operator.index(row) for row in rows]
+        columns = {
+            key: column[index] if isinstance(column, np.ndarray) else tuple(column[row] for row in index)
+            for key, column in self._columns().items()
+        }
+        return self._of_columns(columns, self.provenance, self.workload)
+
+    def scatter(self, rows: Iterable[int], size: int) -> Scores:
+        """Scores of `size` rows, of which `rows[i]` holds row i of these; the others hold NaN and no error."""
+        index = [operator.index(row) for row in rows]
+        columns: dict[_Key, _Column] = {}
+        for key, column in self._columns().items():
+            spread = _absent(key, column, size)
+            if isinstance(spread, np.ndarray):
+                spread[index] = column
+                columns[key] = spread
+            else:
+                listed = list(spread)
+                for row, value in zip(index, column, strict=True):
+                    listed[row] = value
+                columns[key] = tuple(listed)
+        return self._of_columns(columns, self.provenance, self.workload)
+
+    def raise_for_errors(self) -> Scores:
+        """These scores, if every row has one.
+
+        Raises:
+            ScoringError: some rows have none; names them and keeps the others.
+        """
+        if self.failed_rows:
+            raise ScoringError(self)
+        return self
+
+    @property
+    def failed_rows(self) -> tuple[int, ...]:
+        """Indices of the conversations without a score."""
+        return tuple(row for row, error in enumerate(self.errors) if error is not None)
+
+    def rewards_or_none(self) -> list[float | None]:
+        """N rewards as Python floats, None where there is no score."""
+        rewards = self.rewards.tolist()
+        return [None if error is not None else reward for reward, error in zip(rewards, self.errors, strict=True)]
+
+    def rewards_or_fallback(self, fallback_reward: float | None) -> list[float]:
+        """N rewards as Python floats, the fallback where there is no score.
+
+        Raises:
+            ScoringError: some rows have no score, and `fallback_reward` is None.
+        """
+        if fallback_reward is None:
+            self.raise_for_errors()
+        return [fallback_reward if reward is None else reward for reward in self.rewards_or_none()]  # type: ignore[misc]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python values by field, ready for JSON; NaN becomes None, and what is not there is left out."""
+        plain: dict[str, Any] = {name: {} for name in _BY_NAME}
+        for (field_name, name), column in self._columns().items():
+            values = [_plain(value) for value in column]
+            if name is None:
+                plain[field_name] = values
+            else:
+                plain[field_name][name] = values
+        for record in ("provenance", "workload"):
+            if getattr(self, record) is not None:
+                plain[record] = dataclasses.asdict(getattr(self, record))
+        return {name: value for name, value in plain.items() if name not in _BY_NAME or value}
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with one row per conversation and the columns of `Score`.
+
+        Components become `component/<name>`, infos keep their names.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ConfigError(f"to_pandas needs pandas: pip install 'gym-rm[data]' ({error}).") from error
+        rows = []
+        for row in self:
+            values = {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
+            parts, infos = values.pop("components"), values.pop("infos")
+            rows.append({**values, **{f"component/{name}": value for name, value in parts.items()}, **infos})
+        optional = [("turn_rewards", self.turn_rewards), ("step_rewards", self.step_rewards)]
+        absent = [name for name, column in (*optional, ("terminated", self.terminations)) if column is None]
+        return pandas.DataFrame(rows).drop(columns=absent, errors="ignore")
+
+    def __len__(self) -> int:
+        return len(self.errors)
+
+    @overload
+    def __getitem__(self, rows: int | np.integer[Any]) -> Score: ...
+
+    @overload
+    def __getitem__(self, rows: slice) -> Scores: ...
+
+    def __getitem__(self, rows: int | np.integer[Any] | slice) -> Score | Scores:
+        if isinstance(rows, slice):
+            return self.take(range(*rows.indices(len(self))))
+        row = operator.index(rows)
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)} scores.")
+        return Score(
+            reward=float(self.rewards[row]),
+            components={name: float(values[row]) for name, values in self.components.items()},
+            num_tokens=int(self.num_tokens[row]),
+            truncated_tokens=int(self.truncated_tokens[row]),
+            error=self.errors[row],
+            turn_rewards=None if self.turn_rewards is None else self.turn_rewards[row],
+            step_rewards=None if self.step_rewards is None else self.step_rewards[row],
+            terminated=bool(self.terminations is not None and self.terminations[row]),
+            infos={name: values[row] for name, values in self.infos.items()},
+        )
+
+    def __iter__(self) -> Iterator[Score]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{reward:.4g}" if math.isfinite(reward) else "nan" for reward in self.rewards[:6].tolist())
+        parts = [f"rewards=[{shown}{', ...' if len(self) > 6 else ''}]"]
+        parts += [f"of {len(self)} conversations"] if len(self) > 6 else []
+        parts += [f"components={list(self.components)}"] if self.components else []
+        parts += [f"{len(self.failed_rows)} failed"] if self.failed_rows else []
+        parts += [f"{self.num_tokens.sum():,} tokens"] if self.num_tokens.any() else []
+        return f"Scores({', '.join(parts)})"
+
+    def _columns(self) -> dict[_Key, _Column]:
+        """Everything that has one entry per row, by field and, in components and infos, by name."""
+        columns: dict[_Key, _Column] = {}
+        for name in _PER_ROW:
+            value = getattr(self, name)
+            if name in _BY_NAME:
+                columns |= {(name, key): column for key, column in value.items()}
+            elif value is not None:
+                columns[name, None] = value
+        return columns
+
+    @classmethod
+    def _of_columns(
+        cls, columns: Mapping[_Key, _Column], provenance: Provenance | None, workload: Workload | None
+    ) -> Scores:
+        fields: dict[str, Any] = {name: {} for name in _BY_NAME}
+        for (field_name, name), column in columns.items():
+            if name is None:
+                fields[field_name] = column
+            else:
+                fields[field_name][name] = column
+        return cls(**fields, provenance=provenance, workload=workload)
+
+
+_Key: TypeAlias = tuple[str, str | None]
+_Column: TypeAlias = "NDArray[Any] | tuple[Any, ...]"
+_BY_NAME = ("components", "infos")
+_PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name not in ("provenance", "workload"))
+
+
+def _absent(key: _Key, like: _Column, size: int) -> _Column:
+    """A column of this kind for rows that were not scored."""
+    if not isinstance(like, np.ndarray):
+        return (None if key[0] == "errors" else np.empty(0, dtype=np.float32),) * size
+    fill = {"f": np.nan, "O": None}.get(like.dtype.kind, 0)
+    return np.full(size, fill, dtype=like.dtype)
+
+
+def _join(columns: Sequence[_Column], like: _Column) -> _Column:
+    if isinstance(like, np.ndarray):
+        return np.concatenate(columns) if columns else like
+    return tuple(value for column in columns for value in column)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return [_plain(each) for each in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,177 @@
+import asyncio
+import pickle
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_rm import ConfigError, Prompt, Scores
+from gym_rm.envs.episodes import Episode
+from gym_rm.envs.responders import UserSimulator, scripted_user
+from gym_rm.envs.spaces import UnicodeText
+
+
+def episode(*user_turns):
+    prompt = Prompt(({"role": "user", "content": "hi"},), "greeting", user_turns)
+    return Episode(prompt, 0, list(prompt.messages))
+
+
+def simulator(respond=None, **limits):
+    return UserSimulator(respond, text_space=UnicodeText(100), **limits)
+
+
+def one_turn(user, conversation, reply="reply", scores=None):
+    (turn,) = user.next_turns([0], [conversation], [conversation.with_reply(reply)], scores)
+    return turn
+
+
+def ending(*terminations):
+    return Scores.from_rewards([1.0] * len(terminations), terminations=terminations)
+
+
+def test_a_script_ends_the_conversation_when_it_ends():
+    conversation = episode("and?")
+    turn = one_turn(simulator(), conversation)
+    assert (turn.user, turn.terminated, turn.truncated) == ("and?", False, False)
+    conversation.messages = [*conversation.with_reply("one"), {"role": "user", "content": "and?"}]
+    turn = one_turn(simulator(), conversation)
+    assert (turn.user, turn.terminated, turn.truncated) == (None, True, False)
+
+
+@given(st.lists(st.text(max_size=3), max_size=5), st.integers(1, 3))
+def test_a_script_says_its_turns_in_order_whatever_came_before(turns, length):
+    messages = tuple({"role": "user", "content": str(k)} for k in range(length))
+    prompt = Prompt(messages, "p", tuple(turns))
+    said, conversation = [], list(messages)
+    while True:
+        conversation.append({"role": "assistant", "content": "reply"})
+        (user,) = scripted_user([conversation], [prompt], None)
+        if user is None:
+            break
+        said.append(user)
+        conversation.append({"role": "user", "content": user})
+    assert said == turns
+
+
+@pytest.mark.parametrize(
+    ("user_turns", "max_turns", "terminated", "truncated"),
+    [((), None, True, False), ((), 1, True, False), (("more?",), 1, False, True), (("more?",), 2, False, False)],
+)
+def test_the_turn_limit_truncates_a_script_that_goes_on(user_turns, max_turns, terminated, truncated):
+    turn = one_turn(simulator(max_turns=max_turns), episode(*user_turns))
+    assert (turn.terminated, turn.truncated) == (terminated, truncated)
+
+
+@pytest.mark.parametrize(("reply", "truncated"), [("x" * 5, False), ("x" * 6, True)])
+def test_an_over_long_reply_truncates(reply, truncated):
+    turn = one_turn(simulator(max_reply_length=5), episode("more?"), reply)
+    assert turn.truncated is truncated
+    assert turn.user == (None if truncated else "more?")
+
+
+def test_an_over_long_last_reply_is_terminated_and_truncated():
+    turn = one_turn(simulator(max_reply_length=1), episode(), "xx")
+    assert (turn.terminated, turn.truncated) == (True, True)
+
+
+def test_the_scorer_ends_an_episode_whatever_the_user_would_say():
+    turn = one_turn(simulator(), episode("more?"), scores=ending(True))
+    assert (turn.user, turn.terminated, turn.truncated) == (None, True, False)
+    assert one_turn(simulator(), episode("more?"), scores=ending(False)).user == "more?"
+
+
+def test_a_responder_is_asked_once_for_the_rows_that_go_on():
+    asked = []
+
+    def respond(conversations, prompts, scores):
+        asked.append(([c[-1]["content"] for c in conversations], [p.user_turns for p in prompts], scores))
+        return ["go on", None][: len(conversations)]
+
+    user = simulator(respond, max_turns=2, max_reply_length=5)
+    over_limit, long, ended, first, second = (episode(str(k)) for k in range(5))
+    over_limit.num_replies = 1
+    episodes = [over_limit, long, ended, first, second]
+    replies = ["a", "too long", "c", "d", "e"]
+    said = [each.with_reply(reply) for each, reply in zip(episodes, replies, strict=True)]
+    scores = Scores.from_rewards([0.0, 1.0, 2.0, 3.0, 4.0], terminations=[False, False, True, False, False])
+    turns = user.next_turns(range(5), episodes, said, scores)
+    ((contents, user_turns, given_scores),) = asked
+    assert contents == ["d", "e"]
+    assert user_turns == [("3",), ("4",)]
+    assert given_scores.rewards.tolist() == [3.0, 4.0]
+    assert [(turn.user, turn.terminated, turn.truncated) for turn in turns] == [
+        (None, False, True),
+        (None, False, True),
+        (None, True, False),
+        ("go on", False, False),
+        (None, True, False),
+    ]
+
+
+def test_a_responder_is_not_asked_when_no_row_goes_on():
+    user = simulator(lambda *args: pytest.fail("asked"), max_turns=1)
+    assert one_turn(user, episode("more?")).truncated
+
+
+def test_a_responder_works_on_copies():
+    def respond(conversations, prompts, scores):
+        conversations[0][0]["content"] = "changed"
+        return [None]
+
+    conversation = episode()
+    said = conversation.with_reply("one")
+    simulator(respond).next_turns([0], [conversation], [said], None)
+    assert said[0]["content"] == "hi"
+
+
+def test_async_responders_share_one_loop_also_inside_a_running_one():
+    loops = []
+
+    async def respond(conversations, prompts, scores):
+        await asyncio.sleep(0)
+        loops.append((asyncio.get_running_loop(), threading.get_ident()))
+        return ["go on"] * len(conversations)
+
+    user = simulator(respond)
+    assert one_turn(user, episode()).user == "go on"
+
+    async def inside_a_loop():
+        return one_turn(user, episode()).user
+
+    assert asyncio.run(inside_a_loop()) == "go on"
+    assert loops[0] == loops[1]
+    user.close()
+    user.close()
+    assert "gym_rm user simulator" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_an_async_responders_error_is_its_own():
+    async def respond(conversations, prompts, scores):
+        raise KeyError("no such user")
+
+    with pytest.raises(KeyError, match="no such user"):
+        one_turn(simulator(respond), episode())
+
+
+@pytest.mark.parametrize("answer", ["text", None, [], ["a", "b"], 3, {"a": 1}])
+def test_anything_but_a_list_of_the_right_length_is_refused(answer):
+    with pytest.raises(ConfigError, match="respond must return a list with the user's next turn.*each of the 1 conv"):
+        one_turn(simulator(lambda conversations, prompts, scores: answer), episode())
+
+
+@pytest.mark.parametrize("turn", [3, b"bytes", "\ud800", "x" * 101])
+def test_an_invalid_turn_names_its_environment(turn):
+    user = simulator(lambda conversations, prompts, scores: [turn])
+    conversation = episode()
+    with pytest.raises(ConfigError, match="environment 7: respond returned an invalid turn"):
+        user.next_turns([7], [conversation], [conversation.with_reply("a")], None)
+
+
+def test_a_responder_with_another_signature_is_refused_at_once():
+    with pytest.raises(ConfigError, match=r"respond must take \(conversations, prompts, scores\)"):
+        simulator(lambda conversation: None)
+
+
+def test_a_simulator_survives_pickling():
+    assert one_turn(pickle.loads(pickle.dumps(simulator())), episode("more?")).user == "more?"

@@ -1,0 +1,177 @@
+"""The algebra of scores: rows are taken, scattered and concatenated, and nothing of them is lost."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_rm import ConfigError, Scores, ScoringError
+from gym_rm.scores import Provenance, Workload
+
+OPTIONAL = ("turn_rewards", "step_rewards", "terminations")
+
+
+def floats(size):
+    return st.lists(st.floats(-100, 100, width=32), min_size=size, max_size=size)
+
+
+@st.composite
+def scores(draw, size=None):
+    size = draw(st.integers(0, 6)) if size is None else size
+    errors = draw(st.lists(st.none() | st.just("too long"), min_size=size, max_size=size))
+    values = np.array(draw(floats(size)), dtype=np.float32)
+    values[[error is not None for error in errors]] = np.nan
+    counts = np.arange(size, dtype=np.int64)
+    rows = tuple(np.arange(row, dtype=np.float32) for row in range(size))
+    names = draw(st.sets(st.sampled_from(["a", "b/c"])))
+    return Scores(
+        rewards=values,
+        components={name: np.array(draw(floats(size)), dtype=np.float32) for name in sorted(names)},
+        num_tokens=counts + 1,
+        truncated_tokens=counts % 2,
+        errors=tuple(errors),
+        turn_rewards=rows if draw(st.booleans()) else None,
+        step_rewards=rows[::-1] if draw(st.booleans()) else None,
+        terminations=counts % 3 == 0 if draw(st.booleans()) else None,
+        infos={"verdict": np.array(list("abcdef")[:size], dtype=object)} if draw(st.booleans()) else {},
+        provenance=Provenance("Test", "test"),
+        workload=Workload(num_tokens=int(counts.sum())),
+    )
+
+
+def same(one, other):
+    """Equal in every field, NaN included."""
+    return pickle.dumps(one.to_dict()) == pickle.dumps(other.to_dict())
+
+
+@given(st.data())
+def test_taking_all_rows_in_any_order_and_back_changes_nothing(data):
+    whole = data.draw(scores())
+    order = data.draw(st.permutations(range(len(whole))))
+    assert same(whole.take(order).take(np.argsort(order)), whole)
+    assert same(whole[:], whole)
+
+
+@given(st.data())
+def test_concatenating_the_parts_gives_the_whole(data):
+    whole = data.draw(scores())
+    cut = data.draw(st.integers(0, len(whole)))
+    joined = Scores.concatenate([whole[:cut], whole[cut:]])
+    assert joined.to_dict() == {**whole.to_dict(), "workload": joined.to_dict()["workload"]}
+    assert joined.workload.num_tokens == 2 * whole.workload.num_tokens
+
+
+@given(st.data())
+def test_taking_what_was_scattered_gives_it_back(data):
+    whole = data.draw(scores())
+    size = len(whole) + data.draw(st.integers(0, 3))
+    rows = data.draw(st.permutations(range(size)))[: len(whole)]
+    spread = whole.scatter(rows, size)
+    assert len(spread) == size
+    assert same(spread.take(rows), whole)
+    others = [row for row in range(size) if row not in rows]
+    assert np.isnan(spread.rewards[others]).all()
+    assert {spread.errors[row] for row in others} <= {None}
+    assert not spread.num_tokens[others].any()
+
+
+@given(st.data())
+def test_rows_hold_what_the_columns_hold(data):
+    whole = data.draw(scores())
+    for row, one in enumerate(whole):
+        assert one.error == whole.errors[row]
+        assert np.isnan(one.reward) == (one.error is not None)
+        assert one.components.keys() == whole.components.keys()
+        assert one.num_tokens == row + 1
+        assert one.terminated == (whole.terminations is not None and row % 3 == 0)
+        for name in ("turn_rewards", "step_rewards"):
+            column = getattr(whole, name)
+            assert getattr(one, name) is (None if column is None else column[row])
+
+
+@given(scores(), scores())
+def test_what_one_part_lacks_is_absent_in_its_rows(one, other):
+    joined = Scores.concatenate([one, other])
+    assert joined.components.keys() == one.components.keys() | other.components.keys()
+    for name, values in joined.components.items():
+        assert values.dtype == np.float32
+        if name not in one.components:
+            assert np.isnan(values[: len(one)]).all()
+    for name in OPTIONAL:
+        present = getattr(one, name) is not None or getattr(other, name) is not None
+        assert (getattr(joined, name) is not None) == present
+
+
+@given(scores())
+def test_every_export_is_complete(whole):
+    plain = json.loads(json.dumps(whole.to_dict()))
+    assert plain["rewards"] == whole.rewards_or_none()
+    assert plain["errors"] == list(whole.errors)
+    assert plain.get("components", {}).keys() == whole.components.keys()
+    assert ("step_rewards" in plain) == (whole.step_rewards is not None)
+    assert plain["workload"]["num_tokens"] == whole.workload.num_tokens
+
+
+def test_nothing_concatenated_is_empty_scores():
+    assert len(Scores.concatenate([])) == 0
+    assert Scores.concatenate([]).rewards.dtype == np.float32
+
+
+def test_another_provenance_is_not_claimed_for_all():
+    parts = [Scores.from_rewards([1.0], provenance=Provenance("A", name)) for name in ("x", "y")]
+    assert Scores.concatenate(parts).provenance is None
+    assert Scores.concatenate(parts[:1] * 2).provenance == Provenance("A", "x")
+
+
+def test_raise_for_errors_gives_the_scores_or_names_the_rows():
+    good = Scores.from_rewards([1.0])
+    assert good.raise_for_errors() is good
+    with pytest.raises(ScoringError, match="row 1: too long") as caught:
+        Scores.from_rewards([1.0, 2.0], errors=[None, "too long"]).raise_for_errors()
+    assert caught.value.rows == (1,)
+
+
+def test_rewards_with_a_fallback_and_without():
+    scores = Scores.from_rewards([1.0, np.nan])
+    assert scores.rewards_or_none() == [1.0, None]
+    assert scores.rewards_or_fallback(-2.0) == [1.0, -2.0]
+    with pytest.raises(ScoringError):
+        scores.rewards_or_fallback(None)
+
+
+def test_the_repr_is_short():
+    assert repr(Scores.from_rewards([1.0, np.nan])) == "Scores(rewards=[1, nan], 1 failed)"
+    many = Scores.from_rewards(range(1000), components={"a": np.zeros(1000, np.float32)})
+    assert repr(many) == "Scores(rewards=[0, 1, 2, 3, 4, 5, ...], of 1000 conversations, components=['a'])"
+
+
+def test_rows_out_of_range_are_index_errors():
+    scores = Scores.from_rewards([1.0, 2.0])
+    assert scores[-1].reward == 2.0
+    with pytest.raises(IndexError, match="row 2 of 2 scores"):
+        scores[2]
+    with pytest.raises(IndexError):
+        scores.take([5])
+
+
+def test_a_data_frame_has_a_row_for_each_conversation():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    scores = Scores.from_rewards(
+        [1.0, np.nan],
+        components={"length": np.array([4, 5], dtype=np.float32)},
+        infos={"verdict": np.array(["right", "wrong"], dtype=object)},
+    )
+    frame = scores.to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame) == ["reward", "num_tokens", "truncated_tokens", "error", "component/length", "verdict"]
+    assert frame["component/length"].tolist() == [4.0, 5.0]
+    assert frame["error"].isna().tolist() == [True, False]
+
+
+def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pip install 'gym-rm\\[data\\]'"):
+        Scores.from_rewards([1.0]).to_pandas()
