@@ -15,7 +15,7 @@ test: $(VENV)/dev ## everything; what needs an extra is skipped where that is no
 	$(VENV)/bin/python -m pytest -q
 
 test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## what the tests of other libraries and file formats skip without their extras
-	$(VENV)/bin/python -m pytest -q tests/adapters tests/models tests/test_data.py
+	$(VENV)/bin/python -m pytest -q tests/adapters tests/engine/loading tests/data tests/test_scores.py
 	$(VENV)-rllib/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
 
 lint: $(VENV)/dev ## style and types

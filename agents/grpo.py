@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -39,35 +39,31 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 import gym_rm
-from gym_rm.config import Config, load_config
+from gym_rm.config import Config, NonNegativeInt, PositiveInt, load_config
 from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError
 from gym_rm.reports.metrics import reward_metrics
-from gym_rm.reports.runs import RunWriter, conversations_table, plot_run, read_run, results_table
+from gym_rm.reports.plots import plot_run
+from gym_rm.reports.runs import RunWriter, read_run
+from gym_rm.reports.tables import common_opening, conversations_table, results_table, signed
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-class Settings(Config):
-    """A group of settings; the line under each field is its help."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-
-class PolicySettings(Settings):
+class PolicySettings(Config):
     """The model that learns."""
 
     model: str | None = None
     """Folder or hub id of a chat model; null for the embedded policy."""
-    max_new_tokens: int | None = Field(default=None, ge=1)
+    max_new_tokens: PositiveInt | None = None
     """Longest completion; one that reaches it is scored as it is. null for 24 (embedded policy) or 512."""
     temperature: float = Field(default=1.0, gt=0)
     """Of sampling, in training and in evaluation; the log-probabilities are those of the same distribution."""
-    rollout_batch_size: int = Field(default=512, ge=1)
+    rollout_batch_size: PositiveInt = 512
     """Completions that are generated together."""
 
 
-class EnvSettings(Settings):
+class EnvSettings(Config):
     """The environment: keywords of `gym.make_vec("RewardModel-v0", ...)`."""
 
     reward_model: str | dict[str, Any] | None = None
@@ -76,7 +72,7 @@ class EnvSettings(Settings):
     """Options of the reward model: dtype, device, max_num_batched_tokens, ..."""
     prompts: str | None = None
     """What `gym_rm.data.prompts.load_prompts` takes: a file or a data set name; null for the embedded prompts."""
-    num_prompts: int = Field(default=32, ge=1)
+    num_prompts: PositiveInt = 32
     """Prompts of a step."""
     group_size: int = Field(default=8, ge=2)
     """Completions of each prompt, which are compared with each other."""
@@ -84,7 +80,7 @@ class EnvSettings(Settings):
     """None stops at a conversation that cannot be scored; a number lets it pass, out of the group with advantage 0."""
 
 
-class LossSettings(Settings):
+class LossSettings(Config):
     """The objective."""
 
     clip_low: float = Field(default=0.2, ge=0, lt=1)
@@ -94,42 +90,43 @@ class LossSettings(Settings):
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the divergence from the policy as it was at the start; 0 keeps no copy of it."""
     std_floor: float = Field(default=0.1, gt=0)
-    """A group whose rewards spread less than this is not blown up to full size; set it to the noise of the scores."""
+    """Lower bound on a group's standard deviation when advantages are divided by it; set it to the noise of the
+    scores, so that a group whose rewards differ by noise alone gets small advantages."""
 
 
-class OptimizerSettings(Settings):
+class OptimizerSettings(Config):
     """AdamW."""
 
     learning_rate: float | None = Field(default=None, gt=0)
     """Of every update after the warm-up. null for 5e-4 (embedded policy) or 1e-6."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
-    warmup_steps: int = Field(default=5, ge=0)
+    warmup_steps: NonNegativeInt = 5
     """Updates over which the learning rate rises."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Longer gradients are scaled down to this."""
-    updates_per_step: int = Field(default=1, ge=1)
+    updates_per_step: PositiveInt = 1
     """Optimizer steps that share the completions of one step, each on its part of them."""
-    micro_batch_size: int = Field(default=64, ge=1)
+    micro_batch_size: PositiveInt = 64
     """Completions in one forward and backward pass; neighbours in length go together, padding is cut off."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     """accelerate's mixed precision; auto is bf16 where the GPU has it, else float32 throughout."""
 
 
-class GRPOSettings(Settings):
+class GRPOSettings(Config):
     """All settings."""
 
     seed: int = 1
     """Of the order of prompts and of sampling: the same seed on the same machine gives the same run."""
-    steps: int = Field(default=60, ge=1)
+    steps: PositiveInt = 60
     """Rounds of generate, step, advantages, update, log."""
-    held_out_prompts: int = Field(default=256, ge=0)
+    held_out_prompts: NonNegativeInt = 256
     """Prompts (a quarter of all at most) kept out of training, to measure accuracy and reward before and after."""
-    evaluate_every: int = Field(default=10, ge=1)
+    evaluate_every: PositiveInt = 10
     """Steps between measurements on the held-out prompts; the first step and the last are always measured."""
     output: str | None = None
     """Folder for the results; null for outputs/grpo-<date>-<time>."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: PositiveInt | None = None
     """CPU threads. null for 1 (embedded policy: too small to share out, and on busy cores threads wait for each other)
     or torch's own choice."""
     policy: PolicySettings = PolicySettings()
@@ -459,8 +456,8 @@ def describe(completions: Completions, rewards: np.ndarray, right: list[bool | N
 
 
 def evaluate(envs: gym.vector.VectorEnv, policy: Policy, run: RunWriter, step: int) -> dict[str, Any]:
-    """Sample completions for held-out prompts, the same prompts every time; record what was said, paid and right."""
-    observations, _ = envs.reset(seed=0)
+    """Answer every held-out prompt once; record replies, rewards and which answers are right."""
+    observations, _ = envs.reset(options={"prompt_indices": np.arange(envs.num_envs)})
     completions = policy.generate(observations)
     _, rewards, _, _, infos = envs.step(completions.texts)
     prompt_ids, right = infos["final_info"]["prompt_id"], check_answers(completions.texts, infos["final_info"])
@@ -532,7 +529,7 @@ def train(settings: GRPOSettings, run: RunWriter, console: Console) -> None:
 
 
 def summary(values: dict[str, Any]) -> str:
-    reward = "no reward" if values["reward_mean"] is None else f"reward {values['reward_mean']:+.2f}"
+    reward = "no reward" if values["reward_mean"] is None else f"reward {signed(values['reward_mean'])}"
     return reward if values["accuracy"] is None else f"{reward}, {values['accuracy']:4.0%} right"
 
 
@@ -561,10 +558,13 @@ def main() -> None:
         interrupted = True
         console.print("interrupted: what there is is kept")
     results = read_run(run.folder)
-    if results.conversations:
+    if results.before_and_after():
         console.print(conversations_table(results))
     if results.training:
         console.print(results_table(results))
+        opening = common_opening(results)
+        if opening is not None and opening.warning is not None:
+            console.print(f"[yellow]{escape(opening.warning)}[/]", highlight=False)
         console.print(f"picture: {plot_run(results, run.folder / 'curve.png')}", highlight=False)
     console.print(
         f"policy:  {run.folder / 'policy'}  (to go on from it: policy.model={run.folder / 'policy'})", highlight=False

@@ -62,7 +62,7 @@ class Counting:
 
     def score(self, conversations, prompts=None):
         self.count += len(conversations)
-        return self.scorer.score(conversations)
+        return self.scorer.score(conversations, prompts)
 
 
 class Curve(VectorWrapper):
@@ -144,7 +144,7 @@ def runs(scorer):
     prompts = load_prompts()
     few = {"candidates": CANDIDATE_PROMPTS, "tokens": TOKEN_PROMPTS}
     for algorithm, view in SB3:
-        chosen = [prompts[place] for place in few[view]]
+        chosen = [prompts[index] for index in few[view]]
         best = (best_candidates if view == "candidates" else best_tokens)(scorer, chosen)
         yield (
             f"SB3 {algorithm}, {view}", best,

@@ -22,17 +22,18 @@ import gym_rm
 from gym_rm import Prompt, Scores
 
 PARTS = {
-    "check the replies": ["_replies"],
-    "append them, decide what ends": ["_turns"],
-    "spread the scores": ["_score"],
+    "check the replies": ["_check_replies"],
+    "copy conversations, spread the scores": ["_score"],
+    "ask the user for the next turns": ["_next_turns"],
     "infos": ["_add_final", "_add_scores", "_add_episodes"],
     "start new episodes": ["_restart"],
     "copy the observations": ["_observe"],
 }
+SCORING = "copy conversations, spread the scores"
 
 
 class NullScorer:
-    """Rewards of zero, one head, and the seconds that it took to say so."""
+    """Rewards of zero with one component; `seconds` is the time spent here."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -40,8 +41,8 @@ class NullScorer:
     def score(self, conversations, prompts=None):
         begin = time.perf_counter()
         size = len(conversations)
-        zeros, counts = np.zeros(size, dtype=np.float32), np.zeros(size, dtype=np.int64)
-        scores = Scores(zeros, {"head": zeros}, counts, counts, (None,) * size)
+        zeros = np.zeros(size, dtype=np.float32)
+        scores = Scores.from_rewards(zeros, components={"length": zeros})
         self.seconds += time.perf_counter() - begin
         return scores
 
@@ -65,7 +66,7 @@ def measure(envs, scorer, replies, steps):
         begin = time.perf_counter()
         envs.step(replies)
         total = time.perf_counter() - begin - scorer.seconds
-        seconds["spread the scores"] -= scorer.seconds
+        seconds[SCORING] -= scorer.seconds
         totals.append(total)
         for part in PARTS:
             parts[part].append(seconds[part])
@@ -119,10 +120,10 @@ def main():
     print(f"gymnasium {version('gymnasium')}, numpy {np.__version__}, gym_rm {gym_rm.__version__}")
     print(f"{options.num_envs} environments, {options.steps} steps, microseconds per conversation beyond the scorer:")
     print(
-        f"  {'whole step, median':32}{median(totals):8.2f}   (fastest {totals.min():.2f}, slowest {totals.max():.2f})"
+        f"  {'whole step, median':40}{median(totals):8.2f}   (fastest {totals.min():.2f}, slowest {totals.max():.2f})"
     )
     for part, value in parts.items():
-        print(f"  {part:32}{value:8.2f}")
+        print(f"  {part:40}{value:8.2f}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from gym_rm.engine.token_tree import TokenSequence, plan_trees
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="run the model on 100k conversations too (minutes)")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     tokenizer = workloads.tokenizer()
     scorer = RewardModelScorer(workloads.reward_model("1M", len(tokenizer)), tokenizer)
@@ -41,7 +41,7 @@ def main() -> None:
         render_seconds = time.perf_counter() - started
         sequences = [TokenSequence(one.input_ids, np.array([len(one.input_ids) - 1])) for one in rendered]
         plan_seconds = []
-        for _ in range(args.turns):
+        for _ in range(args.rounds):
             started = time.perf_counter()
             plan = plan_trees(sequences, max_num_batched_tokens=scorer.max_num_batched_tokens)
             plan_seconds.append(time.perf_counter() - started)

@@ -1,6 +1,6 @@
 """Is planning linear in tokens, whatever the conversations share? Seconds and nanoseconds per token of `plan_trees`.
 
-    python benchmarks/planning.py [--turns 3] [--budget 16384]
+    python benchmarks/planning.py [--rounds 3] [--budget 16384]
 
 1k, 10k and 100k sequences of random tokens in five shapes, from nothing shared to the deepest tree there is. No model
 and no text: see linear.py for whole calls on real conversations.
@@ -75,7 +75,7 @@ SHAPES: tuple[Callable[[int, np.random.Generator], Iterator[Ids]], ...] = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--budget", type=int, default=16_384)
     args = parser.parse_args()
     console = Console(width=120)
@@ -88,7 +88,7 @@ def main() -> None:
             sequences = [TokenSequence(ids, np.array([len(ids) - 1])) for ids in shape(count, random)]
             random.shuffle(sequences)  # type: ignore[arg-type]
             seconds = []
-            for _ in range(args.turns):
+            for _ in range(args.rounds):
                 started = time.perf_counter()
                 plan = plan_trees(sequences, max_num_batched_tokens=args.budget)
                 seconds.append(time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""How often does a lower precision turn a preference round?
+"""How often does a lower precision reverse a preference?
 
     python benchmarks/precision.py [--device cuda]
 
@@ -95,7 +95,7 @@ def main() -> None:
     pairs = workloads.hh_groups(args.pairs, 2, first=args.first)
     compare(f"HH, {args.size} random weights", model, tokenizer, pairs, console)
     embedded = load_reward_model(device=args.device, dtype="float32")
-    compare("embedded", embedded.model.model, embedded.renderer.tokenizer, right_and_wrong(args.pairs), console)
+    compare("embedded", embedded.executor.models[0], embedded.renderer.tokenizer, right_and_wrong(args.pairs), console)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,15 @@
     python benchmarks/scoring.py                      # two CPU models, five workloads, every installed peer
     python benchmarks/scoring.py --device cuda        # Qwen3-0.6B, 4B and 8B shapes in bfloat16
 
-One process; the sides take turns, so that a busy machine slows all of them; medians. Every side includes templates
-and tokenisation. Sides: `ours`; `packed` (ours without sharing prefixes); `8-bit` (ours with int8 products, fp8 on a
-GPU: not the same numbers, see precision.py); `sorted` and `arrival` (transformers, padded batches of 32); `trl`
-(`GRPOTrainer._calculate_rewards`); `s-t` (sentence-transformers' `CrossEncoder.predict`); the last two where installed.
-The matmul rate is measured in the same turns, at the model's own shapes; the columns `X / ours` are times.
+Every round runs all methods one after the other in one process, so that other load on the machine slows all of them;
+the table shows medians over the rounds. Every method includes templates and tokenisation:
+
+- `ours`; `packed` (ours without sharing prefixes); `8-bit` (ours with int8 products, fp8 on a GPU: not the same
+  numbers, see precision.py);
+- `sorted` and `arrival`: transformers in padded batches of 32, sorted by length or in the order of arrival;
+- `trl` (`GRPOTrainer._calculate_rewards`) and `s-t` (sentence-transformers' `CrossEncoder.predict`), where installed.
+
+The matmul rate is measured in the same rounds, at the model's own shapes. The columns `X / ours` are ratios of times.
 """
 
 from __future__ import annotations
@@ -32,13 +36,14 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from workloads import Conversation
 
+from gym_rm.engine.executors.local import bytes_per_token
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 
-Side = Callable[[Sequence[Conversation]], "np.ndarray[Any, Any]"]
+Method = Callable[[Sequence[Conversation]], "np.ndarray[Any, Any]"]
 
 
-def padded(model: PreTrainedModel, tokenizer: Any, *, sort: bool, batch_size: int = 32) -> Side:
+def padded(model: PreTrainedModel, tokenizer: Any, *, sort: bool, batch_size: int = 32) -> Method:
     """transformers as its documentation shows it."""
 
     @torch.inference_mode()
@@ -58,26 +63,27 @@ def padded(model: PreTrainedModel, tokenizer: Any, *, sort: bool, batch_size: in
     return score
 
 
-def packed(scorer: RewardModelScorer) -> Side:
+def packed(scorer: RewardModelScorer) -> Method:
     """Our own forward on the same budget, no prefix shared."""
 
     def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
         ids = [rendered.input_ids for rendered in scorer.renderer.encode(conversations)]
         sequences = [TokenSequence(one, np.array([len(one) - 1])) for one in ids]
         plan = plan_trees(sequences, max_num_batched_tokens=scorer.max_num_batched_tokens, share=False)
-        return scorer.executor.run(plan.batches)[plan.value_index, 0]
+        values = [result.values for result in scorer.executor.run(plan.batches)]
+        return np.concatenate(values)[plan.value_index, 0]
 
     return score
 
 
-def eight_bit(model: PreTrainedModel, tokenizer: Any) -> Side:
+def eight_bit(model: PreTrainedModel, tokenizer: Any) -> Method:
     """Ours with every product of the backbone in 8 bits."""
     quantization: Any = "fp8" if model.device.type == "cuda" else "int8"
     scorer = RewardModelScorer(copy.deepcopy(model), tokenizer, quantization=quantization)
     return lambda conversations: scorer.score(conversations).rewards
 
 
-def trl(model: PreTrainedModel, tokenizer: Any) -> Side:
+def trl(model: PreTrainedModel, tokenizer: Any) -> Method:
     """The reward path of TRL's GRPO trainer, called as its training step calls it."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, Qwen3Config
@@ -109,7 +115,7 @@ def trl(model: PreTrainedModel, tokenizer: Any) -> Side:
     return score
 
 
-def sentence_transformers(model: PreTrainedModel, tokenizer: Any) -> Side:
+def sentence_transformers(model: PreTrainedModel, tokenizer: Any) -> Method:
     """A cross-encoder over the same rendered text: batches of 32, sorted by length."""
     from sentence_transformers import CrossEncoder
 
@@ -174,7 +180,7 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
     dtype = torch.bfloat16 if cuda else torch.float32
     model = workloads.reward_model(size, len(tokenizer), device=args.device, dtype=dtype)
     scorer = RewardModelScorer(model, tokenizer)
-    sides: dict[str, Side] = {
+    methods: dict[str, Method] = {
         "ours": lambda conversations: scorer.score(conversations).rewards,
         "packed": packed(scorer),
         "sorted": padded(model, tokenizer, sort=True),
@@ -183,32 +189,32 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
     }
     for name, module, make in (("trl", "trl", trl), ("s-t", "sentence_transformers", sentence_transformers)):
         if args.peers and importlib.util.find_spec(module):
-            sides[name] = make(model, tokenizer)
+            methods[name] = make(model, tokenizer)
     flops_per_token = 2 * workloads.weights(model)
     console.print(
         f"\n[bold]{size}[/bold]: {flops_per_token / 2e6:.1f}M weights in products, layout {scorer.layout}, "
-        f"fused {scorer.model.fused}, budget {scorer.max_num_batched_tokens} tokens, {args.turns} turns"
+        f"fused {scorer.info.fused}, budget {scorer.max_num_batched_tokens} tokens, {args.rounds} rounds"
     )
     headings = ["workload", "real", "unique", "padded", "ours s", "tokens/s", "of matmul"]
     table = Table()
-    for heading in [*headings, *(f"{name} / ours" for name in sides if name != "ours"), "largest difference"]:
+    for heading in [*headings, *(f"{name} / ours" for name in methods if name != "ours"), "largest difference"]:
         table.add_column(heading, justify="left" if heading == "workload" else "right")
     for name, conversations in track(make_workloads(args).items(), "workloads", console=console, transient=True):
-        seconds: dict[str, list[float]] = {side: [] for side in sides}
+        seconds: dict[str, list[float]] = {method: [] for method in methods}
         rates = []
-        results = {side: score(conversations) for side, score in sides.items()}  # warm-up, and what they give
+        results = {method: score(conversations) for method, score in methods.items()}  # warm-up, and what they give
         if cuda:
             torch.cuda.reset_peak_memory_stats()
-        for _ in range(args.turns):
+        for _ in range(args.rounds):
             rates.append(matmul_rate(model, min(scorer.max_num_batched_tokens, 16_384)))
-            for side, score in sides.items():
-                seconds[side].append(timed(functools.partial(score, conversations), model.device))
+            for method, score in methods.items():
+                seconds[method].append(timed(functools.partial(score, conversations), model.device))
         work = scorer.score(conversations).workload
-        median = {side: statistics.median(values) for side, values in seconds.items()}
+        median = {method: statistics.median(values) for method, values in seconds.items()}
         used = [
             flops_per_token * work.unique_tokens / one / rate for one, rate in zip(seconds["ours"], rates, strict=True)
         ]
-        exact = [result for side, result in results.items() if side != "8-bit"]
+        exact = [result for method, result in results.items() if method != "8-bit"]
         difference = max(float(np.abs(result - results["sorted"]).max()) for result in exact)
         widest = sum(
             max(lengths[start : start + 32]) * len(lengths[start : start + 32])
@@ -224,16 +230,16 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
             f"{work.num_tokens / median['ours']:.0f}",
             f"{statistics.median(used):.0%}",
             *(
-                f"{statistics.median(np.divide(seconds[side], seconds['ours'])):.2f}"
-                for side in sides
-                if side != "ours"
+                f"{statistics.median(np.divide(seconds[method], seconds['ours'])):.2f}"
+                for method in methods
+                if method != "ours"
             ),
             f"{difference:.1e}",
         )
     console.print(table)
     if cuda:
         weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        activations = scorer.model.bytes_per_token * scorer.max_num_batched_tokens
+        activations = bytes_per_token(model) * scorer.max_num_batched_tokens
         console.print(
             f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB; weights {weight_bytes / 2**30:.2f} + "
             f"activations of a full budget {activations / 2**30:.2f} GiB as computed from the shapes; "
@@ -252,7 +258,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--sizes", nargs="+", choices=list(workloads.SHAPES))
     parser.add_argument("--conversations", type=int, help="per workload; 64 on a CPU, 1024 on a GPU")
-    parser.add_argument("--turns", type=int, default=3, help="how often the sides take turns")
+    parser.add_argument("--rounds", type=int, default=3, help="how often every method runs")
     parser.add_argument("--only", default="", help="the workloads whose names hold this text")
     parser.add_argument("--first", type=int, default=0, help="first row of the data, to measure on others")
     parser.add_argument(

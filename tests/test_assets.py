@@ -41,13 +41,13 @@ def with_reply(asked, reply):
     return [{"role": "user", "content": asked.text}, {"role": "assistant", "content": reply}]
 
 
-def test_small_and_plain():
+def test_the_assets_are_small_and_plain_files():
     files = [path for path in ASSETS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 10e6
     assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".py"}
 
 
-def test_folders_are_what_they_say(tokenizer):
+def test_the_configurations_fit_what_the_folders_hold(tokenizer):
     reward_model, policy = (AutoConfig.from_pretrained(ASSETS / name) for name in ("reward_model", "policy"))
     assert reward_model.architectures == ["Qwen3ForSequenceClassification"]
     assert policy.architectures == ["Qwen3ForCausalLM"]
@@ -63,7 +63,7 @@ def test_both_folders_share_one_tokenizer():
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=200))
-def test_no_text_is_unknown(text):
+def test_every_text_survives_the_tokenizer(text):
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "policy")
     ids = tokenizer(text, split_special_tokens=True)["input_ids"]
     assert tokenizer.unk_token is None

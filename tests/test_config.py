@@ -1,13 +1,24 @@
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pydantic
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.config import Config, load_config
+from gym_rm.config import (
+    Config,
+    Finite,
+    Flag,
+    NonNegativeInt,
+    PositiveInt,
+    divide_settings,
+    load_config,
+    override_values,
+    parse_settings,
+)
 from gym_rm.errors import ConfigError
 
 
@@ -35,6 +46,13 @@ class Run(Config):
     seed: int = 0
     name: str | None = None
     verbose: bool = False
+
+
+class Limits(Config):
+    length: PositiveInt | None = None
+    cache: NonNegativeInt = 0
+    tree: Flag = True
+    penalty: Finite = 0.0
 
 
 def file_with(tmp_path: Path, text: str) -> Path:
@@ -126,13 +144,14 @@ def test_every_float_comes_back(value):
         ("optimizer.zzz=1", "optimizer.zzz: unknown setting. Known here: learning_rate, betas."),
         ("seed=many", "seed: input should be a valid integer, unable to parse string as an integer, got str 'many'."),
         ("optimizer.learning_rate=-1", "optimizer.learning_rate: input should be greater than 0, got int -1."),
-        ("policy.dtype=int8", "policy.dtype: input should be 'auto' or 'float32', got str 'int8'."),
+        ("policy.dtype=flaot32", "policy.dtype must be 'auto' or 'float32', got 'flaot32'. Did you mean 'float32'?"),
+        ("policy.dtype=int8", "policy.dtype must be 'auto' or 'float32', got 'int8'."),
         ("name=true", "name: input should be a valid string, got bool True."),
         ("seed", "override 'seed': expected the form name=value or group.name=value."),
         ("a..b=1", "override 'a..b=1': expected the form"),
         ("name=[1", "override 'name=[1': the value is not YAML"),
-        ("scorers.2.weight=1", "override 'scorers.2.weight=1': '2' is no index of a list of 2 entries."),
-        ("scorers.a.weight=1", "override 'scorers.a.weight=1': 'a' is no index"),
+        ("scorers.2.weight=1", "override 'scorers.2.weight=1': '2' is not an index into a list of 2 entries."),
+        ("scorers.a.weight=1", "override 'scorers.a.weight=1': 'a' is not an index"),
         ("seed.x=1", "override 'seed.x=1': 'seed' is 0, which has no 'x'."),
         ("judge.dtype=auto", "judge.model: has no default and must be given."),
     ],
@@ -182,7 +201,7 @@ def test_a_schema_that_holds_itself_still_names_the_nearest():
     [
         ("seed: [1", "run.yaml: not valid YAML: "),
         ("- seed", "run.yaml: expected a mapping of settings, got list: ['seed']."),
-        ("seed: 1\nseed: 2\n", "run.yaml: not valid YAML: the key 'seed' is there twice at line 2, column 1."),
+        ("seed: 1\nseed: 2\n", "run.yaml: not valid YAML: duplicate key 'seed' at line 2, column 1."),
         ("sed: 1", "run.yaml: 1 problem in the settings:\n  sed: unknown setting. Did you mean 'seed'?"),
         ("name: !!python/object:os.system {}", "run.yaml: not valid YAML: "),
     ],
@@ -201,6 +220,65 @@ def test_a_missing_file(tmp_path):
 def test_yaml_merge_keys_work(tmp_path):
     file = file_with(tmp_path, "policy: &p\n  model: x\n  dtype: float32\njudge:\n  <<: *p\n  model: y\n")
     assert load_config(Run, file).judge == Policy(model="y", dtype="float32")
+
+
+# --- settings from keywords
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"length": 0}, "length must be an integer of at least 1, got 0."),
+        ({"length": 2.0}, "length must be an integer of at least 1, got 2.0."),
+        ({"length": True}, "length must be an integer of at least 1, got bool True."),
+        ({"length": "12"}, "length must be an integer of at least 1, got str '12'."),
+        ({"cache": -1}, "cache must be an integer of at least 0, got -1."),
+        ({"tree": "yes"}, "tree must be true or false, got str 'yes'."),
+        ({"tree": 1}, "tree must be true or false, got 1."),
+        ({"penalty": float("nan")}, "penalty must be a finite number, got nan."),
+        ({"penalty": "1"}, "penalty must be a finite number, got str '1'."),
+        ({"lenght": 1}, "lenght: unknown setting. Did you mean 'length'?"),
+    ],
+)
+def test_an_invalid_keyword_is_explained(values, message):
+    with pytest.raises(ConfigError) as caught:
+        parse_settings(Limits, values)
+    assert str(caught.value) == message
+
+
+def test_numbers_of_numpy_are_numbers():
+    found = parse_settings(
+        Limits, {"length": np.int64(3), "cache": np.int32(0), "tree": np.bool_(False), "penalty": np.float32(0.5)}
+    )
+    assert found == Limits(length=3, cache=0, tree=False, penalty=0.5)
+    assert [type(value) for value in dict(found).values()] == [int, int, bool, float]
+
+
+def test_keywords_are_divided_among_schemas():
+    limits, policy = divide_settings({"model": "small", "cache": 3}, Limits, Policy, owner="a test")
+    assert (limits, policy) == (Limits(cache=3), Policy(model="small"))
+
+
+def test_a_keyword_that_no_schema_has_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        divide_settings({"model": "small", "chache": 3}, Limits, Policy, owner="a test")
+    assert str(caught.value) == (
+        "unknown option 'chache' for a test. Did you mean 'cache'? It has cache, dtype, length, model, penalty, tree."
+    )
+
+
+def test_overrides_alone_become_nested_values():
+    overrides = ["policy.model=x", "policy.dtype=auto", "seed=1", "betas=[0.5, 0.6]"]
+    assert override_values(overrides) == {
+        "policy": {"model": "x", "dtype": "auto"},
+        "seed": 1,
+        "betas": [0.5, 0.6],
+    }
+    with pytest.raises(ConfigError, match="override 'seed': expected the form"):
+        override_values(["seed"])
+
+
+# --- the configs of this repository
 
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))

@@ -1,25 +1,36 @@
-"""The python of docs/reward-models.md and docs/scoring.md runs, with small checkpoints under the names that it uses."""
+"""The pages in docs: their python runs, with small checkpoints under the names that they use, and their links resolve.
 
-import inspect
+The blocks of a page run one after the other, in an empty folder. A block that cannot run here is marked
+```` ```python no-run ````. The pages of docs/adapters run in tests/adapters/test_pages.py, where their libraries are.
+"""
+
+import functools
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import gym_rm
-from gym_rm.engine.kinds import FAMILIES
+from gym_rm.engine.kinds import KINDS
+from gym_rm.engine.loading.checkpoint import LoadOptions
+from gym_rm.engine.loading.families import FAMILIES
+from gym_rm.engine.reward_model_scorer import EngineOptions
+from gym_rm.engine.text.renderer import TextOptions
+from gym_rm.scorer import SCORER_KINDS
 from tests import tiny_models
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
 
 try:
     import peft
-except ImportError:  # the block about adapters is left out
+except ImportError:  # the blocks about adapters are left out
     peft = None
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "reward-models.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
 RANDOM = {"initializer_range": 0.3}
+
+# --- small checkpoints under large names -------------------------------------------------------------------------
 
 
 def armo(folder):
@@ -66,65 +77,129 @@ def pair_rm(folder):
     )
 
 
-@pytest.fixture
-def checkpoints(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tiny_models.save_reward_model("Skywork/Skywork-Reward-V2-Qwen3-0.6B")
-    tiny_models.save_reward_model("my/helpsteer-rm", num_labels=2, id2label={0: "helpfulness", 1: "verbosity"})
-    armo("RLHFlow/ArmoRM-Llama3-8B-v0.1")
-    process("Qwen/Qwen2.5-Math-PRM-7B")
-    judge("Qwen/Qwen3-4B")
-    tiny_models.save_policy("my/dpo-policy", seed=1, **RANDOM)
-    tiny_models.save_policy("my/sft-policy", seed=2, **RANDOM)
-    tiny_models.save_policy("RLHFlow/pair-preference-model-LLaMA3-8B", "llama", **RANDOM)
-    pair_rm("llm-blender/PairRM-hf")
-    for seed in (1, 2):
-        tiny_models.save_reward_model(f"my/rm-seed-{seed}", seed=seed)
+def helpsteer(folder):
+    tiny_models.save_reward_model(folder, num_labels=2, id2label={0: "helpfulness", 1: "verbosity"})
+
+
+def adapter(folder):
     if peft is not None:
-        tiny_models.save_reward_model("my/base")
         config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["q_proj"])
-        peft.get_peft_model(tiny_models.reward_model(), config).save_pretrained("my/adapter")
+        peft.get_peft_model(tiny_models.reward_model(), config).save_pretrained(folder)
 
 
-@pytest.mark.slow
-def test_the_python_blocks_run_one_after_the_other(checkpoints):
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
-        if peft is not None or "my/adapter" not in block:
-            exec(block, names)
+CHECKPOINTS = {
+    "Skywork/Skywork-Reward-V2-Qwen3-0.6B": tiny_models.save_reward_model,
+    "my/helpsteer-rm": helpsteer,
+    "RLHFlow/ArmoRM-Llama3-8B-v0.1": armo,
+    "Qwen/Qwen2.5-Math-PRM-7B": process,
+    "Qwen/Qwen3-4B": judge,
+    "my/dpo-policy": functools.partial(tiny_models.save_policy, seed=1, **RANDOM),
+    "my/sft-policy": functools.partial(tiny_models.save_policy, seed=2, **RANDOM),
+    "RLHFlow/pair-preference-model-LLaMA3-8B": functools.partial(
+        tiny_models.save_policy, architecture="llama", **RANDOM
+    ),
+    "llm-blender/PairRM-hf": pair_rm,
+    "my/rm-seed-1": functools.partial(tiny_models.save_reward_model, seed=1),
+    "my/rm-seed-2": functools.partial(tiny_models.save_reward_model, seed=2),
+    "my/base": tiny_models.save_reward_model,
+    "my/adapter": adapter,
+}
+
+# --- every page --------------------------------------------------------------------------------------------------
+
+
+def text_of(page):
+    return page.read_text(encoding="utf-8")
+
+
+def python_blocks(page):
+    """Number of the line before each python block that is not marked `no-run`, and the block."""
+    text = text_of(page)
+    for found in re.finditer(r"^```python *([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        assert found[1] in ("", "no-run"), f"{page.name}: unknown mark {found[1]!r} of a python block"
+        if not found[1] and (peft is not None or "my/adapter" not in found[2]):
+            yield text.count("\n", 0, found.start(2)), found[2]
+
+
+@pytest.fixture(scope="module")
+def names_after(tmp_path_factory):
+    """A function: the names that the python blocks of a page leave behind, and the folder they ran in."""
+
+    @functools.cache
+    def run(page):
+        folder = tmp_path_factory.mktemp(page.stem)
+        before = Path.cwd()
+        os.chdir(folder)
+        try:
+            for name, save in CHECKPOINTS.items():
+                if f'"{name}"' in text_of(page):
+                    save(name)
+            names = {"__name__": page.stem}
+            for line, block in python_blocks(page):
+                exec(compile("\n" * line + block, page, "exec"), names)  # a traceback then shows the line of the page
+        finally:
+            os.chdir(before)
+        return names, folder
+
+    return run
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_the_python_blocks_of_a_page_run_one_after_the_other(page, names_after):
+    names_after(page)
+
+
+def anchors(page):
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text_of(page), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_the_links_of_a_page_lead_somewhere(page):
+    text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name}: {link}"
+
+
+# --- docs/reward-models.md ---------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_reward_models_give_finite_rewards(names_after):
+    names, folder = names_after(DOCS / "reward-models.md")
     for name in ("rewards", "helpfulness", "safety", "log_odds", "tournament", "absolute"):
         assert np.isfinite(names[name]).all(), name
         assert names[name].shape == (2,)
     assert names["better"].shape == (1,)
-    assert Path("calibration.json").exists()
+    assert (folder / "calibration.json").exists()
 
 
-def test_every_kind_and_family_is_on_the_page():
-    kinds = {*gym_rm.scorer.REWARD_MODEL_KINDS, *gym_rm.scorer.SCORER_KINDS} - {"pair_encoder", "reward_model"}
-    shown = {"decoder", "encoder", "multi_head", "gated", "process", "generative", "implicit"}
-    shown |= {"pairwise", "weighted", "ensemble"}
-    assert shown <= kinds
-    assert all(f"| `{kind}` |" in PAGE for kind in shown)
-    for family in FAMILIES:
-        assert family.name.split()[0].split("-")[0] in PAGE, family.name
+def test_every_kind_and_family_is_on_the_page_of_reward_models():
+    page = text_of(DOCS / "reward-models.md")
+    kinds = {*KINDS, *SCORER_KINDS} - {"pair_encoder"}  # what "pairwise" makes of a pair encoder
+    assert {"decoder", "process", "pairwise", "weighted"} <= kinds
+    assert [kind for kind in kinds if f"| `{kind}` |" not in page] == []
+    assert [each.name for each in FAMILIES if each.name.split()[0].split("-")[0] not in page] == []
 
 
-SCORING = (ROOT / "docs" / "scoring.md").read_text(encoding="utf-8")
+# --- docs/scoring.md ---------------------------------------------------------------------------------------------
 
 
-def test_the_examples_of_scoring_run():
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", SCORING, re.MULTILINE | re.DOTALL):
-        exec(block, names)
+def test_the_examples_of_scoring_show_what_they_say(names_after):
+    names, _ = names_after(DOCS / "scoring.md")
     assert names["scores"].rewards.argmax() == 0
     assert names["second"].workload.reused_tokens > 0
     assert names["scorer"].provenance.layout == "tree"
 
 
 def test_the_options_of_scoring_exist():
-    known = {*inspect.signature(gym_rm.RewardModelScorer).parameters}
-    known |= {*inspect.signature(gym_rm.engine.reward_model_scorer.load_reward_model).parameters}
-    rows = re.findall(r"^\| (`.*?) \|", SCORING, re.MULTILINE)
+    schemas = (LoadOptions, EngineOptions, TextOptions, *(kind.Options for kind in KINDS.values()))
+    known = {name for schema in schemas for name in schema.model_fields}
+    rows = re.findall(r"^\| (`.*?) \|", text_of(DOCS / "scoring.md"), re.MULTILINE)
     assert len(rows) > 8
-    for name in re.findall(r"`(\w+)`", " ".join(rows)):
-        assert name in known, name
+    assert [name for name in re.findall(r"`(\w+)`", " ".join(rows)) if name not in known] == []

@@ -6,50 +6,50 @@ elsewhere, or the case cannot arise, it says so; `test_every_place_named_here_ex
 Padding and the position that is read
  1. The score changes with the batch. Here.
  2. Left padding reads another token. Here.
- 3. Padding with EOS moves the token. tests/test_engine.py::test_pooling_where_the_text_ends_in_padding
- 4. No padding token, no batches. tests/test_engine.py::test_a_checkpoint_without_a_padding_token
- 5. A wrapper drops the attention mask. tests/models/test_kinds.py::test_a_score_depends_on_nothing_else_in_the_call
+ 3. Padding with EOS moves the token. tests/engine/test_reward_model_scorer_padding.py::test_pooling_where_the_text_ends_in_padding
+ 4. No padding token, no batches. tests/engine/test_reward_model_scorer_padding.py::test_a_checkpoint_without_a_padding_token
+ 5. A wrapper drops the attention mask. tests/engine/kinds/test_kinds.py::test_a_score_depends_on_nothing_else_in_the_call
  6. Padding wasted. tests/test_engine.py::test_counts_and_costs
 
 Numerics
- 7. Another engine, another number. tests/test_parity.py::test_equals_the_plain_forward
+ 7. Another engine, another number. tests/engine/test_parity.py::test_equals_the_plain_forward
  8. A bfloat16 head makes ties. Here.
  9. Tensor parallelism moves the score. Cannot arise: no product is split. `device_map` puts whole layers on a device.
 10. An attention backend breaks a family. Here.
 11. Noise becomes an advantage of full size. Here.
-12. A score that is no number. tests/test_engine.py::test_weights_that_are_no_numbers_cost_the_rows_that_read_them
+12. A score that is not a number. tests/test_engine.py::test_weights_that_are_no_numbers_cost_the_rows_that_read_them
 13. Quantised without being asked. Here.
 
 Text to tokens
-14. BOS twice, or never. tests/test_render.py::test_one_bos_where_template_and_tokenizer_both_write_one
+14. BOS twice, or never. tests/engine/text/test_renderer.py::test_one_bos_where_template_and_tokenizer_both_write_one
 15. The end mark missing or extra. Here; for a family that reads an end mark of its own,
-    tests/models/test_families.py::test_athene_reads_a_token_that_it_appends
+    tests/engine/loading/test_families.py::test_athene_reads_a_token_that_it_appends
 16. Templates that write more than the messages. Here, and
-    tests/test_render.py::test_every_turn_is_the_conversation_up_to_it
-17. Control tokens in a reply. Here, and tests/test_control_tokens.py::test_no_message_writes_a_control_token
+    tests/engine/text/test_renderer.py::test_every_turn_is_the_conversation_up_to_it
+17. Control tokens in a reply. Here, and tests/engine/text/test_control_tokens.py::test_no_message_writes_a_control_token
 
 Serving
 18. One request, one forward. tests/adapters/test_openrlhf.py::test_256_single_posts_become_few_score_calls
 19. A renamed field is ignored. Here, for options; no client of another scoring service is part of the package.
-20. A failure becomes a number. tests/test_env.py::test_a_fallback_is_declared_and_enters_no_statistic
+20. A failure becomes a number. tests/envs/test_vector.py::test_a_fallback_is_declared_and_enters_no_statistic
 21. Longer than the context. tests/test_engine.py::test_what_is_cut_is_counted_and_warned_of_once
-22. Cut on the wrong side. tests/test_render.py::test_dropping_turns_keeps_system_last_user_and_reply
+22. Cut on the wrong side. tests/engine/text/test_overlong.py::test_dropping_turns_keeps_system_last_user_and_reply
 23. Clipped rewards. Here.
 
 Models and memory
-24. The head was never saved. Here, and tests/models/test_checkpoint.py::test_a_missing_head_is_an_error
+24. The head was never saved. Here, and tests/engine/loading/test_checkpoint.py::test_a_missing_head_is_an_error
 25. Another number of labels. tests/test_engine.py::test_a_head_of_another_width
 26. The policy's options reach the reward model. Here.
-27. Out of memory. tests/test_engine.py::test_out_of_memory_halves_the_budget_and_remembers_it
+27. Out of memory. tests/engine/test_reward_model_scorer_failures.py::test_out_of_memory_halves_the_budget_and_remembers_it
 28. Loaded again at every step. Here, and
-    tests/executors/test_local.py::test_sleep_gives_the_memory_back_and_wake_takes_it
+    tests/engine/executors/test_local.py::test_sleep_gives_the_memory_back_and_wake_takes_it
 
 Using the scores
-29. Scores of two models on two scales; paid by the letter. tests/test_metrics.py::test_a_reward_for_length_shows and
+29. Scores of two models on two scales; paid by the letter. tests/reports/test_metrics.py::test_a_reward_for_length_shows and
     tests/scorers/test_combined.py::test_a_fitted_calibration_is_stored_with_the_hash_of_its_data
-30. Groups mixed up. tests/test_grpo.py::test_permuting_rows_permutes_the_advantages_to_the_bit
-31. The last state is lost. tests/test_env.py::test_a_one_turn_episode_ends_at_every_step_and_keeps_its_last_state
-32. The loss of a pair overflows. tests/test_losses.py::test_loss_and_gradient_stay_finite
+30. Groups mixed up. tests/agents/test_grpo.py::test_permuting_rows_permutes_the_advantages_to_the_bit
+31. The last state is lost. tests/envs/test_vector.py::test_a_one_turn_episode_ends_at_every_step_and_keeps_its_last_state
+32. The loss of a pair overflows. tests/training/test_losses.py::test_loss_and_gradient_stay_finite
 """
 
 import datetime
@@ -65,6 +65,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
 from agents.grpo import group_advantages
+from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConfigError
 
 BOUND = 1e-5
@@ -192,7 +193,7 @@ def test_13_nothing_is_quantised_unless_asked_and_the_precision_is_said(saved_mo
     AutoTokenizer.from_pretrained(saved_model("llama")).save_pretrained(tmp_path)
     for asked, given in (("auto", "float32"), ("bfloat16", "bfloat16"), (torch.float64, "float64")):
         scorer = gym_rm.load_scorer(tmp_path, dtype=asked, device="cpu")
-        assert {str(parameter.dtype) for parameter in scorer.model.model.parameters()} == {f"torch.{given}"}
+        assert {str(parameter.dtype) for parameter in scorer.executor.models[0].parameters()} == {f"torch.{given}"}
         assert scorer.score([[user("q"), assistant("a")]]).provenance.dtype == given
 
 
@@ -200,7 +201,7 @@ def test_13_nothing_is_quantised_unless_asked_and_the_precision_is_said(saved_mo
 def test_15_the_last_tokens_are_those_of_the_model_card(style, gsm8k_groups):
     """`tokenizer.apply_chat_template(messages, tokenize=True)`, as the cards say; nothing is appended to it."""
     tok = tiny_models.tokenizer(style)
-    rendered = gym_rm.engine.text.renderer.Renderer(tok).encode(gsm8k_groups[0])
+    rendered = Renderer(tok).encode(gsm8k_groups[0])
     for conversation, one in zip(gsm8k_groups[0], rendered, strict=True):
         ids = tok.apply_chat_template(conversation, tokenize=True, return_dict=False)
         assert one.input_ids[-3:].tolist() == ids[-3:]
@@ -251,7 +252,7 @@ def test_17_a_reply_that_ends_turns_adds_none(scorer_of):
 
 
 @pytest.mark.parametrize("option", ["activation", "use_activation", "max_tokens", "truncate", "batch_size"])
-def test_19_an_option_that_nobody_knows_is_refused(option, saved_model):
+def test_19_an_unknown_option_is_refused(option, saved_model):
     with pytest.raises(ConfigError, match=option):
         gym_rm.load_scorer(saved_model("qwen3"), **{option: False})
 
@@ -277,10 +278,10 @@ def test_23_rewards_are_never_clipped(saved_model, tmp_path):
 def test_24_saved_and_loaded_scores_are_the_same_to_the_bit(architecture, saved_model, real_conversations, tmp_path):
     scorer = gym_rm.load_scorer(saved_model(architecture))
     with torch.no_grad():
-        for parameter in scorer.model.model.parameters():
+        for parameter in scorer.executor.models[0].parameters():
             parameter += 0.01 * torch.randn_like(parameter)
     rewards = scorer.score(real_conversations).rewards
-    scorer.model.model.save_pretrained(tmp_path)
+    scorer.executor.models[0].save_pretrained(tmp_path)
     scorer.renderer.tokenizer.save_pretrained(tmp_path)
     assert gym_rm.load_scorer(tmp_path).score(real_conversations).rewards.tobytes() == rewards.tobytes()
 
@@ -303,9 +304,9 @@ def test_26_what_surrounds_the_loading_does_not_reach_the_model(saved_model, rea
 def test_28_nothing_is_loaded_again(saved_model, real_conversations, monkeypatch):
     scorer = gym_rm.load_scorer(saved_model("qwen3"))
     scorer.score(real_conversations)
-    places = [parameter.data_ptr() for parameter in scorer.model.model.parameters()]
+    places = [parameter.data_ptr() for parameter in scorer.executor.models[0].parameters()]
     monkeypatch.setattr(AutoModelForSequenceClassification, "from_pretrained", None)
     scorer.sleep()
     for _ in range(3):
         scorer.score(real_conversations)
-    assert [parameter.data_ptr() for parameter in scorer.model.model.parameters()] == places
+    assert [parameter.data_ptr() for parameter in scorer.executor.models[0].parameters()] == places

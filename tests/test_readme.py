@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 from typer.testing import CliRunner
 
-from gym_rm.cli.score import app
+from gym_rm.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,7 +31,8 @@ def test_the_python_blocks_run_one_after_the_other(folder_of_a_user):
     for block in blocks("python"):
         exec(block, names)
     assert names["rewards"].shape == (8,)
-    assert names["envs"].scorer.score([[{"role": "assistant", "content": "four"}]]).rewards.tolist() == [-4.0]
+    names["envs"].reset(options={"prompt_indices": [0, 1]})
+    assert names["envs"].step(["4", "5"])[1].tolist() == [1.0, 0.0]
     assert names["scores"].rewards.shape == (1,)
 
 

@@ -1,147 +1,124 @@
-"""What `load_scorer` makes of what a user has, and a function as a scorer."""
+"""What `load_scorer` makes of what a user has, and scorers that several users of a process share."""
 
-import copy
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import gym_rm
-from gym_rm import ConfigError, ScoringError
+from gym_rm import ConfigError, Prompt, Scores, ScoringError
+from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds import KINDS
-from gym_rm.engine.kinds.make import MAKERS
-from gym_rm.scorer import REWARD_MODEL_KINDS, SCORER_KINDS, FunctionScorer, Scorer, _entry_point, load_scorer
-from gym_rm.testing import check_scorer
+from gym_rm.scorer import SCORER_KINDS, Scorer, _entry_point, acquire_scorer, load_scorer, release_scorer, try_score
+from gym_rm.scorers.combined import WeightedScorer
+from gym_rm.scorers.function import FunctionScorer
 from tests import tiny_models
 
 SAID = [[{"role": "user", "content": "say"}, {"role": "assistant", "content": text}] for text in ("one", "three", "")]
+PROMPTS = [Prompt(({"role": "user", "content": "say"},), text, answer=text) for text in ("one", "two", "three")]
 
 
 def length(conversations):
     return [len(conversation[-1]["content"]) for conversation in conversations]
 
 
-def test_a_function_is_a_scorer():
-    scorer = load_scorer(length)
-    check_scorer(scorer)
-    assert scorer.score(SAID).rewards.tolist() == [3, 5, 0]
-    assert scorer.score([]).rewards.shape == (0,)
-    assert copy.deepcopy(scorer) is scorer
+def right(conversations, prompts):
+    return [float(c[-1]["content"] == prompt.answer) for c, prompt in zip(conversations, prompts, strict=True)]
 
 
-def test_a_scorer_stays_itself_and_takes_no_options():
+class Lengths:
+    """A scorer of the user's own, which counts how often it was made and closed."""
+
+    made = closed = 0
+
+    def __init__(self, scale=1.0):
+        time.sleep(0.01)  # long enough for another thread to come in between
+        type(self).made += 1
+        self.scale = scale
+
+    def score(self, conversations, prompts=None):
+        return Scores.from_rewards([self.scale * value for value in length(conversations)])
+
+    def close(self):
+        self.closed += 1
+
+
+class WithoutPrompts:
+    def score(self, conversations):
+        return Scores.from_rewards(length(conversations))
+
+
+class FailsFirst(Lengths):
+    def __init__(self):
+        super().__init__()
+        if self.made == 1:
+            raise OSError("not there yet")
+
+
+@pytest.fixture(autouse=True)
+def user_module(monkeypatch):
+    """The module `user_scorers`, as a user would write it."""
+    for kind in (Lengths, FailsFirst):
+        monkeypatch.setattr(kind, "made", 0)
+    names = SimpleNamespace(
+        length=length,
+        right=right,
+        Lengths=Lengths,
+        FailsFirst=FailsFirst,
+        WithoutPrompts=WithoutPrompts,
+        instance=Lengths(2.0),
+        old_instance=WithoutPrompts(),
+        number=3,
+    )
+    Lengths.made = 0
+    monkeypatch.setitem(sys.modules, "user_scorers", names)
+    return names
+
+
+# --- what there is already
+
+
+def test_a_scorer_is_returned_as_it_is_and_takes_no_options():
     scorer = load_scorer(length)
     assert load_scorer(scorer) is scorer
     with pytest.raises(ConfigError, match=r"options \['dtype'\] came with a ready-made scorer FunctionScorer"):
         load_scorer(scorer, dtype="float32")
 
 
-def test_none_and_not_a_number_are_errors_of_their_rows():
-    with pytest.raises(ScoringError) as caught:
-        load_scorer(lambda conversations: [1.0, None, float("inf")]).score(SAID)
-    scores = caught.value.scores
-    assert scores.rewards[0] == 1.0
-    assert np.isnan(scores.rewards[1:]).all()
-    assert scores.errors == (None, "the reward function returned None", "the reward is inf")
-
-
-def test_reasons_that_are_sentences_make_one_sentence():
-    error = ScoringError(gym_rm.Scores.from_rewards([1, 2, 3], errors=["too long.", None, "too bad."]))
-    assert "scored: row 0: too long; row 2: too bad. The other scores are in" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ([1.0], "returned 1 values for 3 conversations"),
-        (0.5, "returned float 0.5 for 3 conversations; it must return a list with one number"),
-        (np.float32(0.5), r"returned float32 np.float32\(0.5\) for 3 conversations"),
-        (None, "returned NoneType None for 3 conversations"),
-        ("123", "returned str '123' for 3 conversations"),
-        ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0} for 3 conversations"),
-        ([1.0, [2.0], 3.0], r"returned list \[2.0\] for conversation 1; it must return a number, or None"),
-        ([1.0, 2.0, "good"], "returned str 'good' for conversation 2"),
-    ],
-)
-def test_a_function_must_answer_every_conversation_with_a_number(returned, message):
-    with pytest.raises(ConfigError, match=message):
-        load_scorer(lambda conversations: returned).score(SAID)
-
-
-def test_an_error_inside_a_function_stays_what_it_is():
-    def broken(conversations):
-        yield from (len(None) for _ in conversations)
-
-    with pytest.raises(TypeError, match="has no len"):
-        load_scorer(broken).score(SAID)
-
-
-@pytest.mark.parametrize("thing", [None, 3, (one for one in SAID), SAID[0], "text"])
-def test_what_is_no_list_of_conversations_is_refused(thing):
-    with pytest.raises(ConfigError, match="score takes a list of conversations, each a list of"):
-        load_scorer(length).score(thing)
-
-
-def test_a_function_may_edit_what_it_is_given():
-    def strip(conversations):
-        for conversation in conversations:
-            conversation[-1]["content"] = conversation[-1]["content"].strip()
-            del conversation[0]
-        return length(conversations)
-
-    said = [[{"role": "user", "content": "say"}, {"role": "assistant", "content": " one "}]]
-    before = copy.deepcopy(said)
-    assert load_scorer(strip).score(said).rewards.tolist() == [3]
-    assert said == before
+def test_a_function_becomes_a_scorer():
+    scorer = load_scorer(length)
+    assert isinstance(scorer, FunctionScorer)
+    assert scorer.score(SAID).rewards.tolist() == [3, 5, 0]
+    assert load_scorer(right).score(SAID, PROMPTS).rewards.tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("thing", [3, 1.5, b"path"])
-def test_what_is_no_scorer_is_refused(thing):
+def test_anything_else_is_refused(thing):
     with pytest.raises(ConfigError, match="must be None, a folder, a hub id, a dict, a Scorer or a function"):
         load_scorer(thing)
 
 
-def test_unknown_kinds_offer_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'weighted'"):
-        load_scorer({"kind": "weigthed"})
-    with pytest.raises(ConfigError, match="Did you mean 'process'"):
-        load_scorer({"kind": "proces", "path": "x"})
+def test_the_class_of_a_scorer_is_not_a_scorer():
+    with pytest.raises(ConfigError, match="Lengths"):
+        load_scorer(Lengths)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"path": 3}, "path must be a folder or a hub id, got int 3"),
-        ({"kind": ["x"]}, r"the kind of a scorer must be a text, got list \['x'\]"),
-        ({"kind": None}, "the kind of a scorer must be a text, got NoneType None"),
-        ({"kind": "decoder", "max_length": "abc"}, "max_length must be an integer, got str 'abc'"),
-        ({"cache_size": "abc"}, "cache_size must be an integer, got str 'abc'"),
-        ({"cache_size": True}, "cache_size must be an integer, got bool True"),
-        ({"batch_invariant": "maybe"}, "batch_invariant must be true or false, got str 'maybe'"),
-        ({"path": "x", "trust_remote_code": "no"}, "trust_remote_code must be true or false, got str 'no'"),
-        (
-            {"kind": "weighted", "scorers": [length], "weights": {"member_0": "x"}},
-            "weights={'member_0': 'x'}: could not",
-        ),
-        ({"kind": "weighted", "scorrs": [length]}, "no scorer can be made of the options kind='weighted', scorrs="),
-    ],
-)
-def test_options_that_cannot_be_are_named(options, message):
-    with pytest.raises(ConfigError, match=message):
-        load_scorer(options)
+@pytest.mark.parametrize("scorer", [WithoutPrompts(), "user_scorers:WithoutPrompts", "user_scorers:old_instance"])
+def test_a_score_method_must_take_the_prompts(scorer):
+    with pytest.raises(
+        ConfigError, match=r"WithoutPrompts.score must take \(conversations, prompts=None\): .* ignores"
+    ):
+        load_scorer(scorer)
 
 
-def test_every_kind_can_be_imported():
-    for kind in SCORER_KINDS:
-        assert callable(_entry_point(kind))
-    assert frozenset(KINDS) == REWARD_MODEL_KINDS == frozenset(MAKERS)
-
-
-def test_path_and_kind_mean_the_same_in_a_dict_and_as_options(tmp_path):
-    folder = str(tiny_models.save_reward_model(tmp_path, num_labels=2, id2label={0: "a", 1: "b"}))
-    options = {"kind": "multi_head", "weights": {"a": 1.0, "b": 2.0}}
-    as_dict = gym_rm.load_scorer({"path": folder, **options}).score(SAID)
-    as_options = gym_rm.load_scorer(folder, **options).score(SAID)
-    np.testing.assert_array_equal(as_dict.rewards, as_options.rewards)
+def test_a_score_that_is_not_a_method_is_refused():
+    with pytest.raises(ConfigError, match=r"SimpleNamespace.score must take \(conversations, prompts=None\)"):
+        load_scorer(SimpleNamespace(score=0.5))
 
 
 def test_the_protocol_is_structural():
@@ -152,3 +129,310 @@ def test_the_protocol_is_structural():
     assert isinstance(Mine(), Scorer)
     assert isinstance(FunctionScorer(length), Scorer)
     assert not isinstance(length, Scorer)
+
+
+# --- by name: "module:name"
+
+
+def test_a_function_by_name():
+    assert load_scorer("user_scorers:length").score(SAID).rewards.tolist() == [3, 5, 0]
+    assert load_scorer("user_scorers:right").score(SAID, PROMPTS).rewards.tolist() == [1, 0, 0]
+
+
+def test_a_scorer_by_name(user_module):
+    assert load_scorer("user_scorers:instance") is user_module.instance
+
+
+def test_a_class_by_name_is_made_with_the_options():
+    assert load_scorer("user_scorers:Lengths").score(SAID).rewards.tolist() == [3, 5, 0]
+    assert load_scorer("user_scorers:Lengths", scale=2.0).score(SAID).rewards.tolist() == [6, 10, 0]
+
+
+def test_a_scorer_of_this_package_by_name():
+    scorer = load_scorer("gym_rm.scorers.combined:WeightedScorer", scorers={"length": length}, weights={"length": 2.0})
+    assert scorer.score(SAID).rewards.tolist() == [6, 10, 0]
+
+
+def test_a_name_among_the_scorers_of_a_combined_one():
+    scorer = load_scorer({"kind": "weighted", "scorers": ["user_scorers:length", "user_scorers:right"]})
+    assert scorer.score(SAID, PROMPTS).rewards.tolist() == [4, 5, 0]
+
+
+@pytest.mark.parametrize("name", ["length", "instance"])
+def test_what_exists_already_takes_no_options_by_name_either(name):
+    with pytest.raises(ConfigError, match=r"options \['scale'\] came with a ready-made scorer"):
+        load_scorer(f"user_scorers:{name}", scale=2.0)
+
+
+def test_options_that_a_class_does_not_take_are_refused():
+    with pytest.raises(ConfigError, match="user_scorers:Lengths.*unexpected keyword argument 'scael'"):
+        load_scorer("user_scorers:Lengths", scael=2.0)
+
+
+def test_a_module_that_does_not_exist_is_named():
+    with pytest.raises(ConfigError, match="'no_such_module:length': No module named 'no_such_module'"):
+        load_scorer("no_such_module:length")
+
+
+def test_a_name_that_does_not_exist_offers_the_nearest():
+    with pytest.raises(ConfigError, match="'user_scorers:lenght'.*Did you mean 'length'"):
+        load_scorer("user_scorers:lenght")
+
+
+def test_a_name_of_something_else_is_refused():
+    with pytest.raises(ConfigError, match="a Scorer or a function from conversations to numbers; got int: 3"):
+        load_scorer("user_scorers:number")
+
+
+# --- by settings
+
+
+def test_unknown_kinds_offer_the_nearest():
+    with pytest.raises(ConfigError, match="Did you mean 'weighted'"):
+        load_scorer({"kind": "weigthed"})
+    with pytest.raises(ConfigError, match="Did you mean 'process'"):
+        load_scorer({"kind": "proces"})
+    with pytest.raises(ConfigError, match="Did you mean 'process'"):
+        load_scorer({"kind": "proces", "path": "x"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": 3}, "path must be a folder or a hub id, got int 3"),
+        ({"kind": ["x"]}, r"the kind of a scorer must be a text, got list \['x'\]"),
+        ({"kind": None}, "the kind of a scorer must be a text, got NoneType None"),
+        ({"kind": "decoder", "max_length": "abc"}, "max_length must be an integer of at least 1, got str 'abc'"),
+        ({"cache_size": "abc"}, "cache_size must be an integer of at least 0, got str 'abc'"),
+        ({"cache_size": True}, "cache_size must be an integer of at least 0, got bool True"),
+        ({"batch_invariant": "maybe"}, "batch_invariant must be true or false, got str 'maybe'"),
+        ({"path": "x", "trust_remote_code": "no"}, "trust_remote_code must be true or false, got str 'no'"),
+        (
+            {"kind": "weighted", "scorers": [length], "weights": {"scorer_0": "x"}},
+            "weights={'scorer_0': 'x'}: could not",
+        ),
+        ({"kind": "weighted", "scorrs": [length]}, "invalid options for a scorer: kind='weighted', scorrs="),
+    ],
+)
+def test_an_invalid_option_is_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        load_scorer(options)
+
+
+def test_every_kind_can_be_imported_and_has_one_meaning():
+    for name in SCORER_KINDS.values():
+        assert callable(_entry_point(name))
+    assert {name: kind.name for name, kind in KINDS.items()} == {name: name for name in KINDS}
+    assert not KINDS.keys() & SCORER_KINDS.keys()
+
+
+def test_path_and_kind_mean_the_same_in_a_dict_and_as_options(tmp_path):
+    folder = str(tiny_models.save_reward_model(tmp_path, num_labels=2, id2label={0: "a", 1: "b"}))
+    options = {"kind": "multi_head", "weights": {"a": 1.0, "b": 2.0}}
+    as_dict = gym_rm.load_scorer({"path": folder, **options}).score(SAID)
+    as_options = gym_rm.load_scorer(folder, **options).score(SAID)
+    np.testing.assert_array_equal(as_dict.rewards, as_options.rewards)
+
+
+# --- trying to score
+
+
+class Returns:
+    """A scorer that returns what it is told to, and remembers what it was asked."""
+
+    def __init__(self, returned):
+        self.returned, self.asked = returned, None
+
+    def score(self, conversations, prompts=None, **options):
+        self.asked = (conversations, prompts, options)
+        return self.returned
+
+
+def test_failed_rows_are_told_instead_of_raised():
+    scores = try_score(load_scorer(lambda conversations: [1.0, None, 2.0]), SAID)
+    assert scores.errors == (None, "the reward function returned None", None)
+    assert scores.rewards_or_none() == [1.0, None, 2.0]
+
+
+def test_prompts_and_options_reach_the_scorer():
+    scorer = Returns(Scores.from_rewards([1, 2, 3]))
+    try_score(scorer, SAID, PROMPTS, turns="all")
+    assert scorer.asked == (SAID, PROMPTS, {"turns": "all"})
+
+
+def test_a_reward_that_is_not_a_number_gets_a_reason():
+    scores = Scores.from_rewards([1, 2, 3])
+    scores.rewards[1:] = [np.nan, -np.inf]
+    assert try_score(Returns(scores), SAID).errors == (None, "the reward is nan", "the reward is -inf")
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0, 2.0, 3.0], r"Returns.score returned list \[1.0, 2.0, 3.0\], expected gym_rm.Scores"),
+        (None, "Returns.score returned NoneType None, expected gym_rm.Scores"),
+        (Scores.from_rewards([1, 2]), "Returns.score returned 2 scores for 3 conversations; .* one for each, in order"),
+    ],
+)
+def test_a_scorer_that_breaks_its_contract_is_named(returned, message):
+    with pytest.raises(ConfigError, match=message):
+        try_score(Returns(returned), SAID)
+
+
+def test_another_exception_of_a_scorer_is_not_hidden():
+    def crash(conversations):
+        raise OSError("the scorer crashed")
+
+    with pytest.raises(OSError, match="the scorer crashed"):
+        try_score(load_scorer(crash), SAID)
+
+
+def test_reasons_that_are_sentences_make_one_sentence():
+    error = ScoringError(gym_rm.Scores.from_rewards([1, 2, 3], errors=["too long.", None, "too bad."]))
+    assert "scored: row 0: too long; row 2: too bad. The other scores are in" in str(error)
+
+
+# --- one scorer for everyone in the process
+
+
+@pytest.fixture
+def folder(saved_model, tmp_path):
+    """A folder of a reward model that the test may change."""
+    return shutil.copytree(saved_model("qwen3"), tmp_path / "model")
+
+
+@pytest.fixture
+def closed(monkeypatch):
+    """The executors that were closed in this test."""
+    executors = []
+    close = LocalExecutor.close
+
+    def remember(self):
+        executors.append(self)
+        close(self)
+
+    monkeypatch.setattr(LocalExecutor, "close", remember)
+    return executors
+
+
+def test_the_same_folder_gives_the_same_scorer_until_everyone_has_released_it(folder, closed):
+    first, second = acquire_scorer(str(folder), {}), acquire_scorer(str(folder), {})
+    assert first is second
+    release_scorer(first)
+    assert not closed
+    assert np.isfinite(second.score(SAID).rewards).all()
+    release_scorer(second)
+    assert closed == [first.executor]
+
+
+def test_after_the_last_release_a_scorer_is_loaded_anew(folder, closed):
+    first = acquire_scorer(str(folder), {})
+    rewards = first.score(SAID).rewards
+    release_scorer(first)
+    second = acquire_scorer(str(folder), {})
+    assert second is not first
+    np.testing.assert_array_equal(second.score(SAID).rewards, rewards)
+    release_scorer(second)
+    assert closed == [first.executor, second.executor]
+
+
+def test_every_spelling_of_a_folder_is_the_same(folder):
+    scorers = [acquire_scorer(model, {}) for model in (str(folder), folder, {"path": str(folder)}, {"path": folder})]
+    assert len(set(map(id, scorers))) == 1
+    for scorer in scorers:
+        release_scorer(scorer)
+
+
+def test_other_options_are_another_scorer(folder):
+    first, second = acquire_scorer(str(folder), {}), acquire_scorer(str(folder), {"max_length": 100})
+    assert first is not second
+    assert second.renderer.max_length == 100
+    release_scorer(first)
+    assert np.isfinite(second.score(SAID).rewards).all()
+    release_scorer(second)
+
+
+def test_a_folder_whose_files_have_changed_is_loaded_anew(folder, closed):
+    old = acquire_scorer(str(folder), {})
+    before = old.score(SAID).rewards
+    tiny_models.save_reward_model(folder, seed=1)
+    new = acquire_scorer(str(folder), {})
+    assert new is not old
+    assert np.abs(new.score(SAID).rewards - before).max() > 1e-3
+    np.testing.assert_array_equal(old.score(SAID).rewards, before)
+    release_scorer(old)
+    assert closed == [old.executor]
+    release_scorer(new)
+    assert closed == [old.executor, new.executor]
+
+
+def test_a_folder_inside_of_the_settings_is_loaded_anew_too(folder):
+    settings = {"kind": "weighted", "scorers": {"quality": {"path": str(folder)}}}
+    old = acquire_scorer(settings, {})
+    tiny_models.save_reward_model(folder, seed=1)
+    new = acquire_scorer(settings, {})
+    try:
+        assert new is not old
+    finally:
+        release_scorer(old)
+        release_scorer(new)
+
+
+def test_threads_that_ask_at_once_share_one_scorer():
+    with ThreadPoolExecutor(8) as pool:
+        scorers = list(pool.map(lambda _: acquire_scorer("user_scorers:Lengths", {}), range(8)))
+        assert Lengths.made == 1
+        assert len(set(map(id, scorers))) == 1
+        list(pool.map(release_scorer, scorers[1:]))
+        assert scorers[0].closed == 0
+        release_scorer(scorers[0])
+    assert scorers[0].closed == 1
+
+
+def test_a_scorer_that_could_not_be_loaded_is_tried_again():
+    with pytest.raises(OSError, match="not there yet"):
+        acquire_scorer("user_scorers:FailsFirst", {})
+    scorer = acquire_scorer("user_scorers:FailsFirst", {})
+    assert scorer.score(SAID).rewards.tolist() == [3, 5, 0]
+    release_scorer(scorer)
+    assert scorer.closed == 1
+
+
+def test_settings_that_are_not_plain_are_not_shared(folder, closed):
+    """An object in the options has no text to compare by: each user gets, and closes, a scorer of its own."""
+    first, second = (acquire_scorer(str(folder), {"dtype": torch.float32}) for _ in range(2))
+    assert first is not second
+    release_scorer(first)
+    assert closed == [first.executor]
+    assert np.isfinite(second.score(SAID).rewards).all()
+    release_scorer(second)
+    assert closed == [first.executor, second.executor]
+
+
+def test_a_function_is_not_shared():
+    assert acquire_scorer(length, {}) is not acquire_scorer(length, {})
+
+
+def test_a_scorer_that_was_passed_in_is_never_closed():
+    mine = Lengths()
+    for _ in range(2):
+        assert acquire_scorer(mine, {}) is mine
+        release_scorer(mine)
+    assert mine.closed == 0
+
+
+def test_a_scorer_that_a_module_holds_is_never_closed(user_module):
+    """It was made by its owner, who may use it elsewhere, and a second environment would get it closed."""
+    scorer = acquire_scorer("user_scorers:instance", {})
+    assert scorer is user_module.instance
+    release_scorer(scorer)
+    assert scorer.closed == 0
+
+
+def test_a_combined_scorer_closes_what_it_loaded_and_not_what_it_was_given(folder, closed):
+    mine = Lengths()
+    scorer = acquire_scorer({"kind": "weighted", "scorers": {"mine": mine, "model": str(folder)}}, {})
+    assert isinstance(scorer, WeightedScorer)
+    release_scorer(scorer)
+    assert closed == [scorer.scorers["model"].executor]
+    assert mine.closed == 0

@@ -1,3 +1,5 @@
+import dataclasses
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import gym_rm
 from gym_rm import Scores, ScoringError
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.testing import check_scorer, check_vector_env
+from gym_rm.types import Prompt
 
 PROMPTS = ["one?", {"prompt": "two?", "user_turns": ["sure?"]}, "three?"]
 
@@ -26,9 +29,24 @@ class Broken:
         return self.spoil(scores, conversations) or scores
 
 
+class BrokenVerifier:
+    """A good verifier, but for what `spoil` does with its scores and prompts."""
+
+    def __init__(self, spoil=lambda scores, prompts: None):
+        self.spoil = spoil
+
+    def score(self, conversations, prompts=None):
+        prompts = [None] * len(conversations) if prompts is None else prompts
+        right = [
+            float(prompt is not None and prompt.answer in conversation[-1]["content"])
+            for conversation, prompt in zip(conversations, prompts, strict=True)
+        ]
+        scores = Scores.from_rewards(right)
+        return self.spoil(scores, prompts) or scores
+
+
 def replaced(scores, **columns):
-    names = ("rewards", "heads", "num_tokens", "truncated_tokens", "errors")
-    return Scores(**{name: columns.get(name, getattr(scores, name)) for name in names})
+    return dataclasses.replace(scores, **columns)
 
 
 def shift_by_batch_size(scores, conversations):
@@ -86,8 +104,20 @@ def fail_next_to_bad_text(scores, conversations):
         (lambda scores, _: replaced(scores, rewards=scores.rewards.astype(float)), "rewards has the dtype float64"),
         (lambda scores, _: replaced(scores, num_tokens=[0]), "num_tokens is a list"),
         (lambda scores, _: replaced(scores, num_tokens=scores.num_tokens - 1), "negative num_tokens"),
-        (lambda scores, _: replaced(scores, components={"a": scores.num_tokens}), r"heads\['a'\] has the dtype int64"),
+        (
+            lambda scores, _: replaced(scores, components={"a": scores.num_tokens}),
+            r"components\['a'\] has the dtype int64",
+        ),
         (lambda scores, _: replaced(scores, errors=("bad", *scores.errors[1:])), "and the error 'bad'"),
+        (
+            lambda scores, _: replaced(scores, terminations=np.zeros(3, dtype=bool)),
+            r"terminations have the shape \(3,\)",
+        ),
+        (lambda scores, _: replaced(scores, terminations=np.zeros(len(scores))), "terminations must be bool"),
+        (
+            lambda scores, _: replaced(scores, infos={"verdict": np.zeros(3)}),
+            r"infos\['verdict'\] has 3 entries for 5 conversations",
+        ),
     ],
 )
 def test_a_broken_scorer_is_found_out(spoil, message):
@@ -95,9 +125,57 @@ def test_a_broken_scorer_is_found_out(spoil, message):
         check_scorer(Broken(spoil))
 
 
+def edit_the_prompts(scores, prompts):
+    prompts[0].metadata["seen"] = True
+
+
+def shift_by_the_first_prompt(scores, prompts):
+    scores.rewards[:] += len(prompts[0].prompt_id if prompts and prompts[0] is not None else "")
+
+
+def fail_for_a_prompt_alone(scores, prompts):
+    if len(prompts) == 1:
+        raise ScoringError(Scores.from_rewards([np.nan]))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (edit_the_prompts, AssertionError, "score changed the conversations or prompts"),
+        (shift_by_the_first_prompt, AssertionError, "rewards move by"),
+        (fail_for_a_prompt_alone, ScoringError, "1 of 1 conversations could not be scored"),
+    ],
+)
+def test_a_broken_verifier_is_found_out(spoil, error, message):
+    conversations = [[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": text}] for text in "457"]
+    prompts = [Prompt(({"role": "user", "content": "2 + 2?"},), "p" * size, answer="4") for size in (1, 2, 3)]
+    check_scorer(BrokenVerifier(), conversations, prompts)
+    with pytest.raises(error, match=message):
+        check_scorer(BrokenVerifier(spoil), conversations, prompts)
+
+
+def test_a_scorer_is_given_a_prompt_for_every_conversation():
+    asked = []
+    check_scorer(BrokenVerifier(lambda scores, prompts: asked.append(len([p for p in prompts if p is not None]))))
+    assert max(asked) == 10
+    assert 1 in asked
+
+
+def test_prompts_must_be_as_many_as_conversations():
+    conversations = [[{"role": "user", "content": text}] for text in "ab"]
+    with pytest.raises(AssertionError, match="got 1 prompts for 2 conversations"):
+        check_scorer(BrokenVerifier(), conversations, [Prompt((), "0", answer="a")])
+
+
+def test_one_conversation_proves_too_little():
+    with pytest.raises(AssertionError, match="needs at least two conversations"):
+        check_scorer(gym_rm.load_scorer(count_characters), [[{"role": "user", "content": "a"}]])
+
+
 def test_good_scorers_pass():
     check_scorer(gym_rm.load_scorer(count_characters))
     check_scorer(Broken(lambda scores, conversations: None))
+    check_scorer(BrokenVerifier())
 
 
 def test_a_scorer_may_refuse_one_bad_conversation():
@@ -110,7 +188,7 @@ def test_a_scorer_may_refuse_one_bad_conversation():
     check_scorer(Broken(refuse))
 
 
-def test_what_is_no_scorer_is_told_so():
+def test_an_object_without_a_score_method_is_refused():
     with pytest.raises(AssertionError, match="has no method score"):
         check_scorer(count_characters)
 
@@ -182,7 +260,7 @@ class PaysForResets(Returns):
 
 
 class TakesAnything(RewardVectorEnv):
-    def _replies(self, rows, actions):
+    def _check_replies(self, rows, actions):
         return [str(actions[row]) for row in rows]
 
 
@@ -218,8 +296,8 @@ def test_a_broken_vector_environment_is_found_out(kind, mode, message):
         check_vector_env(make(kind, autoreset_mode=mode))
 
 
-def test_an_environment_that_differs_from_its_single_face_is_found_out(monkeypatch):
-    gym.register("Test/Pays-v0", entry_point="gym_rm.envs.vector:RewardEnv", vector_entry_point=PaysForResets)
+def test_a_vector_environment_that_differs_from_its_single_one_is_found_out(monkeypatch):
+    gym.register("Test/Pays-v0", entry_point="gym_rm.envs.single:RewardEnv", vector_entry_point=PaysForResets)
     try:
         with pytest.raises(AssertionError, match="differs from SyncVectorEnv"):
             check_vector_env("Test/Pays-v0", num_envs=2, reward_model=count_characters, prompts=PROMPTS)
@@ -227,11 +305,11 @@ def test_an_environment_that_differs_from_its_single_face_is_found_out(monkeypat
         gym.registry.pop("Test/Pays-v0")
 
 
-def test_what_is_no_vector_environment_is_told_so():
+def test_an_object_that_is_not_a_vector_environment_is_refused():
     with pytest.raises(AssertionError, match=r"expected a gymnasium\.vector\.VectorEnv, got OrderEnforcing"):
         check_vector_env(gym.make("RewardModel-v0", reward_model=count_characters, prompts=PROMPTS))
 
 
-def test_options_belong_to_an_id():
+def test_options_can_only_go_with_an_id():
     with pytest.raises(AssertionError, match="go with an id only"):
         check_vector_env(make(RewardVectorEnv), max_turns=3)

@@ -113,7 +113,8 @@ class UserSimulator:
         scripted = self._respond is scripted_user
         asked = [m for m in range(len(rows)) if not ended[m] and (scripted or not any(limits[m]))]
         if asked:
-            conversations = [copy_conversation(said[m]) for m in asked]
+            # Copies: a responder that edits messages must not change the episode.
+            conversations = [said[m] if scripted else copy_conversation(said[m]) for m in asked]
             some = None if scores is None else scores.take(asked)
             given = self._ask(conversations, [episodes[m].prompt for m in asked], some)
             answers = dict(zip(asked, given, strict=True))

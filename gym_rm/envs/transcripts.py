@@ -10,9 +10,13 @@ from gym_rm.types import Conversation
 RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
 """Metadata of our environments. Gymnasium asks for a frame rate; conversations have none."""
 
-# What a terminal would obey instead of show: a reply must not be able to move the cursor or recolour the screen.
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
 _VISIBLE = {point: f"\\x{point:02x}" for point in _CONTROLS if chr(point) not in "\t\n"}
+
+
+def visible(text: str) -> str:
+    """The text with control characters spelled out: a reply must not move the cursor or recolour the screen."""
+    return text.translate(_VISIBLE)
 
 
 def transcript(conversation: Conversation, *, title: str, outcome: str = "") -> str:
@@ -25,7 +29,7 @@ def transcript(conversation: Conversation, *, title: str, outcome: str = "") -> 
         --- reward 1
     """
     lines = [f"--- {title}", *(f"{message['role']}: {message['content']}" for message in conversation)]
-    return "\n".join([*lines, f"--- {outcome}"] if outcome else lines).translate(_VISIBLE)
+    return visible("\n".join([*lines, f"--- {outcome}"] if outcome else lines))
 
 
 def print_transcripts(transcripts: Sequence[str], *, most: int = 8) -> None:

@@ -67,7 +67,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     metadata = RENDERING
     single_observation_space: ConversationSpace
     single_action_space: UnicodeText
-    _owns_scorer = False  # some versions of Gymnasium also close an environment whose constructor raised
+    _owns_scorer = False
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
@@ -211,8 +211,10 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Release the scorer, if the environment loaded it, and the user simulator."""
+        # Some versions of Gymnasium also close an environment whose constructor raised.
         if self._owns_scorer:
             release_scorer(self.scorer)
+        if "_user" in vars(self):
             self._user.close()
 
     @property

@@ -1,8 +1,11 @@
+import importlib
 import importlib.resources
 import importlib.util
+import sys
+from types import SimpleNamespace
 
 import pytest
-from recording import RecordingScorer
+from recording import RecordingScorer, Verifier
 
 import gym_rm
 
@@ -19,6 +22,11 @@ def recorder():
     return RecordingScorer()
 
 
+@pytest.fixture
+def verifier():
+    return Verifier()
+
+
 @pytest.fixture(scope="session")
 def embedded_scorer():
     return gym_rm.load_scorer()
@@ -27,3 +35,26 @@ def embedded_scorer():
 @pytest.fixture(scope="session")
 def policy_path():
     return str(ASSETS / "policy")
+
+
+@pytest.fixture
+def import_adapter(monkeypatch):
+    """A function that imports an adapter, with stand-ins for its library's modules where that is not installed."""
+
+    def load(name, stand_ins):
+        module = f"gym_rm.adapters.{name}"
+        if not all(map(is_installed, stand_ins)):
+            monkeypatch.setitem(sys.modules, module, None)  # so that the end of the test takes it out again
+            del sys.modules[module]
+            for library, names in stand_ins.items():
+                monkeypatch.setitem(sys.modules, library, SimpleNamespace(**names))
+        return importlib.import_module(module)
+
+    return load
+
+
+def is_installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # a package that it is in
+        return False

@@ -1,4 +1,4 @@
-"""A scorer that tests can predict and that remembers what it was asked."""
+"""Scorers that tests can predict and that remember what they were asked."""
 
 import threading
 import time
@@ -42,6 +42,44 @@ class RecordingScorer:
         if scores.failed_rows:
             raise ScoringError(scores)
         return scores
+
+
+class Verifier:
+    """A reward function: 1.0 where the reply holds the row's answer, 0.0 elsewhere, no score without an answer.
+
+    `rows` are the conversations that it was given, each with its prompt.
+    """
+
+    def __init__(self):
+        self.rows = []
+
+    def __deepcopy__(self, memo):
+        return self  # `gym.make_vec` deep-copies its keywords
+
+    def __call__(self, conversations, prompts):
+        self.rows += zip(conversations, prompts, strict=True)
+        return holds_answer(conversations, prompts)
+
+    @property
+    def prompts(self):
+        return [prompt for _, prompt in self.rows]
+
+
+def holds_answer(conversations, prompts):
+    """The same without a memory, for settings that name a function: `"recording:holds_answer"`."""
+    return [
+        None if prompt.answer is None else float(prompt.answer in conversation[-1]["content"])
+        for conversation, prompt in zip(conversations, prompts, strict=True)
+    ]
+
+
+def answer_must_be_text(conversations, prompts):
+    """A verifier that does not expect a row without an answer."""
+    return [float(p.answer.strip() in c[-1]["content"]) for c, p in zip(conversations, prompts, strict=True)]
+
+
+NO_ANSWERS = [None, ["4"], {"value": "4"}, True, float("nan")]
+"""What a broken row may hold in place of its answer: a verifier must be told that there is none."""
 
 
 def chat(*texts):

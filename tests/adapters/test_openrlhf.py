@@ -21,7 +21,8 @@ from recording import RecordingScorer, chat
 from transformers import AutoTokenizer
 
 from gym_rm import ConfigError, ConversationError, ScoringError
-from gym_rm.adapters.openrlhf import RewardFunction, RewardServer
+from gym_rm.adapters.openrlhf import RewardFunction
+from gym_rm.server.get_reward import RewardServer
 
 PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"
 REPLIES = ["It is 40.", "It is 37."]

@@ -4,7 +4,7 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from recording import RecordingScorer, chat
+from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 
 from gym_rm import ConfigError, Prompt, ScoringError
 from gym_rm.adapters.trl import AsyncRewardModelReward, EnvironmentRollout, RewardModelReward
@@ -29,7 +29,7 @@ def test_conversational_and_plain_rows_are_the_same_conversation(recorder):
     assert recorder.calls == [[chat("2 + 2?", "four")]] * 2
 
 
-def test_what_cannot_be_scored_is_none(embedded_scorer):
+def test_a_completion_without_a_score_is_none(embedded_scorer):
     tool_call = [{"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}]
     image = [{"role": "user", "content": [{"type": "image"}]}]
     rewards = RewardModelReward(embedded_scorer)(
@@ -43,7 +43,10 @@ def test_what_cannot_be_scored_is_none(embedded_scorer):
 def test_online_dpo_gets_an_error_instead(recorder):
     with pytest.raises(ScoringError):
         RewardModelReward(recorder, on_unscored="raise")(prompts=["q"], completions=["FAIL"])
-    with pytest.raises(ConfigError, match="'none' or 'raise'"):
+
+
+def test_an_unknown_on_unscored_is_refused(recorder):
+    with pytest.raises(ConfigError, match=r"on_unscored must be one of \['none', 'raise'\], got 'nan'"):
         RewardModelReward(recorder, on_unscored="nan")
 
 
@@ -75,6 +78,48 @@ def test_the_coroutine_gives_the_same(recorder):
     reward = AsyncRewardModelReward(recorder)
     assert trl.trainer.utils.is_async_callable(reward)
     assert asyncio.run(reward(prompts=["q"] * 2, completions=["four", "FAIL"])) == [1.0, None]
+
+
+# --- the dataset's columns -----------------------------------------------------------------------------------------
+
+
+def test_the_columns_of_a_row_reach_the_scorer_as_its_prompt(verifier):
+    reward = RewardModelReward(verifier)
+    columns = {"answer": ["4", "6"], "prompt_id": ["a", "b"], "level": ["easy", "hard"]}
+    not_columns = {"completion_ids": [[1], [2]], "trainer_state": object(), "log_extra": print, "environments": [1, 2]}
+    rewards = reward(prompts=[chat("2 + 2?"), "3 + 3?"], completions=[assistant("4"), "7"], **columns, **not_columns)
+    assert rewards == [1.0, 0.0]
+    assert verifier.prompts == [
+        Prompt(tuple(chat("2 + 2?")), "a", answer="4", metadata={"level": "easy"}),
+        Prompt(tuple(chat("3 + 3?")), "b", answer="6", metadata={"level": "hard"}),
+    ]
+
+
+def test_the_columns_reach_the_scorer_of_the_coroutine_too(verifier):
+    reward = AsyncRewardModelReward(verifier)
+    assert asyncio.run(reward(prompts=["2 + 2?"] * 2, completions=["4", "5"], answer=["4"] * 2)) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("answer", "text"), [(4, "4"), (4.5, "4.5"), (np.int64(4), "4"), (np.float32(4.5), "4.5")])
+def test_an_answer_that_is_a_number_is_compared_as_text(verifier, answer, text):
+    assert RewardModelReward(verifier)(prompts=["q"], completions=[f"It is {text}."], answer=[answer]) == [1.0]
+    assert verifier.prompts[0].answer == text
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS)
+def test_a_row_without_a_usable_answer_gets_no_score_from_a_verifier(verifier, answer):
+    rewards = RewardModelReward(verifier)(prompts=["q"] * 2, completions=["4", "4"], answer=["4", answer])
+    assert rewards == [1.0, None]
+    assert verifier.prompts[1].metadata["answer"] is answer  # for verifiers that can read it
+
+
+def test_a_verifier_that_fails_on_a_broken_row_stops_the_training():
+    with pytest.raises(AttributeError, match="strip"):
+        RewardModelReward(answer_must_be_text)(prompts=["q"] * 2, completions=["4", "4"], answer=["4", None])
+
+
+def test_a_verifier_without_the_dataset_column_scores_nothing(verifier):
+    assert RewardModelReward(verifier)(prompts=["q"], completions=["4"], solution=["4"]) == [None]
 
 
 # --- TRL's trainers ------------------------------------------------------------------------------------------------
@@ -120,12 +165,15 @@ def make_trainer(policy_path, tmp_path):
     return make
 
 
+MEAN_REWARD = {"grpo": "reward", "rloo": "reward", "online dpo": "objective/scores"}
+
+
 def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo"])
-def test_one_score_call_a_step_and_nothing_scored_in_vain(make_trainer, recorder, kind):
+def test_each_training_step_makes_one_score_call(make_trainer, recorder, kind):
     trainer = make_trainer(kind, RewardModelReward(recorder))
     trainer.train()
     assert [len(call) for call in recorder.calls] == [8, 8]
@@ -167,6 +215,45 @@ def test_online_dpo_runs(make_trainer, recorder):
     assert logged(trainer, "objective/scores") == pytest.approx(means, abs=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["grpo", "rloo", "online dpo"])
+def test_a_verifier_compares_each_completion_with_the_answer_of_its_own_row(make_trainer, verifier, kind):
+    prompts = {prompt.messages[0]["content"]: prompt for prompt in load_prompts()}
+    rows = [
+        {"prompt": list(prompt.messages), "answer": prompt.answer, "prompt_id": prompt.prompt_id, "level": "easy"}
+        for prompt in prompts.values()
+    ]
+    trainer = make_trainer(kind, RewardModelReward(verifier, on_unscored="raise"), rows=rows, batch_size=16)
+    trainer.train()
+    assert len({prompt.answer for prompt in verifier.prompts}) > 4
+    for conversation, prompt in verifier.rows:
+        row = prompts[conversation[0]["content"]]
+        assert (prompt.messages, prompt.prompt_id, prompt.answer) == (row.messages, row.prompt_id, row.answer)
+        assert prompt.metadata["level"] == "easy"
+    rewards = [float(prompt.answer in conversation[-1]["content"]) for conversation, prompt in verifier.rows]
+    steps = np.array(rewards).reshape(2, -1)
+    assert logged(trainer, MEAN_REWARD[kind]) == pytest.approx(steps.mean(axis=1).tolist(), abs=1e-6)
+    assert 0 < np.mean(rewards) < 1  # right and wrong replies, so that a row mixed up would show
+
+
+def test_rows_without_an_answer_are_left_out_by_grpo(make_trainer, verifier):
+    rows = [{"prompt": list(prompt.messages), "answer": prompt.answer} for prompt in load_prompts()[:2]]
+    rows[1]["answer"] = None
+    trainer = make_trainer("grpo", RewardModelReward(verifier), rows=rows, max_steps=1)  # 2 prompts, 4 completions each
+    trainer.train()
+    rewards = [float(p.answer in c[-1]["content"]) for c, p in verifier.rows if p.answer is not None]
+    assert len(rewards) == 4
+    assert logged(trainer, "reward_model/unscored") == [4.0]
+    assert logged(trainer, "rewards/reward_model/mean") == pytest.approx([np.mean(rewards)], abs=1e-6)
+
+
+def test_rows_without_an_answer_end_online_dpo(make_trainer, verifier):
+    rows = [{"prompt": list(prompt.messages), "answer": None} for prompt in load_prompts()[:8]]
+    rows[0]["answer"] = "4"  # a column of texts, one of them there
+    trainer = make_trainer("online dpo", RewardModelReward(verifier, on_unscored="raise"), rows=rows)
+    with pytest.raises(ScoringError):
+        trainer.train()
+
+
 # --- rollouts through the environment ------------------------------------------------------------------------------
 
 
@@ -177,7 +264,7 @@ def dialogues():
     ]
 
 
-def test_a_rollout_is_paid_what_the_environment_pays(make_trainer, embedded_scorer):
+def test_a_rollout_gets_the_rewards_of_the_environment(make_trainer, embedded_scorer):
     rollout = EnvironmentRollout(reward_model=embedded_scorer)
     rewards = [rollout.env_reward, RewardModelReward(embedded_scorer)]
     trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows, rollout_func=rollout)
@@ -211,6 +298,19 @@ def test_a_dialogue_is_one_completion_whose_user_turns_are_masked(make_trainer, 
     assert seen["answer"] == [str(int(prompt[0]["content"].split()[3]) + 11) for prompt in seen["prompts"]]
 
 
+def test_a_rollout_gives_a_verifier_the_rows_of_the_environment(make_trainer, verifier):
+    answers = {prompt.messages[0]["content"]: prompt.answer for prompt in load_prompts()}
+    rollout = EnvironmentRollout(reward_model=verifier)
+    rewards = [rollout.env_reward, RewardModelReward(verifier)]
+    trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows, rollout_func=rollout, batch_size=16, max_steps=1)
+    trainer.train()
+    assert len(verifier.rows) == 32  # each completion by the environment and, with TRL's columns, by the function
+    assert all(prompt.answer == answers[conversation[0]["content"]] for conversation, prompt in verifier.rows)
+    expected = np.mean([float(prompt.answer in c[-1]["content"]) for c, prompt in verifier.rows[:16]])
+    assert logged(trainer, "rewards/env_reward/mean") == pytest.approx([expected], abs=1e-6)
+    assert logged(trainer, "rewards/reward_model/mean") == pytest.approx([expected], abs=1e-6)
+
+
 def test_a_rollout_without_a_score_is_none(make_trainer):
     class Fails(RecordingScorer):
         def score(self, conversations, prompts=None):
@@ -222,15 +322,18 @@ def test_a_rollout_without_a_score_is_none(make_trainer):
     assert rollout(prompts, trainer)["env_reward"] == [None] * 3
 
 
-def test_a_prompt_that_the_environment_does_not_know(make_trainer, recorder):
+def test_a_prompt_that_the_environment_does_not_know_is_refused(recorder):
     rollout = EnvironmentRollout(["known"], reward_model=recorder)
     with pytest.raises(ConfigError, match=r"rollout\.dataset_rows"):
         rollout([chat("unknown")], None)
 
 
-def test_settings_that_follow_from_the_batch():
+def test_settings_that_follow_from_the_batch_are_refused():
     with pytest.raises(ConfigError, match="'num_envs'"):
         EnvironmentRollout(["q"], num_envs=4)
+
+
+def test_two_prompts_with_the_same_messages_are_refused():
     with pytest.raises(ConfigError, match="same messages"):
         EnvironmentRollout(["q", "q"], reward_model=RecordingScorer())
 
@@ -246,5 +349,5 @@ def test_the_reward_rises(make_trainer, embedded_scorer, kind):
         options["num_generations"] = 8
     trainer = make_trainer(kind, reward, max_steps=20, batch_size=64 if kind != "online dpo" else 32, **options)
     trainer.train()
-    rewards = logged(trainer, "objective/scores" if kind == "online dpo" else "reward")
+    rewards = logged(trainer, MEAN_REWARD[kind])
     assert np.mean(rewards[-6:]) > np.mean(rewards[:3]) + 0.2

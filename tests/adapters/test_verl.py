@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from recording import RecordingScorer, chat
+from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 from transformers import AutoTokenizer
 
 from gym_rm import ConfigError, ScoringError
@@ -38,8 +38,9 @@ class Batch:
         )
 
 
-def make_batch(tokenizer, replies, *, make=Batch):
+def make_batch(tokenizer, replies, *, answers=None, make=Batch):
     """Prompts padded on the left, replies on the right, as verl's rollouts are."""
+    answers = ["40"] * len(replies) if answers is None else answers
     prompt = tokenizer.apply_chat_template(chat(QUESTION), add_generation_prompt=True, return_dict=False)
     ids = [tokenizer(f"{reply}<|im_end|>")["input_ids"] for reply in replies]
     length = max(map(len, ids)) + 2
@@ -51,8 +52,8 @@ def make_batch(tokenizer, replies, *, make=Batch):
     objects = {
         "raw_prompt": [chat(QUESTION) for _ in replies],
         "data_source": ["sums"] * len(replies),
-        "reward_model": [{"ground_truth": "40"} for _ in replies],
-        "extra_info": [{"question": QUESTION} for _ in replies],
+        "reward_model": [{"style": "rule", "ground_truth": answer} for answer in answers],
+        "extra_info": [{"question": QUESTION, "index": row} for row in range(len(replies))],
     }
     arrays = {}
     for name, values in objects.items():
@@ -71,7 +72,7 @@ def last_tokens(batch):
 @pytest.mark.parametrize("info", [{"question": QUESTION}, {"prompt": QUESTION}, {"prompt": chat(QUESTION), "index": 3}])
 def test_the_function_scores_the_prompt_with_the_reply(recorder, info):
     result = asyncio.run(compute_score("sums", "four", "40", info, reward_model=recorder))
-    assert result == {"score": 1.0, "num_tokens": 24.0, "truncated_tokens": 0.0, "head_length": 4.0}
+    assert result == {"score": 1.0, "num_tokens": 24.0, "truncated_tokens": 0.0, "component_length": 4.0}
     assert recorder.calls == [[chat(QUESTION, "four")]]
 
 
@@ -115,6 +116,71 @@ def test_the_embedded_model_is_loaded_once_and_gives_the_environments_reward(emb
     assert again["score"] == pytest.approx(expected[0], abs=1e-5)
 
 
+# --- the row, for verifiers ----------------------------------------------------------------------------------------
+
+
+def score_one(reply, ground_truth, info, reward_model):
+    return asyncio.run(compute_score("sums", reply, ground_truth, info, reward_model=reward_model))["score"]
+
+
+def test_the_ground_truth_and_the_extra_info_reach_a_verifier(verifier):
+    info = {"question": QUESTION, "id": "sum-3", "level": "easy"}
+    assert score_one("It is 40.", "40", info, verifier) == 1.0
+    assert score_one("It is 41.", "40", info, verifier) == 0.0
+    prompt = verifier.prompts[0]
+    assert (prompt.messages, prompt.answer, prompt.prompt_id) == (tuple(chat(QUESTION)), "40", "sum-3")
+    assert prompt.metadata == {"data_source": "sums", "question": QUESTION, "level": "easy"}
+
+
+def test_concurrent_calls_keep_their_own_ground_truth(verifier):
+    async def rollouts():
+        calls = (compute_score("s", f"{n % 7}", n, {"question": "q"}, reward_model=verifier) for n in range(1, 33))
+        return await asyncio.gather(*calls)
+
+    rewards = [result["score"] for result in asyncio.run(rollouts())]
+    assert rewards == [float(str(n) in str(n % 7)) for n in range(1, 33)]
+    assert sum(rewards) == 6
+
+
+def test_the_batched_function_gives_each_reply_its_own_ground_truth(verifier):
+    columns = [["s"] * 3, REPLIES, ["40", "no", "40"], [{"question": QUESTION, "level": n} for n in range(3)]]
+    results = compute_scores(*columns, reward_model=verifier)
+    assert [result["score"] for result in results] == [1.0, 1.0, 0.0]
+    assert [prompt.metadata["level"] for prompt in verifier.prompts] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ground_truth", NO_ANSWERS)
+def test_a_ground_truth_that_is_no_text_is_an_error_and_never_a_number(verifier, ground_truth):
+    with pytest.raises(ScoringError):
+        score_one("It is 40.", ground_truth, {"question": QUESTION}, verifier)
+    assert verifier.prompts[0].answer is None
+    assert verifier.prompts[0].metadata["ground_truth"] is ground_truth  # for verifiers that can read it
+
+
+def test_a_batch_with_a_broken_row_is_an_error_that_names_the_row(verifier):
+    with pytest.raises(ScoringError, match="1 of 2 .* row 1: the reward function returned None"):
+        compute_scores(["s"] * 2, ["40", "40"], ["40", None], [{"question": QUESTION}] * 2, reward_model=verifier)
+
+
+def test_a_verifier_that_fails_on_a_broken_row_is_an_error():
+    with pytest.raises(AttributeError, match="strip"):
+        score_one("It is 40.", None, {"question": QUESTION}, answer_must_be_text)
+
+
+@pytest.mark.parametrize("ground_truth", [None, ["40"]])
+def test_an_answer_in_the_extra_info_does_not_take_the_place_of_the_ground_truth(verifier, ground_truth):
+    # verl's own GSM8K rows hold the whole solution there.
+    info = {"question": QUESTION, "answer": "90 - 50 = 40. #### 40"}
+    with pytest.raises(ScoringError):
+        score_one("It is 40.", ground_truth, info, verifier)
+    assert verifier.prompts[0].answer is None
+
+
+def test_an_answer_in_the_extra_info_stays_in_the_metadata(verifier):
+    assert score_one("It is 40.", "40", {"question": QUESTION, "answer": "90 - 50 = 40. #### 40"}, verifier) == 1.0
+    assert verifier.prompts[0].metadata["answer"] == "90 - 50 = 40. #### 40"
+
+
 # --- the manager ---------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +190,7 @@ def check_manager(manager, batch, recorder, recorded):
     assert rewards.shape == batch.batch["responses"].shape
     assert rewards[torch.arange(3), last_tokens(batch)].tolist() == [len(reply) / 4 for reply in REPLIES]
     assert rewards.count_nonzero() == 3
-    assert result["reward_extra_info"]["head_length"] == [len(reply) for reply in REPLIES]
+    assert result["reward_extra_info"]["component_length"] == [len(reply) for reply in REPLIES]
     assert recorder.calls == recorded
     torch.testing.assert_close(manager(batch), rewards)
 
@@ -145,7 +211,7 @@ def test_single_samples_are_scored_together(tokenizer):
     manager = RewardModelManager(tokenizer=tokenizer, reward_model=scorer)
     results = asyncio.run(run_singles(manager, make_batch(tokenizer, replies)))
     assert [result["reward_score"] for result in results] == [len(reply) / 4 for reply in replies]
-    assert results[0]["reward_extra_info"].keys() == {"score", "num_tokens", "truncated_tokens", "head_length"}
+    assert results[0]["reward_extra_info"].keys() == {"score", "num_tokens", "truncated_tokens", "component_length"}
     assert len(scorer.calls) <= 4
 
 
@@ -162,6 +228,35 @@ def test_a_batch_without_messages_is_an_error(tokenizer, recorder):
         RewardModelManager(tokenizer=tokenizer, reward_model=recorder)(batch)
 
 
+def test_the_manager_gives_a_verifier_the_rows_of_the_batch(tokenizer, verifier):
+    batch = make_batch(tokenizer, REPLIES, answers=["40", "no", "37"])
+    rewards = RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
+    assert rewards[torch.arange(3), last_tokens(batch)].tolist() == [1.0, 1.0, 0.0]
+    prompt = verifier.prompts[1]
+    assert (prompt.messages, prompt.answer) == (tuple(chat(QUESTION)), "no")
+    assert prompt.metadata.items() >= {"data_source": "sums", "question": QUESTION, "index": 1}.items()
+
+
+def test_single_samples_keep_their_own_ground_truth(tokenizer, verifier):
+    batch = make_batch(tokenizer, REPLIES, answers=["40", "no", "37"])
+    results = asyncio.run(run_singles(RewardModelManager(tokenizer=tokenizer, reward_model=verifier), batch))
+    assert [result["reward_score"] for result in results] == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("ground_truth", NO_ANSWERS)
+def test_the_manager_refuses_a_row_without_a_usable_ground_truth(tokenizer, verifier, ground_truth):
+    batch = make_batch(tokenizer, REPLIES, answers=["40", ground_truth, "37"])
+    with pytest.raises(ScoringError, match="row 1"):
+        RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
+
+
+def test_a_row_without_the_column_of_the_ground_truth_has_no_answer(tokenizer, verifier):
+    batch = make_batch(tokenizer, REPLIES)
+    del batch.non_tensor_batch["reward_model"]
+    with pytest.raises(ScoringError, match="3 of 3"):
+        RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
+
+
 # --- verl's own classes --------------------------------------------------------------------------------------------
 
 
@@ -171,10 +266,24 @@ def verl():
 
 
 @pytest.fixture
-def real_batch(verl, tokenizer):
-    return make_batch(
-        tokenizer, REPLIES, make=lambda tensors, arrays: verl.DataProto.from_dict(tensors=tensors, non_tensors=arrays)
-    )
+def make_real_batch(verl, tokenizer):
+    def make(tensors, arrays):
+        return verl.DataProto.from_dict(tensors=tensors, non_tensors=arrays)
+
+    return lambda answers=None: make_batch(tokenizer, REPLIES, answers=answers, make=make)
+
+
+@pytest.fixture
+def real_batch(make_real_batch):
+    return make_real_batch()
+
+
+def test_a_verifier_with_verls_dataproto(make_real_batch, tokenizer, verifier):
+    batch = make_real_batch(["40", "no", "37"])
+    manager = RewardModelManager(tokenizer=tokenizer, reward_model=verifier)
+    assert manager(batch)[torch.arange(3), last_tokens(batch)].tolist() == [1.0, 1.0, 0.0]
+    results = asyncio.run(run_singles(manager, batch))
+    assert [result["reward_score"] for result in results] == [1.0, 1.0, 0.0]
 
 
 def test_the_manager_with_verls_dataproto(real_batch, tokenizer, recorder):
@@ -228,3 +337,15 @@ def test_verl_loads_our_function_and_our_manager_from_its_configuration(real_bat
     }
     config = verl_config(reward_manager=manager, reward_kwargs={"dtype": "float32"})
     assert rewards_of_loaded_manager(config, tokenizer, real_batch) == pytest.approx(expected, abs=1e-5)
+
+
+def test_verls_own_manager_gives_a_verifier_its_ground_truth(make_real_batch, tokenizer):
+    pytest.importorskip("verl.experimental.reward_loop.reward_manager.base")
+    batch = make_real_batch(["40", "no", "37"])
+    verifier = {"reward_model": "recording:holds_answer"}
+    function = {"path": "pkg://gym_rm.adapters.verl", "name": "compute_score", "reward_kwargs": verifier}
+    config = verl_config(custom_reward_function=function)
+    assert rewards_of_loaded_manager(config, tokenizer, batch) == [1.0, 1.0, 0.0]
+    manager = {"source": "importlib", "name": "RewardModelManager", "module": {"path": "pkg://gym_rm.adapters.verl"}}
+    config = verl_config(reward_manager=manager, reward_kwargs=verifier)
+    assert rewards_of_loaded_manager(config, tokenizer, batch) == [1.0, 1.0, 0.0]

@@ -18,7 +18,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from agents import grpo
-from gym_rm.config import load_config
+from gym_rm.config import Config, load_config
 from gym_rm.errors import ConfigError
 from gym_rm.reports.runs import RunWriter, read_run
 
@@ -417,7 +417,7 @@ def test_a_folder_with_a_run_is_not_written_over(tmp_path):
 def test_every_setting_has_help():
     def check(schema):
         for name, field in schema.model_fields.items():
-            if isinstance(field.annotation, type) and issubclass(field.annotation, grpo.Settings):
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Config):
                 check(field.annotation)
             else:
                 assert field.description, name

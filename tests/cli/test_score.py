@@ -1,295 +1,21 @@
 import gzip
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tiny_models
-from hypothesis import given
-from hypothesis import strategies as st
-from typer.testing import CliRunner
+from rich.console import Console
 
 import gym_rm
-from gym_rm import cli
-from gym_rm.data.prompts import conversations_of_row
-from gym_rm.errors import RemoteError, ScoringError
-from gym_rm.scores import Provenance, Scores
+import gym_rm.cli.score
+from gym_rm.errors import RemoteError
+from tests.cli.command import DATA, ROWS, LengthScorer, needs_data, read, run, scores_of, write
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
-
-USER = {"role": "user", "content": "2 + 2?"}
-FOUR = {"role": "assistant", "content": "4"}
-FIVE = {"role": "assistant", "content": "five"}
-ROWS = [{"id": index, "prompt": "2 + 2?", "response": "x" * index} for index in range(10)]
-
-
-class LengthScorer:
-    """Rewards the length of the last message; fails on "bad", counts its calls, can be stopped in one of them."""
-
-    def __init__(self, *, model="length", raises=None, at_call=3):
-        self.calls = []
-        self.model = model
-        self.raises = raises
-        self.at_call = at_call
-
-    def score(self, conversations, turns="last"):
-        self.calls.append(len(conversations))
-        if self.raises is not None and len(self.calls) == self.at_call:
-            raise self.raises
-        texts = [conversation[-1]["content"] for conversation in conversations]
-        rewards = np.array([len(text) / 10 for text in texts], dtype=np.float32)
-        scores = Scores.from_rewards(
-            rewards,
-            components={"length": rewards} if self.model == "heads" else {},
-            errors=["it is bad" if text == "bad" else None for text in texts],
-            provenance=Provenance("LengthScorer", self.model),
-        )
-        if turns == "all":
-            replies = [[len(m["content"]) for m in c if m["role"] == "assistant"] for c in conversations]
-            scores = Scores(
-                **{name: getattr(scores, name) for name in scores.__slots__ if name != "turn_rewards"},
-                turn_rewards=tuple(np.array(values, dtype=np.float32) for values in replies),
-            )
-        if scores.failed_rows:
-            raise ScoringError(scores)
-        return scores
-
-
-@pytest.fixture
-def scorer(monkeypatch):
-    scorer = LengthScorer()
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda model, **options: scorer)
-    return scorer
-
-
-def run(*arguments, code=0, stdin=None):
-    result = CliRunner().invoke(cli.app, ["score", *map(str, arguments)], input=stdin)
-    assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
-    return result
-
-
-def write(path: Path, rows: list) -> Path:
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
-
-
-def read(path: Path) -> list:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def scores_of(path: Path) -> list:
-    return [row["score"] for row in read(path)]
-
-
-# --- rows --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("row", "score"),
-    [
-        ({"messages": [USER, FOUR]}, 0.1),
-        ({"prompt": "2 + 2?", "response": "five"}, 0.4),
-        ({"prompt": [USER], "response": [FIVE]}, 0.4),
-        ({"messages": [USER], "response": "five"}, 0.4),
-        ({"prompt": "2 + 2?", "chosen": "4", "rejected": "five"}, {"chosen": 0.1, "rejected": 0.4}),
-        ({"chosen": [USER, FOUR], "rejected": [USER, FIVE]}, {"chosen": 0.1, "rejected": 0.4}),
-        ({"question": "2 + 2?", "answer": "4", "solutions": [{"text": "five"}, {"text": "4"}]}, [0.4, 0.1]),
-        ({"context": [USER], "completions": [{"rank": 0, "completion": [FOUR]}]}, [0.1]),
-        ({"prompt": "2 + 2?", "responses": ["4", "five"]}, [0.1, 0.4]),
-    ],
-)
-def test_every_row_shape(tmp_path, scorer, row, score):
-    run(write(tmp_path / "in.jsonl", [row]), "-o", tmp_path / "out.jsonl")
-    assert read(tmp_path / "out.jsonl") == [{**row, "score": score}]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", "not valid JSON"),
-        ("[1]", "expected a JSON object, got list [1]"),
-        ({}, "nothing to score; expected 'messages'"),
-        ({"prompt": "a"}, "nothing to score; expected 'messages'"),
-        ({"response": "a"}, "a reply without its prompt"),
-        ({"prompt": "a", "completions": []}, "'completions' must be a list of replies, got list []"),
-        ({"prompt": "a", "solutions": [3]}, "'solutions[0]' must be a text or a list of messages, got int 3"),
-        ({"prompt": "a", "chosen": "b"}, "the field 'rejected' is missing"),
-        ({"messages": [USER, FOUR], "score": 1}, "the field 'score' is there already; choose another name with --key"),
-        ({"prompt": "a", "response": "bad"}, "it is bad"),
-        ({"prompt": "a", "responses": ["fine", "bad"]}, "1: it is bad"),
-    ],
-)
-def test_a_bad_line_is_named(tmp_path, scorer, line, message):
-    source = write(tmp_path / "in.jsonl", [ROWS[0], line, ROWS[1]])
-    result = run(source, "-o", tmp_path / "out.jsonl", code=1)
-    assert f"error: {source} line 2: {message}" in result.stderr
-    assert scores_of(tmp_path / "out.jsonl") == [0.0]
-
-
-def test_skip_writes_the_reason_and_goes_on(tmp_path, scorer):
-    lines = [ROWS[0], "{", {"prompt": "a", "response": "bad"}, {"prompt": "a", "responses": ["bad", "four"]}, ROWS[1]]
-    source = write(tmp_path / "in.jsonl", lines)
-    result = run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
-    assert "3 of 5 lines lack a score" in result.stderr
-    out = read(tmp_path / "out.jsonl")
-    assert [row["score"] for row in out] == [0.0, None, None, [None, 0.4], 0.1]
-    assert out[1]["line"] == "{"
-    assert "line 2: not valid JSON" in out[1]["score_error"]
-    assert (out[2]["score_error"], out[3]["score_error"]) == ("it is bad", "0: it is bad")
-    assert "score_error" not in out[4]
-
-
-def test_skip_with_nothing_but_bad_lines(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", ["{", "}"]), "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
-    assert scores_of(tmp_path / "out.jsonl") == [None, None]
-
-
-@given(
-    st.lists(
-        st.dictionaries(
-            st.text(), st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text())
-        )
-    ),
-    st.integers(1, 5),
-)
-def test_lines_come_out_as_they_went_in(tmp_path_factory, rows, batch_size):
-    folder = tmp_path_factory.mktemp("lines")
-    lines = [json.dumps({"prompt": "a", "response": "b", **row}, ensure_ascii=False) for row in rows]
-    lines = [line.encode("utf-8", "surrogatepass") for line in lines]
-    (folder / "in.jsonl").write_bytes(b"\n".join(lines))
-    arguments = ["-o", folder / "out.jsonl", "--batch-size", batch_size, "--on-error", "skip", "--key", "test key"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gym_rm, "load_scorer", lambda model, **options: LengthScorer())
-        run(folder / "in.jsonl", *arguments, code=(0, 3))
-    out = (folder / "out.jsonl").read_bytes().splitlines()
-    assert len(out) == len(lines)
-    assert all(new.startswith(old[:-1]) for new, old in zip(out, lines, strict=True))
-
-
-# --- fields ------------------------------------------------------------------------------------------------------
-
-
-def test_parts_of_the_reward(tmp_path, scorer):
-    scorer.model = "heads"
-    run(write(tmp_path / "in.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "cc"}]), "-o", tmp_path / "out.jsonl")
-    assert read(tmp_path / "out.jsonl")[0]["score_heads"] == {"length": {"chosen": 0.1, "rejected": 0.2}}
-
-
-def test_all_turns(tmp_path, scorer):
-    source = write(tmp_path / "in.jsonl", [{"messages": [USER, FIVE, USER, FOUR]}])
-    run(source, "-o", tmp_path / "out.jsonl", "--turns", "all")
-    assert read(tmp_path / "out.jsonl")[0]["score_turns"] == [4.0, 1.0]
-
-
-def test_all_turns_of_a_scorer_of_whole_conversations(tmp_path):
-    source = write(tmp_path / "in.jsonl", ROWS)
-    model = '{"kind": "ensemble", "members": [null]}'
-    result = run(source, "--reward-model", model, "--turns", "all", code=1)
-    assert "error: turns='all' needs a scorer that reads every turn" in result.stderr
-    assert "EnsembleScorer scores whole conversations only" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--reward-model", '{"path": 3}'], "error: path must be a folder or a hub id, got int 3"),
-        (["--reward-model", '{"kind": "weighted", "scorers": 5}'], "error: a WeightedScorer takes scorers by name"),
-        (["--option", "max_length=abc"], "error: max_length must be an integer, got str 'abc'"),
-    ],
-)
-def test_a_scorer_that_cannot_be_made_is_one_line_of_error(tmp_path, arguments, message):
-    result = run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=1)
-    assert result.stderr.startswith(message)
-    assert result.stderr.count("\n") == 1
-
-
-def test_provenance(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", ROWS[:1]), "-o", tmp_path / "out.jsonl", "--provenance")
-    assert read(tmp_path / "out.jsonl")[0]["score_provenance"]["model"] == "length"
-
-
-def test_another_key(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", ROWS[:2]), "-o", tmp_path / "one.jsonl")
-    run(tmp_path / "one.jsonl", "-o", tmp_path / "two.jsonl", "--key", "again")
-    assert read(tmp_path / "two.jsonl")[1] == {**ROWS[1], "score": 0.1, "again": 0.1}
-
-
-# --- files -------------------------------------------------------------------------------------------------------
-
-
-def test_gzip_in(tmp_path, scorer):
-    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(write(tmp_path / "in.jsonl", ROWS).read_bytes()))
-    run(tmp_path / "in.jsonl.gz", "-o", tmp_path / "out.jsonl")
-    assert len(read(tmp_path / "out.jsonl")) == 10
-
-
-def test_pipes(scorer):
-    result = run("-", stdin='\n{"prompt": "a", "response": "b"}\r\n\n')
-    assert result.stdout == '{"prompt": "a", "response": "b", "score": 0.1}\n'
-
-
-def test_named_pipes(tmp_path, scorer):
-    os.mkfifo(tmp_path / "in")
-    os.mkfifo(tmp_path / "out")
-    out = []
-    threads = [
-        threading.Thread(target=write, args=(tmp_path / "in", ROWS), daemon=True),
-        threading.Thread(target=lambda: out.extend(scores_of(tmp_path / "out")), daemon=True),
-    ]
-    for thread in threads:
-        thread.start()
-    run(tmp_path / "in", "-o", tmp_path / "out", "--batch-size", 3)
-    for thread in threads:
-        thread.join()
-    assert out == [index / 10 for index in range(10)]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
-
-
-def test_devices_are_written_like_standard_output(tmp_path, scorer):
-    (tmp_path / "null").symlink_to("/dev/null")
-    source = write(tmp_path / "in.jsonl", ROWS)
-    run(source, "-o", tmp_path / "null")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "null"]
-    assert run(source, "-o", "/dev/stdout").stdout.count("\n") == 10
-    assert scorer.calls == [10, 10]
-
-
-def test_an_empty_file_is_done_without_a_scorer(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", []), "-o", tmp_path / "out.jsonl")
-    assert (tmp_path / "out.jsonl").read_text() == ""
-    assert scorer.calls == []
-
-
-def test_lines_are_batched_by_their_conversations(tmp_path, scorer):
-    rows = [{"prompt": "a", "responses": ["b"] * 4}] * 5
-    run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.jsonl", "--batch-size", 8)
-    assert scorer.calls == [8, 8, 4]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["none.jsonl"], "cannot read 'none.jsonl': No such file"),
-        (["."], "cannot read '.': Is a directory"),
-        (["in.jsonl", "-o", "in.jsonl"], "the output 'in.jsonl' is the input"),
-        (["in.jsonl", "-o", "out.jsonl.gz"], "choose a name without .gz"),
-        (["in.jsonl", "-o", "."], "cannot write '.': it is a folder"),
-        (["in.jsonl", "-o", "none/out.jsonl"], "cannot write 'none/out.jsonl': No such file"),
-        (["in.jsonl.gz"], "cannot read 'in.jsonl.gz'"),
-    ],
-)
-def test_a_bad_file(tmp_path, monkeypatch, scorer, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "in.jsonl", ROWS)
-    assert message in run(*arguments, code=1).stderr
+# --- arguments ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -302,7 +28,7 @@ def test_a_bad_file(tmp_path, monkeypatch, scorer, arguments, message):
         (["--reward-model", '{"kind": '], "error: "),
     ],
 )
-def test_bad_arguments(tmp_path, arguments, message):
+def test_bad_arguments_are_refused(tmp_path, arguments, message):
     assert message in run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=2).stderr
 
 
@@ -318,26 +44,21 @@ def test_options_reach_the_scorer(tmp_path, monkeypatch):
     ]
 
 
-# --- going on ----------------------------------------------------------------------------------------------------
+# --- errors ------------------------------------------------------------------------------------------------------
 
 
-def finished_after_interruption(tmp_path, monkeypatch, raises, code) -> Path:
-    source = write(tmp_path / "in.jsonl", ROWS)
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(raises=raises))
-    run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 2, code=code)
-    assert scores_of(tmp_path / "out.jsonl") == [0.0, 0.1, 0.2, 0.3]
-    return source
-
-
-@pytest.mark.parametrize(("raises", "code"), [(KeyboardInterrupt(), 130), (RemoteError("the server is gone"), 1)])
-def test_an_interrupted_run_goes_on(tmp_path, monkeypatch, raises, code):
-    source = finished_after_interruption(tmp_path, monkeypatch, raises, code)
-    scorer = LengthScorer()
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: scorer)
-    run(source, "-o", tmp_path / "out.jsonl")
-    assert scorer.calls == [6]
-    run(source, "-o", tmp_path / "whole.jsonl")
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--reward-model", '{"path": 3}'], "error: path must be a folder or a hub id, got int 3"),
+        (["--reward-model", '{"kind": "weighted", "scorers": 5}'], "error: a WeightedScorer takes scorers by name"),
+        (["--option", "max_length=abc"], "error: max_length must be an integer of at least 1, got str 'abc'"),
+    ],
+)
+def test_a_scorer_that_cannot_be_made_is_one_line_of_error(tmp_path, arguments, message):
+    result = run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=1)
+    assert result.stderr.startswith(message)
+    assert result.stderr.count("\n") == 1
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
@@ -354,85 +75,11 @@ def test_a_failing_scorer_says_where(tmp_path, monkeypatch):
     assert f"error: the server is gone\nwhile scoring {source} line 5 to {source} line 6\n" in result.stderr
 
 
-@given(cut=st.integers(0, 640))
-def test_a_half_written_line_is_repaired(tmp_path_factory, cut):
-    folder = tmp_path_factory.mktemp("cut")
-    source, out = write(folder / "in.jsonl", ROWS), folder / "out.jsonl"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gym_rm, "load_scorer", lambda model, **options: LengthScorer())
-        run(source, "-o", out)
-        whole = out.read_bytes()
-        out.write_bytes(whole[:cut])
-        run(source, "-o", out)
-    assert out.read_bytes() == whole
-
-
-def test_a_mended_line_is_scored_by_the_next_run(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", [ROWS[1], "{", ROWS[2]]), "-o", tmp_path / "out.jsonl", code=1)
-    run(write(tmp_path / "in.jsonl", [ROWS[1], ROWS[3], ROWS[2]]), "-o", tmp_path / "out.jsonl")
-    assert scores_of(tmp_path / "out.jsonl") == [0.1, 0.3, 0.2]
-
-
-def test_lines_that_failed_before_still_count(tmp_path, scorer):
-    source = write(tmp_path / "in.jsonl", ["{", *ROWS])
-    for _ in range(2):
-        run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
-
-
-def test_a_finished_run_has_nothing_to_do(tmp_path, scorer):
-    source = write(tmp_path / "in.jsonl", ROWS)
-    run(source, "-o", tmp_path / "out.jsonl")
-    run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 3)
-    assert scorer.calls == [10]
-
-
-def test_other_settings_are_refused(tmp_path, scorer):
-    source = write(tmp_path / "in.jsonl", ROWS)
-    run(source, "-o", tmp_path / "out.jsonl", "--dtype", "float32")
-    before = (tmp_path / "out.jsonl").read_bytes()
-    result = run(source, "-o", tmp_path / "out.jsonl", "--dtype", "bfloat16", code=1)
-    assert "was begun with another settings (dtype: 'float32' then, 'bfloat16' now)" in result.stderr
-    assert (tmp_path / "out.jsonl").read_bytes() == before
-    run(source, "-o", tmp_path / "out.jsonl", "--dtype", "bfloat16", "--overwrite")
-
-
-def test_another_model_under_the_same_name_is_refused(tmp_path, monkeypatch, scorer):
-    source = finished_after_interruption(tmp_path, monkeypatch, KeyboardInterrupt(), 130)
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(model="other"))
-    result = run(source, "-o", tmp_path / "out.jsonl", code=1)
-    assert "was begun with another model (model: 'length' then, 'other' now)" in result.stderr
-    assert len(read(tmp_path / "out.jsonl")) == 4
-
-
-def test_another_input_is_refused(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", ROWS), "-o", tmp_path / "out.jsonl")
-    result = run(write(tmp_path / "in.jsonl", ROWS[::-1]), "-o", tmp_path / "out.jsonl", code=1)
-    assert "out.jsonl line 1 is not the scored" in result.stderr
-    result = run(write(tmp_path / "in.jsonl", ROWS[:5]), "-o", tmp_path / "out.jsonl", code=1)
-    assert "has more lines than the input" in result.stderr
-
-
-def test_a_file_of_someone_else_is_not_touched(tmp_path, scorer):
-    out = write(tmp_path / "out.jsonl", ["precious"])
-    result = run(write(tmp_path / "in.jsonl", ROWS), "-o", out, code=1)
-    assert "out.jsonl exists, but out.jsonl.settings.json beside it" in result.stderr
-    assert out.read_text() == "precious\n"
-
-
-@pytest.mark.parametrize("record", ["[]", "{}", '{"settings": 3, "provenance": null}', '{"settings": {}', "\udcff"])
-def test_a_record_that_is_none_is_refused(tmp_path, scorer, record):
-    source = write(tmp_path / "in.jsonl", ROWS)
-    run(source, "-o", tmp_path / "out.jsonl")
-    (tmp_path / "out.jsonl.settings.json").write_bytes(record.encode(errors="surrogateescape"))
-    result = run(source, "-o", tmp_path / "out.jsonl", code=1)
-    assert "which says how it was made, cannot be read" in result.stderr
-
-
 # --- the process -------------------------------------------------------------------------------------------------
 
 SLOW_COMMAND = """
 import sys, time
-import gym_rm, gym_rm.cli.score
+import gym_rm, gym_rm.cli.main
 
 def slow(conversations):
     time.sleep(0.2)
@@ -440,19 +87,22 @@ def slow(conversations):
 
 gym_rm.load_scorer = lambda *args, load=gym_rm.load_scorer: load(slow)
 sys.argv = ["gym-rm", *sys.argv[1:]]
-gym_rm.cli.score.main()
+gym_rm.cli.main.main()
 """
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_process_that_is_stopped_leaves_a_file_to_go_on_with(tmp_path, sent, code):
+def test_a_stopped_process_leaves_a_file_to_go_on_with(tmp_path, children_hear_sigint, sent, code):
     source, out = write(tmp_path / "in.jsonl", ROWS * 100), tmp_path / "out.jsonl"
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", out, "--batch-size", "5"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    while not (out.exists() and out.stat().st_size) and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(sent)
-    stderr = process.communicate()[1].decode()
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not (out.exists() and out.stat().st_size) and process.poll() is None:
+                time.sleep(0.01)
+            process.send_signal(sent)
+            stderr = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert process.returncode == code
     assert ("the same command goes on from there" in stderr) == (sent == signal.SIGINT)
     done = len(read(out))
@@ -462,14 +112,16 @@ def test_a_process_that_is_stopped_leaves_a_file_to_go_on_with(tmp_path, sent, c
     assert [row["id"] for row in read(out)] == list(range(10)) * 100
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path):
+def test_a_reader_that_leaves_early_gets_no_message(tmp_path):
     source = write(tmp_path / "in.jsonl", ROWS * 1000)
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "--batch-size", "5000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -478,51 +130,89 @@ def test_a_full_disk_is_one_line_of_error(tmp_path, output):
     source = write(tmp_path / "in.jsonl", ROWS)
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", output]
     with open("/dev/full", "wb") as full:
-        process = subprocess.run(command, stdout=full, stderr=-1)
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
     assert (process.returncode, process.stderr) == (1, b"error: [Errno 28] No space left on device\n")
 
 
 def test_the_terminal_shows_progress(tmp_path, monkeypatch, scorer):
-    monkeypatch.setattr(
-        cli, "stderr", cli.Console(file=io.StringIO(), force_terminal=True, no_color=True, highlight=False)
-    )
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, no_color=True, highlight=False)
+    monkeypatch.setattr(gym_rm.cli.score, "stderr", terminal)
     run(write(tmp_path / "in.jsonl", ROWS), "-o", tmp_path / "out.jsonl", "--batch-size", 2)
-    shown = cli.stderr.file.getvalue()
-    assert "100%" in shown
-    assert "10 lines in" in shown
+    assert "100%" in screen.getvalue()
+    assert "10 lines in" in screen.getvalue()
 
 
-def test_version_loads_no_torch():
-    code = """
-import sys, gym_rm.cli.score
-gym_rm.cli.score.app(["--version"], standalone_mode=False)
-assert "torch" not in sys.modules
-"""
-    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert result.stdout == f"gym-rm {gym_rm.__version__}\n"
+# --- a verifier of the user --------------------------------------------------------------------------------------
+
+VERIFIER = '''
+from gym_rm import Scores
+
+def exact_match(conversations, prompts):
+    """1 where the reply ends with the answer of its row, 0 where it does not."""
+    errors = [None if prompt.answer else f"row {prompt.prompt_id} has no answer" for prompt in prompts]
+    answers = [(prompt.answer or "").replace(",", "") for prompt in prompts]
+    said = [conversation[-1]["content"].rpartition(" ")[2].replace(",", "") for conversation in conversations]
+    rewards = [float(one == other) for one, other in zip(said, answers)]
+    return Scores.from_rewards(rewards, errors=errors).raise_for_errors().rewards
+
+def fragile_match(conversations, prompts):
+    pairs = zip(conversations, prompts)
+    return [float(conversation[-1]["content"].endswith(prompt.answer)) for conversation, prompt in pairs]
+'''
+GRADED = [
+    {"id": "a", "prompt": "What is 2 + 2?", "response": "It is 4", "answer": "4"},
+    {"id": "b", "prompt": "What is 3 + 3?", "response": "It is 6"},
+    {"id": "c", "prompt": "What is 999 + 1?", "responses": ["It is 1,000", "It is 998"], "answer": 1000},
+]
 
 
-def test_python_m():
-    result = subprocess.run([sys.executable, "-m", "gym_rm", "--help"], check=True, capture_output=True, text=True)
-    assert "score" in result.stdout
+@pytest.fixture
+def verify(tmp_path):
+    """A function that runs the command in a folder which holds `my_verifier.py`; gives exit code and stderr."""
+    (tmp_path / "my_verifier.py").write_text(VERIFIER)
+
+    def verify(source, *options, name="exact_match"):
+        # -P: without it, "-m" alone would already let Python import from the folder.
+        command = [sys.executable, "-P", "-m", "gym_rm", "score", source, "--reward-model", f"my_verifier:{name}"]
+        process = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
+        return process.returncode, process.stderr
+
+    return verify
 
 
-# --- the real thing ----------------------------------------------------------------------------------------------
+def test_a_verifier_compares_replies_with_the_answer_of_their_row(tmp_path, verify):
+    write(tmp_path / "in.jsonl", [GRADED[0], GRADED[2]])
+    assert verify("in.jsonl", "-o", "out.jsonl") == (0, "")
+    assert scores_of(tmp_path / "out.jsonl") == [1.0, [1.0, 0.0]]
+
+
+def test_a_row_without_an_answer_gets_the_verifiers_reason_and_the_others_their_scores(tmp_path, verify):
+    write(tmp_path / "in.jsonl", GRADED)
+    code, stderr = verify("in.jsonl", "-o", "out.jsonl", "--on-error", "skip")
+    assert (code, stderr) == (3, "1 of 3 lines lack a score; their field score_error says why.\n")
+    assert scores_of(tmp_path / "out.jsonl") == [1.0, None, [1.0, 0.0]]
+    assert [row.get("score_error") for row in read(tmp_path / "out.jsonl")] == [None, "row b has no answer", None]
+
+
+def test_a_row_without_an_answer_stops_the_run_after_the_rows_before_it(tmp_path, verify):
+    write(tmp_path / "in.jsonl", GRADED)
+    assert verify("in.jsonl", "-o", "out.jsonl") == (1, "error: in.jsonl line 2: row b has no answer\n")
+    assert read(tmp_path / "out.jsonl") == [{**GRADED[0], "score": 1.0}]
+
+
+def test_an_exception_of_a_verifier_is_shown_with_the_lines_it_came_from(tmp_path, verify):
+    write(tmp_path / "in.jsonl", GRADED)
+    code, stderr = verify("in.jsonl", "-o", "out.jsonl", "--batch-size", "1", name="fragile_match")
+    assert code == 1
+    assert "TypeError: endswith first arg must be str or a tuple of str, not NoneType" in stderr
+    assert "while scoring in.jsonl line 2 to in.jsonl line 2" in stderr
+    assert read(tmp_path / "out.jsonl") == [{**GRADED[0], "score": 1.0}]
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["gsm8k_graded", "hh_harmless", "rewardbench_slice"])
-def test_real_rows_with_a_real_architecture(tmp_path, name):
-    model = tiny_models.save_reward_model(tmp_path / "model", "qwen3")
-    with gzip.open(DATA / f"{name}.jsonl.gz") as file:
-        lines = [file.readline() for _ in range(12)]
-    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
-    run(tmp_path / "in.jsonl.gz", "--reward-model", model, "-o", tmp_path / "out.jsonl", "--turns", "all")
-    scorer = gym_rm.load_scorer(str(model))
-    for line, row in zip(lines, read(tmp_path / "out.jsonl"), strict=True):
-        conversations, _ = conversations_of_row(json.loads(line), "test")
-        written = list(row["score"].values()) if isinstance(row["score"], dict) else row["score"]
-        np.testing.assert_allclose(written, scorer.score(conversations).rewards, atol=1e-5)
-        turns = list(row["score_turns"].values()) if isinstance(row["score_turns"], dict) else row["score_turns"]
-        assert [values[-1] for values in turns] == written
-        assert list(map(len, turns)) == [sum(m["role"] == "assistant" for m in c) for c in conversations]
+def test_a_verifier_agrees_with_the_grades_of_people(tmp_path, verify):
+    assert verify(DATA / "gsm8k_graded.jsonl.gz", "-o", "out.jsonl") == (0, "")
+    with gzip.open(DATA / "gsm8k_graded.jsonl.gz") as file:
+        grades = [[float(solution["correct"]) for solution in json.loads(line)["solutions"]] for line in file]
+    assert scores_of(tmp_path / "out.jsonl") == grades

@@ -1,3 +1,5 @@
+import importlib.resources
+
 import pytest
 from recording import chat
 from transformers import AutoTokenizer
@@ -23,6 +25,11 @@ DEFAULT_SYSTEM = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 SYSTEM = [{"role": "system", "content": "Be brief."}]
+
+
+@pytest.fixture(scope="session")
+def policy_path():
+    return str(importlib.resources.files("gym_rm") / "assets" / "policy")
 
 
 @pytest.fixture(params=["own", "llama 3", "gemma", "default system"])

@@ -115,8 +115,8 @@ def test_every_group_keeps_its_order(scorer_of, saved_model, gsm8k_groups):
     assert np.abs(rewards - expected).max() <= TOLERANCE
 
 
-def test_scores_do_not_remember_longer_texts(tmp_path, real_conversations):
-    """transformers' dynamic rotary frequencies do: a text after a longer one is not the text by itself."""
+def test_a_score_does_not_depend_on_longer_texts_before_it(tmp_path, real_conversations):
+    """In transformers it does, where rotary frequencies are dynamic: they follow the longest text seen so far."""
     rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     folder = tiny_models.save_reward_model(tmp_path, "llama", rope_parameters=rotation, max_position_embeddings=128)
     scorer = gym_rm.load_scorer(folder, max_length=4096)
@@ -126,7 +126,7 @@ def test_scores_do_not_remember_longer_texts(tmp_path, real_conversations):
     assert alone == after_longer
 
 
-def test_the_folder_alone_decides(saved_model, real_conversations):
+def test_two_scorers_of_one_folder_agree(saved_model, real_conversations):
     folder = Path(saved_model("qwen3"))
     assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(os.listdir(folder))
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3ForSequenceClassification"]

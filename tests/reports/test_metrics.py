@@ -20,14 +20,14 @@ def test_statistics_equal_numpys(rewards):
 
 
 @given(st.lists(FINITE, min_size=1, max_size=30), st.integers(0, 5))
-def test_failed_rows_enter_no_statistic(rewards, failures):
+def test_failed_rows_are_left_out_of_the_statistics(rewards, failures):
     whole, broken = reward_metrics(rewards), reward_metrics([*rewards, *[math.nan, math.inf] * failures])
     assert broken.num_failed == 2 * failures
     assert (whole.mean, whole.std, whole.min, whole.max) == (broken.mean, broken.std, broken.min, broken.max)
 
 
 @pytest.mark.parametrize("rewards", [[], [math.nan, math.nan]])
-def test_no_score_means_no_statistic(rewards):
+def test_without_any_score_there_are_no_statistics(rewards):
     metrics = reward_metrics(rewards)
     assert metrics.num_samples == 0
     assert {metrics.mean, metrics.std, metrics.min, metrics.max, metrics.length_correlation} == {None}
@@ -52,7 +52,7 @@ def test_nemo_rl_names_leave_out_what_is_undefined():
     assert "reward_model_env/std_reward" not in reward_metrics([1.0]).as_nemo_rl()
 
 
-def test_a_reward_for_length_shows():
+def test_a_reward_for_length_shows_as_a_correlation():
     assert reward_metrics([1.0, 2.0, 3.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(1.0)
     assert reward_metrics([3.0, 2.0, 1.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(-1.0)
 
@@ -89,7 +89,7 @@ def test_a_scorer_without_token_counts_has_no_token_statistics():
     assert (metrics.num_tokens, metrics.truncated, metrics.length_correlation) == (None, None, None)
 
 
-def test_heads_are_averaged_over_the_scored_rows():
+def test_components_are_averaged_over_the_scored_rows():
     metrics = reward_metrics([1.0, 2.0, math.nan], components={"help": [1.0, 3.0, 99.0], "none": [math.nan] * 3})
     assert metrics.components == {"help": 2.0}
 

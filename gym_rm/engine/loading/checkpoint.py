@@ -145,11 +145,11 @@ def open_checkpoint(options: LoadOptions) -> Checkpoint:
     resolve_dtype(options.dtype, resolve_device(options.device), PreTrainedConfig())
     try:
         adapter = find_adapter(source, options.revision, options.base)
-        if adapter is not None:
-            return _open_adapter(adapter, name, options)
-        if options.base is not None:
+        if adapter is None and options.base is not None:
             raise ConfigError(f"base={options.base!r} came with {source!r}, which is not an adapter.")
-        return _open(source, name, options)
+        found = _open(source, name, options) if adapter is None else _open_adapter(adapter, name, options)
+        _require_head(found)
+        return found
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -269,6 +269,17 @@ def _model_class(checkpoint: Checkpoint) -> Any:
             )
         case "remote":
             return AutoModelForSequenceClassification if checkpoint.remote_class != "AutoModel" else AutoModel
+
+
+def _require_head(checkpoint: Checkpoint) -> None:
+    """Raise `ConfigError` for a classifier without a head of its own: transformers would make a random one."""
+    adapted = {} if checkpoint.adapter is None else checkpoint.adapter.tensors
+    shapes = [*checkpoint.shapes.values(), *adapted.values()]
+    outputs = checkpoint.config.num_labels
+    if checkpoint.family.loader == "classifier" and not any(
+        len(shape) == 2 and shape[0] == outputs for shape in shapes
+    ):
+        _require_weights(checkpoint, [f"a head of {outputs} output{'s' * (outputs != 1)}"])
 
 
 def _require_weights(checkpoint: Checkpoint, missing: Iterable[str]) -> None:

@@ -1,3 +1,5 @@
+import copy
+import pickle
 import threading
 import time
 
@@ -6,11 +8,18 @@ import pytest
 import tiny_models
 import torch
 
-from gym_rm.engine.executors import LocalExecutor
-from gym_rm.engine.kinds import DecoderRewardModel
+from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
+from gym_rm.engine.executors.local import CPU_BATCHED_TOKENS, LocalExecutor
+from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits, TokenLogProbabilities
+from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+from gym_rm.errors import ConfigError
+from tests.engine.watching import raising
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+HEAD = ModuleHead("score")
+MARK = 399  # an id that no sequence has unless a test puts it there
 
 
 def sequences(count=6, seed=0):
@@ -20,69 +29,309 @@ def sequences(count=6, seed=0):
     return [TokenSequence(ids, np.array([len(ids) - 1])) for ids in replies]
 
 
+def trees(budget=500):
+    return plan_trees(sequences(), max_num_batched_tokens=budget).batches
+
+
+def batches_with_a_mark(layout="tree"):
+    """Three batches, the second with the mark."""
+    several = sequences(3)
+    several[1].input_ids[-1] = MARK
+    plan = plan_trees if layout == "tree" else plan_padded
+    batches = [plan([each], max_num_batched_tokens=500).batches[0] for each in several]
+    assert [MARK in batch.input_ids for batch in batches] == [False, True, False]
+    return batches
+
+
+def executor_of(model, readout=HEAD, **options):
+    executor = LocalExecutor()
+    executor.load(LoadSpec(model, readout, **options))
+    return executor
+
+
+def values_of(executor, batches):
+    """Values of all batches, stacked; none has failed."""
+    results = executor.run(batches)
+    assert [result.error for result in results] == [None] * len(batches)
+    return np.concatenate([result.values for result in results])
+
+
+@pytest.fixture
+def fails_at_the_mark(monkeypatch):
+    """A function: the forward of a model raises an error where a batch holds the mark."""
+
+    def make(model, error):
+        embedding = model.get_input_embeddings()
+
+        def forward(ids):
+            if (ids == MARK).any():
+                raise error
+            return type(embedding).forward(embedding, ids)
+
+        monkeypatch.setattr(embedding, "forward", forward)
+
+    return make
+
+
 @pytest.fixture(scope="module")
 def model():
-    return DecoderRewardModel(tiny_models.reward_model("qwen3"))
+    return tiny_models.reward_model("qwen3")
 
 
-def test_values_of_all_batches_in_order(model):
-    executor = LocalExecutor(model)
-    for plan in (
-        plan_trees(sequences(), max_num_batched_tokens=40),
-        plan_padded(sequences(), max_num_batched_tokens=60),
-    ):
-        assert len(plan.batches) > 1
-        values = executor.run(plan.batches)
-        assert values.shape == (sum(len(batch.reads) for batch in plan.batches), 1)
-        assert values.dtype == np.float32
-        one_by_one = np.concatenate([executor.run([batch]) for batch in plan.batches])
-        assert np.array_equal(values, one_by_one)
+@pytest.fixture
+def trained():
+    """The same architecture with other weights."""
+    return tiny_models.reward_model("qwen3", seed=1)
+
+
+# --- load
+
+
+def test_loading_says_what_callers_must_know(model):
+    assert LocalExecutor().load(LoadSpec(model, HEAD)) == ModelInfo(
+        layout="tree",
+        fused=True,
+        num_values=1,
+        dtype="float32",
+        device="cpu",
+        max_num_batched_tokens=CPU_BATCHED_TOKENS,
+        max_positions=model.config.max_position_embeddings,
+        num_embeddings=400,
+        longest_shared=None,
+        revision=None,
+        quantization=None,
+    )
+
+
+def test_a_checkpoint_gives_the_same_info_and_values_as_its_model(saved_model):
+    folder = saved_model("qwen3")
+    loaded, handed_over = LocalExecutor(), LocalExecutor()
+    info = loaded.load(LoadSpec(open_checkpoint(LoadOptions(path=folder)), HEAD))
+    model = type(loaded.models[0]).from_pretrained(folder)
+    assert handed_over.load(LoadSpec(model, HEAD)) == info
+    assert handed_over.models == (model,)
+    assert np.array_equal(values_of(loaded, trees()), values_of(handed_over, trees()))
+
+
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "spec", "expected"),
+    [
+        ("qwen3", {}, {"tree": False}, {"layout": "padded", "fused": False}),
+        ("gemma2", {}, {}, {"layout": "tree", "fused": False}),
+        ("bloom", {}, {}, {"layout": "padded", "fused": False}),
+        ("bert", {}, {"readout": ClassifierLogits()}, {"layout": "padded", "fused": False, "max_positions": 4096}),
+        ("roberta", {}, {"readout": ClassifierLogits()}, {"max_positions": 4096}),  # of 4099, three are not used
+        ("xlnet", {}, {"readout": ClassifierLogits()}, {"layout": "one_by_one", "max_positions": None}),
+        ("qwen3", {"num_labels": 3}, {}, {"num_values": 3}),
+        ("qwen3", {"vocab_size": 350}, {}, {"num_embeddings": 350}),
+        ("llama", DYNAMIC, {}, {"longest_shared": 64, "max_positions": 64}),
+        ("qwen3", {}, {"quantization": "int8"}, {"quantization": "int8", "layout": "tree", "fused": True}),
+    ],
+)
+def test_the_info_follows_the_model_and_the_spec(architecture, config, spec, expected):
+    model = tiny_models.reward_model(architecture, **config)
+    info = LocalExecutor().load(LoadSpec(model, **{"readout": HEAD, **spec}))
+    assert {name: getattr(info, name) for name in expected} == expected
+
+
+def test_the_info_names_the_precision_and_the_revision():
+    model = tiny_models.reward_model("qwen3").bfloat16()
+    model.config._commit_hash = "abc123"
+    info = LocalExecutor().load(LoadSpec(model, HEAD))
+    assert (info.dtype, info.revision) == ("bfloat16", "abc123")
+
+
+@pytest.fixture(scope="module")
+def language_models(tmp_path_factory):
+    """Two causal language models over one vocabulary."""
+    from transformers import AutoModelForCausalLM
+
+    folders = [
+        tiny_models.save_policy(
+            tmp_path_factory.mktemp("policy"), seed=seed, initializer_range=0.3, max_position_embeddings=positions
+        )
+        for seed, positions in enumerate((1024, 512))
+    ]
+    return [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders]
+
+
+def test_two_models_are_read_together_and_the_shorter_limit_holds(language_models):
+    policy, reference = language_models
+    executor = LocalExecutor()
+    info = executor.load(LoadSpec(policy, TokenLogProbabilities(), reference))
+    assert (info.num_values, info.max_positions) == (2, 512)
+    assert executor.models == (policy, reference)
+
+
+def test_a_value_for_each_token_that_is_read(language_models):
+    assert LocalExecutor().load(LoadSpec(language_models[0], TokenLogits((3, 5, 8)))).num_values == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"readout": ModuleHead("value")}, "has no head 'value'; it has .*'score'"),
+        ({"readout": TokenLogits((3,))}, "has no output layer over a vocabulary"),
+        ({"quantization": "fp8"}, "needs a GPU from Ada or Hopper on, and the model is on cpu"),
+        ({"tree": False, "prefix_cache_tokens": 64}, "prefix_cache_tokens needs"),
+    ],
+)
+def test_a_spec_that_does_not_fit_the_model_is_refused(spec, reason, model):
+    with pytest.raises(ConfigError, match=reason):
+        LocalExecutor().load(LoadSpec(model, **{"readout": HEAD, **spec}))
+
+
+def test_an_executor_can_load_another_model(model, trained):
+    executor = executor_of(model)
+    executor.load(LoadSpec(trained, HEAD))
+    assert executor.models == (trained,)
+    assert np.array_equal(values_of(executor, trees()), values_of(executor_of(trained), trees()))
+
+
+# --- run
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [plan_trees(sequences(), max_num_batched_tokens=40), plan_padded(sequences(), max_num_batched_tokens=60)],
+    ids=["tree", "padded"],
+)
+def test_one_result_per_batch_in_order(plan, model):
+    executor = executor_of(model)
+    assert len(plan.batches) > 1
+    results = executor.run(plan.batches)
+    assert [result.values.shape for result in results] == [(batch.num_reads, 1) for batch in plan.batches]
+    assert {result.values.dtype for result in results} == {np.dtype(np.float32)}
+    assert {(result.error, result.out_of_memory, result.reused_tokens) for result in results} == {(None, False, 0)}
+    for result, batch in zip(results, plan.batches, strict=True):
+        assert np.array_equal(result.values, values_of(executor, [batch]))
 
 
 def test_nothing_to_run(model):
-    assert LocalExecutor(model).run([]).shape == (0, 1)
+    assert executor_of(model).run([]) == []
+
+
+@pytest.mark.parametrize("layout", ["tree", "padded"])
+def test_a_batch_that_fails_costs_only_itself(layout, model, fails_at_the_mark):
+    executor = executor_of(model)
+    batches = batches_with_a_mark(layout)
+    expected = [values_of(executor, [batch]) for batch in batches]
+    fails_at_the_mark(model, ValueError("a broken batch"))
+    first, second, third = executor.run(batches)
+    assert np.array_equal(first.values, expected[0])
+    assert np.array_equal(third.values, expected[2])
+    assert (second.values, second.error, second.out_of_memory) == (None, "ValueError: a broken batch", False)
+
+
+def test_a_token_without_an_embedding_fails_its_batch(model):
+    executor = executor_of(model)
+    batches = batches_with_a_mark()
+    batches[1].input_ids[-1] = 1_000_000
+    results = executor.run(batches)
+    assert [result.error is None for result in results] == [True, False, True]
+    assert results[1].error.startswith("IndexError: ")
+
+
+def test_all_batches_can_fail(model):
+    executor = executor_of(model)
+    with raising(model, RuntimeError("broken")):
+        results = executor.run(batches_with_a_mark())
+    assert [(result.values, result.error) for result in results] == [(None, "RuntimeError: broken")] * 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError("[enforce fail] can't allocate memory: 99 bytes"),
+    ],
+)
+def test_out_of_memory_is_told_and_costs_only_its_batch(error, model, fails_at_the_mark):
+    executor = executor_of(model)
+    batches = batches_with_a_mark()
+    expected = [values_of(executor, [batch]) for batch in batches]
+    fails_at_the_mark(model, error)
+    first, second, third = executor.run(batches)
+    assert np.array_equal(first.values, expected[0])
+    assert np.array_equal(third.values, expected[2])
+    assert second.out_of_memory
+    assert second.values is None
+    assert type(error).__name__ in second.error
+
+
+def test_interrupts_are_not_results(model):
+    executor = executor_of(model)
+    with raising(model, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        executor.run(trees())
+    assert values_of(executor, trees()).shape == (6, 1)
+
+
+def test_a_failure_does_not_spoil_the_prefix_cache(model, fails_at_the_mark, monkeypatch):
+    executor = executor_of(model, prefix_cache_tokens=640)
+    batches = batches_with_a_mark()
+    expected = values_of(executor_of(model), batches)
+    fails_at_the_mark(model, torch.OutOfMemoryError("out of memory"))
+    failed = executor.run(batches)
+    monkeypatch.undo()
+    assert [result.out_of_memory for result in failed] == [False, True, False]
+    np.testing.assert_allclose(values_of(executor, batches), expected, atol=1e-5)
+
+
+def test_each_batch_says_how_many_tokens_were_reused(model):
+    executor = executor_of(model, prefix_cache_tokens=640)
+    batches = [plan_trees([each], max_num_batched_tokens=500).batches[0] for each in sequences(3)]
+    assert [result.reused_tokens for result in executor.run(batches)] == [0, 16, 16], "whole blocks of the prompt of 20"
+    executor.clear_cache()
+    assert [result.reused_tokens for result in executor.run(batches)] == [0, 16, 16]
 
 
 def test_no_gradients_are_kept(model):
-    LocalExecutor(model).run(plan_trees(sequences(), max_num_batched_tokens=500).batches)
-    assert all(parameter.grad is None for parameter in model.model.parameters())
+    values_of(executor_of(model), trees())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_dropout_is_off_and_the_mode_is_left_as_it_was():
-    model = DecoderRewardModel(tiny_models.reward_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5))
-    batches = plan_trees(sequences(), max_num_batched_tokens=500).batches
-    expected = LocalExecutor(model).run(batches)
-    model.model.train()
-    frozen = model.model.base_model.h[0].eval()
-    assert np.array_equal(LocalExecutor(model).run(batches), expected)
-    assert model.model.training
+    model = tiny_models.reward_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    expected = values_of(executor_of(model), trees())
+    model.train()
+    frozen = model.base_model.h[0].eval()
+    assert np.array_equal(values_of(executor_of(model), trees()), expected)
+    assert model.training
     assert not frozen.training
 
 
-def test_the_mode_is_left_as_it_was_after_a_failure(model):
-    model.model.train()
-    tree = plan_trees(sequences(), max_num_batched_tokens=500).batches[0]
+def test_the_mode_is_left_as_it_was_after_a_failure():
+    model = tiny_models.reward_model("qwen3").train()
+    (result,) = executor_of(model).run([broken_batch()])
+    assert result.error.startswith("IndexError")
+    assert model.training
+
+
+def broken_batch():
+    (tree,) = trees()
     tree.input_ids[0] = 1_000_000  # beyond the vocabulary
-    with pytest.raises(IndexError):
-        LocalExecutor(model).run([tree])
-    assert model.model.training
-    model.model.eval()
+    return tree
 
 
-def test_executors_of_one_model_take_turns(model):
+def test_executors_of_one_model_take_turns(monkeypatch):
+    model = tiny_models.reward_model("qwen3")
+    executors = [executor_of(model) for _ in range(4)]
     running, most = [], []
+    embedding = model.get_input_embeddings()
 
-    class Slow(DecoderRewardModel):
-        def forward(self, batch):
-            running.append(batch)
-            most.append(len(running))
-            time.sleep(0.01)
-            running.pop()
-            return super().forward(batch)
+    def slow(ids):
+        running.append(ids)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+        return type(embedding).forward(embedding, ids)
 
-    batches = plan_trees(sequences(), max_num_batched_tokens=500).batches
-    executors = [LocalExecutor(Slow(model.model)) for _ in range(4)]
-    threads = [threading.Thread(target=executor.run, args=(batches,)) for executor in executors]
+    monkeypatch.setattr(embedding, "forward", slow)
+    threads = [threading.Thread(target=executor.run, args=(trees(),)) for executor in executors]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -90,42 +339,146 @@ def test_executors_of_one_model_take_turns(model):
     assert most == [1] * 4
 
 
+# --- weights
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": False}, {"prefix_cache_tokens": 640}, {"quantization": "int8"}])
+def test_updated_weights_are_used_at_once(options, trained):
+    executor = executor_of(tiny_models.reward_model("qwen3"), **options)
+    before = values_of(executor, trees())
+    executor.update_weights(trained.state_dict())
+    expected = values_of(executor_of(trained, **options), trees())
+    assert np.array_equal(values_of(executor, trees()), expected)
+    assert np.abs(expected - before).max() > 1e-2
+
+
+def test_updated_weights_leave_the_reference_alone(language_models):
+    policy, reference = (copy.deepcopy(model) for model in language_models)
+    executor = executor_of(policy, TokenLogProbabilities(), reference=reference)
+    before = values_of(executor, trees())
+    executor.update_weights(dict(reference.named_parameters()))
+    after = values_of(executor, trees())
+    assert np.array_equal(after[:, 1], before[:, 1])
+    np.testing.assert_allclose(after[:, 0], after[:, 1], atol=1e-6)
+
+
+def test_weights_that_do_not_fit_are_named(trained):
+    executor = executor_of(tiny_models.reward_model("qwen3"))
+    weights = trained.state_dict()
+    weights["head.weight"] = weights.pop("score.weight")
+    weights["model.norm.weight"] = torch.ones(31)
+    reason = (
+        r"do not fit Qwen3ForSequenceClassification: missing \['score.weight'\], unknown \['head.weight'\], of another "
+        r"shape \['model.norm.weight \(31,\) instead of \(32,\)'\]"
+    )
+    with pytest.raises(ConfigError, match=reason):
+        executor.update_weights(weights)
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+def test_one_tensor_that_does_not_fit_keeps_all_the_old_weights(options, trained):
+    model = tiny_models.reward_model("qwen3")
+    executor = executor_of(model, **options)
+    values = values_of(executor, trees())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights = trained.state_dict()
+    weights["score.weight"] = torch.zeros(1, 33)
+    with pytest.raises(ConfigError, match="do not fit"):
+        executor.update_weights(weights)
+    assert [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])] == []
+    assert np.array_equal(values_of(executor, trees()), values)
+
+
+@pytest.mark.parametrize("options", [{"prefix_cache_tokens": 640}, {"quantization": "int8"}])
+def test_clear_cache_forgets_what_came_from_the_old_weights(options, trained):
+    model = tiny_models.reward_model("qwen3")
+    executor = executor_of(model, **options)
+    values_of(executor, trees())
+    model.load_state_dict(trained.state_dict())
+    executor.clear_cache()
+    assert np.array_equal(values_of(executor, trees()), values_of(executor_of(trained, **options), trees()))
+
+
+def test_a_closed_executor_says_what_to_do(model):
+    executor = executor_of(model)
+    executor.close()
+    executor.close()
+    for use in (lambda: executor.run(trees()), executor.sleep, lambda: executor.update_weights(model.state_dict())):
+        with pytest.raises(ConfigError, match=r"is closed; .*load"):
+            use()
+    executor.wake()
+    executor.clear_cache()
+
+
+def test_a_closed_executor_can_load_again(model):
+    executor = executor_of(model)
+    expected = values_of(executor, trees())
+    executor.close()
+    executor.load(LoadSpec(model, HEAD))
+    assert np.array_equal(values_of(executor, trees()), expected)
+
+
+def test_an_executor_that_was_not_loaded_says_what_to_do():
+    with pytest.raises(ConfigError, match=r"not loaded, .*; .*load"):
+        LocalExecutor().run(trees())
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"prefix_cache_tokens": 640}])
+@pytest.mark.parametrize("copied", [lambda executor: pickle.loads(pickle.dumps(executor)), copy.deepcopy])
+def test_a_copy_gives_the_same_values(copied, options, model):
+    executor = executor_of(model, **options)
+    expected = values_of(executor, trees())
+    again = copied(executor)
+    assert again.models[0] is not executor.models[0]
+    assert np.array_equal(values_of(again, trees()), expected)
+
+
+# --- sleep and wake
+
+
 def test_sleep_and_wake_on_a_cpu_move_nothing(model):
-    executor = LocalExecutor(model)
-    batches = plan_trees(sequences(), max_num_batched_tokens=500).batches
-    expected = executor.run(batches)
-    places = [parameter.data_ptr() for parameter in model.model.parameters()]
+    executor = executor_of(model)
+    expected = values_of(executor, trees())
+    places = [parameter.data_ptr() for parameter in model.parameters()]
     executor.sleep()
-    assert [parameter.data_ptr() for parameter in model.model.parameters()] == places
-    assert np.array_equal(executor.run(batches), expected)
+    assert [parameter.data_ptr() for parameter in model.parameters()] == places
+    assert np.array_equal(values_of(executor, trees()), expected)
 
 
 @needs_gpu
 def test_sleep_gives_the_memory_back_and_wake_takes_it():
-    model = DecoderRewardModel(tiny_models.reward_model("qwen3", hidden_size=256).cuda())
-    executor = LocalExecutor(model)
-    batches = plan_trees(sequences(), max_num_batched_tokens=500).batches
-    expected = executor.run(batches)
+    model = tiny_models.reward_model("qwen3", hidden_size=256).cuda()
+    executor = executor_of(model)
+    expected = values_of(executor, trees())
     before = torch.cuda.memory_allocated()
     executor.sleep()
     assert torch.cuda.memory_allocated() < before / 2
-    assert {parameter.device.type for parameter in model.model.parameters()} == {"cpu"}
-    assert np.array_equal(executor.run(batches), expected)
-    assert {parameter.device.type for parameter in model.model.parameters()} == {"cuda"}
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert np.array_equal(values_of(executor, trees()), expected)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
 
 
 @needs_gpu
 def test_weights_that_changed_between_two_sleeps_are_kept():
-    model = DecoderRewardModel(tiny_models.reward_model("qwen3").cuda())
-    executor = LocalExecutor(model)
+    model = tiny_models.reward_model("qwen3").cuda()
+    executor = executor_of(model)
     executor.sleep()
     executor.wake()
     with torch.no_grad():
-        model.model.score.weight.mul_(2)
-    weights = model.model.score.weight.clone()
+        model.score.weight.mul_(2)
+    weights = model.score.weight.clone()
     executor.sleep()
     executor.wake()
-    assert torch.equal(model.model.score.weight, weights)
+    assert torch.equal(model.score.weight, weights)
+
+
+@needs_gpu
+def test_closing_a_sleeping_executor_brings_a_model_that_was_handed_over_back():
+    model = tiny_models.reward_model("qwen3").cuda()
+    executor = executor_of(model)
+    executor.sleep()
+    executor.close()
+    assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
 
 
 @needs_gpu

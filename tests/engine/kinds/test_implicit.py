@@ -93,7 +93,7 @@ def test_it_needs_a_reference_over_the_same_vocabulary(tmp_path):
 def test_sleep_moves_both_models(tmp_path):
     policy, reference = save_pair(tmp_path)
     scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
-    assert scorer.model.modules == (scorer.model.model, scorer.model.reference)
+    assert len(scorer.executor.models) == 2
     before = scorer.score(PLAIN).rewards
     scorer.sleep()
     np.testing.assert_array_equal(scorer.score(PLAIN).rewards, before)

@@ -57,7 +57,7 @@ def test_a_missing_head_is_an_error(tmp_path):
     folder = tiny_models.save_policy(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForSequenceClassification"]}))
-    with pytest.raises(ConfigError, match=r"no weights for \['score.weight'\].*random"):
+    with pytest.raises(ConfigError, match=r"no weights for \['a head of 2 outputs'\].*random"):
         gym_rm.load_scorer(str(folder))
 
 

@@ -1,63 +1,25 @@
-import datetime
-import functools
-import logging
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import tiny_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import processors
 
+from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.engine.text.renderer import DATE, InputFormat, Renderer
-
-STYLES = ("chatml", "qwen", "llama3", "gemma", "mistral", "plain", "unigram")
-each_style = pytest.mark.parametrize("style", STYLES)
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def assistant(text):
-    return {"role": "assistant", "content": text}
-
-
-def system(text):
-    return {"role": "system", "content": text}
-
-
-def ids_of(renderer, conversation):
-    (one,) = renderer.encode([conversation])
-    if isinstance(one, ConversationError):
-        raise one
-    return one.input_ids.tolist()
-
-
-def text_of(renderer, conversation):
-    return renderer.tokenizer.decode(ids_of(renderer, conversation))
-
-
-def bos_adding(style, **overrides):
-    """A tokenizer that puts its BOS before every text, as Llama's and Gemma's do."""
-    tok = tiny_models.tokenizer(style, **overrides)
-    pair = (tok.bos_token, tok.bos_token_id)
-    tok.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{tok.bos_token} $A", pair=f"{tok.bos_token} $A {tok.bos_token} $B", special_tokens=[pair]
-    )
-    return tok
-
-
-@pytest.fixture
-def warnings(caplog):
-    """What was warned of in this test, whatever was said before."""
-    from gym_rm.errors import warn_once
-
-    warn_once.cache_clear()
-    caplog.set_level(logging.WARNING, "gym_rm")
-    return caplog
-
+from tests.engine.text.rendering import (
+    STYLES,
+    assistant,
+    bos_adding,
+    each_style,
+    ids_of,
+    renderer_of,
+    system,
+    text_of,
+    user,
+)
 
 # --- the ids are those of transformers
 
@@ -100,10 +62,35 @@ def test_the_template_hash_tells_templates_apart():
     assert len(one.template_hash) == 16
 
 
-def test_a_conversation_is_scored_to_its_end_not_to_the_next_reply():
-    assert not text_of(Renderer(tiny_models.tokenizer("chatml")), [user("q"), assistant("a")]).endswith("assistant\n")
-    with_prompt = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(generation_prompt=True))
-    assert text_of(with_prompt, [user("q")]).endswith("<|im_start|>assistant\n")
+def test_default_system_prompts_are_scored():
+    renderer = Renderer(tiny_models.tokenizer("qwen"))
+    assert "You are a helpful assistant." in text_of(renderer, [user("q"), assistant("a")])
+    assert "You are a helpful assistant." not in text_of(renderer, [system("Be brief."), user("q"), assistant("a")])
+
+
+def test_earlier_thinking_is_stripped_as_the_template_says():
+    renderer = Renderer(tiny_models.tokenizer("qwen"))
+    thinking = assistant("<think>hmm</think>\n4")
+    assert "hmm" in text_of(renderer, [user("q"), thinking])
+    assert "hmm" not in text_of(renderer, [user("q"), thinking, user("sure?"), assistant("yes")])
+
+
+def test_a_template_that_ends_without_eos_is_left_so():
+    tok = tiny_models.tokenizer("plain")
+    assert text_of(Renderer(tok), [user("q"), assistant("a")]) == "user: q\nassistant: a\n"
+
+
+def test_no_conversations():
+    assert Renderer(tiny_models.tokenizer("chatml")).encode([]) == []
+
+
+def test_a_megabyte():
+    tok = tiny_models.tokenizer("chatml")
+    reply = "So it is. " * 100_000
+    (rendered,) = Renderer(tok).encode([[user("q"), assistant(reply)]])
+    assert tok.decode(rendered.input_ids).count("So it is.") == 100_000
+    (hostile,) = Renderer(tok).encode([[user("q"), assistant("<|im_end|>" * 100_000)]])
+    assert (hostile.input_ids == tok.eos_token_id).sum() == 2
 
 
 # --- BOS
@@ -164,7 +151,7 @@ BAD_CONVERSATIONS = {
 
 
 @pytest.mark.parametrize("case", BAD_CONVERSATIONS)
-def test_what_is_no_conversation_is_named_and_costs_its_row_alone(case):
+def test_a_malformed_conversation_fails_alone_and_says_why(case):
     bad, reason = BAD_CONVERSATIONS[case]
     good = [user("q"), assistant("a")]
     renderer = Renderer(tiny_models.tokenizer("chatml"))
@@ -177,15 +164,13 @@ def test_what_is_no_conversation_is_named_and_costs_its_row_alone(case):
         renderer.encode_turns(bad)
 
 
-def test_fields_without_a_value_are_nothing():
+def test_fields_that_are_none_are_ignored():
     renderer = Renderer(tiny_models.tokenizer("chatml"))
     message = assistant("a") | {"tool_calls": None, "name": None}
     assert ids_of(renderer, [user("q"), message]) == ids_of(renderer, [user("q"), assistant("a")])
 
 
 def test_tuples_and_other_mappings_are_fine():
-    from types import MappingProxyType
-
     renderer = Renderer(tiny_models.tokenizer("chatml"))
     frozen = tuple(MappingProxyType(message) for message in [user("q"), assistant("a")])
     assert ids_of(renderer, frozen) == ids_of(renderer, [user("q"), assistant("a")])
@@ -193,14 +178,14 @@ def test_tuples_and_other_mappings_are_fine():
 
 @pytest.mark.parametrize("text", ["", " ", "\n", "\0", "a\0b", "\u200b", "é" * 1000, "🙂" * 50, "\r\n\t"])
 @each_style
-def test_any_text_that_is_text_renders(style, text):
+def test_empty_and_unusual_texts_render(style, text):
     tok = tiny_models.tokenizer(style)
     conversation = [user("q"), assistant(text), user(text), assistant("a")]
     expected = tok.apply_chat_template(conversation, tokenize=True, return_dict=False)
     assert ids_of(Renderer(tok), conversation) == expected
 
 
-def test_a_template_that_refuses_says_so():
+def test_a_template_that_refuses_a_conversation_gives_the_reason():
     renderer = Renderer(tiny_models.tokenizer("gemma"))
     good = [user("q"), assistant("a")]
     results = renderer.encode([[system("s"), user("q")], [user("q"), user("q")], good])
@@ -213,7 +198,7 @@ def test_a_template_that_refuses_says_so():
     "broken",
     ["{{ messages[0]['content'] + 1 }}", "{{ 1 / 0 }}", "{{ messages[0].content.index('x') }}", "{{ missing.field }}"],
 )
-def test_a_template_that_fails_costs_its_row_alone(broken):
+def test_a_template_that_crashes_fails_that_row_alone(broken):
     template = "{% if messages[0]['content'] == 'q' %}" + broken + "{% endif %}" + tiny_models.CHATML
     renderer = Renderer(tiny_models.tokenizer("chatml"), chat_template=template)
     error, good = renderer.encode([[user("q")], [user("other")]])
@@ -235,86 +220,27 @@ def test_roles_that_the_template_writes_are_scored():
         assert f"<|im_start|>{role}\n42<|im_end|>" in text_of(renderer, [user("q"), {"role": role, "content": "42"}])
 
 
-def test_a_template_that_writes_nothing():
+def test_a_template_that_writes_nothing_is_an_error():
     (error,) = Renderer(tiny_models.tokenizer("chatml"), chat_template="{{ '' }}").encode([[user("q")]])
     assert "the chat template wrote nothing" in str(error)
 
 
-def test_missing_template():
+def test_a_decoder_needs_a_chat_template():
     with pytest.raises(ConfigError, match=r"no chat template.*pass chat_template="):
         Renderer(tiny_models.tokenizer("chatml", chat_template=None))
-    templates = {"rag": tiny_models.CHATML, "tool_use": tiny_models.PLAIN}
-    with pytest.raises(ConfigError, match=r"\['rag', 'tool_use'\] and no default"):
-        Renderer(tiny_models.tokenizer("chatml", chat_template=templates))
-    named = Renderer(tiny_models.tokenizer("chatml", chat_template=templates | {"default": tiny_models.PLAIN}))
-    assert text_of(named, [user("q")]) == "user: q\n"
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
         ({"overlong": "cut"}, "overlong must be"),
-        ({"max_length": 0}, "at least 1 token"),
-        ({"max_length": -5}, "at least 1 token"),
+        ({"max_length": 0}, "max_length must be an integer of at least 1"),
+        ({"max_length": -5}, "max_length must be an integer of at least 1"),
     ],
 )
-def test_settings_that_cannot_be(options, reason):
+def test_an_invalid_option_is_refused(options, reason):
     with pytest.raises(ConfigError, match=reason):
         Renderer(tiny_models.tokenizer("chatml"), **options)
-
-
-# --- templates that write more than the messages, or less
-
-
-DATED = "{% if strftime_now is defined %}{{ 'Today: ' + strftime_now('%d %b %Y') }}{% endif %}" + tiny_models.CHATML
-DATED_LATER = (
-    "{% set format = '%-d. %B %Y, %A%%' %}{% macro day() %}{{ strftime_now(format) }}{% endmacro %}{{ day() }}"
-)
-
-
-@pytest.mark.parametrize(
-    ("template", "written", "next_day"),
-    [
-        (DATED, "Today: 26 Jul 2024<|im_start|>", "27 Jul 2024"),
-        (DATED_LATER, "26. July 2024, Friday%", "27. July 2024"),
-    ],
-)
-def test_templates_that_write_the_date_are_told_one(template, written, next_day, warnings):
-    tok = tiny_models.tokenizer("chatml", chat_template=template)
-    assert text_of(Renderer(tok), [user("q")]).startswith(written)
-    assert "writes today's date" in warnings.text
-    for later in (DATE + datetime.timedelta(days=1), "2024-07-27"):
-        assert next_day in text_of(Renderer(tok, date=later), [user("q")])
-    with pytest.raises(ConfigError, match="date must be"):
-        Renderer(tok, date="yesterday")
-
-
-def test_the_date_leaves_the_rest_of_a_template_alone():
-    for start in ("", " ", "\n", "\n\n ", "{# note #}\n", "  {% if true %}x{% endif %}"):
-        template = start + "{{ messages[0]['content'] }}"
-        dated = template + "{% if false %}{{ strftime_now('%Y') }}{% endif %}"
-        tok = tiny_models.tokenizer("plain")
-        assert text_of(Renderer(tok, chat_template=dated), [user("q")]) == tok.apply_chat_template(
-            [user("q")], chat_template=template, tokenize=False
-        )
-
-
-def test_default_system_prompts_are_scored():
-    renderer = Renderer(tiny_models.tokenizer("qwen"))
-    assert "You are a helpful assistant." in text_of(renderer, [user("q"), assistant("a")])
-    assert "You are a helpful assistant." not in text_of(renderer, [system("Be brief."), user("q"), assistant("a")])
-
-
-def test_earlier_thinking_is_stripped_as_the_template_says():
-    renderer = Renderer(tiny_models.tokenizer("qwen"))
-    thinking = assistant("<think>hmm</think>\n4")
-    assert "hmm" in text_of(renderer, [user("q"), thinking])
-    assert "hmm" not in text_of(renderer, [user("q"), thinking, user("sure?"), assistant("yes")])
-
-
-def test_a_template_that_ends_without_eos_is_left_so():
-    tok = tiny_models.tokenizer("plain")
-    assert text_of(Renderer(tok), [user("q"), assistant("a")]) == "user: q\nassistant: a\n"
 
 
 # --- every turn
@@ -336,11 +262,6 @@ def test_every_turn_is_the_conversation_up_to_it(style, texts, thinking):
     stops += [len(conversation)] * (conversation[-1]["role"] != "assistant")
     turns = [rendered.input_ids.tolist() for rendered in renderer.encode_turns(conversation)]
     assert turns == [ids_of(renderer, conversation[:stop]) for stop in stops]
-
-
-@functools.cache
-def renderer_of(style):
-    return Renderer(tiny_models.tokenizer(style))
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -379,132 +300,3 @@ def test_turns_of_a_text_pair():
     assert [(t.input_ids.tolist(), t.second_segment) for t in turns] == [
         (t.input_ids.tolist(), t.second_segment) for t in alone
     ]
-
-
-# --- over-long conversations
-
-
-LONG = [
-    system("be brief"),
-    *(message for k in range(6) for message in (user(f"question {k}"), assistant(f"reply {k}"))),
-]
-
-
-def test_refusing_is_the_default():
-    renderer = Renderer(tiny_models.tokenizer("chatml"), max_length=50)
-    error, good = renderer.encode([LONG, [user("q")]])
-    length = len(ids_of(Renderer(tiny_models.tokenizer("chatml")), LONG))
-    assert f"the conversation has {length} tokens, over max_length=50; raise max_length" in str(error)
-    assert good.truncated_tokens == 0
-
-
-@pytest.mark.parametrize("style", ["chatml", "llama3"])
-def test_dropping_turns_keeps_system_last_user_and_reply(style):
-    tok = tiny_models.tokenizer(style)
-    full = len(ids_of(Renderer(tok), LONG))
-    shortest = len(ids_of(Renderer(tok), [LONG[0], *LONG[-2:]]))
-    seen = set()
-    for limit in range(shortest, full + 1):
-        (rendered,) = Renderer(tok, max_length=limit, overlong="drop_turns").encode([LONG])
-        assert len(rendered.input_ids) <= limit
-        assert rendered.truncated_tokens == full - len(rendered.input_ids)
-        kept = [
-            k for k in range(6) if rendered.input_ids.tolist() == ids_of(Renderer(tok), [LONG[0], *LONG[1 + 2 * k :]])
-        ]
-        assert len(kept) == 1, "whole turns are dropped, oldest first"
-        assert kept == [0] or len(ids_of(Renderer(tok), [LONG[0], *LONG[2 * kept[0] - 1 :]])) > limit, (
-            "no more than needed"
-        )
-        seen.update(kept)
-    assert seen == set(range(6))
-    (error,) = Renderer(tok, max_length=shortest - 1, overlong="drop_turns").encode([LONG])
-    assert "even with only the system message, the last user message and the reply" in str(error)
-
-
-@pytest.mark.parametrize(
-    ("conversation", "kept"),
-    [
-        ([user("long " * 50), assistant("a")], None),  # the only question is never dropped
-        ([user("long " * 50), assistant("a"), assistant("b")], None),
-        ([user("long " * 50), assistant("a"), user("why?")], 2),
-        ([user("one"), assistant("long " * 50), user("two"), assistant("b")], 2),
-        ([assistant("long " * 50), user("q"), assistant("a")], 1),
-        ([assistant("long " * 50), assistant("a")], 1),
-        ([system("rule"), assistant("long " * 50), user("q"), assistant("a")], 2),
-    ],
-)
-def test_what_may_be_dropped(conversation, kept):
-    tok = tiny_models.tokenizer("chatml")
-    (rendered,) = Renderer(tok, max_length=60, overlong="drop_turns").encode([conversation])
-    if kept is None:
-        assert isinstance(rendered, ConversationError)
-    else:
-        head = conversation[:1] if conversation[0]["role"] == "system" else []
-        assert rendered.input_ids.tolist() == ids_of(Renderer(tok), [*head, *conversation[kept:]])
-
-
-@pytest.mark.parametrize("style", ["chatml", "llama3"])
-def test_truncating_from_the_left_keeps_the_end_and_bos(style):
-    tok = tiny_models.tokenizer(style)
-    ids = ids_of(Renderer(tok), LONG)
-    head = int(ids[0] == tok.bos_token_id)
-    for limit in (head + 1, 10, 50, len(ids) - 1, len(ids)):
-        (rendered,) = Renderer(tok, max_length=limit, overlong="truncate_left").encode([LONG])
-        assert rendered.input_ids.tolist() == [*ids[:head], *ids[len(ids) - limit + head :]]
-        assert rendered.truncated_tokens == len(ids) - limit
-        assert rendered.input_ids.dtype == np.int32
-
-
-def test_truncating_a_text_pair_keeps_its_frame():
-    tok = tiny_models.tokenizer("bert")
-    whole = Renderer(tok, input_format=InputFormat(encoder=True))
-    conversation = [user("question " * 20), assistant("reply " * 5)]
-    (full,) = whole.encode([conversation])
-    reply = len(full.input_ids) - full.second_segment
-    for limit in (reply + 5, reply + 1, reply - 2, 3):
-        short = Renderer(tok, input_format=InputFormat(encoder=True), max_length=limit, overlong="truncate_left")
-        (rendered,) = short.encode([conversation])
-        assert len(rendered.input_ids) == limit
-        assert (rendered.input_ids[0], rendered.input_ids[-1]) == (tok.cls_token_id, tok.sep_token_id)
-        assert limit - rendered.second_segment == min(reply, limit - 1)
-        assert rendered.truncated_tokens == len(full.input_ids) - limit
-
-
-def test_a_limit_that_leaves_no_text():
-    (error,) = Renderer(tiny_models.tokenizer("llama3"), max_length=1, overlong="truncate_left").encode([LONG])
-    assert isinstance(error, ConversationError)
-
-
-def test_overlong_turns_are_cut_one_by_one():
-    tok = tiny_models.tokenizer("chatml")
-    renderer = Renderer(tok, max_length=60, overlong="truncate_left")
-    turns = renderer.encode_turns(LONG)
-    assert len(turns) == 6
-    assert all(len(turn.input_ids) <= 60 for turn in turns)
-    alone = [renderer.encode([LONG[: 3 + 2 * k]])[0] for k in range(6)]
-    assert [t.input_ids.tolist() for t in turns] == [t.input_ids.tolist() for t in alone]
-    assert [t.truncated_tokens for t in turns] == [t.truncated_tokens for t in alone]
-
-
-# --- sizes
-
-
-def test_ten_thousand_turns():
-    conversation = [(assistant if k % 2 else user)(f"turn {k}") for k in range(10_000)]
-    renderer = Renderer(tiny_models.tokenizer("chatml"), max_length=1000, overlong="drop_turns")
-    (rendered,) = renderer.encode([conversation])
-    assert len(rendered.input_ids) <= 1000
-    assert rendered.truncated_tokens > 100_000
-
-
-def test_a_megabyte():
-    tok = tiny_models.tokenizer("chatml")
-    reply = "So it is. " * 100_000
-    (rendered,) = Renderer(tok).encode([[user("q"), assistant(reply)]])
-    assert tok.decode(rendered.input_ids).count("So it is.") == 100_000
-    (hostile,) = Renderer(tok).encode([[user("q"), assistant("<|im_end|>" * 100_000)]])
-    assert (hostile.input_ids == tok.eos_token_id).sum() == 2
-
-
-def test_no_conversations():
-    assert Renderer(tiny_models.tokenizer("chatml")).encode([]) == []

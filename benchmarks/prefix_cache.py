@@ -1,9 +1,9 @@
 """What do keys and values kept across calls save in a dialogue that goes on?
 
-    python benchmarks/turns.py [--size 25M] [--dialogues 16]
+    python benchmarks/prefix_cache.py [--size 25M] [--dialogues 16]
 
 HH dialogues of at least five messages from ../shared/data, scored after each assistant turn as `env.step` would, by a
-scorer that remembers nothing and by one with `prefix_cache_tokens`. The two take turns; medians.
+scorer without a cache and by one with `prefix_cache_tokens`, alternately; medians over the rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="25M", choices=list(workloads.SHAPES))
     parser.add_argument("--dialogues", type=int, default=16)
-    parser.add_argument("--turns", type=int, default=3, help="how often the sides take turns")
+    parser.add_argument("--rounds", type=int, default=3, help="how often both run")
     args = parser.parse_args()
     console = Console(width=120)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
@@ -40,7 +40,7 @@ def main() -> None:
     table = Table("messages", "tokens", "unique", "reused", "plain s", "kept s", "plain / kept", "largest difference")
     seconds: dict[int, list[tuple[float, float]]] = {2: [], 4: [], 6: []}
     rows = {}
-    for _ in range(args.turns):
+    for _ in range(args.rounds):
         keeping = RewardModelScorer(model, tokenizer, prefix_cache_tokens=100_000)
         for messages, times in seconds.items():
             conversations = [dialogue[:messages] for dialogue in dialogues]

@@ -1,0 +1,81 @@
+"""What the tests of the command share: running it, small files, and a scorer that needs no model.
+
+Not a test.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from gym_rm.cli.main import app
+from gym_rm.errors import ScoringError
+from gym_rm.scores import Provenance, Scores
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
+
+USER = {"role": "user", "content": "2 + 2?"}
+FOUR = {"role": "assistant", "content": "4"}
+FIVE = {"role": "assistant", "content": "five"}
+ROWS = [{"id": index, "prompt": "2 + 2?", "response": "x" * index} for index in range(10)]
+
+
+class LengthScorer:
+    """Rewards the length of the last message; fails on "bad", counts its calls, can be stopped in one of them."""
+
+    def __init__(self, *, model="length", with_components=False, raises=None, at_call=3):
+        self.calls = []
+        self.model = model
+        self.with_components = with_components
+        self.raises = raises
+        self.at_call = at_call
+
+    def score(self, conversations, prompts=None, turns="last"):
+        self.calls.append(len(conversations))
+        if self.raises is not None and len(self.calls) == self.at_call:
+            raise self.raises
+        texts = [conversation[-1]["content"] for conversation in conversations]
+        rewards = np.array([len(text) / 10 for text in texts], dtype=np.float32)
+        scores = Scores.from_rewards(
+            rewards,
+            components={"length": rewards} if self.with_components else {},
+            errors=["it is bad" if text == "bad" else None for text in texts],
+            provenance=Provenance("LengthScorer", self.model),
+        )
+        if turns == "all":
+            replies = [[len(m["content"]) for m in c if m["role"] == "assistant"] for c in conversations]
+            lengths = tuple(np.array(values, dtype=np.float32) for values in replies)
+            scores = dataclasses.replace(scores, turn_rewards=lengths)
+        if scores.failed_rows:
+            raise ScoringError(scores)
+        return scores
+
+
+def run(*arguments: Any, code: int | tuple[int, ...] = 0, stdin: str | None = None) -> Result:
+    """`gym-rm score ARGUMENTS` in this process; `code` is the exit code, or those that are fine."""
+    result = CliRunner().invoke(app, ["score", *map(str, arguments)], input=stdin)
+    assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
+    return result
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    """A JSON Lines file; texts become lines as they are."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> list[Any]:
+    """The rows of a JSON Lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def scores_of(path: Path) -> list[Any]:
+    """The field `score` of every row."""
+    return [row["score"] for row in read(path)]

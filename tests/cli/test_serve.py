@@ -1,0 +1,112 @@
+import contextlib
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.parse
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import gym_rm
+from gym_rm.cli.main import app
+
+POLICY = str(Path(gym_rm.__file__).parent / "assets" / "policy")
+PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"
+REPLIES = ["It is 40.", "It is 37."]
+REQUEST = {"query": [f"{PROMPT}{reply}<|im_end|>" for reply in REPLIES], "prompts": [PROMPT] * 2, "labels": ["40"] * 2}
+
+
+@contextlib.contextmanager
+def serving(*options):
+    """The command on a free port of this machine, as a process that has ended afterwards; and its address."""
+    command = [sys.executable, "-m", "gym_rm", "serve", "--policy-tokenizer", POLICY, "--port", "0", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("answering at http://127.0.0.1:"), line + process.stderr.read()
+            yield process, line.split()[-1]
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def url():
+    with serving("--key", "secret") as (_, url):
+        yield url
+
+
+def post(url, key=None):
+    """Status and reply of the same two samples, asked for with this key."""
+    address = urllib.parse.urlsplit(url)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request("POST", address.path, json.dumps(REQUEST), headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def test_a_request_gets_the_rewards_of_the_embedded_model(url):
+    question = {"role": "user", "content": "How much is 90 - 50?"}
+    conversations = [[question, {"role": "assistant", "content": reply}] for reply in REPLIES]
+    status, reply = post(url, "secret")
+    assert status == 200
+    assert reply["rewards"] == pytest.approx(gym_rm.load_scorer().score(conversations).rewards.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("key", [None, "wrong", ""])
+def test_a_request_without_the_key_is_refused(url, key):
+    assert post(url, key) == (401, {"error": "this server asks for a key"})
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
+def test_a_signal_ends_the_server_without_an_error(children_hear_sigint, sent):
+    with serving() as (process, url):
+        assert post(url)[0] == 200
+        process.send_signal(sent)
+        stderr = process.communicate(timeout=30)[1]
+    assert "Traceback" not in stderr
+    assert process.returncode == 0
+    with pytest.raises(ConnectionRefusedError):
+        post(url)
+
+
+def refused(*options):
+    """What the command says when it cannot serve."""
+    result = CliRunner().invoke(app, ["serve", *options])
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+def test_other_machines_are_not_served_without_a_key():
+    stderr = refused("--policy-tokenizer", POLICY, "--port", "0", "--host", "0.0.0.0")
+    assert stderr.startswith("error: host='0.0.0.0' can be reached from other machines, and there is no key")
+    assert stderr.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line_of_error():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        stderr = refused("--policy-tokenizer", POLICY, "--port", str(other.getsockname()[1]))
+    assert "Address already in use" in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_a_reward_model_that_cannot_be_loaded_is_one_line_of_error(tmp_path):
+    stderr = refused("--policy-tokenizer", POLICY, "--reward-model", str(tmp_path))
+    assert stderr.startswith("error: ")
+    assert str(tmp_path) in stderr
+    assert stderr.count("\n") == 1
+
+
+def test_a_tokenizer_that_cannot_be_loaded_is_named(tmp_path):
+    stderr = refused("--policy-tokenizer", str(tmp_path))
+    assert stderr.startswith("error: ")
+    assert str(tmp_path) in stderr
+
+
+def test_the_tokenizer_of_the_policy_must_be_named():
+    assert "Missing option '--policy-tokenizer'" in refused()

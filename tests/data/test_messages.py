@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+
+from gym_rm.data.messages import join_reply, parse_messages, plain_content, prompt_messages, refuse_rendered
+from gym_rm.errors import ConfigError
+
+USER = {"role": "user", "content": "2 + 2?"}
+FOUR = {"role": "assistant", "content": "4"}
+PARTS = [{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]
+IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "x"}}]
+
+# --- messages of a file
+
+
+def test_a_text_is_one_message():
+    assert parse_messages("hi", "here", "prompt") == ({"role": "user", "content": "hi"},)
+    assert parse_messages("hi", "here", "reply", text_role="assistant") == ({"role": "assistant", "content": "hi"},)
+
+
+def test_messages_are_copied_as_they_are():
+    given = [USER, FOUR]
+    messages = parse_messages(given, "here", "messages")
+    assert messages == (USER, FOUR)
+    assert messages[0] is not USER
+
+
+def test_keys_that_only_other_messages_have_are_dropped():
+    """Column formats fill them with None."""
+    assert parse_messages([{**USER, "name": None}], "here", "messages") == (USER,)
+    named = {**USER, "name": "Ann"}
+    assert parse_messages([named], "here", "messages") == (named,)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "here: 'messages' must be a text or a list of messages, got int 3"),
+        (None, "here: 'messages' must be a text or a list of messages, got NoneType None"),
+        (b"hi", "here: 'messages' must be a text or a list of messages, got bytes b'hi'"),
+        (USER, "here: 'messages' must be a text or a list of messages, got dict"),
+        ([], r"here: 'messages' must be a text or a list of messages, got list \[\]"),
+        ([USER, "hi"], r"here: 'messages\[1\]' must be a message {'role', 'content'}, got str 'hi'"),
+        ([{"role": "user"}], r"here: 'messages\[0\].content' must be a text, got only the keys \['role'\]"),
+        ([{"role": 3, "content": "hi"}], r"here: 'messages\[0\].role' must be a text, got int 3"),
+        ([{"role": "user", "content": None}], r"here: 'messages\[0\].content' must be a text, got NoneType None"),
+    ],
+)
+def test_malformed_messages_are_named(value, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_messages(value, "here", "messages")
+
+
+# --- prompts and replies of a trainer
+
+
+@pytest.mark.parametrize("prompt", ["2 + 2?", [USER], (USER,), np.array([USER], dtype=object)])
+@pytest.mark.parametrize("reply", ["4", [FOUR], (FOUR,)])
+def test_a_prompt_and_a_reply_become_one_conversation(prompt, reply):
+    assert list(join_reply(prompt, reply)) == [USER, FOUR]
+
+
+def test_a_reply_may_hold_several_messages():
+    turns = [FOUR, {"role": "tool", "content": "ok"}, FOUR]
+    assert list(join_reply("2 + 2?", turns)) == [USER, *turns]
+
+
+def test_content_in_text_parts_becomes_text():
+    assert prompt_messages([{"role": "user", "content": PARTS}]) == [USER]
+    assert plain_content(PARTS) == "2 + 2?"
+
+
+@pytest.mark.parametrize("content", [IMAGE, None, 3, "text", [{"text": "no type"}], ["text"]])
+def test_any_other_content_is_passed_on_for_the_scorer_to_refuse(content):
+    assert plain_content(content) == content
+    assert prompt_messages([{"role": "user", "content": content}]) == [{"role": "user", "content": content}]
+
+
+def test_further_fields_of_a_message_are_passed_on_for_the_scorer_to_refuse():
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
+    assert list(join_reply("2 + 2?", [call])) == [USER, call]
+
+
+def test_the_given_messages_are_not_changed():
+    prompt = [{"role": "user", "content": PARTS}]
+    join_reply(prompt, "4")
+    assert prompt == [{"role": "user", "content": PARTS}]
+
+
+@pytest.mark.parametrize("prompt", [None, 3, [], ["hi"], USER])
+def test_a_prompt_that_is_neither_text_nor_messages_is_refused(prompt):
+    with pytest.raises(ConfigError, match="row 7 must be a text or a list of messages, got"):
+        join_reply(prompt, "4", "row 7")
+
+
+@pytest.mark.parametrize("reply", [None, 3, []])
+def test_a_reply_that_is_neither_text_nor_messages_is_refused(reply):
+    with pytest.raises(ConfigError, match="the reply to row 7 must be a text or a list of messages, got"):
+        join_reply("2 + 2?", reply, "row 7")
+
+
+RENDERED = [
+    "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
+    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>",
+    "<bos><start_of_turn>user\nHi<end_of_turn>\n",
+    "<s>[INST] Hi [/INST]",
+    "<|user|>\nHi<|end|>\n<|assistant|>",
+    "<｜User｜>Hi<｜Assistant｜>",
+]
+
+
+@pytest.mark.parametrize("text", RENDERED)
+def test_a_prompt_that_a_chat_template_was_applied_to_is_refused(text):
+    with pytest.raises(ConfigError, match=r"row 7 holds .*: the policy's chat template has been applied to it"):
+        refuse_rendered(text, "row 7")
+    with pytest.raises(ConfigError, match="chat template has been applied"):
+        join_reply(text, "4")
+
+
+@pytest.mark.parametrize("text", ["2 < 3 | 4 > 1", "<b>bold</b>", "user: hi", "[INSTALL] it", ""])
+def test_ordinary_text_is_not_taken_for_a_rendered_prompt(text):
+    refuse_rendered(text, "row 7")
+    assert prompt_messages(text) == [{"role": "user", "content": text}]
+
+
+def test_a_reply_may_spell_the_marks_of_a_template():
+    """It is what the policy wrote; the renderer makes sure that it forges no turn."""
+    assert list(join_reply("hi", RENDERED[0]))[-1] == {"role": "assistant", "content": RENDERED[0]}

@@ -1,0 +1,105 @@
+from pathlib import Path
+
+import pytest
+
+from gym_rm.data import load_pairs
+from gym_rm.errors import ConfigError
+from gym_rm.types import PreferencePair
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
+
+USER = {"role": "user", "content": "2 + 2?"}
+FOUR = {"role": "assistant", "content": "4"}
+FIVE = {"role": "assistant", "content": "5"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"},
+        {"prompt": [USER], "chosen": [FOUR], "rejected": [FIVE]},
+        {"prompt": "2 + 2?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]},
+        {"chosen": [USER, FOUR], "rejected": [USER, FIVE]},
+        {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
+        {"context": [USER], "completions": [{"rank": 1, "completion": [FIVE]}, {"rank": 0, "completion": [FOUR]}]},
+        {"context": "2 + 2?", "completions": [{"rank": 0, "completion": "4"}, {"rank": 1, "completion": "5"}]},
+        PreferencePair((USER,), (FOUR,), (FIVE,)),
+    ],
+)
+def test_every_pair_shape_gives_the_same_pair(row):
+    assert load_pairs([row]) == (PreferencePair((USER,), (FOUR,), (FIVE,)),)
+
+
+def test_margin_and_metadata():
+    pair, scored = load_pairs(
+        [
+            {"prompt": "2 + 2?", "chosen": "4", "rejected": "5", "margin": 2, "subset": "sums"},
+            {"prompt": "2 + 2?", "chosen": "4", "rejected": "5", "score_chosen": 9.0, "score_rejected": 8.5},
+        ]
+    )
+    assert (pair.margin, pair.metadata) == (2.0, {"subset": "sums"})
+    assert scored.margin == 0.5
+
+
+def test_equal_conversations_keep_a_reply_each():
+    (pair,) = load_pairs([{"chosen": [USER, FOUR], "rejected": [USER, FOUR]}])
+    assert (pair.prompt, pair.chosen, pair.rejected) == ((USER,), (FOUR,), (FOUR,))
+
+
+def test_more_than_two_ranks_give_every_pair_with_a_preference():
+    completions = [{"rank": rank, "completion": text} for rank, text in [(2, "6"), (0, "4"), (1, "5"), (1, "5!")]]
+    pairs = load_pairs([{"context": "2 + 2?", "completions": completions}])
+    assert [(pair.chosen[0]["content"], pair.rejected[0]["content"]) for pair in pairs] == [
+        ("4", "5"),
+        ("4", "5!"),
+        ("4", "6"),
+        ("5", "6"),
+        ("5!", "6"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("text", r"pairs\[0\]: expected a row with 'chosen' and 'rejected', got str 'text'"),
+        ({"prompt": "a", "chosen": "b"}, r"the field 'rejected' is missing, got \['chosen', 'prompt'\]"),
+        ({"prompt": "a", "chosen": "b", "rejected": ["c"]}, r"'rejected\[0\]' must be a message"),
+        ({"chosen": "b", "rejected": "c"}, r"add the field 'prompt' or give whole conversations"),
+        ({"prompt": "a", "chosen": [USER, FOUR], "rejected": "5"}, r"'chosen' begins with a user turn that is not"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}, r"'margin' must be a number, got str 'x'"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": "x", "score_rejected": 1},
+            r"'score_chosen' and 'score_rejected' must be numbers",
+        ),
+        ({"completions": []}, r"the field 'context' is missing"),
+        ({"context": "a", "completions": []}, r"'completions' must be a list of at least two"),
+        ({"context": "a", "completions": ["b", "c"]}, r"'completions\[0\]' must be .* got str 'b'"),
+        ({"context": "a", "completions": [{"completion": "b"}] * 2}, r"'completions\[0\].rank' must be a number"),
+        ({"context": "a", "completions": [{"rank": 0, "completion": "b"}] * 2}, r"all completions have the rank 0"),
+    ],
+)
+def test_a_bad_pair_is_named(row, message):
+    with pytest.raises(ConfigError, match=message):
+        load_pairs([row])
+
+
+def test_a_source_without_rows_is_refused():
+    with pytest.raises(ConfigError, match=r"pairs: the given list holds no rows"):
+        load_pairs([])
+
+
+def test_a_bad_row_of_a_file_is_named_with_its_line(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a"}\n')
+    with pytest.raises(ConfigError, match=r"p.jsonl line 2: the field 'chosen' is missing"):
+        load_pairs(path)
+
+
+@needs_data
+def test_real_pairs():
+    pairs = load_pairs(DATA / "hh_harmless.jsonl.gz")
+    assert len(pairs) == 1150
+    assert max(len(pair.prompt) for pair in pairs) == 35
+    assert all(pair.prompt[-1]["role"] == "user" for pair in pairs)
+    assert len(load_pairs(DATA / "rewardbench_slice.jsonl.gz")) == 300

@@ -1,0 +1,235 @@
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gym_rm.data.rows import describe_source, parse_line, read_rows, rows_of, show
+from gym_rm.errors import ConfigError
+
+USER = {"role": "user", "content": "2 + 2?"}
+ROWS = [{"prompt": "2 + 2?", "answer": "4"}, {"prompt": "3 + 3?", "answer": "6"}]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def json_lines(rows: list) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def values(source):
+    return [row for _, row in rows_of(source, "prompts")]
+
+
+def places(source):
+    return [where for where, _ in rows_of(source, "prompts")]
+
+
+# --- files
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz", "p.json", "p.json.gz", "p.csv", "p.csv.gz"])
+def test_every_text_file(tmp_path, name):
+    text = {
+        "jsonl": "\n" + json_lines(ROWS),
+        "json": json.dumps(ROWS),
+        "csv": "prompt,answer\n2 + 2?,4\n3 + 3?,6\n",
+    }[name.split(".")[1]]
+    path = write(tmp_path / name, text)
+    assert values(path) == values(str(path)) == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("p.jsonl", json_lines(ROWS)),
+        ("p.json", json.dumps(ROWS)),
+        ("p.csv", "prompt,answer\n2 + 2?,4\n3 + 3?,6\n"),
+    ],
+)
+def test_a_file_that_begins_with_a_byte_order_mark(tmp_path, name, text):
+    path = write(tmp_path / name, "\ufeff" + text)
+    assert values(path) == ROWS
+
+
+def test_csv_holds_lists_as_json(tmp_path):
+    path = write(tmp_path / "p.csv", 'messages,user_turns\n"[{""role"": ""user"", ""content"": ""a\nb""}]",\n')
+    with pytest.raises(ConfigError, match=r"p.csv line 3, column 'messages': not valid JSON"):
+        values(path)
+    path = write(tmp_path / "q.csv", 'messages,user_turns\n"[{""role"": ""user"", ""content"": ""a""}]","[""b""]"\n')
+    assert values(path) == [{"messages": [{"role": "user", "content": "a"}], "user_turns": ["b"]}]
+
+
+def test_a_csv_line_with_too_many_cells_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"p.csv line 2: more cells than the 1 columns"):
+        values(write(tmp_path / "p.csv", "prompt\na,b\n"))
+
+
+def test_empty_cells_of_a_csv_file_are_left_out(tmp_path):
+    assert values(write(tmp_path / "p.csv", "prompt,answer\na,\n,b\n")) == [{"prompt": "a"}, {"answer": "b"}]
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{"messages": [USER], "user_turns": ["and 3 + 3?"], "answer": "4"}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
+    assert values(tmp_path / "p.parquet") == rows
+
+
+def test_a_broken_parquet_file(tmp_path):
+    pytest.importorskip("pyarrow")
+    with pytest.raises(ConfigError, match="not readable as parquet"):
+        values(write(tmp_path / "p.parquet", "no parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("p.jsonl", '"a"\n\n"b"\n', ["p.jsonl line 1", "p.jsonl line 3"]),
+        ("p.json", '["a", "b"]', ["p.json row 0", "p.json row 1"]),
+        ("p.csv", 'prompt\n"a\nb"\nc\n', ["p.csv line 3", "p.csv line 4"]),
+    ],
+)
+def test_every_row_knows_its_place(tmp_path, monkeypatch, name, text, expected):
+    monkeypatch.chdir(tmp_path)
+    write(Path(name), text)
+    assert places(name) == expected
+
+
+# --- other sources
+
+
+def test_a_data_frame(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    assert values(pandas.DataFrame(ROWS)) == ROWS
+
+
+def test_a_data_set_by_name_and_split(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "org" / "name"
+    folder.mkdir(parents=True)
+    write(folder / "train.jsonl", json_lines(ROWS))
+    write(folder / "test.jsonl", json_lines(ROWS[1:]))
+    assert values("org/name") == ROWS
+    assert values("org/name:test") == ROWS[1:]
+    with pytest.raises(ConfigError, match="the data set 'org/name:nosuch' cannot be loaded"):
+        values("org/name:nosuch")
+
+
+@pytest.mark.parametrize(("source", "module"), [("org/name", "datasets"), ("p.parquet", "pyarrow.parquet")])
+def test_a_missing_extra_is_named(tmp_path, monkeypatch, source, module):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "p.parquet", "")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=r"pip install 'gym-rm\[data\]'"):
+        values(source)
+
+
+def test_a_generator():
+    assert values(row for row in ROWS) == ROWS
+    assert places(row for row in ROWS) == ["prompts[0]", "prompts[1]"]
+
+
+def test_none_is_the_embedded_set():
+    assert len(values(None)) > 100
+    assert places(None)[0] == "embedded prompts line 1"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nosuch.jsonl", r"prompts: there is no file 'nosuch.jsonl'"),
+        ("What is 2 + 2?", r"prompts='What is 2 \+ 2\?' is no file and no data set name"),
+        ({"prompt": "hi"}, r"prompts must be .* got dict"),
+        (3, r"prompts must be .* got int 3"),
+    ],
+)
+def test_a_bad_source_is_explained(source, message):
+    with pytest.raises(ConfigError, match=message):
+        values(source)
+
+
+def test_errors_call_a_source_by_the_name_of_the_argument():
+    with pytest.raises(ConfigError, match=r"pairs: there is no file 'nosuch.jsonl'"):
+        list(rows_of("nosuch.jsonl", "pairs"))
+    with pytest.raises(ConfigError, match=r"pairs must be .* got int 3"):
+        rows_of(3, "pairs")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.jsonl", b'{"prompt": "a"}\n\n{"prompt": }\n', r"p.jsonl line 3: not valid JSON: .* at column 12"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"p.jsonl line 2: not UTF-8: byte 0xff"),
+        ("p.jsonl", b'{"a": ' + b"9" * 5000 + b"}", r"p.jsonl line 1: not a row"),
+        ("p.jsonl", b"[" * 100_000, r"p.jsonl line 1: not a row"),
+        ("p.jsonl.gz", b"not gzipped", r"p.jsonl.gz: cannot be read after line 0"),
+        ("p.jsonl.gz", gzip.compress(b'"a"\n' * 9999)[:-20], r"p.jsonl.gz: cannot be read after line"),
+        ("p.json.gz", gzip.compress(b"[1]")[:-4], r"p.json.gz: cannot be read"),
+        ("p.json", b'{"prompt": "a"}', r"p.json: a .json file must hold a list of rows, got dict"),
+        ("p.csv", b"prompt\n\xff\n", r"p.csv: not readable as CSV after line 0"),
+        ("p.txt", b"hello", r"prompts: cannot read '.*p.txt'; expected one of .jsonl"),
+        ("p.parquet.gz", b"", r"prompts: cannot read '.*p.parquet.gz'"),
+    ],
+)
+def test_a_bad_file_is_explained(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        values(tmp_path / name)
+
+
+def test_read_rows_streams_with_line_numbers(tmp_path):
+    path = write(tmp_path / "p.jsonl.gz", "\n" + json_lines(ROWS) + "[]\n")
+    rows = read_rows(path)
+    assert next(rows) == (2, ROWS[0])
+    assert next(rows) == (3, ROWS[1])
+    with pytest.raises(ConfigError, match=r"p.jsonl.gz line 4: expected a JSON object, got list"):
+        next(rows)
+
+
+def test_a_file_that_does_not_exist_cannot_be_opened(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot open '.*nosuch.jsonl': No such file or directory"):
+        next(read_rows(tmp_path / "nosuch.jsonl"))
+
+
+def test_rows_of_a_file_are_read_one_by_one(tmp_path):
+    """A bad line is an error when it is reached, not before: files may be larger than memory."""
+    rows = rows_of(write(tmp_path / "p.jsonl", json_lines(ROWS) + "{"), "prompts")
+    assert [next(rows)[1], next(rows)[1]] == ROWS
+    with pytest.raises(ConfigError, match="line 3: not valid JSON"):
+        next(rows)
+
+
+# --- single values
+
+
+def test_a_line_that_is_not_json_is_named_with_its_place():
+    assert parse_line(b'{"a": 1}', "here") == {"a": 1}
+    with pytest.raises(ConfigError, match=r"here: not valid JSON: .* at column 1"):
+        parse_line("nonsense", "here")
+
+
+def test_errors_show_the_type_and_the_beginning_of_a_value():
+    assert show([1, 2]) == "list [1, 2]"
+    assert show("x" * 1000) == "str '" + "x" * 76 + "..."
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [(None, "the embedded set"), ("a.jsonl", "'a.jsonl'"), (Path("a.jsonl"), "'a.jsonl'"), ([], "the given list")],
+)
+def test_how_errors_name_a_source(source, text):
+    assert describe_source(source) == text
+
+
+def test_import_loads_no_pandas():
+    code = "import sys, gym_rm.data; assert not {'pandas', 'pyarrow', 'datasets', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+
+from gym_rm.data.rows import read_rows
+from gym_rm.data.scored_rows import RowToScore, row_to_score
+from gym_rm.errors import ConfigError
+from gym_rm.types import Prompt
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
+
+USER = {"role": "user", "content": "2 + 2?"}
+FOUR = {"role": "assistant", "content": "4"}
+FIVE = {"role": "assistant", "content": "5"}
+BOTH = ((USER, FOUR), (USER, FIVE))
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": "2 + 2?"}, {"context": [USER]}, {"question": "2 + 2?"}])
+@pytest.mark.parametrize(
+    "replies",
+    [
+        {"completions": ["4", "5"]},
+        {"solutions": [[FOUR], [FIVE]]},
+        {"responses": [{"text": "4"}, {"text": "5"}]},
+        {"completions": [{"rank": 1, "completion": "4"}, {"rank": 0, "completion": [FIVE]}]},
+    ],
+)
+def test_a_list_of_replies_gives_a_conversation_each(prompt, replies):
+    found = row_to_score({**prompt, **replies}, "here", 3)
+    assert found == RowToScore(BOTH, (0, 1), Prompt((USER,), "3"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"},
+        {"chosen": [USER, FOUR], "rejected": [USER, FIVE]},
+        {"chosen": "\n\nHuman: 2 + 2?\n\nAssistant: 4", "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5"},
+    ],
+)
+def test_a_pair_gives_both_conversations(row):
+    assert row_to_score(row, "here", 3) == RowToScore(BOTH, ("chosen", "rejected"), Prompt((USER,), "3"))
+
+
+def test_a_response_is_one_conversation():
+    row = {"prompt": "2 + 2?", "response": "4"}
+    assert row_to_score(row, "here") == RowToScore(BOTH[:1], None, Prompt((USER,), "0"))
+
+
+def test_messages_are_a_whole_conversation():
+    assert row_to_score({"messages": [USER, FOUR]}, "here") == RowToScore(BOTH[:1], None, Prompt((USER,), "0"))
+
+
+def test_messages_that_end_with_the_user_are_scored_as_they_are():
+    assert row_to_score({"messages": [USER]}, "here") == RowToScore(((USER,),), None, Prompt((USER,), "0"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, FOUR]},
+        {"prompt": "2 + 2?", "response": "4"},
+        {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"},
+        {"question": "2 + 2?", "solutions": ["4", "5"]},
+    ],
+)
+def test_the_other_fields_go_with_every_conversation_as_its_prompt(row):
+    fields = {"id": "sum-1", "answer": 4, "level": "easy"}
+    assert row_to_score({**row, **fields}, "here", 3).prompt == Prompt(
+        (USER,), "sum-1", answer="4", metadata={"level": "easy"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("without", "conversations", "labels"),
+    [
+        ([], [(USER, FIVE)], (0,)),
+        (["completions"], [(USER, FOUR), (USER, FIVE)], ("chosen", "rejected")),
+        (["completions", "chosen", "rejected"], [(USER, FOUR)], None),
+        (["completions", "chosen", "rejected", "response"], [(USER,)], None),
+    ],
+)
+def test_replies_come_before_a_pair_before_a_response_before_messages(without, conversations, labels):
+    pair = {"chosen": [USER, FOUR], "rejected": [USER, FIVE]}
+    row = {"messages": [USER], "completions": ["5"], "response": "4", **pair}
+    found = row_to_score({name: value for name, value in row.items() if name not in without}, "here")
+    assert (list(found.conversations), found.labels) == (conversations, labels)
+
+
+def test_fields_that_are_none_do_not_count():
+    row = {"messages": [USER, FOUR], "completions": None, "chosen": None, "rejected": None, "response": None}
+    assert row_to_score(row, "here").conversations == BOTH[:1]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a"}, r"here: nothing to score; expected 'messages', .* got the fields \['prompt'\]"),
+        ({}, r"here: nothing to score; .* got the fields \[\]"),
+        ({"prompt": "a", "completions": "b"}, "here: 'completions' must be a list of replies, got str 'b'"),
+        ({"prompt": "a", "solutions": []}, r"here: 'solutions' must be a list of replies, got list \[\]"),
+        ({"prompt": "a", "responses": [3]}, r"here: 'responses\[0\]' must be a text or a list of messages, got int 3"),
+        ({"prompt": "a", "completions": [{"text": 3}]}, r"here: 'completions\[0\].text' must be a text or a list"),
+        ({"response": "b"}, "here: a reply without its prompt; expected one of .*'prompt'"),
+        ({"prompt": "a", "chosen": "b"}, "here: the field 'rejected' is missing"),
+        ({"messages": []}, r"here: 'messages' must be a text or a list of messages, got list \[\]"),
+    ],
+)
+def test_a_row_without_something_to_score_is_named(row, message):
+    with pytest.raises(ConfigError, match=message):
+        row_to_score(row, "here")
+
+
+@needs_data
+def test_real_rows():
+    _, graded = next(read_rows(DATA / "gsm8k_graded.jsonl.gz"))
+    found = row_to_score(graded, "here")
+    assert len(found.conversations) == len(found.labels) == 4
+    assert found.prompt.messages == found.conversations[0][:-1]
+    assert all(conversation[-1]["role"] == "assistant" for conversation in found.conversations)

@@ -1,0 +1,44 @@
+import pytest
+
+from gym_rm.errors import ScoringError
+from tests.engine.watching import dialogue, size_of, watched_scorer
+
+TOLERANCE = 1e-5
+
+
+def test_the_cache_answers_what_it_knows(parts, real_conversations):
+    scorer = watched_scorer(parts, cache_size=100)
+    first = scorer.score(real_conversations)
+    scorer.executor.batches.clear()
+    again = scorer.score(real_conversations[::-1])
+    assert again.rewards.tolist() == first.rewards[::-1].tolist()
+    assert again.workload.num_batches == again.workload.unique_tokens == 0
+    assert again.num_tokens.tolist() == first.num_tokens[::-1].tolist()
+    assert not scorer.executor.batches
+    new = dialogue("q", "something new")
+    mixed = scorer.score([real_conversations[0], new, real_conversations[1], new])
+    assert [size_of(batch) for batch in scorer.executor.batches] == [mixed.num_tokens[1]]
+    assert mixed.rewards[[0, 2]].tolist() == first.rewards[:2].tolist()
+
+
+def test_the_cache_is_bounded_and_forgets_the_oldest(parts, real_conversations):
+    scorer = watched_scorer(parts, cache_size=3)
+    scorer.score(real_conversations)
+    assert len(scorer._cache) == 3
+    a, b, c, d = real_conversations[:4]
+    scorer.clear_cache()
+    scorer.score([a, b, c])
+    scorer.score([a])  # a is younger than b now
+    scorer.score([d])
+    scorer.executor.batches.clear()
+    scorer.score([a, c, d])
+    assert not scorer.executor.batches
+    scorer.score([b])
+    assert scorer.executor.batches
+
+
+def test_failures_are_not_remembered(parts):
+    scorer = watched_scorer(parts, cache_size=10, fails=lambda batch, call: RuntimeError("x") if call <= 2 else None)
+    with pytest.raises(ScoringError):
+        scorer.score([dialogue("q", "a")])
+    assert scorer.score([dialogue("q", "a")]).failed_rows == ()

@@ -1,0 +1,158 @@
+import copy
+import logging
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import gym_rm
+from gym_rm.engine.text.renderer import Renderer
+from gym_rm.errors import ScoringError
+from tests.engine.watching import dialogue, size_of, watched_scorer
+
+TOLERANCE = 1e-5
+
+
+def poisoned(parts, token):
+    """The model with an embedding of NaN for one token."""
+    model, tokenizer = parts
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        model.base_model.embed_tokens.weight[tokenizer.convert_tokens_to_ids(token)] = float("nan")
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": False}, {"batch_invariant": True}])
+def test_a_weight_of_nan_costs_only_the_rows_that_read_it(parts, options):
+    good, bad = dialogue("Tell me", "yes"), dialogue("Tell me", "no ~")
+    scorer = watched_scorer(poisoned(parts, "~"), **options)
+    expected = watched_scorer(parts, **options).score([good]).rewards[0]
+    reason = "1 of 3 conversations could not be scored: row 1: the reward model gave nan"
+    with pytest.raises(ScoringError, match=reason) as caught:
+        scorer.score([good, bad, good])
+    scores = caught.value.scores
+    assert np.isnan(scores.rewards[1])
+    np.testing.assert_allclose(scores.rewards[[0, 2]], expected, atol=TOLERANCE)
+    assert scores.errors[0] is scores.errors[2] is None
+    assert pickle.loads(pickle.dumps(caught.value)).rows == (1,)
+
+
+def test_a_head_of_infinite_weights_fails_every_row(parts, real_conversations):
+    model, tokenizer = copy.deepcopy(parts[0]), parts[1]
+    with torch.no_grad():
+        model.score.weight.fill_(float("inf"))
+    with pytest.raises(ScoringError) as caught:
+        gym_rm.RewardModelScorer(model, tokenizer).score(real_conversations)
+    assert caught.value.rows == tuple(range(len(real_conversations)))
+    assert np.isnan(caught.value.scores.rewards).all()
+    assert "and 3 more" in str(caught.value)
+
+
+def test_a_batch_that_always_fails_costs_only_its_rows(parts, gsm8k_groups, logged):
+    conversations = [conversation for group in gsm8k_groups[:6] for conversation in group]
+    expected = watched_scorer(parts, max_num_batched_tokens=1200).score(conversations)
+    assert expected.workload.num_batches >= 4
+    broken = []
+
+    def fails(batch, call):
+        if call == 3:
+            broken.append(batch)
+        return RuntimeError("the device fell off") if any(batch is each for each in broken) else None
+
+    scorer = watched_scorer(parts, fails=fails, max_num_batched_tokens=1200)
+    with pytest.raises(ScoringError) as caught:
+        scorer.score(conversations)
+    scores = caught.value.scores
+    assert 0 < len(caught.value.rows) < len(conversations) / 2
+    assert {scores.errors[row] for row in caught.value.rows} == {"its batch failed: RuntimeError: the device fell off"}
+    kept = [row for row in range(len(conversations)) if row not in caught.value.rows]
+    assert scores.rewards[kept].tolist() == expected.rewards[kept].tolist()
+    assert np.isnan(scores.rewards[list(caught.value.rows)]).all()
+    assert "1 of 7 batches failed (RuntimeError: the device fell off); running them again" in logged.text
+    assert scorer.score(conversations[:4]).failed_rows == (), "the scorer lives on"
+
+
+def test_a_batch_that_fails_once_is_run_again(parts, real_conversations):
+    expected = watched_scorer(parts, max_num_batched_tokens=600).score(real_conversations).rewards
+    scorer = watched_scorer(
+        parts,
+        max_num_batched_tokens=600,
+        fails=lambda batch, call: ConnectionError("try again") if call == 2 else None,
+    )
+    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
+
+
+def out_of_memory_above(limit):
+    return lambda batch, call: torch.OutOfMemoryError("CUDA out of memory") if size_of(batch) > limit else None
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_out_of_memory_halves_the_budget_and_remembers_it(tree, parts, gsm8k_groups, logged):
+    conversations = [conversation for group in gsm8k_groups[:6] for conversation in group]
+    expected = watched_scorer(parts, tree=tree).score(conversations).rewards
+    limit = max(len(one.input_ids) for one in Renderer(parts[1]).encode(conversations)) + 100
+    scorer = watched_scorer(parts, tree=tree, fails=out_of_memory_above(limit), max_num_batched_tokens=100_000)
+    rewards = scorer.score(conversations).rewards
+    np.testing.assert_allclose(rewards, expected, atol=TOLERANCE, rtol=0)
+    assert scorer.max_num_batched_tokens <= limit
+    warned = [record.message for record in logged.records if record.levelno == logging.WARNING]
+    assert len([message for message in warned if "out of memory" in message]) == 1
+    assert f"continuing with {scorer.max_num_batched_tokens}" in warned[0]
+
+    scorer.executor.batches.clear()
+    again = scorer.score(conversations).rewards
+    np.testing.assert_allclose(again, rewards, atol=TOLERANCE, rtol=0)
+    assert scorer.score(conversations).rewards.tolist() == again.tolist()
+    assert max(map(size_of, scorer.executor.batches)) <= limit, "nothing is tried that failed before"
+    assert len(logged.records) == len([r for r in logged.records if "out of memory" not in r.message]) + 1
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 99 bytes")])
+def test_out_of_host_memory_is_out_of_memory(error, parts, real_conversations):
+    expected = watched_scorer(parts).score(real_conversations).rewards
+    scorer = watched_scorer(
+        parts, max_num_batched_tokens=50_000, fails=lambda batch, call: error if size_of(batch) > 700 else None
+    )
+    np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_conversation_too_long_for_the_memory_is_an_error_of_its_row(parts, real_conversations):
+    lengths = [len(one.input_ids) for one in Renderer(parts[1]).encode(real_conversations)]
+    longest = int(np.argmax(lengths))
+    scorer = watched_scorer(
+        parts, fails=out_of_memory_above(max(lengths) - 1), max_num_batched_tokens=50_000, tree=False
+    )
+    with pytest.raises(ScoringError, match="OutOfMemoryError") as caught:
+        scorer.score(real_conversations)
+    assert longest in caught.value.rows
+    assert len(caught.value.rows) < len(real_conversations)
+
+
+def test_interrupts_pass_through_and_leave_the_scorer_usable(parts, real_conversations):
+    scorer = watched_scorer(parts, fails=lambda batch, call: KeyboardInterrupt() if call == 1 else None)
+    with pytest.raises(KeyboardInterrupt):
+        scorer.score(real_conversations)
+    assert scorer.score(real_conversations).failed_rows == ()
+
+
+def test_a_megabyte_and_ten_thousand_turns_fail_only_their_rows(scorer_of):
+    scorer = scorer_of("qwen3")
+    huge, endless = dialogue("q", "So it is. " * 100_000), dialogue(*["turn"] * 10_000)
+    with pytest.raises(ScoringError, match="over max_length=32768") as caught:
+        scorer.score([huge, dialogue("q", "a"), endless])
+    assert caught.value.rows == (0, 2)
+    assert caught.value.scores.rewards[1] == scorer.score([dialogue("q", "a")]).rewards[0]
+
+
+@pytest.mark.parametrize("overlong", ["drop_turns", "truncate_left"])
+def test_cut_tokens_are_counted_and_warned_of_once(overlong, saved_model, logged):
+    scorer = gym_rm.load_scorer(saved_model("qwen3"), max_length=200, overlong=overlong)
+    endless = dialogue(*["What is 12 + 30?", "It is 42."] * 5000)
+    scores = scorer.score([endless, dialogue("q", "a"), endless])
+    whole = len(Renderer(scorer.renderer.tokenizer).encode([endless])[0].input_ids)
+    assert scores.num_tokens[0] <= 200
+    assert scores.truncated_tokens.tolist() == [whole - scores.num_tokens[0], 0, whole - scores.num_tokens[0]]
+    assert scores.provenance.settings["overlong"] == overlong
+    scorer.score([endless])
+    assert len([record for record in logged.records if "are cut" in record.message]) == 1

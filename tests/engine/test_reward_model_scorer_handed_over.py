@@ -1,0 +1,169 @@
+"""A model that was handed over, in training for instance, is left as it was."""
+
+import functools
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from torch import nn
+
+import gym_rm
+from gym_rm.errors import ScoringError
+from tests.engine.watching import dialogue, raising
+
+HOOKS = [name for name in vars(nn.Module()) if "hook" in name]
+CONVERSATIONS = [
+    dialogue("What is 12 + 30?", "The sum is 42."),
+    dialogue("What is 12 + 30?", "I don't think so.", "why?", "It is more."),
+    dialogue("q", "a"),
+    dialogue("Tell me", "yes " * 100),
+]
+
+CASES = [
+    ("qwen3", {}, "tree"),
+    ("qwen3", {"prefix_cache_tokens": 4000}, "tree"),
+    ("qwen3", {"tree": False}, "padded"),
+    ("qwen3", {"batch_invariant": True}, "one_by_one"),
+    ("qwen3", {"quantization": "int8"}, "tree"),
+    ("qwen3", {"quantization": "int8", "tree": False}, "padded"),
+    ("gemma2", {}, "tree"),  # through the model's own forward, with another attention
+    ("bert", {}, "padded"),
+    ("bert", {"batch_invariant": True}, "one_by_one"),
+    ("bert", {"quantization": "int8"}, "padded"),
+]
+each_case = pytest.mark.parametrize(("architecture", "options", "layout"), CASES)
+
+
+def model_in_training(architecture, **overrides):
+    """A model that has been through a backward pass, with frozen weights and a part without dropout."""
+    model = tiny_models.reward_model(architecture, **overrides).train()
+    next(model.base_model.children()).eval()
+    for parameter in list(model.parameters())[::3]:
+        parameter.requires_grad_(False)
+    model(input_ids=torch.arange(5, 25)[None]).logits.sum().backward()
+    return model
+
+
+def scorer_of_model(model, architecture, **options):
+    return gym_rm.RewardModelScorer(model, tokenizer_of(architecture), **options)
+
+
+@functools.cache
+def tokenizer_of(architecture):
+    return tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
+
+
+def bits(tensor):
+    return None if tensor is None else tensor.detach().numpy().tobytes()
+
+
+def state_of(model):
+    """Everything about a model that its owner could notice, by what it is and where."""
+    state = {("config",): model.config.to_dict()}
+    for name, module in model.named_modules():
+        state["module", name] = (id(module), type(module))
+        state["attributes", name] = sorted(vars(module))
+        state["hooks", name] = [list(getattr(module, hook).items()) for hook in HOOKS if getattr(module, hook)]
+        state["training", name] = module.training
+        state["attention", name] = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    for name, parameter in model.named_parameters():
+        state["parameter", name] = (id(parameter), parameter.data_ptr(), parameter.requires_grad, bits(parameter))
+        state["gradient", name] = (id(parameter.grad), bits(parameter.grad))
+    for name, buffer in model.named_buffers():
+        state["buffer", name] = (id(buffer), bits(buffer))
+    return state
+
+
+def assert_same_state(model, before):
+    after = state_of(model)
+    assert after.keys() == before.keys()
+    assert [key for key in before if after[key] != before[key]] == []
+
+
+@each_case
+def test_scoring_leaves_the_model_as_it_was(architecture, options, layout, real_conversations):
+    model = model_in_training(architecture)
+    before = state_of(model)
+    scorer = scorer_of_model(model, architecture, **options)
+    assert scorer.layout == layout
+    for _ in range(3):
+        scorer.score(CONVERSATIONS)
+        scorer.score(real_conversations, turns="all")
+    assert_same_state(model, before)
+
+
+@each_case
+def test_clear_cache_sleep_and_close_leave_the_model_as_it_was(architecture, options, layout):
+    model = model_in_training(architecture)
+    before = state_of(model)
+    scorer = scorer_of_model(model, architecture, **options)
+    scorer.score(CONVERSATIONS)
+    scorer.clear_cache()
+    scorer.sleep()
+    scorer.score(CONVERSATIONS)
+    scorer.close()
+    assert_same_state(model, before)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), torch.OutOfMemoryError("out of memory")])
+@pytest.mark.parametrize(("architecture", "options"), [(case[0], case[1]) for case in CASES])
+def test_a_failed_forward_leaves_the_model_as_it_was(architecture, options, error):
+    model = model_in_training(architecture)
+    before = state_of(model)
+    scorer = scorer_of_model(model, architecture, **options)
+    with raising(scorer.executor.models[0], error), pytest.raises(ScoringError, match=str(error)):
+        scorer.score(CONVERSATIONS)
+    assert_same_state(model, before)
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": False}, {"batch_invariant": True}])
+def test_the_owners_texts_keep_their_dynamic_rotary_frequencies(options):
+    """transformers lets them follow the longest text that the model has seen, and ours are longer."""
+    rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = tiny_models.reward_model("llama", rope_parameters=rotation, max_position_embeddings=32)
+    ids = torch.arange(5, 45)[None]
+    expected = model(input_ids=ids).logits
+    scorer_of_model(model, "llama", max_length=4096, **options).score(CONVERSATIONS)
+    assert torch.equal(model(input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize(("architecture", "options"), [("qwen3", {}), ("qwen3", {"tree": False}), ("bert", {})])
+def test_the_owners_hooks_stay_and_run(architecture, options):
+    model = tiny_models.reward_model(architecture)
+    plain = scorer_of_model(model, architecture, **options)
+    expected = plain.score(CONVERSATIONS).rewards
+    calls = []
+    handle = model.base_model.register_forward_hook(lambda *_: calls.append("hook"))
+    before = state_of(model)
+    for scorer in (plain, scorer_of_model(model, architecture, **options)):
+        calls.clear()
+        np.testing.assert_allclose(scorer.score(CONVERSATIONS).rewards, expected, atol=1e-5)
+        assert calls
+    assert_same_state(model, before)
+    handle.remove()
+
+
+@each_case
+def test_the_owner_can_train_on(architecture, options, layout):
+    """As if the scorer had never been: the same losses and the same gradients."""
+
+    def losses(model):
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(input_ids=torch.arange(5, 25)[None]).logits.square().sum()
+            loss.backward()
+            optimizer.step()
+            yield loss.item()
+
+    scored = model_in_training(architecture)
+    scorer = scorer_of_model(scored, architecture, **options)
+    got = []
+    for loss in losses(scored):
+        state = torch.get_rng_state()
+        scorer.score(CONVERSATIONS)
+        assert torch.equal(torch.get_rng_state(), state)
+        got.append(loss)
+    assert got == list(losses(model_in_training(architecture)))

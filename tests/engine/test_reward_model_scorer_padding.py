@@ -1,0 +1,98 @@
+import copy
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import gym_rm
+from gym_rm.errors import ScoringError
+from tests.engine.watching import dialogue
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def padding_with_eos(tmp_path_factory):
+    """A checkpoint that pads with EOS and a template that ends in EOS: the quirk of the Hugging Face head."""
+    folder = tmp_path_factory.mktemp("padding_with_eos")
+    template = tiny_models.CHATML.replace("<|im_end|>\\n' }}{% endfor", "<|im_end|>' }}{% endfor")
+    tok = tiny_models.tokenizer(
+        "chatml", chat_template=template.replace("<|im_end|>\n'", "<|im_end|>'"), pad_token="<|im_end|>"
+    )
+    model = tiny_models.reward_model("qwen3", pad_token_id=tok.eos_token_id, eos_token_id=tok.eos_token_id)
+    model.save_pretrained(folder)
+    tok.save_pretrained(folder)
+    return folder
+
+
+def test_pooling_where_the_text_ends_in_padding(padding_with_eos, real_conversations, logged):
+    expected = tiny_models.plain_rewards(padding_with_eos, real_conversations)
+    default = gym_rm.load_scorer(padding_with_eos)
+    assert default.provenance.settings["pooling"] == "hf"
+    np.testing.assert_allclose(default.score(real_conversations).rewards, expected, atol=TOLERANCE)
+    assert "reads position -2 from the end, the last token is at -1" in logged.text
+    assert len([record for record in logged.records if "padding token" in record.message]) == 1
+
+    last = gym_rm.load_scorer(padding_with_eos, pooling="last")
+    rewards = last.score(real_conversations).rewards
+    assert np.abs(rewards - expected).min() > 1e-4
+    model = AutoModelForSequenceClassification.from_pretrained(padding_with_eos)
+    tok = AutoTokenizer.from_pretrained(padding_with_eos)
+    with torch.inference_mode():
+        hidden = [model.model(**tiny_models.plain_ids(tok, c)).last_hidden_state[0, -1] for c in real_conversations]
+        at_the_end = model.score(torch.stack(hidden))[:, 0].numpy()
+    np.testing.assert_allclose(rewards, at_the_end, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("pooling", ["hf", "last"])
+def test_poolings_agree_where_the_text_ends_in_text(pooling, saved_model, real_conversations, logged):
+    expected = tiny_models.plain_rewards(saved_model("qwen3"), real_conversations)
+    scorer = gym_rm.load_scorer(saved_model("qwen3"), pooling=pooling)
+    np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=TOLERANCE)
+    assert "padding token" not in logged.text
+
+
+def test_a_checkpoint_without_a_padding_token(tmp_path, real_conversations):
+    folder = tiny_models.save_reward_model(tmp_path, "qwen3")
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    model.config.pad_token_id = None
+    model.save_pretrained(folder)
+    tiny_models.tokenizer("qwen", pad_token=None).save_pretrained(folder)
+    expected = tiny_models.plain_rewards(folder, real_conversations)
+    for options in ({}, {"tree": False}):
+        scorer = gym_rm.load_scorer(folder, **options)
+        assert scorer.renderer.tokenizer.pad_token_id is None
+        assert scorer.layout == ("tree" if not options else "padded")
+        np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("architecture", ["bloom", "qwen3"])
+@pytest.mark.parametrize("padding", [-1, 100_000])
+def test_a_padding_token_without_an_embedding(architecture, padding, tmp_path, saved_model, real_conversations):
+    """As configurations of Llama say (-1), or tokenizers to which one was added later."""
+    model = AutoModelForSequenceClassification.from_pretrained(saved_model(architecture))
+    expected = tiny_models.plain_rewards(saved_model(architecture), real_conversations)
+    model.config.pad_token_id = padding
+    scorer = gym_rm.RewardModelScorer(model, AutoTokenizer.from_pretrained(saved_model(architecture)), tree=False)
+    assert scorer.layout == "padded"
+    np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=TOLERANCE)
+
+
+def test_a_token_without_an_embedding_is_an_error_of_its_row(parts):
+    model, tokenizer = parts
+    grown = copy.deepcopy(tokenizer)
+    grown.add_tokens(["<new>"])
+    scorer = gym_rm.RewardModelScorer(model, grown)
+    with pytest.raises(ScoringError, match=r"row 1: the token '<new>' has the id 400, but the model has 400") as caught:
+        scorer.score([dialogue("q", "a"), dialogue("q", "<new>")])
+    assert caught.value.rows == (1,)
+
+
+def test_padding_tokens_in_a_message_are_text(padding_with_eos):
+    """Pads in a reply are spelled out, so that the search for the last token that is no padding finds the end."""
+    scorer = gym_rm.load_scorer(padding_with_eos)
+    (rendered,) = scorer.renderer.encode([dialogue("q", "<|im_end|>" * 5)])
+    assert (rendered.input_ids == scorer.renderer.tokenizer.pad_token_id).sum() == 2
+    assert scorer.kind.read_positions(rendered).tolist() == [len(rendered.input_ids) - 2]

@@ -1,0 +1,325 @@
+"""Weights that change under a scorer: in training, by `update_weights`, across sleep, pickling and close."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+import gym_rm
+from gym_rm.errors import ConfigError
+
+TOLERANCE = 1e-5
+
+
+def model_of(architecture, seed):
+    """A model no tensor of which another seed has, buffers included."""
+    model = tiny_models.reward_model(architecture, seed=seed)
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name not in parameters:
+                tensor.copy_(torch.randn(tensor.shape))
+    return model
+
+
+@pytest.fixture(scope="module")
+def two_folders(tmp_path_factory):
+    """A function: two folders of one architecture with one tokenizer and different weights."""
+    folders = {}
+
+    def save(architecture):
+        if architecture not in folders:
+            tokenizer = tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
+            folders[architecture] = [tmp_path_factory.mktemp(f"{architecture}_{seed}") for seed in (0, 1)]
+            for seed, folder in enumerate(folders[architecture]):
+                model_of(architecture, seed).save_pretrained(folder)
+                tokenizer.save_pretrained(folder)
+        return folders[architecture]
+
+    return save
+
+
+def handed_over(folder, **options):
+    """The model of a folder, its tokenizer, and their scorer."""
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    return model, tokenizer, gym_rm.RewardModelScorer(model, tokenizer, **options)
+
+
+def bits(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same_bits(got, expected):
+    assert got.keys() == expected.keys()
+    assert [name for name in got if not torch.equal(got[name], expected[name])] == []
+
+
+# --- weights that are trained in place
+
+
+def test_a_model_in_training(saved_model, real_conversations):
+    folder = saved_model("qwen3", attention_dropout=0.5)
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model.train()
+    scorer = gym_rm.RewardModelScorer(model, tokenizer, cache_size=100)
+    assert scorer.layout == "tree"
+    before = scorer.score(real_conversations).rewards
+    np.testing.assert_allclose(before, tiny_models.plain_rewards(folder, real_conversations), atol=TOLERANCE)
+    assert model.training
+    assert all(part.training for part in model.modules())
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = tiny_models.plain_ids(tokenizer, real_conversations[0])
+    model(**ids).logits.sum().backward()
+    optimizer.step()
+    assert scorer.score(real_conversations).rewards.tolist() == before.tolist(), "remembered until told otherwise"
+    scorer.clear_cache()
+    after = scorer.score(real_conversations).rewards
+    assert np.abs(after - before).max() > 1e-3
+    model.eval()
+    with torch.inference_mode():
+        expected = [model(**tiny_models.plain_ids(tokenizer, c)).logits.item() for c in real_conversations]
+    np.testing.assert_allclose(after, expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("qwen3", {}),
+        ("qwen3", {"tree": False}),
+        ("qwen3", {"prefix_cache_tokens": 4000}),
+        ("qwen3", {"quantization": "int8"}),
+        ("bert", {}),
+        ("bert", {"quantization": "int8"}),
+    ],
+)
+def test_clear_cache_forgets_the_scores_of_the_old_weights(architecture, options, two_folders, real_conversations):
+    old, new = two_folders(architecture)
+    model, _, scorer = handed_over(old, cache_size=100, **options)
+    before = scorer.score(real_conversations).rewards
+    with torch.no_grad():
+        trained = AutoModelForSequenceClassification.from_pretrained(new)
+        for parameter, value in zip(model.parameters(), trained.parameters(), strict=True):
+            parameter.copy_(value)
+    assert scorer.score(real_conversations).rewards.tolist() == before.tolist(), "remembered until told otherwise"
+    scorer.clear_cache()
+    expected = handed_over(new, **options)[2].score(real_conversations).rewards
+    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
+    assert np.abs(expected - before).max() > 1e-2
+
+
+# --- update_weights
+
+LOADED = [
+    ("qwen3", {}),
+    ("qwen3", {"tree": False}),
+    ("qwen3", {"cache_size": 100}),
+    ("qwen3", {"prefix_cache_tokens": 4000}),
+    ("qwen3", {"quantization": "int8"}),
+    ("bert", {}),
+    ("bert", {"quantization": "int8"}),
+    ("deepseek_v3", {}),  # a bias of its router is a buffer
+    ("t5", {}),  # one table of embeddings under several names
+]
+
+
+@pytest.mark.parametrize("by", ["folder", "state dict"])
+@pytest.mark.parametrize(("architecture", "options"), LOADED)
+def test_updated_weights_score_as_if_loaded_from_their_folder(
+    architecture, options, by, two_folders, real_conversations
+):
+    old, new = two_folders(architecture)
+    scorer = gym_rm.load_scorer(old, **options)
+    before = scorer.score(real_conversations).rewards
+    scorer.update_weights(new if by == "folder" else model_of(architecture, 1).state_dict())
+    expected = gym_rm.load_scorer(new, **options).score(real_conversations).rewards
+    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
+    assert np.abs(expected - before).max() > 1e-2
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+def test_a_state_dict_in_half_precision_scores_as_its_folder(options, two_folders, tmp_path, real_conversations):
+    old, _ = two_folders("qwen3")
+    trained = model_of("qwen3", 1).bfloat16()
+    trained.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(old).save_pretrained(tmp_path)
+    scorer = gym_rm.load_scorer(old, **options)
+    scorer.update_weights(trained.state_dict())
+    expected = gym_rm.load_scorer(tmp_path, **options).score(real_conversations).rewards
+    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
+
+
+def test_a_state_dict_updates_a_language_model_whose_embeddings_are_tied(tmp_path, real_conversations):
+    options = {"kind": "generative", "answers": ("A", "B")}
+    old, new = (
+        tiny_models.save_policy(tmp_path / str(seed), seed=seed, tie_word_embeddings=True, initializer_range=0.3)
+        for seed in (0, 1)
+    )
+    scorer = gym_rm.load_scorer(old, **options)
+    scorer.update_weights(AutoModelForCausalLM.from_pretrained(new).state_dict())
+    expected = gym_rm.load_scorer(new, **options).score(real_conversations).rewards
+    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+def test_a_state_dict_updates_a_model_that_was_handed_over(options, two_folders, real_conversations):
+    old, new = two_folders("qwen3")
+    model, _, scorer = handed_over(old, **options)
+    parameters = list(map(id, model.parameters()))
+    trained, _, expected = handed_over(new, **options)
+    scorer.update_weights(trained.state_dict())
+    for _ in range(2):
+        assert scorer.score(real_conversations).rewards.tolist() == expected.score(real_conversations).rewards.tolist()
+        scorer.clear_cache()
+    assert_same_bits(bits(model), bits(trained))
+    assert list(map(id, model.parameters())) == parameters
+
+
+def test_a_model_that_was_handed_over_takes_no_folder(two_folders):
+    old, new = two_folders("qwen3")
+    model, _, scorer = handed_over(old)
+    before = bits(model)
+    with pytest.raises(ConfigError, match="a model that was handed over takes tensors by name"):
+        scorer.update_weights(new)
+    assert_same_bits(bits(model), before)
+
+
+def test_provenance_names_the_folder_of_the_new_weights(two_folders):
+    old, new = map(str, two_folders("qwen3"))
+    scorer = gym_rm.load_scorer(old)
+    scorer.update_weights(model_of("qwen3", 1).state_dict())
+    assert scorer.provenance.model == old, "tensors have no name"
+    scorer.update_weights(new)
+    assert scorer.provenance.model == new
+    assert scorer.score([]).provenance.model == new
+
+
+def test_weights_are_updated_while_the_scorer_sleeps(two_folders, real_conversations):
+    old, new = two_folders("qwen3")
+    scorer = gym_rm.load_scorer(old)
+    scorer.sleep()
+    scorer.update_weights(new)
+    expected = gym_rm.load_scorer(new).score(real_conversations).rewards
+    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
+
+
+# The head is the last tensor, so that those before it would be overwritten if the check came too late.
+WRONG = {
+    "a missing tensor": lambda weights: weights.pop("score.weight"),
+    "an unknown tensor": lambda weights: weights.update(extra=torch.zeros(1)),
+    "a tensor of another shape": lambda weights: weights.update({"score.weight": torch.zeros(2, 32)}),
+    "a tensor that would broadcast": lambda weights: weights.update({"score.weight": torch.zeros(1, 1)}),
+    "None": lambda weights: weights.update({"score.weight": None}),
+    "an array": lambda weights: weights.update({"score.weight": np.zeros((1, 32), dtype=np.float32)}),
+    "a tensor without data": lambda weights: weights.update({"score.weight": torch.zeros(1, 32, device="meta")}),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_weights_of_which_one_does_not_fit_change_nothing(wrong, options, two_folders, real_conversations):
+    old, _ = two_folders("qwen3")
+    scorer = gym_rm.load_scorer(old, **options)
+    (model,) = scorer.executor.models
+    before, rewards, provenance = bits(model), scorer.score(real_conversations).rewards, scorer.provenance
+    weights = model_of("qwen3", 1).state_dict()
+    WRONG[wrong](weights)
+    with pytest.raises(ConfigError, match="do not fit"):
+        scorer.update_weights(weights)
+    assert_same_bits(bits(model), before)
+    assert scorer.score(real_conversations).rewards.tolist() == rewards.tolist()
+    assert scorer.provenance == provenance
+
+
+@pytest.mark.parametrize("other", ["one layer less", "another architecture", "no checkpoint", "no folder"])
+def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path, saved_model, real_conversations):
+    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], cache_size=100)
+    (model,) = scorer.executor.models
+    before, rewards, provenance = bits(model), scorer.score(real_conversations).rewards, scorer.provenance
+    folder = {
+        "one layer less": saved_model("qwen3", num_hidden_layers=1),
+        "another architecture": saved_model("bert"),
+        "no checkpoint": tmp_path,
+        "no folder": tmp_path / "nowhere",
+    }[other]
+    with pytest.raises(ConfigError):
+        scorer.update_weights(folder)
+    assert_same_bits(bits(model), before)
+    scorer.clear_cache()
+    assert scorer.score(real_conversations).rewards.tolist() == rewards.tolist()
+    assert scorer.provenance == provenance
+
+
+# --- sleep, close, copies
+
+
+def test_sleeping_scorers_wake_by_themselves(saved_model, real_conversations):
+    scorer = gym_rm.load_scorer(saved_model("qwen3"))
+    before = scorer.score(real_conversations).rewards
+    scorer.sleep()
+    scorer.sleep()
+    assert scorer.score(real_conversations).rewards.tolist() == before.tolist()
+    scorer.sleep()
+    scorer.wake()
+    scorer.wake()
+    assert scorer.score(real_conversations).rewards.tolist() == before.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8", "cache_size": 10}])
+def test_a_closed_scorer_says_so(options, two_folders, real_conversations):
+    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], **options)
+    scorer.score(real_conversations)
+    scorer.close()
+    scorer.close()
+    with pytest.raises(ConfigError, match="closed"):
+        scorer.score(real_conversations)
+    with pytest.raises(ConfigError, match="closed"):
+        scorer.update_weights(two_folders("qwen3")[1])
+
+
+def test_a_model_that_was_handed_over_outlives_its_scorer(two_folders, real_conversations):
+    model, tokenizer, scorer = handed_over(two_folders("qwen3")[0])
+    before, rewards = bits(model), scorer.score(real_conversations).rewards
+    scorer.sleep()
+    scorer.close()
+    assert_same_bits(bits(model), before)
+    again = gym_rm.RewardModelScorer(model, tokenizer)
+    assert again.score(real_conversations).rewards.tolist() == rewards.tolist()
+
+
+def test_a_deep_copy_is_the_same_scorer(scorer_of):
+    assert copy.deepcopy(scorer_of("qwen3")) is scorer_of("qwen3")
+
+
+def test_a_scorer_can_be_pickled(scorer_of, real_conversations):
+    scorer = scorer_of("qwen3")
+    copied = pickle.loads(pickle.dumps(scorer))
+    assert copied.score(real_conversations).rewards.tolist() == scorer.score(real_conversations).rewards.tolist()
+    assert copied.provenance == scorer.provenance
+
+
+@pytest.mark.parametrize(
+    "options", [{"cache_size": 10}, {"prefix_cache_tokens": 4000}, {"quantization": "int8"}, {"tree": False}]
+)
+def test_pickled_scorers_go_their_own_ways(options, two_folders, real_conversations):
+    old, new = two_folders("qwen3")
+    scorer = gym_rm.load_scorer(old, **options)
+    before = scorer.score(real_conversations).rewards
+    scorer.sleep()
+    copied = pickle.loads(pickle.dumps(scorer))
+    copied.update_weights(new)
+    expected = gym_rm.load_scorer(new, **options).score(real_conversations).rewards
+    assert copied.score(real_conversations).rewards.tolist() == expected.tolist()
+    assert scorer.score(real_conversations).rewards.tolist() == before.tolist()
+
+
+def test_pickling_takes_nothing_remembered_along(two_folders, real_conversations):
+    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], cache_size=100, prefix_cache_tokens=4000)
+    scorer.score(real_conversations)
+    again = pickle.loads(pickle.dumps(scorer)).score(real_conversations)
+    assert again.workload.num_batches > 0
+    assert again.workload.reused_tokens == 0

@@ -1,0 +1,97 @@
+import pytest
+import tiny_models
+
+from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.renderer import Renderer
+from gym_rm.errors import ConfigError
+from tests.engine.text.rendering import assistant, ids_of, text_of, user
+
+STEP = "<|endoftext|>"
+
+
+def test_a_conversation_is_scored_to_its_end_not_to_the_next_reply():
+    assert not text_of(Renderer(tiny_models.tokenizer("chatml")), [user("q"), assistant("a")]).endswith("assistant\n")
+    with_prompt = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(generation_prompt=True))
+    assert text_of(with_prompt, [user("q")]).endswith("<|im_start|>assistant\n")
+
+
+def test_a_question_is_asked_after_the_conversation():
+    renderer = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(question="Good?"))
+    plain = Renderer(tiny_models.tokenizer("chatml"))
+    conversation = [user("q"), assistant("a")]
+    assert ids_of(renderer, conversation) == ids_of(plain, [*conversation, user("Good?")])
+
+
+def test_every_step_of_the_last_reply_is_marked():
+    renderer = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(step_token=STEP))
+    conversation = [user("q\n\nr"), assistant("x\n\ny"), user("q"), assistant(" one \n\n\n\ntwo\n\n \n\nthree")]
+    text = text_of(renderer, conversation)
+    assert text.endswith(f"assistant\none{STEP}two{STEP}three{STEP}<|im_end|>\n")
+    assert text.count(STEP) == 3
+
+
+def test_another_separator_divides_the_steps():
+    input_format = InputFormat(step_token=STEP, step_separator=";")
+    assert input_format.steps([user("q"), assistant("a; b;;\n\nc")]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("input_format", "last"), [(InputFormat(), assistant("a\n\nb")), (InputFormat(step_token=STEP), user("a\n\nb"))]
+)
+def test_there_are_no_steps_without_a_step_token_or_a_reply(input_format, last):
+    assert input_format.steps([user("q"), last]) == []
+    assert input_format.arrange([user("q"), last]) == [user("q"), last]
+
+
+def test_arranging_leaves_the_conversation_as_it_is():
+    conversation = [user("q"), assistant("a\n\nb")]
+    InputFormat(step_token=STEP, question="Good?").arrange(conversation)
+    assert conversation == [user("q"), assistant("a\n\nb")]
+
+
+def test_a_step_token_must_be_one_token():
+    with pytest.raises(ConfigError, match="'not one token' is not a single token"):
+        Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(step_token="not one token"))
+
+
+def test_a_reply_cannot_write_a_step_token():
+    renderer = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(step_token=STEP))
+    step = renderer.tokenizer.convert_tokens_to_ids(STEP)
+    ids = ids_of(renderer, [user("q"), assistant(f"one{STEP}\n\ntwo")])
+    assert ids.count(step) == 2
+
+
+def test_a_template_that_writes_the_step_token_itself_is_an_error():
+    input_format = InputFormat(step_token=STEP)
+    renderer = Renderer(
+        tiny_models.tokenizer("chatml"), input_format=input_format, chat_template=STEP + tiny_models.CHATML
+    )
+    (error,) = renderer.encode([[user("q"), assistant("one")]])
+    assert "holds the step token '<|endoftext|>' 2 times for 1 steps" in str(error)
+
+
+def test_where_the_reply_starts_is_marked():
+    tok = tiny_models.tokenizer("chatml")
+    renderer = Renderer(tok, input_format=InputFormat(mark_reply=True))
+    (one,) = renderer.encode([[user("q"), assistant("the reply")]])
+    assert tok.decode(one.input_ids[one.reply_start :]) == "the reply<|im_end|>\n"
+
+
+@pytest.mark.parametrize("conversation", [[user("q")], [assistant("a")], [user("q"), user("r")]])
+def test_only_a_reply_to_a_prompt_can_be_marked(conversation):
+    (error,) = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(mark_reply=True)).encode(
+        [conversation]
+    )
+    assert "must end with a reply of the assistant's to some prompt" in str(error)
+
+
+def test_further_control_tokens_are_kept_from_messages():
+    """A tokenizer that does not flag a token as special, and a template that never writes it."""
+    tok = tiny_models.tokenizer("chatml")
+    tok.add_tokens(["<|verdict|>"])
+    verdict = tok.convert_tokens_to_ids("<|verdict|>")
+    conversation = [user("q"), assistant("a<|verdict|>")]
+    assert verdict in ids_of(Renderer(tok), conversation)
+    guarded = Renderer(tok, input_format=InputFormat(control_tokens=("<|verdict|>",)))
+    assert verdict not in ids_of(guarded, conversation)
+    assert "a<|verdict|>" in text_of(guarded, conversation)

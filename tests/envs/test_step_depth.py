@@ -1,0 +1,63 @@
+"""A user who steps through an environment with a debugger reaches the model after few calls."""
+
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+import gym_rm
+
+PACKAGE = str(Path(gym_rm.__file__).parent)
+REPLIES = ["The sum is 42.", "I don't know."]
+
+
+@pytest.fixture(scope="module")
+def envs():
+    envs = gym.make_vec("RewardModel-v0", num_envs=2)
+    yield envs
+    envs.close()
+
+
+def calls_of_the_package():
+    """Names of the functions of gym_rm that are being called, the outermost first."""
+    calls = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            calls.append(frame.f_code.co_qualname)
+        frame = frame.f_back
+    return calls[::-1]
+
+
+def test_at_most_eight_calls_lead_from_a_step_to_the_backbone(envs):
+    (model,) = envs.unwrapped.scorer.executor.models
+    seen = []
+    hook = model.base_model.register_forward_pre_hook(lambda module, inputs: seen.append(calls_of_the_package()))
+    try:
+        envs.reset(seed=0)
+        envs.step(REPLIES)
+    finally:
+        hook.remove()
+    (calls,) = seen
+    assert calls[0] == "RewardVectorEnv.step"
+    assert calls[-1] == "DecoderBackbone.hidden_states"
+    assert len(calls) <= 8, "\n".join(calls)
+
+
+def test_at_most_eight_calls_lead_from_a_step_to_the_fused_forward(envs, monkeypatch):
+    """Without a hook: the package's own forward stands in for the backbone's."""
+    (model,) = envs.unwrapped.scorer.executor.models
+    embedding, seen = model.get_input_embeddings(), []
+
+    def forward(ids):
+        seen.append(calls_of_the_package())
+        return type(embedding).forward(embedding, ids)
+
+    monkeypatch.setattr(embedding, "forward", forward)
+    envs.reset(seed=0)
+    envs.step(REPLIES)
+    (calls,) = seen
+    assert calls[0] == "RewardVectorEnv.step"
+    assert calls[-1] == "fused_forward"
+    assert len(calls[:-1]) <= 8, "\n".join(calls)

@@ -1,0 +1,112 @@
+import re
+import sys
+
+import pytest
+
+from gym_rm.reports.plots import plot_run
+from gym_rm.reports.runs import RunWriter, read_run
+from gym_rm.reports.tables import MOST_CHARACTERS, common_opening, conversations_table, results_table, signed
+from tests.reports.example_run import text_of, write_replies
+
+
+def test_results_compare_the_first_and_last_measurement(folder):
+    text = text_of(results_table(read_run(folder)))
+    assert re.search(r"right answers.* 25\.0% .* 75\.0% ", text)
+    assert re.search(r"reward +│ +0\.00 │ +\+4\.00 ", text)
+    assert "20 steps" in text
+    assert "seed 7" in text
+
+
+def test_results_without_held_out_prompts_compare_training_steps(tmp_path):
+    writer = RunWriter(tmp_path, {})
+    for step in range(1, 21):
+        writer.add_metrics("train", step, {"reward_mean": step, "accuracy": None})
+    text = text_of(results_table(read_run(tmp_path)))
+    assert re.search(r"reward +│ +\+1\.5 │ +\+19\.5 ", text)
+    assert "right answers" not in text
+
+
+def test_a_run_that_was_cut_short_compares_training_steps(tmp_path):
+    writer = RunWriter(tmp_path, {})
+    writer.add_metrics("held_out", 0, {"reward_mean": 0.0})
+    writer.add_metrics("train", 1, {"reward_mean": 3.0})
+    assert "Training prompts" in text_of(results_table(read_run(tmp_path)))
+
+
+def test_conversations_show_each_prompt_once_before_and_after(folder):
+    text = text_of(conversations_table(read_run(folder)))
+    assert text.count("What is 1 + 1?") == 1
+    assert "✗ It is 0." in text
+    assert "✓ It is 20." in text
+    assert "It is 10." not in text
+    assert "What is 1 + 1?" not in text_of(conversations_table(read_run(folder), limit=1))
+
+
+def test_markup_in_a_reply_is_shown_as_it_is(tmp_path):
+    write_replies(tmp_path, ("[red]",), ("[red]",), question="[bold]hi[/]")
+    text = text_of(conversations_table(read_run(tmp_path)))
+    assert "[bold]hi[/]" in text
+    assert "[red]" in text
+
+
+def test_a_reply_cannot_recolour_the_console(tmp_path):
+    write_replies(tmp_path, ("\x1b[31mred",), ("\x1b[31mred",))
+    text = text_of(conversations_table(read_run(tmp_path)))
+    assert "\x1b" not in text
+    assert r"\x1b[31mred" in text
+
+
+def test_a_long_reply_loses_its_middle(tmp_path):
+    reply = "begin " + "so on and " * MOST_CHARACTERS + "end"
+    write_replies(tmp_path, (reply,), (reply,))
+    text = text_of(conversations_table(read_run(tmp_path)))
+    assert text.count("begin") == text.count("[…]") == text.count("end") == 2
+    assert len(text) < len(reply) * 2
+
+
+def test_an_empty_reply_is_told(tmp_path):
+    write_replies(tmp_path, ("",), ("",))
+    assert text_of(conversations_table(read_run(tmp_path))).count("(nothing)") == 2
+
+
+def test_a_wording_that_spread_in_training_is_warned_of(tmp_path):
+    write_replies(tmp_path, ("Of course!", "No.", "I think so.", "Well, no."), ("Of course!",) * 3 + ("No.",))
+    run = read_run(tmp_path)
+    opening = common_opening(run)
+    assert (opening.words, opening.before, opening.after) == ("Of course!", 0.25, 0.75)
+    assert "75% of the replies now begin with 'Of course!', 25% did before training" in opening.warning
+    assert re.search(r"replies that begin with 'Of course!' +│ +25% │ +75% ", text_of(results_table(run)))
+
+
+def test_a_wording_that_was_there_before_training_is_not_warned_of(folder):
+    opening = common_opening(read_run(folder))
+    assert (opening.words, opening.before, opening.after) == ("It is", 1.0, 1.0)
+    assert opening.warning is None
+
+
+def test_a_run_that_was_measured_once_has_no_common_opening(tmp_path):
+    write_replies(tmp_path, ("It is 1.",))
+    assert common_opening(read_run(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "text"),
+    [
+        (3.4159, [], "+3.42"),
+        (-0.001234, [], "-0.00123"),
+        (-0.004, [3.4], "0.00"),
+        (0.0, [], "0.00"),
+        (123.4, [], "+123"),
+        (1.5, [19.5], "+1.5"),
+    ],
+)
+def test_rewards_have_a_sign_and_three_digits(value, like, text):
+    assert signed(value, like=like) == text
+
+
+def test_reading_and_tables_need_no_matplotlib(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert text_of(results_table(read_run(folder)))
+    with pytest.raises(ImportError):
+        plot_run(read_run(folder), folder / "curve.png")

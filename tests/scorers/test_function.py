@@ -1,0 +1,500 @@
+"""A plain function as a scorer: which functions are taken, what they are given, and what they may return."""
+
+import copy
+import functools
+import inspect
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_rm import ConfigError, Prompt, ScoringError, load_scorer
+from gym_rm.scorers.function import FunctionScorer
+from gym_rm.testing import check_scorer
+
+
+def said(text):
+    return [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": text}]
+
+
+def prompt_of(answer, **fields):
+    return Prompt(({"role": "user", "content": "2 + 2?"},), f"asks for {answer}", answer=answer, **fields)
+
+
+SAID = [said("one"), said("three"), said("")]
+PROMPTS = [prompt_of("one"), prompt_of("2"), prompt_of("")]
+
+
+def length(conversations):
+    return [len(conversation[-1]["content"]) for conversation in conversations]
+
+
+def right(conversations, prompts):
+    return [
+        float(conversation[-1]["content"] == prompt.answer)
+        for conversation, prompt in zip(conversations, prompts, strict=True)
+    ]
+
+
+class Verifier:
+    """A reward in every form that something callable can have."""
+
+    def __call__(self, conversations, prompts):
+        return right(conversations, prompts)
+
+    def method(self, conversations, prompts):
+        return right(conversations, prompts)
+
+    @staticmethod
+    def static(conversations, prompts):
+        return right(conversations, prompts)
+
+    @classmethod
+    def of_the_class(cls, conversations, prompts):
+        return right(conversations, prompts)
+
+
+# --- which functions are taken, and whether they get the prompts
+
+
+def scaled(scale, conversations, prompts, *, offset=0.0):
+    return [scale * value + offset for value in right(conversations, prompts)]
+
+
+def keyword_only(conversations, *, prompts):
+    return right(conversations, prompts)
+
+
+def another_name(conversations, rows):
+    return right(conversations, rows)
+
+
+def positional_only(conversations, prompts, /):
+    return right(conversations, prompts)
+
+
+def with_a_default(conversations, prompts=None):
+    return right(conversations, prompts)
+
+
+def after_another_default(conversations, strict=True, prompts=None):
+    assert strict is True
+    return right(conversations, prompts)
+
+
+def and_more_keywords(conversations, prompts, **options):
+    assert not options
+    return right(conversations, prompts)
+
+
+def and_more_positions(conversations, prompts, *more):
+    assert not more
+    return right(conversations, prompts)
+
+
+def keyword_after_positions(conversations, *more, prompts):
+    assert not more
+    return right(conversations, prompts)
+
+
+@functools.wraps(right)
+def wrapped(*args, **kwargs):
+    return right(*args, **kwargs)
+
+
+WITH_PROMPTS = {
+    "second parameter": right,
+    "second parameter of another name": another_name,
+    "keyword only": keyword_only,
+    "positional only": positional_only,
+    "default": with_a_default,
+    "default after another one": after_another_default,
+    "**kwargs beside it": and_more_keywords,
+    "*args beside it": and_more_positions,
+    "*args before it": keyword_after_positions,
+    "callable object": Verifier(),
+    "bound method": Verifier().method,
+    "static method": Verifier.static,
+    "class method": Verifier.of_the_class,
+    "partial": functools.partial(scaled, 1.0),
+    "partial with a keyword": functools.partial(scaled, 1.0, offset=0.0),
+    "lambda": lambda conversations, prompts: right(conversations, prompts),
+    "decorated": wrapped,
+}
+
+
+@pytest.mark.parametrize("form", WITH_PROMPTS)
+def test_functions_that_get_the_prompts(form):
+    scorer = FunctionScorer(WITH_PROMPTS[form])
+    assert scorer.score(SAID, PROMPTS).rewards.tolist() == [1, 0, 1]
+    assert scorer.score([], []).rewards.shape == (0,)
+
+
+def takes_any_positions(*args):
+    (conversations,) = args
+    return length(conversations)
+
+
+def takes_anything(*args, **kwargs):
+    assert not kwargs
+    return takes_any_positions(*args)
+
+
+def takes_more_keywords(conversations, **options):
+    assert not options
+    return length(conversations)
+
+
+def has_a_setting(conversations, scale=1.0):
+    assert scale == 1.0
+    return length(conversations)
+
+
+def has_a_keyword_setting(conversations, *, scale=1.0):
+    assert scale == 1.0
+    return length(conversations)
+
+
+def scaled_length(scale, conversations):
+    return [scale * value for value in length(conversations)]
+
+
+class Lengths:
+    def __call__(self, conversations):
+        return length(conversations)
+
+    def method(self, conversations):
+        return length(conversations)
+
+
+WITHOUT_PROMPTS = {
+    "one parameter": length,
+    "*args": takes_any_positions,
+    "*args and **kwargs": takes_anything,
+    "**kwargs": takes_more_keywords,
+    "a setting with a default": has_a_setting,
+    "a keyword with a default": has_a_keyword_setting,
+    "callable object": Lengths(),
+    "bound method": Lengths().method,
+    "partial": functools.partial(scaled_length, 1),
+    "lambda": lambda conversations: length(conversations),
+    "lambda of any name": lambda c: length(c),
+    "builtin": functools.partial(map, lambda conversation: len(conversation[-1]["content"])),
+}
+
+
+@pytest.mark.parametrize("form", WITHOUT_PROMPTS)
+def test_functions_that_do_not_get_the_prompts(form):
+    scorer = FunctionScorer(WITHOUT_PROMPTS[form])
+    assert scorer.score(SAID).rewards.tolist() == [3, 5, 0]
+    assert scorer.score(SAID, PROMPTS).rewards.tolist() == [3, 5, 0]
+    assert scorer.score([]).rewards.shape == (0,)
+
+
+def no_parameter():
+    return []
+
+
+def one_too_many(conversations, prompts, tokenizer):
+    return right(conversations, prompts)
+
+
+def another_required_keyword(conversations, *, tokenizer):
+    return length(conversations)
+
+
+def only_keywords(*, conversations, prompts):
+    return right(conversations, prompts)
+
+
+@pytest.mark.parametrize(
+    ("function", "parameters"),
+    [
+        (no_parameter, r"\[\]"),
+        (one_too_many, r"\['conversations', 'prompts', 'tokenizer'\]"),
+        (another_required_keyword, r"\['conversations', 'tokenizer'\]"),
+        (only_keywords, r"\['conversations', 'prompts'\]"),
+        (lambda **options: [], r"\['options'\]"),
+    ],
+)
+def test_a_function_with_other_parameters_is_refused_before_it_is_called(function, parameters):
+    name = getattr(function, "__qualname__", "")
+    with pytest.raises(
+        ConfigError, match=r"must take \(conversations\) or .*got the parameters " + parameters
+    ) as caught:
+        load_scorer(function)
+    assert f"the reward function {name}" in str(caught.value)
+
+
+def test_the_signature_is_read_once(monkeypatch):
+    scorer = FunctionScorer(right)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("the signature was read again")
+
+    monkeypatch.setattr(inspect, "signature", refuse)
+    for _ in range(3):
+        assert scorer.score(SAID, PROMPTS).rewards.tolist() == [1, 0, 1]
+
+
+def test_a_function_is_called_once_for_all_conversations():
+    calls = []
+
+    def count(conversations):
+        calls.append(len(conversations))
+        return length(conversations)
+
+    FunctionScorer(count).score(SAID)
+    assert calls == [3]
+
+
+# --- what a function is given
+
+
+def test_the_fields_of_every_row_reach_the_function():
+    given = [
+        Prompt(({"role": "user", "content": "2 + 2?"},), "a", ("Sure?",), "4", {"level": "easy", "tests": ["x"]}),
+        Prompt(({"role": "user", "content": "3 + 3?"},), "b"),
+    ]
+    seen = []
+
+    def look(conversations, prompts):
+        seen.extend((p.prompt_id, p.messages, p.user_turns, p.answer, dict(p.metadata)) for p in prompts)
+        return length(conversations)
+
+    FunctionScorer(look).score(SAID[:2], given)
+    assert seen == [
+        ("a", ({"role": "user", "content": "2 + 2?"},), ("Sure?",), "4", {"level": "easy", "tests": ["x"]}),
+        ("b", ({"role": "user", "content": "3 + 3?"},), (), None, {}),
+    ]
+
+
+def test_a_row_without_a_prompt_is_an_error_where_the_function_needs_one():
+    with pytest.raises(ScoringError) as caught:
+        FunctionScorer(right).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
+    assert caught.value.rows == (1,)
+    assert caught.value.scores.rewards[[0, 2]].tolist() == [1, 1]
+    reason = caught.value.scores.errors[1]
+    assert reason.startswith("the reward function right compares with the row that the conversation started from")
+    assert reason.endswith("(prompts=)")
+
+
+def test_a_function_that_needs_prompts_is_not_called_without_any():
+    def crash(conversations, prompts):
+        raise AssertionError("called without prompts")
+
+    for prompts in (None, [None] * 3):
+        with pytest.raises(ScoringError) as caught:
+            FunctionScorer(crash).score(SAID, prompts)
+        assert caught.value.rows == (0, 1, 2)
+
+
+def test_a_function_with_optional_prompts_is_told_where_there_are_none():
+    seen = []
+
+    def optional(conversations, prompts=None):
+        seen.append(prompts if prompts is None else [prompt and prompt.answer for prompt in prompts])
+        return length(conversations)
+
+    scorer = FunctionScorer(optional)
+    scorer.score(SAID)
+    scorer.score(SAID, [PROMPTS[0], None, None])
+    assert seen == [None, ["one", None, None]]
+
+
+@pytest.mark.parametrize("function", [length, right])
+def test_there_must_be_as_many_prompts_as_conversations(function):
+    with pytest.raises(ConfigError, match="score got 2 prompts for 3 conversations; expected one for each"):
+        FunctionScorer(function).score(SAID, PROMPTS[:2])
+
+
+def test_a_function_may_edit_what_it_is_given():
+    def strip(conversations, prompts):
+        for conversation, prompt in zip(conversations, prompts, strict=True):
+            conversation[-1]["content"] = conversation[-1]["content"].strip()
+            del conversation[0]
+            prompt.messages[0]["content"] = "other"
+            prompt.metadata["seen"] = True
+        conversations.reverse()
+        prompts.pop()
+        return length(reversed(conversations))
+
+    conversations, prompts = [said(" one "), said("a")], [prompt_of("one", metadata={"level": "easy"}), prompt_of("a")]
+    before = copy.deepcopy((conversations, prompts))
+    assert load_scorer(strip).score(conversations, prompts).rewards.tolist() == [3, 1]
+    assert (conversations, prompts) == before
+
+
+@pytest.mark.parametrize("thing", [None, 3, (one for one in SAID), SAID[0], "text"])
+def test_anything_but_a_list_of_conversations_is_refused(thing):
+    with pytest.raises(ConfigError, match="score takes a list of conversations, each a list of"):
+        load_scorer(length).score(thing)
+
+
+@given(st.lists(st.tuples(st.text(max_size=3), st.none() | st.text(max_size=3)), max_size=8))
+def test_every_row_is_judged_by_its_own_prompt(rows):
+    conversations = [said(text) for text, _ in rows]
+    prompts = [None if answer is None else prompt_of(answer) for _, answer in rows]
+    try:
+        scores = FunctionScorer(right).score(conversations, prompts)
+    except ScoringError as error:
+        scores = error.scores
+    assert scores.rewards_or_none() == [None if answer is None else float(text == answer) for text, answer in rows]
+
+
+# --- what a function may return
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1, 0, 1],
+        (1.0, 0.0, 1.0),
+        [True, False, True],
+        np.array([1, 0, 1]),
+        np.array([1.0, 0.0, 1.0], dtype=np.float16),
+        [np.float32(1), np.int8(0), np.bool_(True)],
+        torch.tensor([1.0, 0.0, 1.0]),
+        torch.tensor([1, 0, 1], dtype=torch.bfloat16),
+        torch.tensor([[1.0], [0.0], [1.0]]),
+        [Decimal("1"), Fraction(0), 1],
+        dict.fromkeys("abc", 1).values(),
+    ],
+    ids=lambda returned: f"{type(returned).__name__} of {type(next(iter(returned))).__name__}",
+)
+def test_anything_that_lists_numbers_is_taken(returned):
+    scores = FunctionScorer(lambda conversations: returned).score(SAID)
+    assert scores.rewards.dtype == np.float32
+    assert scores.rewards.tolist() == [float(value) for value in returned]
+
+
+def test_a_generator_of_numbers_is_taken():
+    def one_by_one(conversations):
+        yield from length(conversations)
+
+    assert FunctionScorer(one_by_one).score(SAID).rewards.tolist() == [3, 5, 0]
+
+
+def test_a_column_of_a_data_frame_is_taken():
+    pandas = pytest.importorskip("pandas")
+    column = pandas.DataFrame({"reward": [1.0, 0.0, 1.0]}, index=[7, 8, 9])["reward"]
+    assert FunctionScorer(lambda conversations: column).score(SAID).rewards.tolist() == [1, 0, 1]
+
+
+def test_none_and_infinity_are_errors_of_their_rows():
+    with pytest.raises(ScoringError) as caught:
+        load_scorer(lambda conversations: [1.0, None, float("inf")]).score(SAID)
+    scores = caught.value.scores
+    assert scores.rewards[0] == 1.0
+    assert np.isnan(scores.rewards[1:]).all()
+    assert scores.errors == (None, "the reward function returned None", "the reward is inf")
+
+
+@pytest.mark.parametrize("value", [float("nan"), np.nan, -np.inf, torch.tensor(float("nan")), np.array(np.nan)])
+def test_a_number_that_is_not_finite_is_an_error_of_its_row(value):
+    with pytest.raises(ScoringError) as caught:
+        FunctionScorer(lambda conversations: [1.0, value, 2.0]).score(SAID)
+    assert caught.value.rows == (1,)
+    assert caught.value.scores.errors[1] == f"the reward is {float(value)}"
+    assert caught.value.scores.rewards_or_none() == [1.0, None, 2.0]
+
+
+def test_only_none_is_a_failure_of_every_row():
+    with pytest.raises(ScoringError) as caught:
+        FunctionScorer(lambda conversations: [None] * 3).score(SAID)
+    assert caught.value.scores.errors == ("the reward function returned None",) * 3
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0], "returned 1 values for 3 conversations; it must return one for each"),
+        ([1.0] * 4, "returned 4 values for 3 conversations"),
+        ([], "returned 0 values for 3 conversations"),
+        (
+            0.5,
+            "returned float 0.5 for 3 conversations; it must return a list with one number, or None, per conversation",
+        ),
+        (np.float32(0.5), r"returned float32 np.float32\(0.5\) for 3 conversations"),
+        (np.array(0.5), r"returned ndarray array\(0.5\) for 3 conversations"),
+        (torch.tensor(0.5), r"returned Tensor tensor\(0.5000\) for 3 conversations"),
+        (None, "returned NoneType None for 3 conversations"),
+        ("123", "returned str '123' for 3 conversations"),
+        (b"123", "returned bytes b'123' for 3 conversations"),
+        ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0} for 3 conversations"),
+        ({1.0, 2.0, 3.0}, "returned set {1.0, 2.0, 3.0} for 3 conversations"),
+        ([1.0, [2.0], 3.0], r"returned list \[2.0\] for conversation 1; it must return a number, or None for no score"),
+        ([1.0, 2.0, "good"], "returned str 'good' for conversation 2"),
+        ([1.0, 1j, 2.0], "returned complex 1j for conversation 1"),
+        (np.ones((3, 2)), r"returned ndarray array\(\[1., 1.\]\) for conversation 0"),
+        (torch.ones(3, 2), r"returned Tensor tensor\(\[1., 1.\]\) for conversation 0"),
+    ],
+)
+def test_a_function_must_return_a_number_for_every_conversation(returned, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_scorer(lambda conversations: returned).score(SAID)
+    assert "the reward function test_a_function_must_return" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["1.0", "nan", b"1"])
+def test_a_text_that_looks_like_a_number_is_not_one(text):
+    with pytest.raises(ConfigError, match=f"returned {type(text).__name__} .* for conversation 1"):
+        FunctionScorer(lambda conversations: [1.0, text, 2.0]).score(SAID)
+
+
+def test_an_integer_too_large_for_a_float_is_refused_like_any_other_value():
+    with pytest.raises(ConfigError, match=r"returned int 1000.* for conversation 1; it must return a number"):
+        FunctionScorer(lambda conversations: [1.0, 10**400, 2.0]).score(SAID)
+
+
+def test_the_number_of_values_is_counted_against_the_rows_with_a_prompt():
+    """The function is given two conversations here; a third value would belong to nobody."""
+    with pytest.raises(ConfigError, match="returned 3 values for 2 conversations"):
+        FunctionScorer(lambda conversations, prompts: [1.0] * 3).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
+
+
+def test_a_bad_value_is_named_by_the_conversation_of_the_call():
+    """Not by its place among the conversations that have a prompt, which are all that the function is given."""
+    with pytest.raises(ConfigError, match="returned str 'bad' for conversation 2"):
+        FunctionScorer(lambda conversations, prompts: [1.0, "bad"]).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
+
+
+def test_an_error_inside_a_function_stays_what_it_is():
+    def broken(conversations):
+        yield from (len(None) for _ in conversations)
+
+    with pytest.raises(TypeError, match="has no len"):
+        load_scorer(broken).score(SAID)
+
+
+# --- the scorer itself
+
+
+def test_it_is_a_scorer():
+    scorer = load_scorer(length)
+    check_scorer(scorer)
+    assert scorer.score(SAID).rewards.tolist() == [3, 5, 0]
+    assert scorer.score([]).rewards.shape == (0,)
+
+
+def test_a_verifier_is_a_scorer():
+    check_scorer(FunctionScorer(lambda conversations, prompts: [float(p.answer == "4") for p in prompts]))
+    check_scorer(FunctionScorer(right), SAID, PROMPTS)
+
+
+def test_a_copy_is_the_same_one():
+    scorer = FunctionScorer(length)
+    assert copy.deepcopy(scorer) is scorer
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(length, "length"), (Lengths().method, "Lengths.method"), (Lengths(), "<")]
+)
+def test_the_provenance_names_the_function(function, name):
+    provenance = FunctionScorer(function).score(SAID).provenance
+    assert provenance.scorer == "FunctionScorer"
+    assert provenance.model.startswith(name)
