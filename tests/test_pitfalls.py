@@ -6,10 +6,13 @@ elsewhere, or the case cannot arise, it says so; `test_every_place_named_here_ex
 Padding and the position that is read
  1. The score changes with the batch. Here.
  2. Left padding reads another token. Here.
- 3. Padding with EOS moves the token. tests/engine/test_reward_model_scorer_padding.py::test_pooling_where_the_text_ends_in_padding
- 4. No padding token, no batches. tests/engine/test_reward_model_scorer_padding.py::test_a_checkpoint_without_a_padding_token
- 5. A wrapper drops the attention mask. tests/engine/kinds/test_kinds.py::test_a_score_depends_on_nothing_else_in_the_call
- 6. Padding wasted. tests/test_engine.py::test_counts_and_costs
+ 3. Padding with EOS moves the token.
+    tests/engine/test_reward_model_scorer_padding.py::test_pooling_where_the_text_ends_in_padding
+ 4. No padding token, no batches.
+    tests/engine/test_reward_model_scorer_padding.py::test_a_checkpoint_without_a_padding_token
+ 5. A wrapper drops the attention mask.
+    tests/engine/kinds/test_kinds.py::test_a_score_depends_on_nothing_else_in_the_call
+ 6. Padding wasted. tests/engine/test_reward_model_scorer.py::test_tokens_and_their_cost_are_counted
 
 Numerics
  7. Another engine, another number. tests/engine/test_parity.py::test_equals_the_plain_forward
@@ -17,38 +20,51 @@ Numerics
  9. Tensor parallelism moves the score. Cannot arise: no product is split. `device_map` puts whole layers on a device.
 10. An attention backend breaks a family. Here.
 11. Noise becomes an advantage of full size. Here.
-12. A score that is not a number. tests/test_engine.py::test_weights_that_are_no_numbers_cost_the_rows_that_read_them
+12. A score that is not a number.
+    tests/engine/test_reward_model_scorer_failures.py::test_a_weight_of_nan_costs_only_the_rows_that_read_it
 13. Quantised without being asked. Here.
 
 Text to tokens
-14. BOS twice, or never. tests/engine/text/test_renderer.py::test_one_bos_where_template_and_tokenizer_both_write_one
+14. BOS twice, or never.
+    tests/engine/text/test_renderer.py::test_one_bos_where_template_and_tokenizer_both_write_one
 15. The end mark missing or extra. Here; for a family that reads an end mark of its own,
     tests/engine/loading/test_families.py::test_athene_reads_a_token_that_it_appends
 16. Templates that write more than the messages. Here, and
     tests/engine/text/test_renderer.py::test_every_turn_is_the_conversation_up_to_it
-17. Control tokens in a reply. Here, and tests/engine/text/test_control_tokens.py::test_no_message_writes_a_control_token
+17. Control tokens in a reply. Here, and
+    tests/engine/text/test_control_tokens.py::test_no_message_writes_a_control_token
 
 Serving
-18. One request, one forward. tests/adapters/test_openrlhf.py::test_256_single_posts_become_few_score_calls
+18. One request, one forward.
+    tests/server/test_get_reward.py::test_256_single_posts_become_few_score_calls
 19. A renamed field is ignored. Here, for options; no client of another scoring service is part of the package.
-20. A failure becomes a number. tests/envs/test_vector.py::test_a_fallback_is_declared_and_enters_no_statistic
-21. Longer than the context. tests/test_engine.py::test_what_is_cut_is_counted_and_warned_of_once
-22. Cut on the wrong side. tests/engine/text/test_overlong.py::test_dropping_turns_keeps_system_last_user_and_reply
+20. A failure becomes a number.
+    tests/envs/test_vector.py::test_a_fallback_is_declared_and_enters_no_statistic
+21. Longer than the context.
+    tests/engine/test_reward_model_scorer_failures.py::test_cut_tokens_are_counted_and_warned_of_once
+22. Cut on the wrong side.
+    tests/engine/text/test_overlong.py::test_dropping_turns_keeps_system_last_user_and_reply
 23. Clipped rewards. Here.
 
 Models and memory
-24. The head was never saved. Here, and tests/engine/loading/test_checkpoint.py::test_a_missing_head_is_an_error
-25. Another number of labels. tests/test_engine.py::test_a_head_of_another_width
+24. The head was never saved. Here, and
+    tests/engine/loading/test_checkpoint.py::test_a_missing_head_is_an_error
+25. Another number of labels.
+    tests/engine/test_reward_model_scorer.py::test_a_head_of_two_outputs_is_refused
 26. The policy's options reach the reward model. Here.
-27. Out of memory. tests/engine/test_reward_model_scorer_failures.py::test_out_of_memory_halves_the_budget_and_remembers_it
+27. Out of memory.
+    tests/engine/test_reward_model_scorer_failures.py::test_out_of_memory_halves_the_budget_and_remembers_it
 28. Loaded again at every step. Here, and
-    tests/engine/executors/test_local.py::test_sleep_gives_the_memory_back_and_wake_takes_it
+    tests/engine/executors/test_local_weights.py::test_sleep_gives_the_memory_back_and_wake_takes_it
 
 Using the scores
-29. Scores of two models on two scales; paid by the letter. tests/reports/test_metrics.py::test_a_reward_for_length_shows and
+29. Scores of two models on two scales; paid by the letter.
+    tests/reports/test_metrics.py::test_a_reward_for_length_shows_as_a_correlation and
     tests/scorers/test_combined.py::test_a_fitted_calibration_is_stored_with_the_hash_of_its_data
-30. Groups mixed up. tests/agents/test_grpo.py::test_permuting_rows_permutes_the_advantages_to_the_bit
-31. The last state is lost. tests/envs/test_vector.py::test_a_one_turn_episode_ends_at_every_step_and_keeps_its_last_state
+30. Groups mixed up.
+    tests/agents/test_grpo.py::test_permuting_rows_permutes_the_advantages_to_the_bit
+31. The last state is lost.
+    tests/envs/test_vector.py::test_a_one_turn_episode_ends_at_every_step_and_keeps_its_last_state
 32. The loss of a pair overflows. tests/training/test_losses.py::test_loss_and_gradient_stay_finite
 """
 

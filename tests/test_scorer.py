@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,9 +63,8 @@ class FailsFirst(Lengths):
 @pytest.fixture(autouse=True)
 def user_module(monkeypatch):
     """The module `user_scorers`, as a user would write it."""
-    for kind in (Lengths, FailsFirst):
-        monkeypatch.setattr(kind, "made", 0)
-    names = SimpleNamespace(
+    module = ModuleType("user_scorers")
+    module.__dict__.update(
         length=length,
         right=right,
         Lengths=Lengths,
@@ -75,9 +74,10 @@ def user_module(monkeypatch):
         old_instance=WithoutPrompts(),
         number=3,
     )
-    Lengths.made = 0
-    monkeypatch.setitem(sys.modules, "user_scorers", names)
-    return names
+    monkeypatch.setitem(sys.modules, "user_scorers", module)
+    for kind in (Lengths, FailsFirst):
+        monkeypatch.setattr(kind, "made", 0)
+    return module
 
 
 # --- what there is already
@@ -165,7 +165,7 @@ def test_what_exists_already_takes_no_options_by_name_either(name):
 
 
 def test_options_that_a_class_does_not_take_are_refused():
-    with pytest.raises(ConfigError, match="user_scorers:Lengths.*unexpected keyword argument 'scael'"):
+    with pytest.raises(ConfigError, match=r"user_scorers:Lengths.*unexpected keyword argument 'scael'"):
         load_scorer("user_scorers:Lengths", scael=2.0)
 
 
@@ -175,7 +175,7 @@ def test_a_module_that_does_not_exist_is_named():
 
 
 def test_a_name_that_does_not_exist_offers_the_nearest():
-    with pytest.raises(ConfigError, match="'user_scorers:lenght'.*Did you mean 'length'"):
+    with pytest.raises(ConfigError, match=r"'user_scorers:lenght'.*Did you mean 'length'"):
         load_scorer("user_scorers:lenght")
 
 
@@ -422,7 +422,7 @@ def test_a_scorer_that_was_passed_in_is_never_closed():
 
 
 def test_a_scorer_that_a_module_holds_is_never_closed(user_module):
-    """It was made by its owner, who may use it elsewhere, and a second environment would get it closed."""
+    """Its module may use it elsewhere, and the next environment would get it closed."""
     scorer = acquire_scorer("user_scorers:instance", {})
     assert scorer is user_module.instance
     release_scorer(scorer)

@@ -193,6 +193,15 @@ def test_an_object_without_a_score_method_is_refused():
         check_scorer(count_characters)
 
 
+def test_a_scorer_without_a_parameter_for_prompts_is_found_out():
+    class WithoutPrompts:
+        def score(self, conversations):
+            return Scores.from_rewards(count_characters(conversations))
+
+    with pytest.raises(AssertionError, match="prompts"):
+        check_scorer(WithoutPrompts())
+
+
 def test_own_conversations_are_checked():
     with pytest.raises(AssertionError, match="reverse order"):
         check_scorer(

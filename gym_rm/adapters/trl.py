@@ -195,7 +195,7 @@ class EnvironmentRollout:
         active = np.ones(len(rollouts), dtype=np.bool_)
         while active.any():
             replies = _generate(rollouts, active, trainer, tokenizer)
-            observations, rewards, terminations, truncations, infos = envs.step_rows(replies, active)
+            observations, rewards, terminations, truncations, infos = envs.step(replies, rows=active)
             for row in np.flatnonzero(active).tolist():
                 failed = "score_ok" in infos and infos["_score_ok"][row] and not infos["score_ok"][row]
                 paid = rollouts[row].reward

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import NoReturn
 
 import typer
@@ -15,6 +17,11 @@ def fail(error: Exception, code: int) -> NoReturn:
     for text in (f"error: {error}", *getattr(error, "__notes__", ())):
         stderr.print(text, style="red", markup=False)
     raise typer.Exit(code)
+
+
+def find_own_modules() -> None:
+    """Let `module:function` name a module in the working directory, as `python -m` does."""
+    sys.path.insert(0, os.getcwd())
 
 
 def quiet_loading() -> None:

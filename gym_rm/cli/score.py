@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 import gym_rm
-from gym_rm.cli.console import fail, quiet_loading, stderr
+from gym_rm.cli.console import fail, find_own_modules, quiet_loading, stderr
 from gym_rm.cli.scored_files import FileScoring, Progress, is_stream
 from gym_rm.config import override_values
 from gym_rm.errors import GymRMError
@@ -122,7 +122,7 @@ def score(
 
 def _load_scorer(model: Any, **options: Any) -> gym_rm.Scorer:
     quiet_loading()
-    sys.path.insert(0, os.getcwd())  # where a user's own module:function is
+    find_own_modules()
     return gym_rm.load_scorer(model, **options)
 
 

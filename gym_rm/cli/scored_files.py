@@ -23,7 +23,7 @@ import numpy as np
 
 from gym_rm.data.rows import parse_line, read_lines, show
 from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.scores import Provenance, Scores
 
@@ -195,7 +195,7 @@ class FileScoring:
         options: dict[str, Any] = {"turns": "all"} if self.turns == "all" else {}
         try:
             return try_score(scorer, conversations, prompts, **options)
-        except GymRMError as error:
+        except Exception as error:
             error.add_note(f"while scoring {batch[0].where} to {batch[-1].where}")
             raise
 

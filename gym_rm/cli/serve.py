@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Annotated
 
 import typer
 
-from gym_rm.cli.console import fail, quiet_loading
+from gym_rm.cli.console import fail, find_own_modules, quiet_loading
 from gym_rm.errors import GymRMError
 
 
 def serve(
     policy_tokenizer: Annotated[str, typer.Option(help="Folder or hub id of the policy's tokenizer.")],
     reward_model: Annotated[
-        str | None, typer.Option(help="Folder or hub id. Default: the embedded reward model.")
+        str | None, typer.Option(help="Folder, hub id or module:function. Default: the embedded reward model.")
     ] = None,
     chat_template: Annotated[
         bool, typer.Option(help="Prompts were written by the policy's chat template; or they are plain texts.")
@@ -31,7 +32,9 @@ def serve(
     from gym_rm.adapters.openrlhf import RewardFunction
     from gym_rm.server.get_reward import RewardServer
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a container stops its server with SIGTERM
     quiet_loading()
+    find_own_modules()
     try:
         reward_function = RewardFunction(
             reward_model, policy_tokenizer=policy_tokenizer, apply_chat_template=chat_template

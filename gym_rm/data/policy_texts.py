@@ -30,7 +30,8 @@ class PolicyTexts:
         chat_template_kwargs: extra variables that the trainer gives to the chat template.
 
     Raises:
-        ConfigError: no chat template, or one that does not write turns one after the other.
+        ConfigError: the tokenizer cannot be loaded, or has no chat template, or one that does not write turns one after
+            the other.
 
     Example:
         >>> import importlib.resources
@@ -50,7 +51,10 @@ class PolicyTexts:
         if isinstance(tokenizer, str):
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"the policy's tokenizer {tokenizer!r} cannot be loaded: {error}") from error
         self._tokenizer = tokenizer
         self._rendered = apply_chat_template
         self._input_template = (input_template or "{}").partition("{}")

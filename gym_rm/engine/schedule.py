@@ -139,9 +139,7 @@ class Scheduler:
             return plan_trees(sequences, max_num_batched_tokens=budget)
         return plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
 
-    def _checked(
-        self, outcomes: list[BatchResult], batches: Sequence[Batch], executor: Executor
-    ) -> list[BatchResult]:
+    def _checked(self, outcomes: list[BatchResult], batches: Sequence[Batch], executor: Executor) -> list[BatchResult]:
         """The results, with an error in place of values that do not have the shape that was asked for."""
         name = f"{type(executor).__name__}.run"
         if len(outcomes) != len(batches):

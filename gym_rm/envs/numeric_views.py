@@ -277,7 +277,7 @@ class TokenLevel(NumericView):
         lengths = np.array([len(reply) + 1 for reply in self._replies])
         ended = playing & ((tokens == self._stop) | (lengths >= self.max_new_tokens))
         texts = [self._text(row, tokens[row]) if ended[row] else "" for row in range(self.num_envs)]
-        conversations, rewards, terminations, truncations, infos = self.env.step_rows(texts, ended | starting)
+        conversations, rewards, terminations, truncations, infos = self.env.step(texts, rows=ended | starting)
 
         for row in np.flatnonzero(playing & ~ended).tolist():
             self._replies[row].append(int(tokens[row]))

@@ -142,25 +142,24 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self._print(rows)
         return self._observe(), infos
 
-    def step(self, actions: Sequence[str]) -> Step:
+    def step(self, actions: Sequence[str], *, rows: Mask | None = None) -> Step:
         """Append N replies to N conversations and score them in one call.
 
         In `NEXT_STEP` the rows that ended in the last step start a new episode: their reply is ignored, their reward
         is 0.0.
+
+        Args:
+            actions: N replies.
+            rows: bool `[N]`, to step only some environments, still with one call of the scorer. The others wait: their
+                action is ignored, their reward is 0.0 and `infos` hold nothing for them. For callers whose replies
+                are finished at different times, token by token for example. None for all.
 
         Raises:
             ActionError: a reply that is not a valid text, or a wrong number of replies; names the row.
             ScoringError: rows without a score, where there is no `fallback_reward`; names the rows.
             ResetNeeded: before the first reset, or for a row whose episode is over in `DISABLED`.
         """
-        return self.step_rows(actions, np.ones(self.num_envs, dtype=np.bool_))
-
-    def step_rows(self, actions: Sequence[str], rows: Mask) -> Step:
-        """`step` for the rows of a mask (bool `[N]`) alone, still with one call of the scorer.
-
-        The other rows wait: their entry of `actions` is ignored, their reward is 0.0 and `infos` hold nothing for
-        them. For callers that compose replies at different speeds, token by token for example.
-        """
+        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else rows
         self._require_episodes(rows)
         starting, playing = rows & self._over, rows & ~self._over
         indices = np.flatnonzero(playing).tolist()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, ScoringError
 from gym_rm.scorer import RewardFunction
 from gym_rm.scores import Provenance, Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, copy_conversation
@@ -21,7 +21,9 @@ class FunctionScorer:
     The signature is read once: a second required parameter, or one named `prompts`, receives the list of prompts.
 
     Args:
-        function: `(conversations)` or `(conversations, prompts)` to one number, or None for "no score", for each.
+        function: `(conversations)` or `(conversations, prompts)` to one number for each conversation, or None where
+            it has no score. It may also return `Scores` (to add components, infos or terminations), or raise a
+            `ScoringError` with them.
 
     Raises:
         ConfigError: a function with another signature.
@@ -50,7 +52,7 @@ class FunctionScorer:
 
         Raises:
             ConfigError: the input or the return value is not a list of length N.
-            ScoringError: rows for which the function returned None or a number that is not finite.
+            ScoringError: the function returned None or a number that is not finite for some rows.
         """
         copies = _copy_all(conversations)
         size = len(copies)
@@ -59,47 +61,66 @@ class FunctionScorer:
         required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
         given: Sequence[Prompt | None] = prompts if prompts is not None else [None] * size
         rows = [row for row in range(size) if given[row] is not None or not required]
-        values = self._call([copies[row] for row in rows], [given[row] for row in rows] if prompts else None)
-        lost = f"{self._name} compares with the row that the conversation started from, and none was given (prompts=)"
-        errors: list[str | None] = [lost] * size
-        rewards = np.full(size, np.nan)
-        for row, value in zip(rows, values, strict=True):
-            errors[row] = "the reward function returned None" if value is None else None
-            rewards[row] = np.nan if value is None else value
+        scores = self._scores(rows, [copies[row] for row in rows], [given[row] for row in rows] if prompts else None)
+        spread = scores.scatter(rows, size)
+        missing = f"{self._name} needs the prompt of this conversation, and none was given (prompts=)"
+        errors = list(spread.errors)
+        for row in set(range(size)) - set(rows):
+            errors[row] = missing
         provenance = Provenance("FunctionScorer", getattr(self._function, "__qualname__", repr(self._function)))
-        return Scores.from_rewards(rewards, errors=errors, provenance=provenance).raise_for_errors()
+        return dataclasses.replace(spread, errors=tuple(errors), provenance=provenance).raise_for_errors()
 
-    def _call(self, conversations: list[list[Message]], prompts: list[Prompt | None] | None) -> list[float | None]:
+    def _scores(
+        self, rows: list[int], conversations: list[list[Message]], prompts: list[Prompt | None] | None
+    ) -> Scores:
+        """Scores of those rows of the call that the function is asked for."""
         if not conversations:
-            return []
+            return Scores.from_rewards([])
+        try:
+            returned = self._call(conversations, prompts)
+        except ScoringError as error:
+            if len(error.scores) != len(conversations):  # of another call that the function made
+                raise
+            returned = error.scores
+        if isinstance(returned, Scores) and len(returned) == len(conversations):
+            return returned
+        values = self._numbers(returned, rows)
+        return Scores.from_rewards(
+            [np.nan if value is None else value for value in values],
+            errors=["the reward function returned None" if value is None else None for value in values],
+        )
+
+    def _call(self, conversations: list[list[Message]], prompts: list[Prompt | None] | None) -> Any:
         if self._prompts is None:
-            return self._numbers(self._function(conversations), len(conversations))
+            return self._function(conversations)
         copies = None if prompts is None else [None if prompt is None else _copy_prompt(prompt) for prompt in prompts]
         if self._prompts.kind is inspect.Parameter.POSITIONAL_ONLY:
-            return self._numbers(self._function(conversations, copies), len(conversations))
-        return self._numbers(self._function(conversations, **{self._prompts.name: copies}), len(conversations))
+            return self._function(conversations, copies)
+        return self._function(conversations, **{self._prompts.name: copies})
 
-    def _numbers(self, returned: Any, size: int) -> list[float | None]:
-        """The return value, if it is a number or None for each conversation."""
+    def _numbers(self, returned: Any, rows: list[int]) -> list[float | None]:
+        """The return value, if it is a number or None for each of these rows."""
         try:
             values = None if isinstance(returned, str | bytes | Mapping | Set) else iter(returned)
         except TypeError:
             values = None
         if values is None:
             raise ConfigError(
-                f"{self._name} returned {type(returned).__name__} {returned!r:.80} for {size} conversations; "
+                f"{self._name} returned {type(returned).__name__} {returned!r:.80} for {len(rows)} conversations; "
                 "it must return a list with one number, or None, per conversation."
             )
         listed = list(values)
-        if len(listed) != size:
+        if len(listed) != len(rows):
             raise ConfigError(
-                f"{self._name} returned {len(listed)} values for {size} conversations; it must return one for each."
+                f"{self._name} returned {len(listed)} values for {len(rows)} conversations; it must return one each."
             )
         numbers: list[float | None] = []
-        for row, value in enumerate(listed):
+        for row, value in zip(rows, listed, strict=True):
             try:
+                if isinstance(value, str | bytes):
+                    raise TypeError("a text")
                 numbers.append(None if value is None else float(value))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise ConfigError(
                     f"{self._name} returned {type(value).__name__} {value!r:.80} for conversation {row}; "
                     "it must return a number, or None for no score."

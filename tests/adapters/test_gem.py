@@ -1,18 +1,40 @@
+import importlib.util
+
 import pytest
 from recording import chat
 
-gem = pytest.importorskip("gem", reason="GEM is not installed")
+from gym_rm import ConfigError, ScoringError
 
 NAME = "gym_rm:reward-model"
+SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"]} for n in range(1, 4)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def registered():
+@pytest.fixture
+def gem():
+    """The library, with our environment in its registry."""
+    gem = pytest.importorskip("gem", reason="GEM is not installed")
     gem.register(NAME, "gym_rm.adapters.gem:RewardModelGemEnv")
+    return gem
 
 
-def test_texts_in_and_texts_out(recorder):
-    env = gem.make(NAME, reward_model=recorder, prompts=[{"prompt": "2 + 2?", "user_turns": ["sure?"]}])
+class Base:
+    """What the environment needs of its base class."""
+
+    def reset(self, seed=None):
+        pass
+
+
+@pytest.fixture
+def make(import_adapter, request):
+    """Environments made by GEM's registry; where it is not installed, over a stand-in of its base class."""
+    if importlib.util.find_spec("gem") is None:
+        return import_adapter("gem", {"gem.core": {"Env": Base}}).RewardModelGemEnv
+    gem = request.getfixturevalue("gem")
+    return lambda **settings: gem.make(NAME, **settings)
+
+
+def test_texts_in_and_texts_out(make, recorder):
+    env = make(reward_model=recorder, prompts=[{"prompt": "2 + 2?", "user_turns": ["sure?"]}])
     observation, info = env.reset(seed=3)
     assert observation == "2 + 2?"
     assert info["prompt_id"] == "0"
@@ -24,10 +46,52 @@ def test_texts_in_and_texts_out(recorder):
     assert isinstance(env.sample_random_action(), str)
 
 
-def test_gems_vector_environment(recorder):
+def test_gems_vector_environment(gem, recorder):
     envs = gem.make_vec([NAME] * 3, vec_kwargs=[{"reward_model": recorder, "prompts": ["2 + 2?"]}] * 3)
     observations, _ = envs.reset(seed=0)
     assert list(observations) == ["2 + 2?"] * 3
     _, rewards, terminations, *_ = envs.step(["four", "4", "it is four"])
     assert list(rewards) == [1.0, 0.25, 2.5]
     assert all(terminations)
+
+
+# --- the row, for verifiers ----------------------------------------------------------------------------------------
+
+
+def test_a_verifier_compares_each_turn_with_the_answer_of_its_row(make, verifier):
+    env = make(reward_model=verifier, prompts=SUMS)
+    questions = set()
+    for seed in range(8):
+        question, info = env.reset(seed=seed)
+        questions.add(question)
+        assert info["answer"] == str(2 * int(question[0]))
+        assert env.step("?")[1] == 0.0
+        assert env.step(f"It is {info['answer']}.")[1:3] == (1.0, True)
+    assert len(questions) > 1
+    assert all(conversation[0] == prompt.messages[0] for conversation, prompt in verifier.rows)
+
+
+def test_a_row_without_an_answer_is_an_error_for_a_verifier(make, verifier):
+    env = make(reward_model=verifier, prompts=["2 + 2?"])
+    env.reset(seed=0)
+    with pytest.raises(ScoringError, match="row 0: the reward function returned None"):
+        env.step("4")
+
+
+def test_a_row_without_an_answer_gets_the_fallback_and_is_marked(make, verifier):
+    env = make(reward_model=verifier, prompts=["2 + 2?"], fallback_reward=-2.0)
+    env.reset(seed=0)
+    _, reward, _, _, info = env.step("4")
+    assert (reward, info["score_ok"]) == (-2.0, False)
+
+
+def test_an_answer_that_is_not_text_is_refused(make, verifier):
+    with pytest.raises(ConfigError, match="'answer' must be a text or a number"):
+        make(reward_model=verifier, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
+
+
+def test_a_verifier_in_gems_vector_environment(gem, verifier):
+    envs = gem.make_vec([NAME] * 3, vec_kwargs=[{"reward_model": verifier, "prompts": [row]} for row in SUMS])
+    envs.reset(seed=0)
+    _, rewards, *_ = envs.step(["It is 2.", "It is 5.", "It is 6."])
+    assert list(rewards) == [1.0, 0.0, 1.0]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from recording import RecordingScorer, chat
+from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 
 from gym_rm import ConfigError, ScoringError
 from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
@@ -75,7 +75,7 @@ def test_any_batch_size(environment, size):
     assert result.rewards.shape == result.terminateds.shape == (size,)
 
 
-def test_what_cannot_be_scored_is_never_a_zero(environment):
+def test_a_log_without_a_score_is_an_error_or_the_fallback(environment):
     with pytest.raises(ScoringError):
         environment.step([log("q", "FAIL"), log("q", "four")], [None, None])
     environment = RewardModelEnvironment({"scorer": RecordingScorer()}, fallback_reward=-2.0)
@@ -116,6 +116,74 @@ def test_shutdown_can_be_repeated(environment):
     environment.shutdown()
 
 
+# --- the metadata, for verifiers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verifying(verifier):
+    return RewardModelEnvironment({"scorer": verifier})
+
+
+@pytest.mark.parametrize("key", ["ground_truth", "answer"])
+def test_the_metadata_of_each_log_reaches_a_verifier(verifying, verifier, key):
+    logs = [log("2 + 2?", "4"), log("3 + 3?", "5"), log("q", "a", "sure?", "yes")]
+    metadata = [{key: "4", "level": "easy"}, {key: "6", "id": "b"}, {key: "a"}]
+    assert verifying.step(logs, metadata).rewards.tolist() == [1.0, 0.0, 0.0]
+    assert [prompt.answer for prompt in verifier.prompts] == ["4", "6", "a"]
+    assert [prompt.messages for prompt in verifier.prompts] == [tuple(chat(q)) for q in ("2 + 2?", "3 + 3?", "q")]
+    assert [prompt.prompt_id for prompt in verifier.prompts] == ["0", "b", "2"]
+    assert verifier.prompts[0].metadata["level"] == "easy"
+
+
+def test_the_ground_truth_is_preferred_to_an_answer(verifying):
+    metadata = [{"ground_truth": "4", "answer": "2 + 2 = 4"}, {"ground_truth": ["4"], "answer": "4"}]
+    assert verifying.step([log("q", "It is 4.")] * 2, metadata).rewards.tolist() == [1.0, 1.0]
+
+
+def test_a_ground_truth_that_is_a_number_is_compared_as_text(verifying):
+    result = verifying.step([log("q", "It is 4.")] * 2, [{"ground_truth": 4}, {"ground_truth": 0}])
+    assert result.rewards.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("ground_truth", NO_ANSWERS)
+def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(verifying, verifier, ground_truth):
+    with pytest.raises(ScoringError, match=r"1 of 2 .* row 1: the reward function returned None"):
+        verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}, {"ground_truth": ground_truth}])
+    assert [prompt.answer for prompt in verifier.prompts] == ["4", None]
+    assert verifier.prompts[1].metadata["ground_truth"] is ground_truth  # for verifiers that can read it
+
+
+@pytest.mark.parametrize("answer", [["4"], {"value": "4"}])
+def test_an_unusable_answer_stays_in_the_metadata(verifying, verifier, answer):
+    with pytest.raises(ScoringError):
+        verifying.step([log("q", "4")], [{"answer": answer}])
+    assert verifier.prompts[0].metadata["answer"] == answer
+
+
+@pytest.mark.parametrize("metadata", [None, [None], [{}], ["4"]])
+def test_a_log_without_metadata_is_an_error_for_a_verifier(verifying, metadata):
+    with pytest.raises(ScoringError, match="row 0"):
+        verifying.step([log("q", "4")], metadata)
+
+
+def test_another_number_of_metadata_is_an_error(verifying):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
+
+
+def test_a_verifier_that_fails_on_a_broken_row_is_an_error():
+    environment = RewardModelEnvironment({"scorer": answer_must_be_text}, fallback_reward=-2.0)
+    with pytest.raises(AttributeError, match="strip"):
+        environment.step([log("q", "4")], [{"ground_truth": None}])
+
+
+def test_a_prompt_that_is_rendered_already_keeps_its_metadata(verifier, policy_path):
+    environment = RewardModelEnvironment({"scorer": verifier}, policy_tokenizer=policy_path)
+    prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    assert environment.step([log(prompt, "4<|im_end|>")], [{"ground_truth": "4"}]).rewards.tolist() == [1.0]
+    assert verifier.prompts[0].messages == tuple(chat("How much is 2 + 2?"))
+
+
 # --- the configuration ---------------------------------------------------------------------------------------------
 
 
@@ -153,7 +221,7 @@ def test_templates(tmp_path):
         ({"modle_name": "typo"}, "modle_name: unknown. Did you mean 'model_name'?"),
     ],
 )
-def test_what_cannot_be_honoured_is_named(change, named):
+def test_an_unsupported_setting_is_named(change, named):
     with pytest.raises(ConfigError) as caught:
         read_config(changed(**change))
     assert named in str(caught.value)

@@ -1,35 +1,18 @@
 import asyncio
-import base64
-import http.client
 import importlib.util
-import json
-import math
-import re
-import socket
-import subprocess
-import sys
 import textwrap
-import urllib.error
-import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import gymnasium as gym
 import pytest
 import torch
-from recording import RecordingScorer, chat
+from openrlhf_client import PROMPT, REPLIES, prompt_text, query
+from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 from transformers import AutoTokenizer
 
-from gym_rm import ConfigError, ConversationError, ScoringError
+from gym_rm import ConversationError, ScoringError
 from gym_rm.adapters.openrlhf import RewardFunction
 from gym_rm.server.get_reward import RewardServer
-
-PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"
-REPLIES = ["It is 40.", "It is 37."]
-
-
-def query(reply):
-    return PROMPT + reply + "<|im_end|>"
 
 
 def expected_rewards(scorer):
@@ -42,22 +25,6 @@ def reward_function(recorder, policy_path):
     return RewardFunction(recorder, policy_tokenizer=policy_path)
 
 
-@pytest.fixture
-def server(reward_function):
-    with RewardServer(reward_function, port=0) as server:
-        yield server
-
-
-def post(url, body, headers=None):
-    body = body if isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json", **(headers or {})})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.loads(response.read())
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())
-
-
 # --- the Python form -----------------------------------------------------------------------------------------------
 
 
@@ -67,11 +34,11 @@ def test_the_function_returns_what_openrlhf_reads(reward_function, recorder):
     assert result.keys() == {"rewards", "scores", "extra_logs"}
     torch.testing.assert_close(result["rewards"], torch.tensor([1.0, 0.25]))
     torch.testing.assert_close(result["scores"], torch.sigmoid(torch.tensor([1.0, 0.25])))
-    assert result["extra_logs"].keys() == {"score_ok", "num_tokens", "truncated_tokens", "head_length"}
+    assert result["extra_logs"].keys() == {"score_ok", "num_tokens", "truncated_tokens", "component_length"}
     assert all(values.shape == (2,) for values in result["extra_logs"].values())
 
 
-def test_what_cannot_be_scored_is_never_a_zero(recorder, policy_path):
+def test_a_sample_without_a_score_is_an_error_or_the_fallback(recorder, policy_path):
     queries, prompts = [query("FAIL"), query("four")], [PROMPT] * 2
     with pytest.raises(ScoringError):
         RewardFunction(recorder, policy_tokenizer=policy_path)(queries, prompts, ["", ""])
@@ -116,125 +83,54 @@ def test_the_reward_is_the_environments(policy_path, embedded_scorer):
     assert rewards.tolist() == pytest.approx(envs.step(replies)[1].tolist(), abs=1e-5)
 
 
-# --- the HTTP form -------------------------------------------------------------------------------------------------
+# --- the row, for verifiers ----------------------------------------------------------------------------------------
 
 
-def test_the_endpoint_follows_the_protocol(server, recorder):
-    body = {"query": [query("four"), query("4")], "prompts": [PROMPT] * 2, "labels": ["4", {"any": "thing"}]}
-    status, reply = post(server.url, body)
-    assert status == 200
-    assert server.url.startswith("http://127.0.0.1:")
-    assert reply["rewards"] == [1.0, 0.25]
-    assert reply["scores"] == pytest.approx([1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-0.25))])
-    assert reply["extra_logs"]["num_tokens"] == [24.0, 21.0]
-    assert recorder.calls[0][0] == chat("How much is 90 - 50?", "four")
+@pytest.fixture
+def verifying(verifier, policy_path):
+    return RewardFunction(verifier, policy_tokenizer=policy_path)
 
 
-@pytest.mark.parametrize("body", [{"query": []}, {"query": [], "prompts": [], "labels": []}])
-def test_an_empty_query_gets_empty_lists(server, body):
-    status, reply = post(server.url, body)
-    assert status == 200
-    assert reply["rewards"] == reply["scores"] == []
-    assert all(values == [] for values in reply["extra_logs"].values())
+def test_each_label_reaches_a_verifier_as_the_answer_of_its_query(verifying, verifier):
+    prompts = [PROMPT, prompt_text("How much is 2 + 2?")]
+    queries = [query("It is 40."), query("It is 40.", prompts[1])]
+    assert verifying(queries, prompts, ["40", "4 "])["rewards"].tolist() == [1.0, 0.0]
+    assert [prompt.answer for prompt in verifier.prompts] == ["40", "4 "]  # as it came
+    assert verifier.prompts[1].messages == tuple(chat("How much is 2 + 2?"))
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (b"{", "not JSON"),
-        (b"\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        ([], "expected an object with 'query'"),
-        ({"query": "text"}, "expected an object with 'query'"),
-        ({"query": [1]}, "expected an object with 'query'"),
-        ({"query": ["a"]}, "expected 'prompts'"),
-        ({"query": ["a"], "prompts": []}, "expected one prompt for each query"),
-        ({"query": ["a"], "prompts": ["b"]}, "query 0: the text does not begin with its prompt"),
-        ({"query": [PROMPT + "FAIL"], "prompts": [PROMPT]}, "asked to fail"),
-    ],
-)
-def test_a_bad_request_says_what_is_wrong(server, body, reason):
-    status, reply = post(server.url, body)
-    assert status == 422
-    assert re.search(reason, reply["error"])
+def test_a_label_that_is_a_number_is_compared_as_text(verifying):
+    assert verifying([query("It is 40.")] * 2, [PROMPT] * 2, [40, 41])["rewards"].tolist() == [1.0, 0.0]
 
 
-def test_other_paths_and_a_health_check(server):
-    status, reply = post(server.url.replace("get_reward", "score"), {})
-    assert (status, "get_reward" in reply["error"]) == (404, True)
-    with urllib.request.urlopen(server.url.replace("get_reward", "health"), timeout=10) as response:
-        assert json.loads(response.read()) == {"status": "ok"}
+@pytest.mark.parametrize("label", ["", *NO_ANSWERS])  # OpenRLHF passes an empty text for a row without a label
+def test_a_missing_or_unusable_label_is_an_error_for_a_verifier(verifying, verifier, label):
+    with pytest.raises(ScoringError, match="row 1: the reward function returned None"):
+        verifying([query("40")] * 2, [PROMPT] * 2, ["40", label])
+    assert [prompt.answer for prompt in verifier.prompts] == ["40", None]
 
 
-def test_the_size_of_a_request_is_limited(reward_function):
-    with RewardServer(reward_function, port=0, max_request_bytes=100) as server:
-        connection = http.client.HTTPConnection(*server._http.server_address, timeout=10)
-        connection.putrequest("POST", "/get_reward")
-        connection.putheader("Content-Length", str(10**12))
-        connection.endheaders()
-        response = connection.getresponse()
-        assert response.status == 413
-        assert response.getheader("Connection") == "close"
-        connection.close()
+def test_an_unusable_label_goes_to_the_metadata(verifying, verifier):
+    with pytest.raises(ScoringError):
+        verifying([query("40")], [PROMPT], [{"value": "40"}])
+    assert verifier.prompts[0].metadata == {"answer": {"value": "40"}}  # for verifiers that can read it
 
 
-def test_a_length_is_needed(server):
-    with socket.create_connection(server._http.server_address, timeout=10) as connection:
-        connection.sendall(b"POST /get_reward HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
-        assert b"411" in connection.recv(100)
+def test_a_row_without_a_label_gets_the_fallback_and_is_marked(verifier, policy_path):
+    reward_function = RewardFunction(verifier, policy_tokenizer=policy_path, fallback_reward=-3.0)
+    result = reward_function([query("40")] * 2, [PROMPT] * 2, ["40", None])
+    assert result["rewards"].tolist() == [1.0, -3.0]
+    assert result["extra_logs"]["score_ok"].tolist() == [1.0, 0.0]
 
 
-def test_a_key_can_be_asked_for(reward_function):
-    with RewardServer(reward_function, port=0, key="secret") as server:
-        assert post(server.url, {"query": []})[0] == 401
-        assert post(server.url, {"query": []}, {"Authorization": "Bearer wrong"})[0] == 401
-        assert post(server.url, {"query": []}, {"Authorization": "Basic ???"})[0] == 401
-        assert post(server.url, {"query": []}, {"Authorization": "Bearer secret"})[0] == 200
-        basic = base64.b64encode(b"any:secret").decode()
-        assert post(server.url, {"query": []}, {"Authorization": f"Basic {basic}"})[0] == 200
+def test_another_number_of_labels_is_refused(verifying):
+    with pytest.raises(ConversationError, match="one label for each query, got 2 queries, 2 prompts and 1 labels"):
+        verifying([query("40")] * 2, [PROMPT] * 2, ["40"])
 
 
-def test_other_machines_need_a_key(reward_function):
-    with pytest.raises(ConfigError, match="Pass key="):
-        RewardServer(reward_function, host="0.0.0.0", port=0)
-
-
-def test_a_crash_of_the_scorer_is_told_and_survived(server):
-    crash = {"query": [query("CRASH")], "prompts": [PROMPT]}
-    assert post(server.url, crash) == (500, {"error": "OSError: the scorer crashed"})
-    assert post(server.url, {"query": [query("four")], "prompts": [PROMPT]})[0] == 200
-
-
-def test_a_request_is_given_up_at_its_deadline(policy_path):
-    reward_function = RewardFunction(RecordingScorer(seconds=1.0), policy_tokenizer=policy_path)
-    with RewardServer(reward_function, port=0, timeout=0.05) as server:
-        status, reply = post(server.url, {"query": [query("four")], "prompts": [PROMPT]})
-    assert (status, reply["error"]) == (503, "not scored within 0.05 seconds")
-
-
-def test_256_single_posts_become_few_score_calls(policy_path):
-    recorder = RecordingScorer(seconds=0.2)
-    with RewardServer(RewardFunction(recorder, policy_tokenizer=policy_path), port=0) as server:
-
-        def ask(length):
-            return post(server.url, {"query": [query("x" * length)], "prompts": [PROMPT], "labels": [""]})
-
-        with ThreadPoolExecutor(256) as pool:
-            answers = list(pool.map(ask, range(256)))
-    assert [reply["rewards"] for _, reply in answers] == [[length / 4] for length in range(256)]
-    assert recorder.num_conversations == 256
-    assert recorder.num_conversations / len(recorder.calls) > 16
-
-
-def test_the_command_serves(policy_path, embedded_scorer):
-    command = [sys.executable, "-m", "gym_rm.adapters.openrlhf", "--policy-tokenizer", policy_path, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            url = process.stdout.readline().split()[-1]
-            status, reply = post(url, {"query": [query(reply) for reply in REPLIES], "prompts": [PROMPT] * 2})
-        finally:
-            process.terminate()
-    assert (status, reply["rewards"]) == (200, expected_rewards(embedded_scorer))
+def test_a_verifier_that_fails_on_a_broken_row_is_an_error(policy_path):
+    with pytest.raises(AttributeError, match="strip"):
+        RewardFunction(answer_must_be_text, policy_tokenizer=policy_path)([query("40")], [PROMPT], [None])
 
 
 # --- OpenRLHF's own client -----------------------------------------------------------------------------------------
@@ -251,14 +147,15 @@ class OneReply:
         return SimpleNamespace(outputs=[output])
 
 
-def run_executors(executor, tokenizer, replies):
+def run_executors(executor, tokenizer, replies, labels=None):
+    labels = labels or ["4"] * len(replies)
     params = SimpleNamespace(max_tokens=32, logprobs=None)
 
     async def rollouts():
         return await asyncio.gather(
             *(
-                executor.execute(PROMPT, "4", params, 512, tokenizer, OneReply(tokenizer(reply)["input_ids"]))
-                for reply in replies
+                executor.execute(PROMPT, label, params, 512, tokenizer, OneReply(tokenizer(reply)["input_ids"]))
+                for reply, label in zip(replies, labels, strict=True)
             )
         )
 
@@ -289,3 +186,12 @@ def test_openrlhfs_executor_with_the_file(tmp_path, policy_path, embedded_scorer
     )
     assert [result["reward"].shape for result in results] == [(1,), (1,)]
     assert [result["reward"].item() for result in results] == expected_rewards(embedded_scorer)
+
+
+def test_the_labels_of_openrlhfs_executor_reach_a_verifier(verifying, policy_path):
+    agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
+    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    with RewardServer(verifying, port=0) as server:
+        executor = agent.SingleTurnAgentExecutor(server.url)
+        results = run_executors(executor, tokenizer, ["It is 40.<|im_end|>"] * 3, ["40", "41", "0"])
+    assert [result["reward"] for result in results] == [[1.0], [0.0], [1.0]]

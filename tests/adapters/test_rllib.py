@@ -3,10 +3,10 @@ from pathlib import Path
 import gymnasium as gym
 import psutil
 import pytest
-from recording import RecordingScorer, chat
+from recording import RecordingScorer, chat, holds_answer
 from tasks import CANDIDATES, TOKENS, WINDOW, best_return, task_prompts
 
-from gym_rm import ConfigError, RemoteError, ScoringError
+from gym_rm import ConfigError, Prompt, RemoteError, ScoringError
 from gym_rm.testing import check_scorer
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -108,7 +108,7 @@ def test_calls_of_several_processes_are_scored_together():
     scorer.close()
 
 
-def test_failed_rows_are_told_with_the_scores_of_the_others():
+def test_failed_rows_are_named_and_the_other_scores_are_kept():
     scorer = SharedScorer(RecordingScorer(), num_cpus=0)
     with pytest.raises(ScoringError) as caught:
         scorer.score([chat("q", "four"), chat("q", "FAIL")])
@@ -130,6 +130,55 @@ def test_a_reward_model_that_cannot_be_loaded_is_an_error_at_once(tmp_path):
         SharedScorer(str(tmp_path), num_cpus=0)
 
 
+# --- the row, for verifiers ----------------------------------------------------------------------------------------
+
+
+SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n)} for n in range(1, 5)]
+NUMBERS = [str(2 * n) for n in range(1, 5)]
+
+
+@pytest.fixture
+def shared_verifier():
+    scorer = SharedScorer(holds_answer, num_cpus=0)
+    yield scorer
+    scorer.close()
+
+
+def test_the_prompts_reach_a_verifier_in_the_actor(shared_verifier):
+    prompts = [Prompt(tuple(chat("2 + 2?")), "a", answer="4"), Prompt(tuple(chat("3 + 3?")), "b", answer="6")]
+    conversations = [chat("2 + 2?", "It is 4."), chat("3 + 3?", "It is 4.")]
+    assert shared_verifier.score(conversations, prompts).rewards.tolist() == [1.0, 0.0]
+
+
+def test_calls_of_several_processes_keep_their_own_answers(shared_verifier):
+    @ray.remote(num_cpus=0.25)
+    def ask(number):
+        prompt = Prompt(tuple(chat("q")), "p", answer=str(number))
+        return shared_verifier.score([chat("q", str(number % 3))], [prompt]).rewards.tolist()
+
+    rewards = ray.get([ask.remote(number) for number in range(8)])
+    assert rewards == [[float(number < 3)] for number in range(8)]
+
+
+def test_a_row_without_an_answer_is_an_error_for_a_verifier(shared_verifier):
+    prompts = [Prompt(tuple(chat("q")), "a", answer="4"), Prompt(tuple(chat("q")), "b")]
+    with pytest.raises(ScoringError, match="row 1: the reward function returned None") as caught:
+        shared_verifier.score([chat("q", "4")] * 2, prompts)
+    assert caught.value.scores.rewards[0] == 1.0
+
+
+def test_a_verifier_compares_each_action_with_the_answer_of_its_row(shared_verifier):
+    creator = EnvCreator(CANDIDATES, reward_model=shared_verifier, prompts=SUMS, candidates=NUMBERS, window=WINDOW)
+    envs = creator({"num_envs": 3})
+    _, infos = envs.reset(seed=0)
+    for _ in range(4):
+        right = [NUMBERS.index(answer) for answer in infos["answer"]]
+        _, rewards, *_ = envs.step(right[:2] + [(right[2] + 1) % 4])
+        assert rewards.tolist() == [1.0, 1.0, 0.0]
+        _, rewards, *_, infos = envs.step([0, 0, 0])  # NEXT_STEP: the step that starts the next episodes
+        assert rewards.tolist() == [0.0] * 3
+
+
 # --- the environments ----------------------------------------------------------------------------------------------
 
 
@@ -149,7 +198,7 @@ def test_another_autoreset_mode_is_refused():
         EnvCreator(CANDIDATES)({"autoreset_mode": "Disabled"})
 
 
-def test_texts_are_refused():
+def test_text_environments_are_refused():
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
         EnvCreator("RewardModel-v0", reward_model=length, prompts=PROMPTS)({"num_envs": 2})
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
@@ -159,7 +208,7 @@ def test_texts_are_refused():
 # --- learning ------------------------------------------------------------------------------------------------------
 
 
-def test_ppo_learns_and_scores_nothing_in_vain(shared, embedded_scorer):
+def test_ppo_learns_and_every_scored_conversation_is_a_step_it_keeps(shared, embedded_scorer):
     best = best_return(CANDIDATES, embedded_scorer)
     returns, steps_kept = train(registered(shared), num_env_runners=0, iterations=16)
     assert returns[-1] > 0.95 * best > returns[0]  # with exploration

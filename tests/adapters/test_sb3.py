@@ -4,7 +4,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from tasks import CANDIDATES, PROMPTS, TOKENS, best_return, make_task
 
-from gym_rm import ConfigError, load_scorer
+from gym_rm import ConfigError, ScoringError, load_scorer
 
 sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
 
@@ -31,7 +31,7 @@ def cart_pole(num_envs=3, mode=AutoresetMode.SAME_STEP):
 # --- the bridge ----------------------------------------------------------------------------------------------------
 
 
-def test_it_is_sb3s_own_vec_env_for_an_environment_that_both_know():
+def test_the_bridge_gives_the_same_steps_as_sb3s_own_vec_env():
     ours = VecEnvBridge(cart_pole())
     theirs = DummyVecEnv([lambda: gym.make("CartPole-v1", max_episode_steps=20)] * 3)
     for envs in (ours, theirs):
@@ -85,17 +85,75 @@ def test_attributes_and_methods_reach_the_environment(recorder):
     envs.close()
 
 
-def test_wrong_environments_are_told_what_to_do(recorder):
+def test_an_unsuitable_environment_is_refused_with_advice(recorder):
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
         VecEnvBridge(gym.make_vec("RewardModel-v0", 2, reward_model=recorder))
     with pytest.raises(ConfigError, match="autoreset_mode='SameStep'"):
         VecEnvBridge(make_task(CANDIDATES, recorder, 2, autoreset_mode="NextStep"))
     with pytest.raises(ConfigError, match="vector environment"):
         VecEnvBridge(gym.make(CANDIDATES, reward_model=recorder))
+
+
+def test_reset_options_are_refused(recorder):
     envs = VecEnvBridge(make_task(CANDIDATES, recorder, 2))
     envs.set_options({"reset_mask": None})
     with pytest.raises(ConfigError, match="reset options"):
         envs.reset()
+
+
+# --- the row, for verifiers ----------------------------------------------------------------------------------------
+
+
+SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "prompt_id": f"sum {n}"} for n in range(1, 5)]
+NUMBERS = [str(2 * n) for n in range(1, 5)]
+
+
+def make_sums(reward_model, num_envs, prompts=SUMS, **settings):
+    settings = {"prompts": prompts, "candidates": [f"It is {number}." for number in NUMBERS], "window": 12, **settings}
+    return VecEnvBridge(gym.make_vec(CANDIDATES, num_envs, reward_model=reward_model, **settings))
+
+
+def test_a_verifier_compares_each_action_with_the_answer_of_its_row(verifier):
+    envs = make_sums(verifier, 3)
+    envs.seed(0)
+    envs.reset()
+    for step in range(8):  # every step ends the episodes and draws new rows
+        answers = [info["answer"] for info in envs.reset_infos]
+        right = np.array([NUMBERS.index(answer) for answer in answers])
+        wrong = (right + 1) % len(NUMBERS)
+        _, rewards, dones, infos = envs.step(np.where([True, step % 2 == 0, False], right, wrong))
+        assert rewards.tolist() == [1.0, float(step % 2 == 0), 0.0]
+        assert dones.all()
+        assert [info["answer"] for info in infos] == answers
+    assert {prompt.prompt_id for prompt in verifier.prompts} == {row["prompt_id"] for row in SUMS}
+    assert all(conversation[0] == prompt.messages[0] for conversation, prompt in verifier.rows)
+
+
+def test_ppo_trains_on_a_verifier(verifier):
+    sb3.PPO("MlpPolicy", make_sums(verifier, 4), n_steps=8, batch_size=16, seed=0).learn(32)
+    expected = {row["prompt"]: row["answer"] for row in SUMS}
+    assert len(verifier.rows) == 32
+    assert all(prompt.answer == expected[conversation[0]["content"]] for conversation, prompt in verifier.rows)
+
+
+def test_a_row_without_an_answer_is_an_error_for_a_verifier(verifier):
+    envs = make_sums(verifier, 2, prompts=[{"prompt": "1 + 1?"}])
+    envs.reset()
+    with pytest.raises(ScoringError, match=r"2 of 2 .* row 0: the reward function returned None"):
+        envs.step(np.array([0, 0]))
+
+
+def test_a_row_without_an_answer_gets_the_fallback_and_is_marked(verifier):
+    envs = make_sums(verifier, 2, prompts=[{"prompt": "1 + 1?"}], fallback_reward=-1.0)
+    envs.reset()
+    _, rewards, _, infos = envs.step(np.array([0, 0]))
+    assert rewards.tolist() == [-1.0, -1.0]
+    assert [info["score_ok"] for info in infos] == [False, False]
+
+
+def test_an_answer_that_is_not_text_is_refused_before_training(verifier):
+    with pytest.raises(ConfigError, match=r"prompts\[1\]: 'answer' must be a text or a number, got list \['4'\]"):
+        make_sums(verifier, 2, prompts=[SUMS[0], {"prompt": "2 + 2?", "answer": ["4"]}])
 
 
 # --- SB3's tools around it -----------------------------------------------------------------------------------------

@@ -1,19 +1,28 @@
+import importlib.util
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from recording import RecordingScorer, chat
+from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 
 from gym_rm import ConfigError, ScoringError
 
-skyrl_gym = pytest.importorskip("skyrl_gym", reason="SkyRL-gym is not installed")
 
-from gym_rm.adapters.skyrl import RewardModelTextEnv
+class Base:
+    """What the environment needs of its base class."""
+
+    def close(self):
+        pass
 
 
 @pytest.fixture
-def make():
-    """Environments made by SkyRL-gym's registry."""
+def make(import_adapter):
+    """Environments made by SkyRL-gym's registry; where it is not installed, over a stand-in of its base class."""
+    if importlib.util.find_spec("skyrl_gym") is None:
+        adapter = import_adapter("skyrl", {"skyrl_gym.envs.base_text_env": {"BaseTextEnv": Base}})
+        return lambda env_config, extras=None: adapter.RewardModelTextEnv(env_config, extras or {})
+    import skyrl_gym
+
     name = f"reward_model_{uuid.uuid4().hex}"
     skyrl_gym.register(name, "gym_rm.adapters.skyrl:RewardModelTextEnv")
     return lambda env_config, extras=None: skyrl_gym.make(name, env_config=env_config, extras=extras or {})
@@ -50,7 +59,7 @@ def test_turns_can_be_limited(make, recorder):
     assert env.step("four")["done"]
 
 
-def test_what_cannot_be_scored_is_never_a_zero(make):
+def test_a_reply_without_a_score_is_an_error_or_the_fallback(make):
     env = make({"reward_model": RecordingScorer()})
     env.init(chat("q"))
     with pytest.raises(ScoringError):
@@ -75,6 +84,9 @@ def test_environments_of_many_threads_are_scored_together(make):
 
 
 def test_metrics_are_averaged_as_skyrl_does(make, recorder):
+    pytest.importorskip("skyrl_gym", reason="SkyRL-gym is not installed")
+    from gym_rm.adapters.skyrl import RewardModelTextEnv
+
     metrics = []
     for reply in ("a", "bbb"):
         env = make({"reward_model": recorder})
@@ -84,8 +96,82 @@ def test_metrics_are_averaged_as_skyrl_does(make, recorder):
     assert RewardModelTextEnv.aggregate_metrics(metrics) == {"num_turns": 1.0, "score_ok": 1.0, "num_tokens": 3.0}
 
 
-def test_mistakes_are_told(make, recorder):
+def test_an_unknown_key_is_refused(make, recorder):
     with pytest.raises(ConfigError, match="unknown keys"):
         make({"reward_model": recorder, "modle": 1})
+
+
+def test_a_step_before_init_is_refused(make, recorder):
     with pytest.raises(ConfigError, match="init"):
         make({"reward_model": recorder}).step("four")
+
+
+# --- the row, for verifiers ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reward_of(make):
+    """A function: the reward of a reply to a prompt, in the environment of a row of the dataset."""
+
+    def reward_of(reward_model, reply, extras=None, question="2 + 2?", **env_config):
+        env = make({"reward_model": reward_model, **env_config}, extras)
+        env.init(chat(question))
+        return env.step(reply)["reward"]
+
+    return reward_of
+
+
+def test_the_ground_truth_and_the_extras_reach_a_verifier(reward_of, verifier):
+    extras = {"reward_spec": {"method": "rule", "ground_truth": "4"}, "data_source": "sums"}
+    assert reward_of(verifier, "It is 4.", extras) == 1.0
+    assert reward_of(verifier, "It is 5.", extras) == 0.0
+    prompt = verifier.prompts[0]
+    assert (prompt.messages, prompt.answer, prompt.metadata) == (tuple(chat("2 + 2?")), "4", extras)
+
+
+def test_trajectories_of_many_threads_keep_their_own_ground_truth(reward_of, verifier):
+    def trajectory(number):
+        extras = {"reward_spec": {"ground_truth": str(number)}}
+        return reward_of(verifier, f"{number % 7}", extras, question=f"How much is {number} + 0?")
+
+    with ThreadPoolExecutor(16) as pool:
+        rewards = list(pool.map(trajectory, range(32)))
+    assert rewards == [float(str(number) in str(number % 7)) for number in range(32)]
+    assert all(f" {prompt.answer} " in conversation[0]["content"] for conversation, prompt in verifier.rows)
+
+
+def test_every_turn_of_a_dialogue_is_compared_with_the_same_row(make, verifier):
+    extras = {"reward_spec": {"ground_truth": "4"}, "user_turns": ["Are you sure?"]}
+    env = make({"reward_model": verifier}, extras)
+    env.init(chat("2 + 2?"))
+    assert [env.step(reply)["reward"] for reply in ("five", "No, 4.")] == [0.0, 1.0]
+    assert [prompt.messages for prompt in verifier.prompts] == [tuple(chat("2 + 2?"))] * 2
+
+
+def test_a_ground_truth_that_is_a_number_is_compared_as_text(reward_of, verifier):
+    assert reward_of(verifier, "It is 4.", {"reward_spec": {"ground_truth": 4}}) == 1.0
+
+
+@pytest.mark.parametrize("ground_truth", NO_ANSWERS)
+def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(reward_of, verifier, ground_truth):
+    with pytest.raises(ScoringError):
+        reward_of(verifier, "4", {"reward_spec": {"ground_truth": ground_truth}})
+    assert verifier.prompts[0].answer is None
+    assert verifier.prompts[0].metadata["reward_spec"]["ground_truth"] is ground_truth  # for verifiers that can read it
+
+
+@pytest.mark.parametrize("extras", [None, {}, {"reward_spec": None}, {"reward_spec": {}}])
+def test_a_row_without_a_ground_truth_is_an_error_or_the_fallback(reward_of, verifier, extras):
+    with pytest.raises(ScoringError):
+        reward_of(verifier, "4", extras)
+    assert reward_of(verifier, "4", extras, fallback_reward=-2.0) == -2.0
+
+
+def test_a_verifier_that_fails_on_a_broken_row_is_an_error(reward_of):
+    with pytest.raises(AttributeError, match="strip"):
+        reward_of(answer_must_be_text, "4", {"reward_spec": {"ground_truth": None}}, fallback_reward=-2.0)
+
+
+def test_user_turns_that_are_one_text_are_refused(reward_of, recorder):
+    with pytest.raises(ConfigError, match="user_turns"):
+        reward_of(recorder, "4", {"user_turns": "Are you sure?"})

@@ -72,6 +72,41 @@ def test_another_autoreset_mode_is_refused(make):
         wrap(make(autoreset_mode="SameStep"))
 
 
+# --- the row, for verifiers ----------------------------------------------------------------------------------------
+
+
+SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"] * (n % 2)} for n in range(1, 5)]
+ANSWERS = {row["prompt"]: row["answer"] for row in SUMS}
+
+
+def test_a_verifier_compares_each_reply_with_the_answer_of_its_row(verifier):
+    envs = wrap(gym.make_vec("RewardModel-v0", 3, reward_model=verifier, prompts=SUMS, autoreset_mode="Disabled"))
+    start = envs.reset(seed=0)
+    for _ in range(6):  # rows are over after one reply or two
+        right = [ANSWERS[conversation[0]["content"]] for conversation in start["observation"]]
+        step, start = envs.step_and_maybe_reset(start.set("action", NonTensorStack(right[0], right[1], "?")))
+        assert step["next", "reward"].flatten().tolist() == [1.0, 1.0, 0.0]
+    assert {prompt.answer for prompt in verifier.prompts} == set(ANSWERS.values())
+    assert all(prompt.answer == ANSWERS[conversation[0]["content"]] for conversation, prompt in verifier.rows)
+
+
+def test_a_verifier_pays_a_reply_that_is_composed_token_by_token(verifier):
+    prompts = [{"prompt": "1 + 1?", "answer": "2"}, {"prompt": "2 + 1?", "answer": "3"}]
+    settings = {"vocabulary": [" 2", " 3"], "max_new_tokens": 1, "window": 12, "autoreset_mode": "Disabled"}
+    envs = wrap(gym.make_vec("RewardModelTokens-v0", 8, reward_model=verifier, prompts=prompts, **settings))
+    start = envs.reset(seed=0)
+    step = envs.step(envs.rand_action(start))
+    expected = [float(prompt.answer in conversation[-1]["content"]) for conversation, prompt in verifier.rows]
+    assert step["next", "reward"].flatten().tolist() == expected
+    assert {prompt.answer for prompt in verifier.prompts} == {"2", "3"}
+
+
+def test_a_row_without_an_answer_is_an_error_for_a_verifier(verifier):
+    envs = wrap(gym.make_vec("RewardModel-v0", 1, reward_model=verifier, prompts=["q"], autoreset_mode="Disabled"))
+    with pytest.raises(ScoringError, match="row 0: the reward function returned None"):
+        envs.step(envs.reset().set("action", NonTensorStack("4")))
+
+
 # --- ChatEnv -------------------------------------------------------------------------------------------------------
 
 
@@ -106,7 +141,7 @@ def test_a_dialogue_can_go_on(recorder):
     assert recorder.calls[1][0] == chat("q", "four", "sure?", "yes!")
 
 
-def test_what_cannot_be_scored_is_never_a_zero():
+def test_a_conversation_without_a_score_is_an_error_or_the_fallback():
     env, start = chat_env(RewardModelTransform(RecordingScorer()), (2,))
     start["history"].full = histories("FAIL", "four")
     with pytest.raises(ScoringError):
@@ -124,10 +159,18 @@ def test_tool_calls_are_refused_and_not_overlooked(embedded_scorer):
     assert env.step(start)["next", "reward"].flatten().tolist() == [-2.0]
 
 
-def test_there_must_be_a_history(recorder):
+def test_a_step_without_a_history_is_an_error(recorder):
     env, start = chat_env(RewardModelTransform(recorder), (2,))
     with pytest.raises((ConfigError, KeyError)):
         env.step(start)
+
+
+def test_a_chat_env_has_no_rows_for_a_verifier_and_says_so(verifier):
+    env, start = chat_env(RewardModelTransform(verifier), (2,))
+    start["history"].full = histories("40", "41")
+    with pytest.raises(ScoringError, match="prompts="):
+        env.step(start)
+    assert verifier.rows == []
 
 
 def test_torchrls_own_policy_and_the_environments_reward(embedded_scorer, policy_path):

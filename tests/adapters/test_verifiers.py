@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from recording import RecordingScorer, chat
+from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 
 from gym_rm import ScoringError
 from gym_rm.adapters.verifiers import TraceReward, group_reward_function, reward_function
@@ -16,12 +16,18 @@ class Message:
     def __init__(self, **fields):
         self.fields = fields
 
-    def model_dump(self, exclude_none=False):
-        return {name: value for name, value in self.fields.items() if not (exclude_none and value is None)}
+    def model_dump(self, exclude_none=False, exclude=()):
+        return {
+            name: value
+            for name, value in self.fields.items()
+            if name not in exclude and not (exclude_none and value is None)
+        }
 
 
-def trace(*texts):
-    return SimpleNamespace(messages=[Message(**message, tool_calls=None) for message in chat(*texts)])
+def trace(*texts, **data):
+    """A trace of these turns, and of a task with this data."""
+    task = SimpleNamespace(data=Message(idx=3, id=None, prompt=texts[0], system_prompt=None, **data))
+    return SimpleNamespace(messages=[Message(**message, tool_calls=None) for message in chat(*texts)], task=task)
 
 
 # --- v1 ------------------------------------------------------------------------------------------------------------
@@ -71,6 +77,60 @@ def test_a_task_of_verifiers_records_rewards_and_failures(recorder):
     assert recorder.calls == [[chat("q", "four")]]
 
 
+def test_the_data_of_the_task_reaches_a_verifier(verifier):
+    score = TraceReward(verifier)
+    assert asyncio.run(score(trace("2 + 2?", "5", "sure?", "No, 4.", answer="4", level="easy"))) == 1.0
+    assert asyncio.run(score(trace("2 + 2?", "5", answer="4"))) == 0.0
+    prompt = verifier.prompts[0]
+    assert (prompt.messages, prompt.answer, prompt.prompt_id) == (tuple(chat("2 + 2?")), "4", "3")
+    assert prompt.metadata["level"] == "easy"
+
+
+def test_traces_that_are_scored_together_keep_their_own_answers(verifier):
+    score = TraceReward(verifier)
+
+    async def rollouts():
+        calls = (score(trace(f"How much is {n} + 0?", f"{n % 7}", answer=n)) for n in range(32))
+        return await asyncio.gather(*calls)
+
+    assert asyncio.run(rollouts()) == [float(str(n) in str(n % 7)) for n in range(32)]
+    assert all(f" {prompt.answer} " in conversation[0]["content"] for conversation, prompt in verifier.rows)
+
+
+@pytest.mark.parametrize("answer", NO_ANSWERS)
+def test_a_missing_or_unusable_answer_of_a_task_is_an_error_for_a_verifier(verifier, answer):
+    with pytest.raises(ScoringError):
+        asyncio.run(TraceReward(verifier)(trace("q", "4", answer=answer)))
+    assert verifier.prompts[0].metadata["answer"] is answer  # for verifiers that can read it
+
+
+def test_a_verifier_that_fails_on_a_broken_row_is_an_error():
+    with pytest.raises(AttributeError, match="strip"):
+        asyncio.run(TraceReward(answer_must_be_text)(trace("q", "4", answer=None)))
+
+
+def test_a_task_of_verifiers_gives_its_data_to_a_verifier(verifier):
+    vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+    score = TraceReward(verifier)
+
+    class Sum(vf.TaskData):
+        answer: str
+
+    messages = [
+        vf.SystemMessage(content="s"),
+        vf.UserMessage(content="2 + 2?"),
+        vf.AssistantMessage(content="It is 4."),
+    ]
+    data = Sum(idx=7, prompt="2 + 2?", system_prompt="s", answer="4")
+    assert asyncio.run(score(SimpleNamespace(messages=messages, task=SimpleNamespace(data=data)))) == 1.0
+    prompt = verifier.prompts[0]
+    assert (prompt.answer, prompt.prompt_id) == ("4", "7")
+    assert [(message["role"], message["content"]) for message in prompt.messages] == [
+        ("system", "s"),
+        ("user", "2 + 2?"),
+    ]
+
+
 # --- rubrics of the earlier releases -------------------------------------------------------------------------------
 
 
@@ -94,3 +154,38 @@ def test_a_group_function_makes_one_call(recorder):
 def test_a_rubric_never_sees_an_exception(recorder, prompt, completion):
     # It would log it and count 0.0.
     assert math.isnan(asyncio.run(reward_function(recorder)(prompt=prompt, completion=completion)))
+
+
+def test_the_row_of_a_rollout_reaches_a_verifier(verifier):
+    function = reward_function(verifier)
+    row = {"answer": "4", "info": {"level": "easy"}, "task": "sums", "state": {"turn": 1}}
+    assert asyncio.run(function(prompt=chat("2 + 2?"), completion=chat("", "It is 4.")[1:], **row)) == 1.0
+    assert asyncio.run(function(prompt="2 + 2?", completion="It is 5.", **row)) == 0.0
+    prompt = verifier.prompts[0]
+    assert (prompt.messages, prompt.answer) == (tuple(chat("2 + 2?")), "4")
+    assert prompt.metadata == {"level": "easy", "task": "sums"}
+
+
+def test_each_rollout_of_a_group_is_compared_with_its_own_answer(verifier):
+    function = group_reward_function(verifier)
+    rows = {"answers": ["4", "6"], "infos": [{"level": "easy"}, {}], "tasks": ["sums"] * 2, "states": [{}, {}]}
+    assert asyncio.run(function(prompts=["2 + 2?", "3 + 3?"], completions=["It is 6."] * 2, **rows)) == [0.0, 1.0]
+    assert [prompt.metadata for prompt in verifier.prompts] == [{"level": "easy", "task": "sums"}, {"task": "sums"}]
+
+
+@pytest.mark.parametrize("answer", ["", *NO_ANSWERS])  # rubrics pass an empty text for a row without an answer
+def test_a_rollout_without_a_usable_answer_is_nan(verifier, answer):
+    reward = asyncio.run(reward_function(verifier)(prompt="q", completion="4", answer=answer, info={}, task="sums"))
+    assert math.isnan(reward)
+
+
+def test_a_group_with_a_broken_row_keeps_the_other_rewards(verifier):
+    function = group_reward_function(verifier)
+    rewards = asyncio.run(function(prompts=["q"] * 3, completions=["4"] * 3, answers=["4", None, "5"]))
+    assert (rewards[0], rewards[2]) == (1.0, 0.0)
+    assert math.isnan(rewards[1])
+
+
+def test_a_rubric_gets_nan_from_a_verifier_that_fails_on_a_broken_row():
+    function = reward_function(answer_must_be_text)
+    assert math.isnan(asyncio.run(function(prompt="q", completion="4", answer=None)))

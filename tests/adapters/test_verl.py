@@ -150,7 +150,7 @@ def test_the_batched_function_gives_each_reply_its_own_ground_truth(verifier):
 
 
 @pytest.mark.parametrize("ground_truth", NO_ANSWERS)
-def test_a_ground_truth_that_is_no_text_is_an_error_and_never_a_number(verifier, ground_truth):
+def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(verifier, ground_truth):
     with pytest.raises(ScoringError):
         score_one("It is 40.", ground_truth, {"question": QUESTION}, verifier)
     assert verifier.prompts[0].answer is None
@@ -158,7 +158,7 @@ def test_a_ground_truth_that_is_no_text_is_an_error_and_never_a_number(verifier,
 
 
 def test_a_batch_with_a_broken_row_is_an_error_that_names_the_row(verifier):
-    with pytest.raises(ScoringError, match="1 of 2 .* row 1: the reward function returned None"):
+    with pytest.raises(ScoringError, match=r"1 of 2 .* row 1: the reward function returned None"):
         compute_scores(["s"] * 2, ["40", "40"], ["40", None], [{"question": QUESTION}] * 2, reward_model=verifier)
 
 
@@ -244,7 +244,7 @@ def test_single_samples_keep_their_own_ground_truth(tokenizer, verifier):
 
 
 @pytest.mark.parametrize("ground_truth", NO_ANSWERS)
-def test_the_manager_refuses_a_row_without_a_usable_ground_truth(tokenizer, verifier, ground_truth):
+def test_the_manager_names_the_row_without_a_usable_ground_truth(tokenizer, verifier, ground_truth):
     batch = make_batch(tokenizer, REPLIES, answers=["40", ground_truth, "37"])
     with pytest.raises(ScoringError, match="row 1"):
         RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)

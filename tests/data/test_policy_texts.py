@@ -103,6 +103,11 @@ def test_a_template_is_needed(policy_path):
         PolicyTexts(tokenizer)
 
 
+def test_a_tokenizer_that_cannot_be_loaded_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"the policy's tokenizer '.*nothing' cannot be loaded"):
+        PolicyTexts(str(tmp_path / "nothing"))
+
+
 def test_a_template_that_hides_turns_is_refused(policy_path):
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
     tokenizer.chat_template = "{{ messages[-1]['content'] }} ->"

@@ -88,7 +88,9 @@ def test_every_sequence_gets_its_value_or_its_own_reason(given_, budget, layout,
             assert "its batch failed: " in result.failures[m] or "over max_num_batched_tokens" in result.failures[m]
         else:
             assert value == expected
-    fits = [m for m, each in enumerate(given_) if len(each.input_ids) <= min(memory, 10**9 if budget == "auto" else budget)]
+    fits = [
+        m for m, each in enumerate(given_) if len(each.input_ids) <= min(memory, 10**9 if budget == "auto" else budget)
+    ]
     if not broken:
         assert not {*fits} & {*result.failures}, "what fits is never lost"
 
@@ -197,10 +199,11 @@ def test_a_budget_is_a_positive_integer(budget):
     runner = scheduler()
     with pytest.raises(ConfigError, match="max_num_batched_tokens must be an integer of at least 1"):
         runner.budget = budget
-    with pytest.raises(ConfigError, match="max_num_batched_tokens must be an integer of at least 1.*Or pass 'auto'"):
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens must be an integer of at least 1.*Or pass 'auto'"):
         scheduler(budget)
 
 
 def test_scheduling_loads_no_torch():
-    code = "import sys, gym_rm.engine.schedule, gym_rm.engine.kinds; assert not {'torch', 'transformers'} & set(sys.modules)"
+    modules = "gym_rm.engine.schedule, gym_rm.engine.kinds"
+    code = f"import sys, {modules}; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

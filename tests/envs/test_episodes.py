@@ -88,9 +88,11 @@ def test_prompts_are_inserted_for_whole_groups_only():
     orders.seed([0, 1, 2, 3], rows)
     orders.insert(np.array([4, 4, 1, 1]), rows)
     assert [orders.next(row)[1] for row in range(4)] == [4, 4, 1, 1]
-    with pytest.raises(ConfigError, match="all 2 environments of group 1 at the same prompt, got .3, 2. for 2 of them"):
+    with pytest.raises(
+        ConfigError, match=r"all 2 environments of group 1 at the same prompt, got .3, 2. for 2 of them"
+    ):
         orders.insert(np.array([0, 0, 3, 2]), rows)
-    with pytest.raises(ConfigError, match="group 0 at the same prompt, got .3. for 1 of them"):
+    with pytest.raises(ConfigError, match=r"group 0 at the same prompt, got .3. for 1 of them"):
         orders.insert(np.array([3, 3, 3, 3]), np.array([True, False, True, True]))
     with pytest.raises(ConfigError, match=r"prompt_indices\[2\] must be an index into the 5 prompts, got 5"):
         orders.insert(np.array([0, 0, 5, 5]), rows)

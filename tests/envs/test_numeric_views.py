@@ -9,9 +9,16 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.wrappers import vector as vector_wrappers
 
 from gym_rm import ActionError, ConfigError, Prompt, Scores, ScoringError
+from gym_rm.envs.numeric_views import (
+    CandidateAction,
+    TokenLevel,
+    TokenWindow,
+    make_candidates,
+    make_tokens,
+    number_candidates,
+)
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.testing import check_vector_env
-from gym_rm.envs.numeric_views import CandidateAction, TokenLevel, TokenWindow, make_candidates, make_tokens, number_candidates
 
 MODES = ["SameStep", "NextStep", "Disabled"]
 each_mode = pytest.mark.parametrize("mode", MODES)

@@ -156,7 +156,7 @@ def test_an_async_responders_error_is_its_own():
 
 @pytest.mark.parametrize("answer", ["text", None, [], ["a", "b"], 3, {"a": 1}])
 def test_anything_but_a_list_of_the_right_length_is_refused(answer):
-    with pytest.raises(ConfigError, match="respond must return a list with the user's next turn.*each of the 1 conv"):
+    with pytest.raises(ConfigError, match=r"respond must return a list with the user's next turn.*each of the 1 conv"):
         one_turn(simulator(lambda conversations, prompts, scores: answer), episode())
 
 

@@ -795,7 +795,7 @@ def test_rows_that_wait_stay_as_they_are():
     recorder = Recorder()
     envs = make(3, reward_model=recorder, prompts=[prompt(0, "why?")])
     before, _ = envs.reset(seed=0)
-    after, rewards, _, _, infos = envs.step_rows([None, "four", "x"], np.array([False, True, False]))
+    after, rewards, _, _, infos = envs.step([None, "four", "x"], rows=np.array([False, True, False]))
     assert rewards.tolist() == [0.0, 4.0, 0.0]
     assert [len(call) for call in recorder.calls] == [1]
     assert (after[0], after[2]) == (before[0], before[2])
@@ -806,8 +806,8 @@ def test_rows_that_wait_stay_as_they_are():
 def test_in_next_step_a_row_that_is_over_waits_for_its_reset():
     envs = make(2, prompts=[prompt(0)], autoreset_mode="NextStep")
     envs.reset(seed=0)
-    envs.step_rows(["one", None], np.array([True, False]))
-    observations, _, terminations, _, _ = envs.step_rows([None, "two"], np.array([False, True]))
+    envs.step(["one", None], rows=np.array([True, False]))
+    observations, _, terminations, _, _ = envs.step([None, "two"], rows=np.array([False, True]))
     assert (len(observations[0]), terminations.tolist()) == (2, [False, True])
     observations, _, terminations, _, _ = envs.step(["ignored", "ignored"])
     assert ([len(observation) for observation in observations], terminations.any()) == ([1, 1], False)

@@ -1,15 +1,69 @@
+"""Merged calls: everyone gets the scores of their own rows, whatever else was in the batch."""
+
 import asyncio
 import copy
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from recording import RecordingScorer, chat
 
 import gym_rm
-from gym_rm.scorers.batching import MicroBatchingScorer, select_rows
+from gym_rm import ConfigError, Prompt, Scores, ScoringError, WeightedScorer
+from gym_rm.scorer import try_score
+from gym_rm.scorers import batching
+from gym_rm.scorers.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.testing import check_scorer
+
+
+def prompt_of(answer):
+    return Prompt(tuple(chat("q")), f"q {answer}", answer=answer)
+
+
+def right(conversations, prompts):
+    return [float(c[-1]["content"] == prompt.answer) for c, prompt in zip(conversations, prompts, strict=True)]
+
+
+def length(conversations):
+    return [len(conversation[-1]["content"]) for conversation in conversations]
+
+
+class Gated:
+    """Lets another scorer wait in its first call until the gate opens, and remembers what that one was asked."""
+
+    def __init__(self, scorer):
+        self.scorer = scorer
+        self.started, self.gate = threading.Event(), threading.Event()
+        self.asked = []
+
+    def score(self, conversations, prompts=None):
+        self.started.set()
+        self.gate.wait()
+        self.asked.append(([c[-1]["content"] for c in conversations], prompts))
+        return self.scorer.score(conversations, prompts)
+
+
+def score_merged(scorer, requests, **options):
+    """The futures of requests that were all waiting when the scorer became free, and what it was asked."""
+    gated = Gated(scorer)
+    merging = MicroBatchingScorer(gated, **options)
+    merging.submit([])
+    gated.started.wait()
+    futures = [merging.submit(conversations, prompts) for conversations, prompts in requests]
+    gated.gate.set()
+    merging.close()
+    return futures, gated.asked[1:]
+
+
+@pytest.fixture
+def recorder():
+    return RecordingScorer()
 
 
 @pytest.fixture
@@ -85,6 +139,32 @@ def test_coroutines_can_wait_for_it(slow):
     scorer.close()
 
 
+def test_a_caller_who_gives_up_does_not_stop_the_others(recorder):
+    gated = Gated(recorder)
+    scorer = MicroBatchingScorer(gated)
+    scorer.submit([])
+    gated.started.wait()
+    before, given_up, after = (scorer.submit([chat("q", "x" * length)]) for length in (1, 2, 3))
+    assert given_up.cancel()
+    gated.gate.set()
+    assert before.result(timeout=5).rewards.tolist() == [0.25]
+    assert after.result(timeout=5).rewards.tolist() == [0.75]
+    assert scorer.submit([chat("q", "abcd")]).result(timeout=5).rewards.tolist() == [1.0]
+    scorer.close()
+
+
+def test_a_coroutine_that_runs_out_of_time_does_not_stop_the_others(slow):
+    scorer = MicroBatchingScorer(slow)
+
+    async def ask_impatiently():
+        await asyncio.wait_for(asyncio.wrap_future(scorer.submit([chat("q", "a")])), timeout=0.001)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(ask_impatiently())
+    assert scorer.submit([chat("q", "abcd")]).result(timeout=5).rewards.tolist() == [1.0]
+    scorer.close()
+
+
 def test_a_scorer_that_loses_rows_is_told():
     class Loses(RecordingScorer):
         def score(self, conversations, prompts=None):
@@ -118,16 +198,221 @@ def test_a_copy_is_the_same_one(recorder):
 
 
 @pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_wait": -1.0}])
-def test_impossible_settings(recorder, options):
+def test_an_invalid_setting_is_refused(recorder, options):
     with pytest.raises(gym_rm.ConfigError, match="max_batch_size must be"):
         MicroBatchingScorer(recorder, **options)
 
 
-def test_select_rows_keeps_every_column(recorder):
-    scores = recorder.score([chat("q", "a"), chat("q", "bb"), chat("q", "ccc")])
-    picked = select_rows(scores, [2, 0])
-    assert picked.rewards.tolist() == [0.75, 0.25]
-    assert picked.components["length"].tolist() == [3.0, 1.0]
-    assert picked.num_tokens.tolist() == [4, 2]
-    assert picked.errors == (None, None)
-    assert np.array_equal(picked.truncated_tokens, [0, 0])
+def test_every_caller_gets_every_column_of_its_rows():
+    class AllColumns(RecordingScorer):
+        def score(self, conversations, prompts=None):
+            replies = [conversation[-1]["content"] for conversation in conversations]
+            rows = tuple(np.full(len(reply), len(reply), dtype=np.float32) for reply in replies)
+            return dataclasses.replace(
+                super().score(conversations),
+                turn_rewards=rows,
+                step_rewards=rows,
+                terminations=np.array([reply == "bb" for reply in replies]),
+                infos={"reply": np.array(replies, dtype=object)},
+            )
+
+    requests = [([chat("q", "ccc"), chat("q", "a")], None), ([chat("q", "bb")], None)]
+    futures, asked = score_merged(AllColumns(), requests)
+    assert [replies for replies, _ in asked] == [["ccc", "a", "bb"]]
+    first, second = (future.result() for future in futures)
+    assert first.rewards.tolist() == [0.75, 0.25]
+    assert first.components["length"].tolist() == [3.0, 1.0]
+    assert first.num_tokens.tolist() == [4, 2]
+    assert first.errors == (None, None)
+    assert np.array_equal(first.truncated_tokens, [0, 0])
+    assert [turns.tolist() for turns in first.turn_rewards] == [[3, 3, 3], [1]]
+    assert [steps.tolist() for steps in second.step_rewards] == [[2, 2]]
+    assert (first.terminations.tolist(), second.terminations.tolist()) == ([False, False], [True])
+    assert (first.infos["reply"].tolist(), second.infos["reply"].tolist()) == (["ccc", "a"], ["bb"])
+
+
+# --- prompts
+
+
+def test_merged_rows_keep_their_own_prompts():
+    one, two, three = prompt_of("a"), prompt_of("b"), prompt_of("c")
+    requests = [
+        ([chat("q", "a"), chat("q", "x")], [one, two]),
+        ([chat("q", "y")], None),
+        ([], []),
+        ([chat("q", "z"), chat("q", "c")], (None, three)),
+    ]
+    futures, asked = score_merged(gym_rm.load_scorer(right), requests)
+    assert asked == [(["a", "x", "y", "z", "c"], [one, two, None, None, three])]
+    assert futures[0].result().rewards.tolist() == [1.0, 0.0]
+    assert len(futures[2].result()) == 0
+    for future, row in ((futures[1], 0), (futures[3], 0)):
+        with pytest.raises(ScoringError, match="needs the prompt of this conversation") as caught:
+            future.result()
+        assert caught.value.rows == (row,)
+    assert caught.value.scores.rewards[1] == 1.0
+
+
+def test_without_any_prompts_the_scorer_is_given_none(recorder):
+    _, asked = score_merged(recorder, [([chat("q", "a")], None), ([chat("q", "b")], None)])
+    assert asked == [(["a", "b"], None)]
+
+
+def test_after_a_crash_every_request_is_scored_with_its_own_prompts():
+    def crash_on_two(conversations, prompts):
+        if len(conversations) > 1:
+            raise OSError("the scorer crashed")
+        return right(conversations, prompts)
+
+    prompts = [prompt_of(answer) for answer in "abc"]
+    requests = [([chat("q", reply)], [prompt]) for reply, prompt in zip("abx", prompts, strict=True)]
+    futures, asked = score_merged(gym_rm.load_scorer(crash_on_two), requests)
+    assert [future.result().rewards.tolist() for future in futures] == [[1.0], [1.0], [0.0]]
+    assert asked[1:] == [(["a"], prompts[:1]), (["b"], prompts[1:2]), (["x"], prompts[2:])]
+
+
+def test_another_number_of_prompts_is_refused_before_it_reaches_other_callers(recorder):
+    scorer = MicroBatchingScorer(recorder)
+    with pytest.raises(ConfigError, match="score got 1 prompts for 2 conversations; expected one for each"):
+        scorer.score([chat("q", "a"), chat("q", "b")], [prompt_of("a")])
+    assert recorder.calls == []
+    scorer.close()
+
+
+def test_threads_share_a_verifier_beside_the_embedded_reward_model():
+    quality = gym_rm.load_scorer()
+    scorer = MicroBatchingScorer(WeightedScorer({"right": right, "quality": quality}))
+    requests = [([chat("q", str(row)), chat("q", "5")], [prompt_of(str(row)), prompt_of("5")]) for row in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(lambda request: scorer.score(*request), requests))
+    for (conversations, prompts), scores in zip(requests, results, strict=True):
+        assert scores.components["right"].tolist() == right(conversations, prompts) == [1.0, 1.0]
+        np.testing.assert_allclose(scores.components["quality"], quality.score(conversations).rewards, atol=1e-5)
+    assert scorer.num_batches < 16
+    scorer.close()
+
+
+# --- any interleaving
+
+
+class Judge:
+    """Scores each row by itself, from its reply and its prompt; FAIL has no score, CRASH raises."""
+
+    def score(self, conversations, prompts=None):
+        prompts = [None] * len(conversations) if prompts is None else prompts
+        replies = [conversation[-1]["content"] for conversation in conversations]
+        if "CRASH" in replies:
+            raise OSError("the scorer crashed")
+        answers = [None if prompt is None else prompt.answer for prompt in prompts]
+        rewards = [
+            np.nan if reply == "FAIL" else len(reply) + (10.0 if reply == answer else 0.0 if answer is None else 5.0)
+            for reply, answer in zip(replies, answers, strict=True)
+        ]
+        return Scores.from_rewards(
+            rewards,
+            components={"length": np.array([len(reply) for reply in replies], dtype=np.float32)},
+            infos={"answer": np.array(answers, dtype=object)},
+        ).raise_for_errors()
+
+
+@st.composite
+def requests_of_callers(draw):
+    """Requests of 0 to 3 rows, some with prompts for some of their rows."""
+    replies = st.sampled_from(["", "a", "bb", "ccc", "FAIL", "CRASH"])
+    answers = st.none() | st.sampled_from(["a", "bb", "d"])
+    requests = []
+    for rows in draw(st.lists(st.lists(st.tuples(replies, answers), max_size=3), min_size=1, max_size=8)):
+        prompts = [None if answer is None else prompt_of(answer) for _, answer in rows]
+        requests.append(([chat("q", reply) for reply, _ in rows], prompts if draw(st.booleans()) else None))
+    return requests
+
+
+def outcome(score):
+    """What a caller sees: every column of the scores, or the exception."""
+    try:
+        return score().to_dict()
+    except ScoringError as error:
+        return error.rows, error.scores.to_dict()
+    except OSError as error:
+        return str(error)
+
+
+@given(requests=requests_of_callers(), max_batch_size=st.integers(1, 12))
+def test_merging_changes_nothing_for_any_caller(requests, max_batch_size):
+    futures, _ = score_merged(Judge(), requests, max_batch_size=max_batch_size)
+    alone = [outcome(lambda request=request: Judge().score(*request)) for request in requests]
+    assert [outcome(future.result) for future in futures] == alone
+
+
+@given(requests=requests_of_callers(), max_batch_size=st.integers(1, 12))
+@settings(max_examples=30)
+def test_threads_in_any_order_get_their_own_rows(requests, max_batch_size):
+    merging = MicroBatchingScorer(Judge(), max_batch_size=max_batch_size, max_wait=0.001)
+    together = threading.Barrier(len(requests))
+
+    def ask_at_once(request):
+        together.wait()
+        return outcome(lambda: merging.score(*request))
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        results = list(pool.map(ask_at_once, requests))
+    merging.close()
+    assert results == [outcome(lambda request=request: Judge().score(*request)) for request in requests]
+
+
+# --- one for the whole process
+
+
+@pytest.fixture
+def nothing_shared(monkeypatch):
+    """A process in which nothing has been shared yet."""
+    monkeypatch.setattr(batching, "_batching", {})
+    monkeypatch.setattr("gym_rm.scorer._shared", {})
+
+
+def test_the_same_settings_share_one(nothing_shared, saved_model):
+    folder = saved_model("qwen3")
+    shared = shared_batching_scorer(folder, {"max_length": 500})
+    assert shared_batching_scorer(folder, {"max_length": 500}) is shared
+    assert shared_batching_scorer(folder, {"max_length": 400}) is not shared
+    assert shared.scorer.renderer.max_length == 500
+
+
+def test_mappings_of_a_configuration_library_are_settings_like_any_other(nothing_shared, saved_model):
+    plain = {"path": saved_model("qwen3"), "chat_template_kwargs": {"loud": True}}
+    foreign = MappingProxyType({**plain, "chat_template_kwargs": MappingProxyType({"loud": True})})
+    assert shared_batching_scorer(foreign, MappingProxyType({})) is shared_batching_scorer(plain, {})
+
+
+def test_a_path_is_a_setting_like_its_text(nothing_shared, saved_model):
+    """Two of them would call one scorer from two threads."""
+    folder = saved_model("qwen3")
+    assert shared_batching_scorer(Path(folder), {}) is shared_batching_scorer(Path(folder), {})
+    assert shared_batching_scorer(Path(folder), {}) is shared_batching_scorer(folder, {})
+
+
+def test_the_same_object_shares_one(nothing_shared, recorder):
+    assert shared_batching_scorer(recorder, {}) is shared_batching_scorer(recorder, {})
+    assert shared_batching_scorer(recorder, {}).scorer is recorder
+    assert shared_batching_scorer(RecordingScorer(), {}) is not shared_batching_scorer(recorder, {})
+    assert shared_batching_scorer(right, {}) is shared_batching_scorer(right, {})
+
+
+def test_a_batching_scorer_is_shared_as_it_is(nothing_shared, recorder):
+    scorer = MicroBatchingScorer(recorder)
+    assert shared_batching_scorer(scorer, {}) is scorer
+
+
+def test_a_shared_one_keeps_the_prompts_of_its_callers(nothing_shared):
+    def ask_for(answer):
+        return shared_batching_scorer(right, {}).score([chat("q", "a")], [prompt_of(answer)]).rewards.tolist()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask_for, "abababab")) == [[1.0], [0.0]] * 4
+
+
+def test_trying_to_score_gives_the_prompts_too():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(right))
+    scores = try_score(scorer, [chat("q", "a"), chat("q", "b")], [prompt_of("a"), None])
+    assert scores.rewards_or_none() == [1.0, None]
+    scorer.close()

@@ -1,4 +1,4 @@
-"""Weighted sums and ensembles: the arithmetic, the names of parts, and no sum with a part missing."""
+"""Weighted sums and ensembles: the arithmetic, the names of components, and no sum with a component missing."""
 
 import json
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gym_rm
-from gym_rm import ConfigError, ScoringError
+from gym_rm import ConfigError, Prompt, Scores, ScoringError
 from gym_rm.scorers.combined import Calibration, EnsembleScorer, WeightedScorer, hash_conversations
 from gym_rm.testing import check_scorer
 from tests import tiny_models
@@ -19,7 +19,28 @@ def said(text):
     return [{"role": "user", "content": "say"}, {"role": "assistant", "content": text}]
 
 
+def prompt_of(answer):
+    return Prompt(({"role": "user", "content": "say"},), f"say {answer}", answer=answer)
+
+
 CONVERSATIONS = [said("one"), said("three"), said(""), said("seventeen")]
+PROMPTS = [prompt_of(answer) for answer in ("one", "two", "", "4")]
+
+
+class Remembers:
+    """A scorer that remembers the prompts that it was given, and ends episodes that begin with a letter."""
+
+    def __init__(self, ends=""):
+        self.asked, self.ends = [], ends
+
+    def score(self, conversations, prompts=None):
+        self.asked.append(prompts)
+        replies = [conversation[-1]["content"] for conversation in conversations]
+        return Scores.from_rewards(
+            [1.0] * len(conversations),
+            terminations=[bool(reply) and reply[0] in self.ends for reply in replies] if self.ends else None,
+            infos={"first": np.array([reply[:1] for reply in replies], dtype=object)},
+        )
 
 
 def length(conversations):
@@ -30,11 +51,20 @@ def vowels(conversations):
     return [float(sum(letter in "aeiou" for letter in c[-1]["content"])) for c in conversations]
 
 
+def right(conversations, prompts):
+    return [float(c[-1]["content"] == prompt.answer) for c, prompt in zip(conversations, prompts, strict=True)]
+
+
 def unless_three(conversations):
     return [None if c[-1]["content"] == "three" else 1.0 for c in conversations]
 
 
-def test_a_weighted_sum_keeps_its_parts_by_name():
+@pytest.fixture(scope="module")
+def embedded():
+    return gym_rm.load_scorer()
+
+
+def test_a_weighted_sum_keeps_its_components_by_name():
     scores = WeightedScorer({"length": length, "vowels": vowels}, weights={"length": 1, "vowels": -2}).score(
         CONVERSATIONS
     )
@@ -42,7 +72,7 @@ def test_a_weighted_sum_keeps_its_parts_by_name():
     assert scores.components["length"].tolist() == [3, 5, 0, 9]
     assert scores.components["vowels"].tolist() == [2, 2, 0, 4]
     assert scores.provenance.settings["weights"] == {"length": 1.0, "vowels": -2.0}
-    assert set(scores.provenance.settings["members"]) == {"length", "vowels"}
+    assert set(scores.provenance.settings["scorers"]) == {"length", "vowels"}
 
 
 def test_weights_default_to_one_and_may_be_a_list():
@@ -50,7 +80,7 @@ def test_weights_default_to_one_and_may_be_a_list():
     assert WeightedScorer([length, vowels], weights=[0, 1]).score(CONVERSATIONS).rewards.tolist() == [2, 2, 0, 4]
 
 
-def test_a_given_calibration_shifts_and_scales_its_part():
+def test_a_given_calibration_shifts_and_scales_its_component():
     scorer = WeightedScorer({"length": length}, normalization={"length": {"mean": 4.0, "std": 2.0}})
     assert scorer.score(CONVERSATIONS).rewards.tolist() == [-0.5, 0.5, -2.0, 2.5]
 
@@ -74,33 +104,35 @@ def test_calibrating_on_what_never_varies_is_refused():
         WeightedScorer({"constant": lambda conversations: [1.0] * len(conversations)}).calibrate(CONVERSATIONS)
 
 
-def test_heads_of_a_member_are_parts_too(tmp_path):
+def test_the_components_of_a_scorer_can_be_weighed_too(tmp_path):
     folder = tiny_models.save_reward_model(tmp_path, num_labels=2, id2label={0: "helpful", 1: "safe"})
     model = {"path": str(folder), "kind": "multi_head", "weights": "sum"}
     scorer = WeightedScorer({"model": model, "length": length}, weights={"model/safe": 3.0, "length": 1.0})
     scores = scorer.score(CONVERSATIONS)
-    np.testing.assert_allclose(scores.rewards, 3 * scores.components["model/safe"] + scores.components["length"], rtol=1e-6)
-    with pytest.raises(ConfigError, match=r"no scorer gives the part 'model/saef'.*Did you mean 'model/safe'"):
+    np.testing.assert_allclose(
+        scores.rewards, 3 * scores.components["model/safe"] + scores.components["length"], rtol=1e-6
+    )
+    with pytest.raises(ConfigError, match=r"no scorer gives the component 'model/saef'.*Did you mean 'model/safe'"):
         WeightedScorer({"model": model}, weights={"model/saef": 1.0}).score(CONVERSATIONS)
 
 
-def test_hub_ids_are_names_of_scorers_too():
+def test_a_name_of_a_scorer_may_hold_a_slash():
     scorer = WeightedScorer({"Skywork/RM": length, "vowels": vowels})
     assert scorer.score(CONVERSATIONS).rewards.tolist() == [5, 7, 0, 13]
     nested = WeightedScorer({"a/b": scorer}, weights={"a/b/Skywork/RM": 2.0})
     assert nested.score(CONVERSATIONS).rewards.tolist() == [6, 10, 0, 18]
-    with pytest.raises(ConfigError, match=r"'Skywork/MR' is no part.*Did you mean 'Skywork/RM'"):
+    with pytest.raises(ConfigError, match=r"'Skywork/MR' is not a component.*Did you mean 'Skywork/RM'"):
         WeightedScorer({"Skywork/RM": length}, weights={"Skywork/MR": 1.0})
 
 
-def test_two_parts_of_the_same_name_are_refused():
+def test_two_components_of_the_same_name_are_refused():
     inner = WeightedScorer({"b": vowels})
-    with pytest.raises(ConfigError, match=r"two scorers give the part 'a/b'; rename one of \['a', 'a/b'\]"):
+    with pytest.raises(ConfigError, match=r"two scorers give the component 'a/b'; rename one of \['a', 'a/b'\]"):
         WeightedScorer({"a": inner, "a/b": length}).score(CONVERSATIONS)
 
 
 @pytest.mark.parametrize("combine", [WeightedScorer, EnsembleScorer])
-def test_a_failing_member_makes_the_row_an_error_and_never_a_partial_sum(combine):
+def test_a_failing_scorer_makes_the_row_an_error_and_never_a_partial_sum(combine):
     with pytest.raises(ScoringError) as caught:
         combine({"length": length, "picky": unless_three}).score(CONVERSATIONS)
     scores = caught.value.scores
@@ -123,19 +155,19 @@ def test_ensembles(reduction, expected):
 
 def test_an_ensemble_of_checkpoints(tmp_path):
     folders = [str(tiny_models.save_reward_model(tmp_path / str(seed), seed=seed)) for seed in range(3)]
-    scores = gym_rm.load_scorer({"kind": "ensemble", "members": folders, "reduction": "mean_minus_std"}).score(
+    scores = gym_rm.load_scorer({"kind": "ensemble", "scorers": folders, "reduction": "mean_minus_std"}).score(
         CONVERSATIONS
     )
     alone = np.stack([gym_rm.load_scorer(folder).score(CONVERSATIONS).rewards for folder in folders])
     np.testing.assert_allclose(scores.rewards, alone.mean(axis=0) - alone.std(axis=0), atol=1e-6)
-    assert list(scores.components) == ["member_0", "member_1", "member_2"]
+    assert list(scores.components) == ["scorer_0", "scorer_1", "scorer_2"]
     assert (scores.num_tokens > 0).all()
 
 
 @given(st.floats(-3, 3), st.floats(0, 3))
 def test_the_coefficient_weighs_the_disagreement(offset, coefficient):
-    members = [length, lambda conversations: [value + offset for value in length(conversations)]]
-    scores = EnsembleScorer(members, reduction="mean_minus_std", coefficient=coefficient).score(CONVERSATIONS)
+    scorers = [length, lambda conversations: [value + offset for value in length(conversations)]]
+    scores = EnsembleScorer(scorers, reduction="mean_minus_std", coefficient=coefficient).score(CONVERSATIONS)
     expected = np.array(length(CONVERSATIONS)) + offset / 2 - coefficient * abs(offset) / 2
     np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
 
@@ -144,7 +176,7 @@ def test_json_builds_nested_scorers_and_an_environment_takes_them(tmp_path):
     folder = str(tiny_models.save_reward_model(tmp_path))
     spec = {
         "kind": "weighted",
-        "scorers": {"quality": {"path": folder}, "pair": {"kind": "ensemble", "members": [folder, folder]}},
+        "scorers": {"quality": {"path": folder}, "pair": {"kind": "ensemble", "scorers": [folder, folder]}},
         "weights": {"quality": 0.25, "pair": 0.75},
     }
     spec = json.loads(json.dumps(spec))
@@ -170,9 +202,9 @@ def test_json_builds_nested_scorers_and_an_environment_takes_them(tmp_path):
         (lambda: WeightedScorer({}), "at least one scorer"),
         (lambda: WeightedScorer(5), "takes scorers by name, or a list of them; got int 5"),
         (lambda: WeightedScorer("org/name"), "takes scorers by name, or a list of them; got str 'org/name'"),
-        (lambda: WeightedScorer({"a": length}, normalization=5), "mean and std by part; got int 5"),
+        (lambda: WeightedScorer({"a": length}, normalization=5), "mean and std by component; got int 5"),
         (lambda: WeightedScorer({"a": length}, normalization={"a": 5}), "must have mean and std; got 5"),
-        (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is no part of the scorers"),
+        (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is not a component of the scorers"),
         (lambda: WeightedScorer([length], weights=[1, 2]), "2 numbers for 1 scorers"),
         (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0}}), "must have mean and std"),
         (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0, "std": 0.0}}), "std above 0"),
@@ -180,12 +212,95 @@ def test_json_builds_nested_scorers_and_an_environment_takes_them(tmp_path):
         (lambda: EnsembleScorer([length], reduction="median"), "reduction must be one of"),
     ],
 )
-def test_what_cannot_be_is_refused(make, message):
+def test_an_invalid_setting_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+# --- prompts, terminations and infos
+
+
+@pytest.mark.parametrize("combine", [WeightedScorer, EnsembleScorer])
+@pytest.mark.parametrize("prompts", [None, [*PROMPTS[:3], None]])
+def test_every_scorer_is_given_the_prompts_of_its_rows(combine, prompts):
+    one, other, inner = Remembers(), Remembers(), Remembers()
+    combine({"one": one, "other": other, "nested": combine([inner])}).score(CONVERSATIONS, prompts)
+    assert one.asked == other.asked == inner.asked == [prompts]
+
+
+def test_a_verifier_beside_functions_that_need_no_prompts():
+    scores = WeightedScorer({"right": right, "length": length}, weights={"right": 10.0, "length": 1.0}).score(
+        CONVERSATIONS, PROMPTS
+    )
+    assert scores.components["right"].tolist() == [1, 0, 1, 0]
+    assert scores.rewards.tolist() == [13, 5, 10, 9]
+
+
+def test_a_verifier_beside_the_embedded_reward_model(embedded):
+    scores = WeightedScorer({"right": right, "quality": None}, weights={"right": 10.0, "quality": 1.0}).score(
+        CONVERSATIONS, PROMPTS
+    )
+    assert scores.components["right"].tolist() == [1, 0, 1, 0]
+    np.testing.assert_allclose(scores.components["quality"], embedded.score(CONVERSATIONS).rewards, atol=1e-5)
+    np.testing.assert_allclose(
+        scores.rewards, 10 * scores.components["right"] + scores.components["quality"], atol=1e-5
+    )
+    assert (scores.num_tokens > 0).all()
+
+
+def test_a_row_without_a_prompt_has_no_sum_where_a_scorer_needs_one(embedded):
+    with pytest.raises(ScoringError) as caught:
+        WeightedScorer({"right": right, "quality": embedded}).score(CONVERSATIONS, [*PROMPTS[:2], None, PROMPTS[3]])
+    assert caught.value.rows == (2,)
+    assert caught.value.scores.errors[2].startswith("right: the reward function right needs the prompt")
+    assert np.isfinite(caught.value.scores.components["quality"]).all()
+
+
+@given(st.permutations(range(4)))
+def test_rewards_follow_their_rows_and_prompts(order):
+    scorer = WeightedScorer({"right": right, "length": length}, weights={"right": 10.0, "length": 1.0})
+    whole = scorer.score(CONVERSATIONS, PROMPTS).rewards
+    shuffled = scorer.score([CONVERSATIONS[k] for k in order], [PROMPTS[k] for k in order]).rewards
+    assert shuffled.tolist() == whole[list(order)].tolist()
+
+
+def test_calibrating_a_verifier_needs_the_prompts():
+    scorer = WeightedScorer({"right": right, "length": length}).calibrate(CONVERSATIONS, PROMPTS)
+    assert (scorer.normalization["right"].mean, scorer.normalization["right"].std) == (0.5, 0.5)
+    assert scorer.score(CONVERSATIONS, PROMPTS).rewards.mean() == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(ScoringError, match="right: the reward function right needs the prompt"):
+        WeightedScorer({"right": right}).calibrate(CONVERSATIONS)
+
+
+def test_an_environment_gives_every_row_its_prompt(embedded):
+    reward_model = WeightedScorer({"right": right, "quality": embedded}, weights={"right": 1.0, "quality": 0.0})
+    prompts = [{"prompt": "2 + 2?", "answer": "4"}, {"prompt": "3 + 3?", "answer": "6"}]
+    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=reward_model, prompts=prompts)
+    _, infos = envs.reset(seed=0)
+    _, rewards, *_ = envs.step(tuple(infos["answer"]))
+    assert rewards.tolist() == [1.0, 1.0]
+    _, rewards, *_ = envs.step(("5", "5"))
+    assert rewards.tolist() == [0.0, 0.0]
+    envs.close()
+
+
+def test_an_episode_ends_where_any_scorer_ends_it():
+    scorers = {"one": Remembers(ends="o"), "other": Remembers(ends="s"), "silent": Remembers()}
+    assert WeightedScorer(scorers).score(CONVERSATIONS).terminations.tolist() == [True, False, False, True]
+    assert WeightedScorer({"silent": Remembers()}).score(CONVERSATIONS).terminations is None
+
+
+def test_infos_are_named_by_their_scorer():
+    scores = WeightedScorer({"one": Remembers(), "nested": WeightedScorer({"two": Remembers()})}).score(CONVERSATIONS)
+    assert set(scores.infos) == {"one/first", "nested/two/first"}
+    assert scores.infos["nested/two/first"].tolist() == ["o", "t", "", "s"]
+
+
+# --- the scorers themselves
 
 
 def test_they_are_scorers():
     check_scorer(WeightedScorer({"length": length, "vowels": vowels}, weights={"length": 1, "vowels": 1}))
     check_scorer(EnsembleScorer([length, vowels], reduction="min"))
+    check_scorer(WeightedScorer({"length": length, "right": right}))
     assert Calibration.fit(np.float32([1, 3]), CONVERSATIONS[:2]).std == 1.0

@@ -147,29 +147,49 @@ def requantize(model: nn.Module) -> None:
 def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy weights by name into a model, quantising them where its layers are.
 
+    Buffers of its state dict may be missing, and so may all but one name of a tensor that has several.
+
     Raises:
-        ConfigError: a name or shape that the model does not have, or a weight of the model that is missing; nothing
-            has changed then.
+        ConfigError: a name or shape that the model does not have, something that is not a tensor with data, or a weight
+            of the model that is missing; nothing has changed then.
     """
-    quantized = {name: part for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)}
-    parameters = dict(model.named_parameters())
-    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-    shapes |= {f"{name}.weight": (part.out_features, part.in_features) for name, part in quantized.items()}
-    given = {name: tuple(tensor.shape) for name, tensor in weights.items() if name in shapes}
-    unknown, missing = sorted(weights.keys() - shapes.keys()), sorted(shapes.keys() - weights.keys())
-    wrong = [f"{name} {given[name]} instead of {shapes[name]}" for name in given if given[name] != shapes[name]]
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)}
+    quantized = {f"{name}.weight": layer for name, layer in layers.items()}
+    in_8_bits = {*quantized, *(f"{name}.scale" for name in layers)}
+    held = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in in_8_bits}
+    shapes = {name: tuple(tensor.shape) for name, tensor in held.items()}
+    shapes |= {name: (layer.out_features, layer.in_features) for name, layer in quantized.items()}
+    given = {id(held[name]) for name in weights if name in held}  # tied tensors have several names
+    missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in given)
+    missing += sorted(quantized.keys() - weights.keys())
+    unknown = sorted(weights.keys() - shapes.keys())
+    wrong = [
+        f"{name} {_shape(tensor)} instead of {shapes[name]}"
+        for name, tensor in weights.items()
+        if name in shapes and _shape(tensor) != shapes[name]
+    ]
     if unknown or missing or wrong:
         raise ConfigError(
             f"these weights do not fit {type(model).__name__}: missing {missing[:3]}, unknown {unknown[:3]}, of "
             f"another shape {wrong[:3]}."
         )
+    dtype = next(model.parameters()).dtype
     with torch.no_grad():
         for name, tensor in weights.items():
-            layer = quantized.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
-            if layer is not None:
-                layer.assign(tensor.to(layer.weight.device))
-            else:
-                parameters[name].copy_(tensor)
+            if name not in quantized:
+                held[name].copy_(tensor)
+                continue
+            layer = quantized[name]
+            for source in layer.source:
+                source.weight.copy_(tensor)
+            layer.assign(layer.source[0].weight if layer.source else tensor.to(layer.weight.device, dtype))
+
+
+def _shape(value: object) -> tuple[int, ...] | str:
+    """The shape of a tensor; of anything else, what it is."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return "without data" if value.is_meta else tuple(value.shape)
 
 
 def quantization_of(model: nn.Module) -> Quantization | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.decoder import device_of, num_embeddings
+from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths, lengths_restored
 from gym_rm.engine.backbones.fused import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import (
     assign_weights,
@@ -63,7 +65,7 @@ class LocalExecutor:
         self._model = make_reward_model(
             spec.readout, model, None if reference is None else self._prepare(reference), self._prefix_cache
         )
-        self._rotaries = _rotaries_that_remember(self._model)
+        self._rotaries = dynamic_rotaries(self._model.models)
         candidate = Candidate(
             name=type(model).__name__,
             config=model.config,
@@ -105,12 +107,12 @@ class LocalExecutor:
         model = self._loaded()
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
-        with torch.inference_mode(), _undisturbed(model):
+        with torch.inference_mode(), _undisturbed(model), lengths_restored(self._rotaries):
             for batch in batches:
                 reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
                 failure = None
                 try:
-                    _forget_lengths(self._rotaries)
+                    forget_lengths(self._rotaries)
                     values.append(model.values(batch))
                 except Exception as error:  # told as the result of this batch
                     failure = _failure(error)
@@ -136,13 +138,11 @@ class LocalExecutor:
         assert spec is not None
         if self._asleep is not None:
             self.wake()
+        if isinstance(weights, str | os.PathLike) and isinstance(spec.model, Checkpoint):
+            weights = load_model(spec.model.at(weights), device=torch.device("cpu")).state_dict()
         if not isinstance(weights, Mapping):
-            if not isinstance(spec.model, Checkpoint):
-                raise ConfigError(
-                    "a model that was handed over takes tensors by name (a state dict), or is loaded by its owner; got "
-                    f"{weights!r}."
-                )
-            weights = dict(load_model(spec.model.at(weights), device=torch.device("cpu")).named_parameters())
+            folder = " or a folder" if isinstance(spec.model, Checkpoint) else ""
+            raise ConfigError(f"expected tensors by name (a state dict){folder}; got {weights!r:.200}.")
         with _undisturbed(model):
             assign_weights(model.models[0], weights)
         self.clear_cache()
@@ -179,6 +179,8 @@ class LocalExecutor:
 
     def close(self) -> None:
         """Give up the model."""
+        if self._asleep is not None and self._spec is not None and not isinstance(self._spec.model, Checkpoint):
+            self.wake()  # its owner wants it where it was
         self._model = self._spec = self._prefix_cache = None
         self._rotaries, self._asleep, self._pinned = [], None, []
         _free_memory()
@@ -199,7 +201,9 @@ class LocalExecutor:
 
     def _loaded(self) -> RewardModel:
         if self._model is None:
-            raise ConfigError("this executor holds no model: it was not loaded, or is closed.")
+            raise ConfigError(
+                "this executor holds no model: it was not loaded, or is closed; load one, or make a new scorer."
+            )
         return self._model
 
     def _prepare(self, source: ModelSource) -> PreTrainedModel:
@@ -219,9 +223,9 @@ class LocalExecutor:
         model = self._loaded()
         self._set_fused(fuse)
         parts = []
-        with _undisturbed(model):
+        with _undisturbed(model), lengths_restored(self._rotaries):
             for batch in plan.batches:
-                _forget_lengths(self._rotaries)
+                forget_lengths(self._rotaries)
                 try:
                     parts.append(model.trial_values(batch).float())
                 except torch.OutOfMemoryError as error:
@@ -266,23 +270,6 @@ def _undisturbed(model: RewardModel) -> Iterator[None]:
         finally:
             for part in training:
                 part.training = True
-
-
-def _rotaries_that_remember(model: RewardModel) -> list[nn.Module]:
-    """Rotary embeddings of the kind `dynamic`, whose frequencies depend on the longest text that they have seen."""
-    parts = (part for whole in model.models for part in whole.modules())
-    return [part for part in parts if "dynamic" in str(getattr(part, "rope_type", ""))]
-
-
-def _forget_lengths(rotaries: Sequence[nn.Module]) -> None:
-    """Let the frequencies follow each forward's own length, so that scores do not depend on earlier ones."""
-    for module in rotaries:
-        for name in [name for name, _ in module.named_buffers(recurse=False) if name.endswith("inv_freq")]:
-            prefix = name.removesuffix("inv_freq")
-            if not prefix.endswith("original_"):
-                original = getattr(module, f"{prefix}original_inv_freq")
-                module.register_buffer(name, original.to(getattr(module, name).device), persistent=False)
-                setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
 
 
 def _failure(error: Exception) -> BatchResult:

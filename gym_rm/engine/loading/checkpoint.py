@@ -103,8 +103,9 @@ class Checkpoint:
     remote_class: str | None = None
 
     def at(self, path: str | os.PathLike[str]) -> Checkpoint:
-        """Another checkpoint, loaded with the same options and read in the same way."""
-        return open_checkpoint(self.options.model_copy(update={"path": os.fspath(path)}))
+        """Another checkpoint of the same kind, loaded with the same options."""
+        elsewhere = {"path": os.fspath(path), "revision": None, "base": None}
+        return open_checkpoint(self.options.model_copy(update=elsewhere))
 
     @property
     def facts(self) -> ModelFacts:

@@ -1,59 +1,12 @@
-"""Heads built from the shapes of a checkpoint's tensors, and what a vocabulary says of tokens."""
+"""Heads that read hidden states: modules of the model, and logits of single tokens."""
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from gym_rm import ConfigError
-from gym_rm.engine.backbones.heads import ModuleHead, TokenLogits, in_float32, width
-from gym_rm.engine.loading.headed_models import GatingNetwork, headed_model, outputs_of_heads, outputs_of_modules
+from gym_rm.engine.backbones.heads import ModuleHead, TokenLogits, in_float32
 from tests import tiny_models
-
-CONFIG = tiny_models._config("llama", tiny_models.tokenizer("llama3"))
-
-
-def built(shapes, **options):
-    return headed_model(CONFIG, shapes, **options)(CONFIG)
-
-
-def test_names_and_shapes_become_modules():
-    model = built(
-        {
-            "v_head.summary.weight": (1, 32),
-            "v_head.summary.bias": (1,),
-            "score.0.weight": (16, 32),
-            "score.2.weight": (3, 16),
-            "matrix": (3, 3),
-        }
-    )
-    names = {name for name, _ in model.named_parameters() if not name.startswith("model.")}
-    assert names == {"v_head.summary.weight", "v_head.summary.bias", "score.0.weight", "score.2.weight", "matrix"}
-    assert width(model.score) == 3
-    assert [type(layer).__name__ for layer in model.score] == ["Linear", "ReLU", "Linear"]
-
-
-def test_gaps_are_activations_after_linear_layers_and_nothing_elsewhere():
-    model = built({"head.1.weight": (4, 64), "head.1.bias": (4,), "head.4.weight": (1, 4)}, activation="tanh")
-    assert [type(layer).__name__ for layer in model.head] == ["Identity", "Linear", "Tanh", "Identity", "Linear"]
-
-
-def test_the_backbone_may_have_another_name():
-    model = built({"score.weight": (1, 32)}, backbone="pretrained_model")
-    assert model.base_model is model.pretrained_model
-    assert not hasattr(model, "model")
-
-
-def test_a_tensor_that_is_no_layer_is_refused():
-    with pytest.raises(ConfigError, match="do not belong to linear layers or batch norms"):
-        built({"score.alpha": (7,)})
-
-
-def test_gating_networks_put_relu_between_bare_linear_layers():
-    layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    gate = GatingNetwork(layers, temperature=2.0)
-    x = torch.tensor([[0.3, -0.7]])
-    expected = torch.softmax(layers[1](torch.relu(layers[0](x))) / 2.0, dim=1)
-    torch.testing.assert_close(gate(x), expected)
 
 
 def test_heads_compute_in_float32_and_keep_their_weights():

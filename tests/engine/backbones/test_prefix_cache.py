@@ -9,8 +9,8 @@ import gym_rm
 import gym_rm.engine.backbones.decoder as decoder
 from gym_rm import ConfigError
 from gym_rm.engine.backbones.decoder import DecoderBackbone
-from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE, PrefixCache
+from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from tests import tiny_models
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import softmax
 
+from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import (
     FLEX_BLOCK_SIZE,
     MASKED_QUERIES,
@@ -20,7 +21,6 @@ from gym_rm.engine.backbones.tree_attention import (
     tree_attention,
     tree_mask,
 )
-from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
 
@@ -188,7 +188,9 @@ def test_block_mask_equals_the_dense_rule_for_every_pair(seed, window):
     assert torch.equal(rule[len(tree) :, : len(tree)], torch.zeros(length - len(tree), len(tree), dtype=bool))
     assert rule[len(tree) :].any(dim=1).all(), "a query of the padding with no key at all would be NaN"
 
-    blocks = rule.view(length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE, length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE).transpose(1, 2)
+    blocks = rule.view(
+        length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE, length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE
+    ).transpose(1, 2)
     partial = listed(mask.kv_num_blocks, mask.kv_indices)
     full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
     assert not (partial & full).any()

@@ -1,5 +1,3 @@
-import copy
-import pickle
 import threading
 import time
 
@@ -12,48 +10,19 @@ from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import CPU_BATCHED_TOKENS, LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits, TokenLogProbabilities
 from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
-from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+from gym_rm.engine.token_tree import plan_padded, plan_trees
 from gym_rm.errors import ConfigError
+from tests.engine.executors.batches import (
+    HEAD,
+    MARK,
+    batches_with_a_mark,
+    executor_of,
+    needs_gpu,
+    sequences,
+    trees,
+    values_of,
+)
 from tests.engine.watching import raising
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-
-HEAD = ModuleHead("score")
-MARK = 399  # an id that no sequence has unless a test puts it there
-
-
-def sequences(count=6, seed=0):
-    random = np.random.default_rng(seed)
-    prompt = random.integers(5, 300, 20)
-    replies = [np.r_[prompt, random.integers(5, 300, 3 + k)].astype(np.int32) for k in range(count)]
-    return [TokenSequence(ids, np.array([len(ids) - 1])) for ids in replies]
-
-
-def trees(budget=500):
-    return plan_trees(sequences(), max_num_batched_tokens=budget).batches
-
-
-def batches_with_a_mark(layout="tree"):
-    """Three batches, the second with the mark."""
-    several = sequences(3)
-    several[1].input_ids[-1] = MARK
-    plan = plan_trees if layout == "tree" else plan_padded
-    batches = [plan([each], max_num_batched_tokens=500).batches[0] for each in several]
-    assert [MARK in batch.input_ids for batch in batches] == [False, True, False]
-    return batches
-
-
-def executor_of(model, readout=HEAD, **options):
-    executor = LocalExecutor()
-    executor.load(LoadSpec(model, readout, **options))
-    return executor
-
-
-def values_of(executor, batches):
-    """Values of all batches, stacked; none has failed."""
-    results = executor.run(batches)
-    assert [result.error for result in results] == [None] * len(batches)
-    return np.concatenate([result.values for result in results])
 
 
 @pytest.fixture
@@ -71,17 +40,6 @@ def fails_at_the_mark(monkeypatch):
         monkeypatch.setattr(embedding, "forward", forward)
 
     return make
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_models.reward_model("qwen3")
-
-
-@pytest.fixture
-def trained():
-    """The same architecture with other weights."""
-    return tiny_models.reward_model("qwen3", seed=1)
 
 
 # --- load
@@ -142,20 +100,6 @@ def test_the_info_names_the_precision_and_the_revision():
     model.config._commit_hash = "abc123"
     info = LocalExecutor().load(LoadSpec(model, HEAD))
     assert (info.dtype, info.revision) == ("bfloat16", "abc123")
-
-
-@pytest.fixture(scope="module")
-def language_models(tmp_path_factory):
-    """Two causal language models over one vocabulary."""
-    from transformers import AutoModelForCausalLM
-
-    folders = [
-        tiny_models.save_policy(
-            tmp_path_factory.mktemp("policy"), seed=seed, initializer_range=0.3, max_position_embeddings=positions
-        )
-        for seed, positions in enumerate((1024, 512))
-    ]
-    return [AutoModelForCausalLM.from_pretrained(folder).eval() for folder in folders]
 
 
 def test_two_models_are_read_together_and_the_shorter_limit_holds(language_models):
@@ -337,148 +281,6 @@ def test_executors_of_one_model_take_turns(monkeypatch):
     for thread in threads:
         thread.join()
     assert most == [1] * 4
-
-
-# --- weights
-
-
-@pytest.mark.parametrize("options", [{}, {"tree": False}, {"prefix_cache_tokens": 640}, {"quantization": "int8"}])
-def test_updated_weights_are_used_at_once(options, trained):
-    executor = executor_of(tiny_models.reward_model("qwen3"), **options)
-    before = values_of(executor, trees())
-    executor.update_weights(trained.state_dict())
-    expected = values_of(executor_of(trained, **options), trees())
-    assert np.array_equal(values_of(executor, trees()), expected)
-    assert np.abs(expected - before).max() > 1e-2
-
-
-def test_updated_weights_leave_the_reference_alone(language_models):
-    policy, reference = (copy.deepcopy(model) for model in language_models)
-    executor = executor_of(policy, TokenLogProbabilities(), reference=reference)
-    before = values_of(executor, trees())
-    executor.update_weights(dict(reference.named_parameters()))
-    after = values_of(executor, trees())
-    assert np.array_equal(after[:, 1], before[:, 1])
-    np.testing.assert_allclose(after[:, 0], after[:, 1], atol=1e-6)
-
-
-def test_weights_that_do_not_fit_are_named(trained):
-    executor = executor_of(tiny_models.reward_model("qwen3"))
-    weights = trained.state_dict()
-    weights["head.weight"] = weights.pop("score.weight")
-    weights["model.norm.weight"] = torch.ones(31)
-    reason = (
-        r"do not fit Qwen3ForSequenceClassification: missing \['score.weight'\], unknown \['head.weight'\], of another "
-        r"shape \['model.norm.weight \(31,\) instead of \(32,\)'\]"
-    )
-    with pytest.raises(ConfigError, match=reason):
-        executor.update_weights(weights)
-
-
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
-def test_one_tensor_that_does_not_fit_keeps_all_the_old_weights(options, trained):
-    model = tiny_models.reward_model("qwen3")
-    executor = executor_of(model, **options)
-    values = values_of(executor, trees())
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    weights = trained.state_dict()
-    weights["score.weight"] = torch.zeros(1, 33)
-    with pytest.raises(ConfigError, match="do not fit"):
-        executor.update_weights(weights)
-    assert [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])] == []
-    assert np.array_equal(values_of(executor, trees()), values)
-
-
-@pytest.mark.parametrize("options", [{"prefix_cache_tokens": 640}, {"quantization": "int8"}])
-def test_clear_cache_forgets_what_came_from_the_old_weights(options, trained):
-    model = tiny_models.reward_model("qwen3")
-    executor = executor_of(model, **options)
-    values_of(executor, trees())
-    model.load_state_dict(trained.state_dict())
-    executor.clear_cache()
-    assert np.array_equal(values_of(executor, trees()), values_of(executor_of(trained, **options), trees()))
-
-
-def test_a_closed_executor_says_what_to_do(model):
-    executor = executor_of(model)
-    executor.close()
-    executor.close()
-    for use in (lambda: executor.run(trees()), executor.sleep, lambda: executor.update_weights(model.state_dict())):
-        with pytest.raises(ConfigError, match=r"is closed; .*load"):
-            use()
-    executor.wake()
-    executor.clear_cache()
-
-
-def test_a_closed_executor_can_load_again(model):
-    executor = executor_of(model)
-    expected = values_of(executor, trees())
-    executor.close()
-    executor.load(LoadSpec(model, HEAD))
-    assert np.array_equal(values_of(executor, trees()), expected)
-
-
-def test_an_executor_that_was_not_loaded_says_what_to_do():
-    with pytest.raises(ConfigError, match=r"not loaded, .*; .*load"):
-        LocalExecutor().run(trees())
-
-
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"prefix_cache_tokens": 640}])
-@pytest.mark.parametrize("copied", [lambda executor: pickle.loads(pickle.dumps(executor)), copy.deepcopy])
-def test_a_copy_gives_the_same_values(copied, options, model):
-    executor = executor_of(model, **options)
-    expected = values_of(executor, trees())
-    again = copied(executor)
-    assert again.models[0] is not executor.models[0]
-    assert np.array_equal(values_of(again, trees()), expected)
-
-
-# --- sleep and wake
-
-
-def test_sleep_and_wake_on_a_cpu_move_nothing(model):
-    executor = executor_of(model)
-    expected = values_of(executor, trees())
-    places = [parameter.data_ptr() for parameter in model.parameters()]
-    executor.sleep()
-    assert [parameter.data_ptr() for parameter in model.parameters()] == places
-    assert np.array_equal(values_of(executor, trees()), expected)
-
-
-@needs_gpu
-def test_sleep_gives_the_memory_back_and_wake_takes_it():
-    model = tiny_models.reward_model("qwen3", hidden_size=256).cuda()
-    executor = executor_of(model)
-    expected = values_of(executor, trees())
-    before = torch.cuda.memory_allocated()
-    executor.sleep()
-    assert torch.cuda.memory_allocated() < before / 2
-    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
-    assert np.array_equal(values_of(executor, trees()), expected)
-    assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
-
-
-@needs_gpu
-def test_weights_that_changed_between_two_sleeps_are_kept():
-    model = tiny_models.reward_model("qwen3").cuda()
-    executor = executor_of(model)
-    executor.sleep()
-    executor.wake()
-    with torch.no_grad():
-        model.score.weight.mul_(2)
-    weights = model.score.weight.clone()
-    executor.sleep()
-    executor.wake()
-    assert torch.equal(model.score.weight, weights)
-
-
-@needs_gpu
-def test_closing_a_sleeping_executor_brings_a_model_that_was_handed_over_back():
-    model = tiny_models.reward_model("qwen3").cuda()
-    executor = executor_of(model)
-    executor.sleep()
-    executor.close()
-    assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
 
 
 @needs_gpu

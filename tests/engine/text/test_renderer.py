@@ -128,7 +128,7 @@ def test_bos_on_request():
         Renderer(tiny_models.tokenizer("chatml"), add_bos=True)
 
 
-# --- what cannot be rendered
+# --- conversations and options that are refused
 
 
 BAD_CONVERSATIONS = {

@@ -1,0 +1,51 @@
+"""Batches for executors, and the values that they give. Not a test."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.kinds.readouts import ModuleHead
+from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+HEAD = ModuleHead("score")
+MARK = 399  # an id that no sequence has unless a test puts it there
+
+
+def sequences(count=6, seed=0):
+    random = np.random.default_rng(seed)
+    prompt = random.integers(5, 300, 20)
+    replies = [np.r_[prompt, random.integers(5, 300, 3 + k)].astype(np.int32) for k in range(count)]
+    return [TokenSequence(ids, np.array([len(ids) - 1])) for ids in replies]
+
+
+def trees(budget=500):
+    return plan_trees(sequences(), max_num_batched_tokens=budget).batches
+
+
+def batches_with_a_mark(layout="tree"):
+    """Three batches, the second with the mark."""
+    several = sequences(3)
+    several[1].input_ids[-1] = MARK
+    plan = plan_trees if layout == "tree" else plan_padded
+    batches = [plan([each], max_num_batched_tokens=500).batches[0] for each in several]
+    assert [MARK in batch.input_ids for batch in batches] == [False, True, False]
+    return batches
+
+
+def executor_of(model, readout=HEAD, **options):
+    executor = LocalExecutor()
+    executor.load(LoadSpec(model, readout, **options))
+    return executor
+
+
+def values_of(executor, batches):
+    """Values of all batches, stacked; none has failed."""
+    results = executor.run(batches)
+    assert [result.error for result in results] == [None] * len(batches)
+    return np.concatenate([result.values for result in results])

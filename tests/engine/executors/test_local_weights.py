@@ -1,0 +1,152 @@
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.kinds.readouts import TokenLogProbabilities
+from gym_rm.errors import ConfigError
+from tests.engine.executors.batches import HEAD, executor_of, needs_gpu, trees, values_of
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": False}, {"prefix_cache_tokens": 640}, {"quantization": "int8"}])
+def test_updated_weights_are_used_at_once(options, trained):
+    executor = executor_of(tiny_models.reward_model("qwen3"), **options)
+    before = values_of(executor, trees())
+    executor.update_weights(trained.state_dict())
+    expected = values_of(executor_of(trained, **options), trees())
+    assert np.array_equal(values_of(executor, trees()), expected)
+    assert np.abs(expected - before).max() > 1e-2
+
+
+def test_updated_weights_leave_the_reference_alone(language_models):
+    policy, reference = (copy.deepcopy(model) for model in language_models)
+    executor = executor_of(policy, TokenLogProbabilities(), reference=reference)
+    before = values_of(executor, trees())
+    executor.update_weights(dict(reference.named_parameters()))
+    after = values_of(executor, trees())
+    assert np.array_equal(after[:, 1], before[:, 1])
+    np.testing.assert_allclose(after[:, 0], after[:, 1], atol=1e-6)
+
+
+def test_weights_that_do_not_fit_are_named(trained):
+    executor = executor_of(tiny_models.reward_model("qwen3"))
+    weights = trained.state_dict()
+    weights["head.weight"] = weights.pop("score.weight")
+    weights["model.norm.weight"] = torch.ones(31)
+    reason = (
+        r"do not fit Qwen3ForSequenceClassification: missing \['score.weight'\], unknown \['head.weight'\], of another "
+        r"shape \['model.norm.weight \(31,\) instead of \(32,\)'\]"
+    )
+    with pytest.raises(ConfigError, match=reason):
+        executor.update_weights(weights)
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+def test_one_tensor_that_does_not_fit_keeps_all_the_old_weights(options, trained):
+    model = tiny_models.reward_model("qwen3")
+    executor = executor_of(model, **options)
+    values = values_of(executor, trees())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    weights = trained.state_dict()
+    weights["score.weight"] = torch.zeros(1, 33)
+    with pytest.raises(ConfigError, match="do not fit"):
+        executor.update_weights(weights)
+    assert [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])] == []
+    assert np.array_equal(values_of(executor, trees()), values)
+
+
+@pytest.mark.parametrize("options", [{"prefix_cache_tokens": 640}, {"quantization": "int8"}])
+def test_clear_cache_forgets_what_came_from_the_old_weights(options, trained):
+    model = tiny_models.reward_model("qwen3")
+    executor = executor_of(model, **options)
+    values_of(executor, trees())
+    model.load_state_dict(trained.state_dict())
+    executor.clear_cache()
+    assert np.array_equal(values_of(executor, trees()), values_of(executor_of(trained, **options), trees()))
+
+
+def test_a_closed_executor_says_what_to_do(model):
+    executor = executor_of(model)
+    executor.close()
+    executor.close()
+    for use in (lambda: executor.run(trees()), executor.sleep, lambda: executor.update_weights(model.state_dict())):
+        with pytest.raises(ConfigError, match=r"is closed; .*load"):
+            use()
+    executor.wake()
+    executor.clear_cache()
+
+
+def test_a_closed_executor_can_load_again(model):
+    executor = executor_of(model)
+    expected = values_of(executor, trees())
+    executor.close()
+    executor.load(LoadSpec(model, HEAD))
+    assert np.array_equal(values_of(executor, trees()), expected)
+
+
+def test_an_executor_that_was_not_loaded_says_what_to_do():
+    with pytest.raises(ConfigError, match=r"not loaded, .*; .*load"):
+        LocalExecutor().run(trees())
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"prefix_cache_tokens": 640}])
+@pytest.mark.parametrize("copied", [lambda executor: pickle.loads(pickle.dumps(executor)), copy.deepcopy])
+def test_a_copy_gives_the_same_values(copied, options, model):
+    executor = executor_of(model, **options)
+    expected = values_of(executor, trees())
+    again = copied(executor)
+    assert again.models[0] is not executor.models[0]
+    assert np.array_equal(values_of(again, trees()), expected)
+
+
+# --- sleep and wake
+
+
+def test_sleep_and_wake_on_a_cpu_move_nothing(model):
+    executor = executor_of(model)
+    expected = values_of(executor, trees())
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    executor.sleep()
+    assert [parameter.data_ptr() for parameter in model.parameters()] == places
+    assert np.array_equal(values_of(executor, trees()), expected)
+
+
+@needs_gpu
+def test_sleep_gives_the_memory_back_and_wake_takes_it():
+    model = tiny_models.reward_model("qwen3", hidden_size=256).cuda()
+    executor = executor_of(model)
+    expected = values_of(executor, trees())
+    before = torch.cuda.memory_allocated()
+    executor.sleep()
+    assert torch.cuda.memory_allocated() < before / 2
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert np.array_equal(values_of(executor, trees()), expected)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
+
+
+@needs_gpu
+def test_weights_that_changed_between_two_sleeps_are_kept():
+    model = tiny_models.reward_model("qwen3").cuda()
+    executor = executor_of(model)
+    executor.sleep()
+    executor.wake()
+    with torch.no_grad():
+        model.score.weight.mul_(2)
+    weights = model.score.weight.clone()
+    executor.sleep()
+    executor.wake()
+    assert torch.equal(model.score.weight, weights)
+
+
+@needs_gpu
+def test_closing_a_sleeping_executor_brings_a_model_that_was_handed_over_back():
+    model = tiny_models.reward_model("qwen3").cuda()
+    executor = executor_of(model)
+    executor.sleep()
+    executor.close()
+    assert {parameter.device.type for parameter in model.parameters()} == {"cuda"}
