@@ -54,10 +54,14 @@ def load_function(name: str, value: Any) -> Callable[..., Any]:
 def load_object(name: str, value: str) -> Any:
     """What the text `"module:name"` names."""
     module, _, attribute = value.partition(":")
+    expected = f"{name} must be a function or 'module:function', got {value!r}"
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{name} must be a function or 'module:function', got {value!r}: {error}.") from error
+        found = importlib.import_module(module)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{expected}: {error}.") from error
+    if not hasattr(found, attribute):
+        raise ConfigError(f"{expected}: the module has no {attribute!r}.{nearest(attribute, vars(found))}")
+    return getattr(found, attribute)
 
 
 def describe(value: Any) -> str:

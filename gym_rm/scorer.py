@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
-
 from gym_rm.checks import load_object
 from gym_rm.errors import ConfigError, GymRMError, ScoringError
 from gym_rm.scores import Scores
@@ -78,10 +76,10 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
         >>> scorer.score([[{"role": "assistant", "content": "four"}]]).rewards.tolist()
         [4.0]
     """
-    if isinstance(reward_model, str) and _OBJECT_NAME.fullmatch(reward_model):
-        reward_model = load_object("reward_model", reward_model)
+    if _is_object_name(reward_model):
+        reward_model = load_object("reward_model", str(reward_model))
         if isinstance(reward_model, type):
-            return load_scorer(reward_model(**options))
+            return load_scorer(_instance(reward_model, options))
     if reward_model is None or isinstance(reward_model, str | os.PathLike):
         reward_model = {} if reward_model is None else {"path": os.fspath(reward_model)}
     if isinstance(reward_model, Mapping):
@@ -91,8 +89,10 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
             f"options {sorted(options)} came with a ready-made scorer {type(reward_model).__name__}; "
             "give them to its constructor instead."
         )
+    if isinstance(reward_model, type) and hasattr(reward_model, "score"):
+        raise ConfigError(f"reward_model must be a scorer, got the class {reward_model.__name__}; pass an instance.")
     if isinstance(reward_model, Scorer):
-        _check_signature(reward_model)
+        check_signature(reward_model)
         return reward_model
     if callable(reward_model):
         return _entry_point(FUNCTION)(reward_model)
@@ -122,13 +122,7 @@ def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Pr
             f"{name}.score returned {len(scores.rewards)} scores for {len(conversations)} conversations; a scorer "
             "returns one for each, in order."
         )
-    wrong = [row for row in np.flatnonzero(~np.isfinite(scores.rewards)).tolist() if scores.errors[row] is None]
-    if wrong:
-        errors = list(scores.errors)
-        for row in wrong:
-            errors[row] = f"the reward is {scores.rewards[row]}"
-        scores = dataclasses.replace(scores, errors=tuple(errors))
-    return scores
+    return scores.mark_failures()
 
 
 # --- a scorer that several users share ---------------------------------------------------------------------------
@@ -145,49 +139,71 @@ _shared_lock = threading.RLock()
 
 
 def acquire_scorer(reward_model: ScorerLike, options: Mapping[str, Any]) -> Scorer:
-    """`load_scorer`, but the same plain settings give the same scorer to everyone in the process.
+    """Like `load_scorer`, but equal plain settings return one scorer that all users in the process share.
 
-    `SyncVectorEnv` makes one environment a row, other libraries make one for every episode: they must not load the
-    model again. A folder whose files have changed since is loaded anew. `release_scorer` gives the scorer back.
+    `SyncVectorEnv` makes one environment per row, other libraries make one per episode; the model is loaded only once.
+    A folder whose files have changed is loaded again. Call `release_scorer` when done.
     """
-    key = _key(reward_model, options)
-    if key is None:
-        return load_scorer(reward_model, **options)
     with _shared_lock:
+        key = _key(reward_model, options) or _key_of(reward_model)
         if key not in _shared:
-            _shared[key] = _Shared(load_scorer(reward_model, **options), users=0)
+            scorer = load_scorer(reward_model, **options)
+            if _belongs_to_user(scorer, reward_model):
+                return scorer
+            key = key or f"object {id(scorer)}"
+            _shared[key] = _Shared(scorer, users=0)
         _shared[key].users += 1
         return _shared[key].scorer
 
 
 def release_scorer(scorer: Scorer) -> None:
-    """Give back a scorer from `acquire_scorer`; the last user closes it."""
+    """Return a scorer from `acquire_scorer`. The last user closes it; a user's own scorer object stays open."""
     with _shared_lock:
-        for key, entry in _shared.items():
-            if entry.scorer is scorer:
-                entry.users -= 1
-                if entry.users > 0:
-                    return
-                del _shared[key]
-                break
+        key = _key_of(scorer)
+        if key is None:
+            return
+        _shared[key].users -= 1
+        if _shared[key].users > 0:
+            return
+        del _shared[key]
     if callable(close := getattr(scorer, "close", None)):
         close()
 
 
+def _key_of(scorer: Any) -> str | None:
+    """The key of a scorer that is shared already."""
+    return next((key for key, entry in _shared.items() if entry.scorer is scorer), None)
+
+
+def _belongs_to_user(scorer: Scorer, reward_model: ScorerLike) -> bool:
+    """Whether the scorer is an object that was passed in, or that a module holds."""
+    return scorer is reward_model or (_is_object_name(reward_model) and scorer is load_object("", str(reward_model)))
+
+
+def _is_object_name(reward_model: Any) -> bool:
+    return isinstance(reward_model, str) and _OBJECT_NAME.fullmatch(reward_model) is not None
+
+
 def _key(reward_model: ScorerLike, options: Mapping[str, Any]) -> str | None:
-    """The settings as text, with the state of the folder that they name; None for objects, which have no such text."""
+    """Plain settings as text, with the state of the folders in them; None for settings that hold other objects."""
     if reward_model is not None and not isinstance(reward_model, str | os.PathLike | Mapping):
         return None
-    named = reward_model if isinstance(reward_model, Mapping) else {"path": reward_model}
-    path = named.get("path")
-    folder = Path(path) if isinstance(path, str | os.PathLike) else None
-    files = []
-    if folder is not None and folder.is_dir():
-        files = sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in folder.iterdir())
+    named = dict(reward_model) if isinstance(reward_model, Mapping) else {"path": reward_model}
     try:
-        return json.dumps([dict(named), dict(options), files], sort_keys=True, default=os.fspath)
+        return json.dumps([named, dict(options), _files([named, options])], sort_keys=True, default=os.fspath)
     except (TypeError, ValueError):
         return None
+
+
+def _files(settings: Any) -> list[tuple[str, int, int]]:
+    """Name, size and modification time of the files in every folder that the settings name."""
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, list | tuple):
+        return [file for each in settings for file in _files(each)]
+    if not isinstance(settings, str | os.PathLike) or not os.path.isdir(settings):
+        return []
+    return sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in Path(settings).iterdir())
 
 
 # --- from options to a scorer ------------------------------------------------------------------------------------
@@ -209,14 +225,22 @@ def _make(options: dict[str, Any]) -> Scorer:
         raise ConfigError(f"invalid options for a scorer: {shown}: {error}.") from error
 
 
+def _instance(scorer_class: type, options: Mapping[str, Any]) -> Any:
+    try:
+        inspect.signature(scorer_class).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"invalid options for {scorer_class.__name__}: {error}.") from error
+    return scorer_class(**options)
+
+
 def _entry_point(name: str) -> Callable[..., Scorer]:
     module, _, attribute = name.partition(":")
     entry_point: Callable[..., Scorer] = getattr(importlib.import_module(module), attribute)
     return entry_point
 
 
-def _check_signature(scorer: Scorer) -> None:
-    """Refuse a `score` that has no place for the prompts, before an episode is lost over it."""
+def check_signature(scorer: Scorer) -> None:
+    """Raise `ConfigError` if the scorer's `score` has no second parameter for the prompts."""
     try:
         inspect.signature(scorer.score).bind([], None)
     except TypeError as error:

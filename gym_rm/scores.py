@@ -155,22 +155,18 @@ class Scores:
         infos: Mapping[str, NDArray[Any]] | None = None,
         provenance: Provenance | None = None,
     ) -> Scores:
-        """Scores of a scorer that counts no tokens; a reward that is not finite and has no error gets one."""
+        """Scores from rewards alone, with token counts of 0 and failures marked (see `mark_failures`)."""
         values = np.array(rewards, dtype=np.float32).reshape(-1)
-        reasons: list[str | None] = list(errors) if errors is not None else [None] * len(values)
-        for row in np.flatnonzero(~np.isfinite(values)).tolist():
-            reasons[row] = reasons[row] or f"the reward is {values[row]}"
-        values[[row for row, reason in enumerate(reasons) if reason is not None]] = np.nan
         return cls(
             values,
             dict(components or {}),
             num_tokens=np.zeros(len(values), dtype=np.int64),
             truncated_tokens=np.zeros(len(values), dtype=np.int64),
-            errors=tuple(reasons),
+            errors=tuple(errors) if errors is not None else (None,) * len(values),
             terminations=None if terminations is None else np.array(terminations, dtype=np.bool_),
             infos=dict(infos or {}),
             provenance=provenance,
-        )
+        ).mark_failures()
 
     @classmethod
     def concatenate(cls, parts: Sequence[Scores]) -> Scores:
@@ -223,6 +219,19 @@ class Scores:
                     listed[row] = value
                 columns[key] = tuple(listed)
         return self._of_columns(columns, self.provenance, self.workload)
+
+    def mark_failures(self) -> Scores:
+        """Give every reward that is not finite an error, and every row with an error the reward NaN."""
+        finite = np.isfinite(self.rewards)
+        errors = [
+            error if error is not None or ok else f"the reward is {reward}"
+            for error, ok, reward in zip(self.errors, finite.tolist(), self.rewards.tolist(), strict=True)
+        ]
+        failed = np.array([error is not None for error in errors], dtype=np.bool_)
+        if np.array_equal(failed, np.isnan(self.rewards)) and tuple(errors) == self.errors:
+            return self
+        rewards = np.where(failed, np.float32(np.nan), self.rewards)
+        return dataclasses.replace(self, rewards=rewards, errors=tuple(errors))
 
     def raise_for_errors(self) -> Scores:
         """These scores, if every row has one.

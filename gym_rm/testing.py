@@ -18,8 +18,8 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from gym_rm.envs.spaces import UnicodeText
-from gym_rm.errors import ActionError, ScoringError
-from gym_rm.scorer import Scorer
+from gym_rm.errors import ActionError, ConfigError, ScoringError
+from gym_rm.scorer import Scorer, check_signature
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt
 
@@ -71,6 +71,10 @@ def check_scorer(
         >>> check_scorer(gym_rm.load_scorer(lambda conversations: [len(c) for c in conversations]))
     """
     assert isinstance(scorer, Scorer), f"{scorer!r} has no method score(conversations, prompts=None)."
+    try:
+        check_signature(scorer)
+    except ConfigError as error:
+        raise AssertionError(str(error)) from error
     given = [list(conversation) for conversation in (CONVERSATIONS if conversations is None else conversations)]
     assert len(given) >= 2, "check_scorer needs at least two conversations."
     rows = list(prompts) if prompts is not None else [_prompt(one, k) for k, one in enumerate(given)]

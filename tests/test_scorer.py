@@ -165,7 +165,7 @@ def test_what_exists_already_takes_no_options_by_name_either(name):
 
 
 def test_options_that_a_class_does_not_take_are_refused():
-    with pytest.raises(ConfigError, match=r"user_scorers:Lengths.*unexpected keyword argument 'scael'"):
+    with pytest.raises(ConfigError, match=r"invalid options for Lengths: got an unexpected keyword argument 'scael'"):
         load_scorer("user_scorers:Lengths", scael=2.0)
 
 

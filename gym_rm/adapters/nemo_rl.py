@@ -16,7 +16,7 @@ from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import answer_text, prompt_of_columns
 from gym_rm.errors import ConfigError, logger, nearest
 from gym_rm.reports.metrics import reward_metrics
-from gym_rm.scorer import Scorer, load_scorer, try_score
+from gym_rm.scorer import Scorer, acquire_scorer, release_scorer, try_score
 from gym_rm.types import Conversation, Prompt
 
 if TYPE_CHECKING:
@@ -39,10 +39,12 @@ class ReadConfig:
     """What a configuration of NeMo RL's reward model environment means here.
 
     Attributes:
-        options: of `load_scorer`, the model's name as `reward_model`.
+        reward_model: folder or hub id.
+        options: of `load_scorer`.
         without_effect: keys that change nothing here, and why.
     """
 
+    reward_model: str
     options: Mapping[str, Any]
     without_effect: Mapping[str, str] = field(default_factory=dict)
 
@@ -68,14 +70,15 @@ class RewardModelEnvironment:
         fallback_reward: float | None = None,
     ) -> None:
         self.fallback_reward = fallback_reward
+        self._released = False
         self._texts = None if policy_tokenizer is None else PolicyTexts(policy_tokenizer)
         if set(config) == {"scorer"}:
-            self.scorer: Scorer = load_scorer(config["scorer"])
+            self.scorer: Scorer = acquire_scorer(config["scorer"], {})
             return
         read = read_config(config)
         for key, reason in read.without_effect.items():
             logger.info("NeMo RL's %s has no effect: %s", key, reason)
-        self.scorer = load_scorer(**read.options)
+        self.scorer = acquire_scorer(read.reward_model, read.options)
 
     def step(self, message_log_batch: Sequence[Any], metadata: Sequence[Any] | None = None) -> EnvironmentReturn:
         """Score B logs in one call; any B, an empty batch included.
@@ -119,10 +122,10 @@ class RewardModelEnvironment:
         return batch, reward_metrics(rewards).as_nemo_rl()
 
     def shutdown(self) -> None:
-        """Close the scorer, if it can be closed."""
-        close = getattr(self.scorer, "close", None)
-        if callable(close):
-            close()
+        """Release the scorer; can be repeated."""
+        if not self._released:
+            release_scorer(self.scorer)
+        self._released = True
 
     def _conversation(self, log: Sequence[Mapping[str, Any]], row: int) -> Conversation:
         messages: list[Any] = [
@@ -151,7 +154,7 @@ def read_config(config: Mapping[str, Any]) -> ReadConfig:
     Raises:
         ConfigError: keys that are unknown or ask for something that is not done here; lists all of them.
     """
-    options: dict[str, Any] = {"reward_model": config.get("model_name")}
+    options: dict[str, Any] = {}
     without_effect: dict[str, str] = {}
     problems: list[str] = []
     if not isinstance(config.get("model_name"), str):
@@ -179,7 +182,8 @@ def read_config(config: Mapping[str, Any]) -> ReadConfig:
             problems.append(f"{key}: unknown.{nearest(key, known)}")
     if problems:
         raise ConfigError("NeMo RL's reward model environment cannot be taken over:\n  " + "\n  ".join(problems))
-    return ReadConfig({name: value for name, value in options.items() if value is not None}, without_effect)
+    given = {name: value for name, value in options.items() if value is not None}
+    return ReadConfig(config["model_name"], given, without_effect)
 
 
 def _read_template(value: Any, options: dict[str, Any], problems: list[str]) -> None:

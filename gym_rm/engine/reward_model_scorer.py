@@ -126,9 +126,7 @@ class RewardModelScorer:
         self, source: ModelSource, facts: ModelFacts, kind: str, executor: Executor | None, options: dict[str, Any]
     ) -> None:
         kind = detect_kind(facts) if kind == "auto" else kind
-        if kind not in KINDS:
-            known = [*KINDS, *SCORER_KINDS]
-            raise ConfigError(f"unknown kind of reward model {kind!r}; known: {sorted(known)}.{nearest(kind, known)}")
+        _check_kind(kind)
         schemas = (EngineOptions, TextOptions, KINDS[kind].Options)
         engine, text, of_kind = divide_settings(options, *schemas, owner=f"a reward model of kind {kind!r}")
         if 0 < engine.prefix_cache_tokens < CACHE_BLOCK_SIZE:
@@ -406,11 +404,18 @@ def load_reward_model(
     Raises:
         ConfigError: the checkpoint cannot be loaded as a reward model, or an unknown or invalid option.
     """
+    _check_kind(kind)
     loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
     of_scorer = {name: value for name, value in options.items() if name not in loading}
     (load,) = divide_settings({"path": path, "kind": kind, **loading}, LoadOptions, owner="a checkpoint")
     checkpoint = open_checkpoint(load)
     return RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **of_scorer)
+
+
+def _check_kind(kind: str) -> None:
+    if kind != "auto" and kind not in KINDS:
+        known = [*KINDS, *SCORER_KINDS]
+        raise ConfigError(f"unknown kind of reward model {kind!r}; known: {sorted(known)}.{nearest(kind, known)}")
 
 
 def _reference(options: Config, source: ModelSource) -> ModelSource | None:

@@ -67,7 +67,6 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     metadata = RENDERING
     single_observation_space: ConversationSpace
     single_action_space: UnicodeText
-    _owns_scorer = False
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
@@ -93,7 +92,6 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self.prompts = load_prompts(self.settings.prompts)
         self._check_prompts()
         self.scorer = acquire_scorer(self.settings.reward_model, self.settings.reward_model_kwargs)
-        self._owns_scorer = self.scorer is not self.settings.reward_model
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
         self._user = UserSimulator(
             respond,
@@ -209,9 +207,9 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         return tuple(self._transcripts) if self.render_mode == "ansi" else None
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Release the scorer, if the environment loaded it, and the user simulator."""
+        """Release the scorer and the user simulator; a scorer object that was passed in stays open."""
         # Some versions of Gymnasium also close an environment whose constructor raised.
-        if self._owns_scorer:
+        if "scorer" in vars(self):
             release_scorer(self.scorer)
         if "_user" in vars(self):
             self._user.close()

@@ -6,6 +6,7 @@ what is waiting, scores it in one call, and gives every caller its rows.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -99,26 +100,29 @@ class MicroBatchingScorer:
             self._thread.join()
 
     def _serve(self) -> None:
-        while batch := self._collect():
-            self._answer(batch)
+        while (batch := self._collect()) is not None:
+            if batch:
+                self._answer(batch)
 
-    def _collect(self) -> list[Request]:
-        """The next requests to score together; empty once the scorer is closed."""
+    def _collect(self) -> list[Request] | None:
+        """The next requests to score together; None once the scorer is closed."""
         request = self._waiting.get()
+        if request is None:
+            return None
         batch: list[Request] = []
         size = 0
         closes_at = time.monotonic() + self._max_wait
         while request is not None:
-            batch.append(request)
-            size += len(request.conversations)
+            if request.future.set_running_or_notify_cancel():  # a caller may have given up
+                batch.append(request)
+                size += len(request.conversations)
             if size >= self._max_batch_size:
                 return batch
             try:
                 request = self._waiting.get(timeout=max(0.0, closes_at - time.monotonic()))
             except queue.Empty:
                 return batch
-        if batch:
-            self._waiting.put(None)  # this batch first, then the end
+        self._waiting.put(None)  # this batch first, then the end
         return batch
 
     def _answer(self, batch: list[Request]) -> None:
@@ -165,7 +169,7 @@ def shared_batching_scorer(reward_model: Any, options: Mapping[str, Any]) -> Mic
         return reward_model
     with _batching_lock:
         shared = reward_model
-        if reward_model is None or isinstance(reward_model, str | Mapping):
+        if reward_model is None or isinstance(reward_model, str | os.PathLike | Mapping):
             shared = acquire_scorer(_plain(reward_model), _plain(options))
         # What is shared is kept beside its batching scorer, so that its id is not given to another object.
         if id(shared) not in _batching:
@@ -175,7 +179,9 @@ def shared_batching_scorer(reward_model: Any, options: Mapping[str, Any]) -> Mic
 
 
 def _plain(value: Any) -> Any:
-    """Dicts and lists of a configuration library as Python's own."""
+    """Dicts and lists of a configuration library as Python's own, paths as texts."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gym_rm.checks import one_of
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.scorer import Scorer, ScorerLike, load_scorer, try_score
+from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, release_scorer, try_score
 from gym_rm.scores import FloatArray, Provenance, Scores
 from gym_rm.types import Conversation, Prompts
 
@@ -83,8 +83,8 @@ class CombinedScorer(abc.ABC):
         named = scorers if isinstance(scorers, Mapping) else {f"scorer_{k}": one for k, one in enumerate(scorers)}
         if not named:
             raise ConfigError(f"a {type(self).__name__} needs at least one scorer.")
-        self.scorers: dict[str, Scorer] = {name: load_scorer(one) for name, one in named.items()}
-        self._loaded = [scorer for name, scorer in self.scorers.items() if scorer is not named[name]]
+        self.scorers: dict[str, Scorer] = {name: acquire_scorer(one, {}) for name, one in named.items()}
+        self._acquired = list(self.scorers.values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CombinedScorer:
         """Itself: `gym.make_vec` deep-copies its keywords, and models must not be loaded twice."""
@@ -123,15 +123,16 @@ class CombinedScorer(abc.ABC):
 
     def sleep(self) -> None:
         """Free the device memory of every scorer that can."""
-        self._call("sleep", self.scorers.values())
+        self._call("sleep")
 
     def wake(self) -> None:
         """Undo `sleep`."""
-        self._call("wake", self.scorers.values())
+        self._call("wake")
 
     def close(self) -> None:
-        """Close the scorers that were loaded here."""
-        self._call("close", self._loaded)
+        """Release the scorers that were loaded here."""
+        while self._acquired:
+            release_scorer(self._acquired.pop())
 
     @property
     @abc.abstractmethod
@@ -149,9 +150,8 @@ class CombinedScorer(abc.ABC):
         }
         return Provenance(type(self).__name__, "+".join(results), settings={**self.settings, "scorers": scorers})
 
-    @staticmethod
-    def _call(method: str, scorers: Iterable[Scorer]) -> None:
-        for scorer in scorers:
+    def _call(self, method: str) -> None:
+        for scorer in self.scorers.values():
             if callable(function := getattr(scorer, method, None)):
                 function()
 

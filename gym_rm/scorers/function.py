@@ -68,7 +68,8 @@ class FunctionScorer:
         for row in set(range(size)) - set(rows):
             errors[row] = missing
         provenance = Provenance("FunctionScorer", getattr(self._function, "__qualname__", repr(self._function)))
-        return dataclasses.replace(spread, errors=tuple(errors), provenance=provenance).raise_for_errors()
+        scores = dataclasses.replace(spread, errors=tuple(errors), provenance=provenance)
+        return scores.mark_failures().raise_for_errors()
 
     def _scores(
         self, rows: list[int], conversations: list[list[Message]], prompts: list[Prompt | None] | None

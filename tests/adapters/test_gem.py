@@ -9,7 +9,7 @@ NAME = "gym_rm:reward-model"
 SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"]} for n in range(1, 4)]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def gem():
     """The library, with our environment in its registry."""
     gem = pytest.importorskip("gem", reason="GEM is not installed")

@@ -173,7 +173,7 @@ def test_a_verifier_compares_each_action_with_the_answer_of_its_row(shared_verif
     _, infos = envs.reset(seed=0)
     for _ in range(4):
         right = [NUMBERS.index(answer) for answer in infos["answer"]]
-        _, rewards, *_ = envs.step(right[:2] + [(right[2] + 1) % 4])
+        _, rewards, *_ = envs.step([*right[:2], (right[2] + 1) % 4])
         assert rewards.tolist() == [1.0, 1.0, 0.0]
         _, rewards, *_, infos = envs.step([0, 0, 0])  # NEXT_STEP: the step that starts the next episodes
         assert rewards.tolist() == [0.0] * 3
