@@ -17,6 +17,7 @@ from gym_rm.engine.loading.checkpoint import LoadOptions
 from gym_rm.engine.loading.families import FAMILIES
 from gym_rm.engine.reward_model_scorer import EngineOptions
 from gym_rm.engine.text.renderer import TextOptions
+from gym_rm.envs.settings import EnvSettings
 from gym_rm.scorer import SCORER_KINDS
 from tests import tiny_models
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
@@ -203,3 +204,8 @@ def test_the_options_of_scoring_exist():
     rows = re.findall(r"^\| (`.*?) \|", text_of(DOCS / "scoring.md"), re.MULTILINE)
     assert len(rows) > 8
     assert [name for name in re.findall(r"`(\w+)`", " ".join(rows)) if name not in known] == []
+
+
+def test_the_keywords_of_the_environment_are_complete():
+    first_table = text_of(DOCS / "environment.md").split("| keyword |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", first_table, re.MULTILINE) == list(EnvSettings.model_fields)

@@ -99,6 +99,8 @@ class RewardModelEnvironment:
 
         conversations = [self._conversation(log, row) for row, log in enumerate(message_log_batch)]
         rows = metadata if metadata is not None else [None] * len(conversations)
+        if len(rows) != len(conversations):
+            raise ConfigError(f"expected one metadata for each of the {len(conversations)} logs, got {len(rows)}.")
         prompts = [_prompt(c, each, row) for row, (c, each) in enumerate(zip(conversations, rows, strict=True))]
         rewards = try_score(self.scorer, conversations, prompts).rewards_or_fallback(self.fallback_reward)
         size = len(conversations)
@@ -142,10 +144,10 @@ class RewardModelEnvironment:
 
 def _prompt(conversation: Conversation, metadata: Any, row: int) -> Prompt:
     """NeMo RL's metadata of a row: its `ground_truth` is the reference answer, the rest goes with it."""
-    columns = dict(metadata) if isinstance(metadata, Mapping) else {}
-    answer = next((columns[key] for key in ("ground_truth", "answer") if answer_text(columns.get(key))), None)
+    columns = metadata if isinstance(metadata, Mapping) else {}
+    answer_column = "answer" if answer_text(columns.get("ground_truth")) is None else "ground_truth"
     messages = list(itertools.takewhile(lambda message: message["role"] != "assistant", conversation))
-    return prompt_of_columns(messages, {**columns, "answer": answer}, row)
+    return prompt_of_columns(messages, columns, row, answer_column=answer_column)
 
 
 def read_config(config: Mapping[str, Any]) -> ReadConfig:

@@ -99,8 +99,8 @@ class RewardFunction:
                 conversations.append(self.texts.conversation(prompt, query))
             except ConversationError as error:
                 raise ConversationError(f"query {row}: {error}") from error
-            label = labels[row] if labels is not None and labels[row] != "" else None
-            rows.append(prompt_of_columns(list(conversations[-1][:-1]), {"answer": label}, row))
+            columns = {} if labels is None else {"label": labels[row]}
+            rows.append(prompt_of_columns(conversations[-1][:-1], columns, row, answer_column="label"))
         try:
             scores = self.scorer.submit(conversations, rows).result(timeout)
         except ScoringError as error:

@@ -11,11 +11,11 @@ from typing import Any
 
 from gym_rm.adapters import require
 from gym_rm.data.messages import parse_messages
-from gym_rm.data.prompts import answer_text
+from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.envs.single import RewardEnv
 from gym_rm.errors import ConfigError
 from gym_rm.scorers.batching import shared_batching_scorer
-from gym_rm.types import Message, Prompt
+from gym_rm.types import Message
 
 BaseTextEnv: Any = require("skyrl_gym.envs.base_text_env", install="skyrl-gym").BaseTextEnv
 
@@ -48,8 +48,9 @@ class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
     def init(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[Message], dict[str, Any]]:
         """Start from the messages of a prompt."""
         messages = parse_messages(list(prompt), "the prompt", "prompt")
-        answer = answer_text((self._extras.get("reward_spec") or {}).get("ground_truth"))
-        start = Prompt(messages, "prompt", tuple(self._extras.get("user_turns", ())), answer, self._extras)
+        ground_truth = (self._extras.get("reward_spec") or {}).get("ground_truth")
+        columns = {**self._extras, "ground_truth": ground_truth}
+        start = prompt_of_columns(messages, columns, "prompt", answer_column="ground_truth", where="extras")
         self._env = RewardEnv(prompts=[start], reward_model=self._scorer, **self._settings)
         observation, _ = self._env.reset()
         self._metrics = {"num_turns": 0.0, "score_ok": 1.0, "num_tokens": 0.0}

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_rm.data.messages import join_reply
-from gym_rm.data.prompts import answer_text, prompt_of_columns
+from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.errors import ConfigError
 from gym_rm.scorers.batching import shared_batching_scorer
 from gym_rm.scores import Scores
@@ -64,6 +64,12 @@ def compute_scores(
     **options: Any,
 ) -> list[Result]:
     """The same for verl's reward manager `batch`: N replies in one score call."""
+    sizes = [len(each) for each in (data_sources, solution_strs, ground_truths, extra_infos)]
+    if len(set(sizes)) > 1:
+        raise ConfigError(
+            "data_sources, solution_strs, ground_truths and extra_infos must have one entry for each reply, got "
+            f"{sizes} entries."
+        )
     columns = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
     rows = [_row(*row, index) for index, row in enumerate(columns)]
     scorer = shared_batching_scorer(reward_model, options)
@@ -162,8 +168,8 @@ def _row(
 
 
 def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth: Any, index: int) -> Prompt:
-    answer = "answer" if answer_text(ground_truth) is not None else "ground_truth"
-    return prompt_of_columns(list(conversation[:-1]), {**columns, answer: ground_truth}, index)
+    columns = {**columns, "ground_truth": ground_truth}
+    return prompt_of_columns(conversation[:-1], columns, columns.get("index", index), answer_column="ground_truth")
 
 
 def _results(scores: Scores) -> list[Result]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from gym_rm.checks import integer
 from gym_rm.data.messages import parse_messages
@@ -43,24 +46,47 @@ def load_prompts(source: Source = None, *, limit: int | None = None) -> tuple[Pr
     return prompts
 
 
-def prompt_of_columns(messages: Sequence[Message], columns: Mapping[str, Any], index: int) -> Prompt:
-    """The prompt of one row as a trainer holds it: its messages, and the other columns of the data set.
+def prompt_of_columns(
+    messages: Sequence[Message],
+    columns: Mapping[str, Any],
+    index: int | str,
+    *,
+    answer_column: str = "answer",
+    where: str | None = None,
+) -> Prompt:
+    """Make the prompt of one row from its messages and its other columns.
 
-    `answer` becomes the reference answer if it is a text or a number, `prompt_id` or `id` the name; all other columns
-    go to `metadata` under their own names.
+    Args:
+        messages: the conversation that the policy answers.
+        columns: `answer_column` becomes the reference answer if it is a text or a number, `user_turns` the scripted
+            user, `prompt_id` or `id` the name; all others go to `metadata` under their own names.
+        index: the name if there is no other.
+        answer_column: where the data set has the reference answer.
+        where: file and line, for errors.
+
+    Raises:
+        ConfigError: `user_turns` is not a list of texts.
     """
     name = next((columns[key] for key in ("prompt_id", "id") if columns.get(key) is not None), index)
-    answer = answer_text(columns.get("answer"))
-    used = {"prompt_id", "id", *(["answer"] if answer is not None else [])}
+    answer = answer_text(columns.get(answer_column))
+    turns = _texts(columns.get("user_turns"), where or f"row {index}", "user_turns")
+    used = {"prompt_id", "id", "user_turns", *([answer_column] if answer is not None else [])}
     metadata = {key: value for key, value in columns.items() if key not in used}
-    return Prompt(tuple(messages), str(name), answer=answer, metadata=metadata)
+    return Prompt(tuple(messages), str(name), turns, answer, metadata)
 
 
 def answer_text(value: Any) -> str | None:
-    """A reference answer as text: a text as it is, a number written out, None for anything else."""
+    """Return a reference answer as text: a number is written out, 4.0 as "4".
+
+    Returns None for a missing answer (None, NaN, an empty text) and for a value of another type.
+    """
     if isinstance(value, str):
-        return value
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return value or None
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float | np.floating) and math.isfinite(value):
+        return str(int(value)) if value == int(value) else str(value)
+    return None
 
 
 def _prompt(row: Any, where: str, index: int) -> Prompt:
@@ -70,15 +96,14 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
         row = {"messages": row}
     field = _prompt_field(row, where)
     messages = parse_messages(row[field], where, field)
-    metadata = _rest(row, {field, "answer", "prompt_id", "id", "user_turns"})
+    columns = {key: value for key, value in row.items() if key not in (field, "answer")}
     if messages[-1]["role"] == "assistant":
-        metadata["reference_reply"] = messages[-1]["content"]
+        columns["reference_reply"] = messages[-1]["content"]
         messages = messages[:-1]
         if not messages or messages[-1]["role"] == "assistant":
             raise ConfigError(f"{where}: {field!r} leaves nothing to answer once its last assistant turn is taken off.")
-    name = next((row[key] for key in ("prompt_id", "id") if row.get(key) is not None), index)
-    turns = row.get("user_turns")
-    return Prompt(messages, str(name), _texts(turns, where, "user_turns"), _answer(row.get("answer"), where), metadata)
+    answer = _answer(row.get("answer"), where)
+    return prompt_of_columns(messages, {**columns, "answer": answer} if answer else columns, index, where=where)
 
 
 def _prompt_field(row: Mapping[str, Any], where: str) -> str:
@@ -95,9 +120,11 @@ def _prompt_field(row: Mapping[str, Any], where: str) -> str:
 
 
 def _answer(value: Any, where: str) -> str | None:
-    if value is None or (text := answer_text(value)) is not None:
-        return None if value is None else text
-    raise ConfigError(f"{where}: 'answer' must be a text or a number, got {show(value)}.")
+    text = answer_text(value)
+    missing = value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    if text is None and not missing:
+        raise ConfigError(f"{where}: 'answer' must be a text or a number, got {show(value)}.")
+    return text
 
 
 def _texts(value: Any, where: str, field: str) -> tuple[str, ...]:
@@ -106,7 +133,3 @@ def _texts(value: Any, where: str, field: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
         raise ConfigError(f"{where}: {field!r} must be a list of texts, got {show(value)}.")
     return tuple(value)
-
-
-def _rest(row: Mapping[str, Any], used: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if key not in used}

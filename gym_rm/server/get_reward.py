@@ -83,7 +83,7 @@ class RewardServer:
     def serve_forever(self) -> None:
         """Answer until `close` is called from another thread, or the process is interrupted."""
         logger.info("answering at %s", self.url)
-        self._http.serve_forever()
+        self._http.serve_forever(poll_interval=0.05)  # seconds until `close` is noticed
 
     def start(self) -> RewardServer:
         """Answer from a thread of its own."""
@@ -123,7 +123,7 @@ class RewardServer:
         if not isinstance(request.get("labels"), list | None):
             raise BadRequest("expected 'labels', a list, or none")
         try:
-            prompts, labels = request.get("prompts") or [], request.get("labels") or None
+            prompts, labels = request.get("prompts") or [], request.get("labels")
             return self.reward_function.lists(request["query"], prompts, labels, timeout=self.timeout)
         except GymRMError as error:
             raise BadRequest(str(error)) from error

@@ -13,6 +13,7 @@ class RecordingScorer:
 
     def __init__(self, seconds=0.0):
         self.calls = []
+        self.closed = False
         self.threads = set()
         self._seconds = seconds
 
@@ -22,6 +23,9 @@ class RecordingScorer:
 
     def __deepcopy__(self, memo):
         return self
+
+    def close(self):
+        self.closed = True
 
     def score(self, conversations, prompts=None):
         self.calls.append([list(conversation) for conversation in conversations])

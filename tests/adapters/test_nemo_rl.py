@@ -111,9 +111,21 @@ def test_metrics_without_rewards_count_the_samples(environment):
     assert environment.global_post_process_and_metrics(batch)[1] == {"reward_model_env/num_samples": 3}
 
 
-def test_shutdown_can_be_repeated(environment):
+def test_shutdown_can_be_repeated_and_leaves_the_callers_scorer_open(environment, recorder):
     environment.shutdown()
     environment.shutdown()
+    assert not recorder.closed
+
+
+def test_the_last_shutdown_closes_a_scorer_that_environments_share():
+    environments = [RewardModelEnvironment({"scorer": "recording:RecordingScorer"}) for _ in range(2)]
+    scorer = environments[0].scorer
+    assert environments[1].scorer is scorer
+    environments[0].shutdown()
+    environments[0].shutdown()
+    assert not scorer.closed
+    environments[1].shutdown()
+    assert scorer.closed
 
 
 # --- the metadata, for verifiers -----------------------------------------------------------------------------------
@@ -189,7 +201,8 @@ def test_a_prompt_that_is_rendered_already_keeps_its_metadata(verifier, policy_p
 
 def test_the_recipe_is_taken_over():
     read = read_config(RECIPE)
-    assert read.options == {"reward_model": RECIPE["model_name"], "dtype": "bfloat16", "max_length": 2048}
+    assert read.reward_model == RECIPE["model_name"]
+    assert read.options == {"dtype": "bfloat16", "max_length": 2048}
     assert {"batch_size", "dynamic_batching.enabled", "resources.num_nodes"} <= read.without_effect.keys()
 
 

@@ -113,7 +113,7 @@ def test_a_missing_or_unusable_label_is_an_error_for_a_verifier(verifying, verif
 def test_an_unusable_label_goes_to_the_metadata(verifying, verifier):
     with pytest.raises(ScoringError):
         verifying([query("40")], [PROMPT], [{"value": "40"}])
-    assert verifier.prompts[0].metadata == {"answer": {"value": "40"}}  # for verifiers that can read it
+    assert verifier.prompts[0].metadata == {"label": {"value": "40"}}  # for verifiers that can read it
 
 
 def test_a_row_without_a_label_gets_the_fallback_and_is_marked(verifier, policy_path):

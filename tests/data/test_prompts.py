@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -157,7 +158,35 @@ def test_an_answer_of_another_type_is_kept_as_metadata(answer):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [("4", "4"), ("", ""), (4, "4"), (4.5, "4.5"), (0, "0"), (None, None), (True, None), (["4"], None)],
+    [
+        ("4", "4"),
+        (4, "4"),
+        (4.5, "4.5"),
+        (0, "0"),
+        (4.0, "4"),  # pandas makes floats of integers in a column with a missing value
+        (np.int64(4), "4"),
+        (np.float32(0.1), "0.1"),
+        (10**20 + 1, "100000000000000000001"),
+        ("", None),
+        (None, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (True, None),
+        (["4"], None),
+    ],
 )
 def test_an_answer_as_text(value, text):
     assert answer_text(value) == text
+
+
+def test_a_missing_answer_in_a_table_is_none():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    table = pandas.DataFrame([{"prompt": "2 + 2?", "answer": 4}, {"prompt": "Hello."}])
+    assert [prompt.answer for prompt in load_prompts(table)] == ["4", None]
+
+
+def test_the_answer_may_be_in_another_column():
+    prompt = prompt_of_columns(
+        [USER], {"ground_truth": 4, "answer": "a long solution"}, 0, answer_column="ground_truth"
+    )
+    assert prompt == Prompt((USER,), "0", answer="4", metadata={"answer": "a long solution"})
