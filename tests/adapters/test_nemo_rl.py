@@ -179,7 +179,7 @@ def test_a_log_without_metadata_is_an_error_for_a_verifier(verifying, metadata):
 
 
 def test_another_number_of_metadata_is_an_error(verifying):
-    with pytest.raises(ValueError, match=r"shorter|longer"):
+    with pytest.raises(ConfigError, match="one metadata for each of the 2 logs, got 1"):
         verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
 
 
