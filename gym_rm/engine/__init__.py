@@ -1,1 +1,1 @@
-"""How do conversations become numbers, exactly and fast?"""
+"""Reward models: from conversations to rewards."""

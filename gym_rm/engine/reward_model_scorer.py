@@ -1,8 +1,8 @@
-"""The reward-model scorer: render, plan, run, scatter.
+"""The reward-model scorer: render, plan, run, reduce.
 
-A `score` call renders its conversations to token sequences, runs them through the scheduler (prefix trees under a token
-budget) and the executor (which owns the model), and turns the values that were read into rewards. Here the steps are
-put in order, results are remembered, and failures are kept to their rows.
+A `score` call renders conversations to token sequences and plans where each sequence is read. The scheduler builds
+batches under the token budget, and the executor, which owns the model, runs them. The kind of reward model reduces the
+values to rewards. A failure affects only the rows of its own sequences.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -27,6 +26,7 @@ from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
+from gym_rm.engine.score_cache import ScoreCache, ScoredSequence
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.renderer import Renderer, TextOptions, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
@@ -37,52 +37,42 @@ from gym_rm.types import Conversation, Prompts
 
 
 class EngineOptions(Config):
-    """How a reward model runs."""
+    """Options for running a reward model."""
 
     max_num_batched_tokens: Annotated[Budget, pydantic.PlainValidator(checked_budget)] = "auto"
-    """Most tokens in one forward, padding included; `"auto"` by the device's free memory."""
+    """Maximum number of tokens in one forward, padding included; `"auto"` chooses it by the device's free memory."""
     quantization: Literal["int8", "fp8"] | None = None
-    """`"int8"` (CPU) or `"fp8"` (GPU) computes the backbone's products in 8 bits: faster, and not exactly the plain
-    model's numbers (see `benchmarks/README.md`)."""
+    """`"int8"` (CPU) or `"fp8"` (GPU) computes the backbone's matrix products in 8 bits: faster, with a rounding error
+    in the scores (see `benchmarks/README.md`)."""
     batch_invariant: Flag = False
-    """Run every distinct conversation alone, so that its score is bit-equal in any batch. Only exact duplicates are
-    shared then; by default a score may differ in its last bits, in float32 by up to 1e-5."""
+    """Run every distinct conversation alone, so that its score is bit-equal in every call. If False, a score may differ
+    between calls in its last bits (in float32 by up to 1e-5)."""
     tree: Flag = True
-    """False never merges prefixes (to compare, or to measure)."""
+    """Merge shared prefixes into token trees; False turns this off, for comparisons and measurements."""
     cache_size: NonNegativeInt = 0
-    """How many scored sequences to remember across calls, by their token ids; 0 for none."""
+    """Number of scored sequences to keep across calls, looked up by their token ids; 0 turns the score cache off."""
     prefix_cache_tokens: NonNegativeInt = 0
-    """Of how many tokens to keep keys and values across calls, so that the next turn of a dialogue computes only what
-    is new; 0 for none. Scores may then differ in their last bits from call to call."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ScoredSequence:
-    """The reward of one token sequence, its components `[H]` and single steps, or why it has none."""
-
-    reward: float
-    components: FloatArray
-    error: str | None = None
-    steps: FloatArray | None = None
+    """Number of tokens whose keys and values are kept across calls, so that the next turn of a dialogue computes only
+    its new tokens; 0 turns the prefix cache off. Scores may then differ between calls in their last bits."""
 
 
 class RewardModelScorer:
-    """Scores conversations with a reward model: the plain model's numbers, every shared token computed once.
+    """Scores conversations with a reward model; shared prefixes are computed once.
 
-    `gym_rm.load_scorer(path, ...)` loads a checkpoint and makes one. The constructor takes a model that is loaded
-    already, such as one in training: it is used as it is, its weights are read at every call, and it is left as it was.
-    After the weights change, `clear_cache` forgets what was remembered.
+    `gym_rm.load_scorer(path, ...)` loads a checkpoint and returns its scorer. The constructor takes a loaded model, for
+    example one in training. Every call uses the current weights and leaves the model unchanged. Call `clear_cache`
+    after the weights change.
 
     Args:
         model: a Hugging Face model with its head.
-        tokenizer: its tokenizer, with the chat template.
-        kind: which kind of reward model it is; `"auto"` detects it from the configuration.
-        executor: where the forward runs; None for this process.
-        name: what `Scores.provenance` calls the model.
+        tokenizer: the model's tokenizer, with the chat template.
+        kind: kind of reward model; `"auto"` detects it from the configuration.
+        executor: executor that runs the forward; None for this process.
+        name: model name in `Scores.provenance`; None for the model's own name.
         **options: the fields of `EngineOptions`, of `TextOptions` and of the kind's `Options`.
 
     Raises:
-        ConfigError: an unknown or invalid option, or the model is not a reward model.
+        ConfigError: an option is unknown or invalid, or the model is not a reward model.
 
     Example:
         >>> import gym_rm
@@ -105,8 +95,8 @@ class RewardModelScorer:
     ) -> None:
         if not isinstance(model, PreTrainedModel):
             raise ConfigError(
-                f"expected a Hugging Face model (PreTrainedModel), got {type(model).__name__}; load_scorer(path) loads "
-                "a folder or hub id."
+                f"model must be a Hugging Face model (PreTrainedModel), got {type(model).__name__}; use "
+                "load_scorer(path) for a folder or hub id."
             )
         name = name or model.name_or_path or type(model).__name__
         facts = ModelFacts(name, model.config, outputs_of_modules(model), tokenizer)
@@ -116,7 +106,7 @@ class RewardModelScorer:
     def of_checkpoint(
         cls, checkpoint: Checkpoint, *, executor: Executor | None = None, **options: Any
     ) -> RewardModelScorer:
-        """The scorer of a checkpoint, whose weights only the executor reads; see `load_reward_model`."""
+        """Return the scorer of a checkpoint; only the executor reads the weights. See `load_reward_model`."""
         scorer = cls.__new__(cls)
         facts = dataclasses.replace(checkpoint.facts, name=checkpoint.name)
         scorer._start(checkpoint, facts, checkpoint.family.kind, executor, {**checkpoint.kind_options, **options})
@@ -134,26 +124,22 @@ class RewardModelScorer:
                 f"prefix_cache_tokens must be 0 or at least {CACHE_BLOCK_SIZE}; got {engine.prefix_cache_tokens}."
             )
         if engine.prefix_cache_tokens and engine.batch_invariant:
-            raise ConfigError("prefix_cache_tokens needs the token tree, which batch_invariant=True turns off.")
+            raise ConfigError(
+                "prefix_cache_tokens needs the token tree, which batch_invariant=True turns off; pass only one."
+            )
         self.kind: Kind = KINDS[kind].of(facts, of_kind)
         self.renderer = Renderer(facts.tokenizer, input_format=self.kind.input_format, **dict(text))
         self.executor: Executor = executor or LocalExecutor()
-        self.info = self.executor.load(
-            LoadSpec(
-                source,
-                self.kind.readout,
-                _reference(of_kind, source),
-                engine.tree,
-                engine.quantization,
-                engine.prefix_cache_tokens,
-            )
+        reference = _reference(of_kind, source)
+        spec = LoadSpec(
+            source, self.kind.readout, reference, engine.tree, engine.quantization, engine.prefix_cache_tokens
         )
+        self.info = self.executor.load(spec)
         if text.max_length is None:
             self.renderer.max_length = self.info.max_positions
         self.layout: Layout = "one_by_one" if engine.batch_invariant else self.info.layout
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
-        self._cache: OrderedDict[bytes, ScoredSequence] = OrderedDict()
-        self._cache_size = engine.cache_size
+        self._cache = ScoreCache(engine.cache_size)
         self._lock = threading.RLock()
         self.provenance = Provenance(
             scorer=type(self).__name__,
@@ -176,7 +162,7 @@ class RewardModelScorer:
         logger.info("scoring with %s", self.provenance)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the lock, and what is remembered."""
+        """Clear the caches and return the state without the lock."""
         self.clear_cache()
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
@@ -185,7 +171,7 @@ class RewardModelScorer:
         self._lock = threading.RLock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewardModelScorer:
-        """Itself: `gym.make_vec` deep-copies its keywords, and a reward model must not be loaded twice."""
+        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and the model must not be loaded twice."""
         return self
 
     def __repr__(self) -> str:
@@ -198,10 +184,10 @@ class RewardModelScorer:
         Args:
             conversations: N lists of messages.
             prompts: not used by reward models.
-            turns: `"all"` also reads a reward after every assistant turn, in the same pass: `Scores.turn_rewards`.
+            turns: `"all"` also scores the conversation after every assistant turn (`Scores.turn_rewards`).
 
         Raises:
-            ScoringError: some rows have no score; the others are in its `scores`.
+            ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
         """
         if turns not in ("last", "all"):
             raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
@@ -209,18 +195,18 @@ class RewardModelScorer:
             start = time.perf_counter()
             rendered = self._render(conversations, turns)
             sequences = [each for row in rendered if not isinstance(row, ConversationError) for each in row]
-            scored = self._remembered(sequences)
-            tokens = self._to_tokens(sequences, scored)
+            scored = self._cache.find(sequences)
+            tokens = self._plan(sequences, scored)
             seconds = time.perf_counter() - start
             result = self._scheduler.run(list(tokens.values()), self.executor)
             self._reduce(result, tokens, scored)
-            self._remember(sequences, scored)
+            self._cache.add(sequences, scored)
         cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
         return self._collect(rendered, scored, turns, result.workload + cost).raise_for_errors()
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Most tokens in one forward; halved after running out of memory."""
+        """Maximum number of tokens in one forward; halved after running out of memory."""
         return self._scheduler.budget
 
     @max_num_batched_tokens.setter
@@ -228,13 +214,13 @@ class RewardModelScorer:
         self._scheduler.budget = budget
 
     def update_weights(self, weights: Weights) -> None:
-        """Take other weights of the same model, between two calls; nothing remembered survives.
+        """Replace the weights and clear the caches.
 
         Args:
-            weights: a folder or hub id of the same architecture, or tensors by name.
+            weights: folder or hub id of a checkpoint with the same architecture, or tensors by name.
 
         Raises:
-            ConfigError: they do not fit; the old weights are kept.
+            ConfigError: the weights do not fit the model; the old weights are kept.
         """
         with self._lock:
             self.executor.update_weights(weights)
@@ -243,23 +229,23 @@ class RewardModelScorer:
                 self.provenance = dataclasses.replace(self.provenance, model=str(weights), revision=None)
 
     def sleep(self) -> None:
-        """Free the device's memory for something else, a policy for instance; `score` wakes by itself."""
+        """Free the device's memory, for example for a policy; the next `score` moves the weights back."""
         with self._lock:
             self.executor.sleep()
 
     def wake(self) -> None:
-        """Bring the weights back to the device."""
+        """Move the weights back to the device."""
         with self._lock:
             self.executor.wake()
 
     def clear_cache(self) -> None:
-        """Forget everything remembered across calls; needed after the weights of a model in training changed."""
+        """Clear everything computed from earlier weights; call it after the weights of a model in training change."""
         with self._lock:
             self._cache.clear()
             self.executor.clear_cache()
 
     def close(self) -> None:
-        """Give up the model; can be repeated."""
+        """Release the model; closing twice is allowed."""
         with self._lock:
             self._cache.clear()
             self.executor.close()
@@ -278,19 +264,8 @@ class RewardModelScorer:
                 rows.append(error)
         return rows
 
-    def _remembered(self, sequences: Sequence[Rendered]) -> dict[int, ScoredSequence]:
-        """What is known of M sequences from earlier calls, by their index."""
-        scored = {}
-        if self._cache_size:
-            for m, rendered in enumerate(sequences):
-                key = _key(rendered)
-                if key in self._cache:
-                    scored[m] = self._cache[key]
-                    self._cache.move_to_end(key)
-        return scored
-
-    def _to_tokens(self, sequences: Sequence[Rendered], scored: dict[int, ScoredSequence]) -> dict[int, TokenSequence]:
-        """The sequences to run, by their index; what cannot be read gets its reason in `scored`."""
+    def _plan(self, sequences: Sequence[Rendered], scored: dict[int, ScoredSequence]) -> dict[int, TokenSequence]:
+        """Return the sequences to run, by index; a sequence that cannot be read gets an error in `scored`."""
         tokens = {}
         for m, rendered in enumerate(sequences):
             if m in scored:
@@ -305,18 +280,18 @@ class RewardModelScorer:
         return tokens
 
     def _check_ids(self, rendered: Rendered) -> None:
-        """Ids outside the vocabulary abort CUDA; on a CPU they fail a whole batch."""
+        """Raise ConversationError for an id without an embedding: it would abort CUDA, and fail the batch on a CPU."""
         if self.info.num_embeddings is not None and int(rendered.input_ids.max()) >= self.info.num_embeddings:
             token = int(rendered.input_ids.max())
             raise ConversationError(
                 f"the token {self.renderer.tokenizer.convert_ids_to_tokens(token)!r} has the id {token}, but the model "
-                f"has {self.info.num_embeddings} embeddings: the tokenizer is another model's, or has grown since."
+                f"has {self.info.num_embeddings} embeddings; pass the model's own tokenizer, or resize its embeddings."
             )
 
     def _reduce(
         self, result: RunResult, tokens: Mapping[int, TokenSequence], scored: dict[int, ScoredSequence]
     ) -> None:
-        """Turn the values of the sequences that were run into rewards, in `scored`."""
+        """Compute rewards from the values that were read, and put them into `scored`."""
         if not tokens:
             return
         starts = np.cumsum([0, *(len(each.read_positions) for each in tokens.values())])
@@ -326,23 +301,14 @@ class RewardModelScorer:
             if k in result.failures:
                 scored[m] = self._failed(result.failures[k])
             elif not np.isfinite(reward):
-                scored[m] = self._failed(f"the reward model gave {reward}")
+                scored[m] = self._failed(f"the reward model returned {reward}")
             else:
                 steps = None if reduction.steps is None else reduction.steps[starts[k] : starts[k + 1]]
                 scored[m] = ScoredSequence(reward, reduction.components[k], steps=steps)
 
     def _failed(self, reason: str) -> ScoredSequence:
-        nothing = np.full(len(self.kind.component_names), np.nan, dtype=np.float32)
-        return ScoredSequence(float("nan"), nothing, reason)
-
-    def _remember(self, sequences: Sequence[Rendered], scored: Mapping[int, ScoredSequence]) -> None:
-        if not self._cache_size:
-            return
-        for m, rendered in enumerate(sequences):
-            if scored[m].error is None:
-                self._cache.setdefault(_key(rendered), scored[m])
-        while len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)
+        components = np.full(len(self.kind.component_names), np.nan, dtype=np.float32)
+        return ScoredSequence(float("nan"), components, reason)
 
     def _collect(
         self,
@@ -351,8 +317,8 @@ class RewardModelScorer:
         turns: Turns,
         workload: Workload,
     ) -> Scores:
-        """Give every conversation the scores of its turns."""
-        nothing = np.empty(0, dtype=np.float32)
+        """Return the `Scores` of the call: one row per conversation, from the scores of its turns."""
+        empty = np.empty(0, dtype=np.float32)
         rows: list[ScoredSequence] = []
         turn_rewards: list[FloatArray] = []
         lengths, truncated = np.zeros((2, len(rendered)), dtype=np.int64)
@@ -360,23 +326,23 @@ class RewardModelScorer:
         for row, turn_renders in enumerate(rendered):
             if isinstance(turn_renders, ConversationError):
                 rows.append(self._failed(str(turn_renders)))
-                turn_rewards.append(nothing)
+                turn_rewards.append(empty)
                 continue
-            mine = [scored[m + k] for k in range(len(turn_renders))]
+            of_turns = [scored[m + k] for k in range(len(turn_renders))]
             m += len(turn_renders)
             lengths[row] = len(turn_renders[-1].input_ids)
             truncated[row] = turn_renders[-1].truncated_tokens
-            turn_rewards.append(np.array([one.reward for one in mine], dtype=np.float32))
-            reason = next((one.error for one in mine if one.error is not None), None)
-            rows.append(mine[-1] if reason is None else self._failed(reason))
+            turn_rewards.append(np.array([one.reward for one in of_turns], dtype=np.float32))
+            reason = next((one.error for one in of_turns if one.error is not None), None)
+            rows.append(of_turns[-1] if reason is None else self._failed(reason))
         if truncated.any():
             warn_once(
                 f"conversations longer than max_length={self.renderer.max_length} are cut "
-                f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens counts what each one lost."
+                f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
             )
         names = self.kind.component_names
         components = np.array([one.components for one in rows], dtype=np.float32).reshape(len(rows), len(names))
-        steps = [nothing if one.steps is None else one.steps.copy() for one in rows]
+        steps = [empty if one.steps is None else one.steps.copy() for one in rows]
         return Scores(
             rewards=np.array([one.reward for one in rows], dtype=np.float32),
             components={name: components[:, h].copy() for h, name in enumerate(names)},
@@ -393,16 +359,16 @@ class RewardModelScorer:
 def load_reward_model(
     path: Any = None, *, kind: str = "auto", executor: Executor | None = None, **options: Any
 ) -> RewardModelScorer:
-    """Load a checkpoint and make its scorer; what `gym_rm.load_scorer` calls for a folder or hub id.
+    """Load a checkpoint and return its scorer; `gym_rm.load_scorer` calls this for a folder or hub id.
 
     Args:
-        path: None for the embedded reward model, a Hugging Face folder or hub id, also of a LoRA adapter.
-        kind: which kind of reward model it is; `"auto"` detects it from what the checkpoint holds.
-        executor: where the forward runs; None for this process.
+        path: Hugging Face folder or hub id of a model or a LoRA adapter; None for the embedded reward model.
+        kind: kind of reward model; `"auto"` detects it from the checkpoint.
+        executor: executor that runs the forward; None for this process.
         **options: the fields of `LoadOptions`, `EngineOptions`, `TextOptions` and of the kind's `Options`.
 
     Raises:
-        ConfigError: the checkpoint cannot be loaded as a reward model, or an unknown or invalid option.
+        ConfigError: the checkpoint cannot be loaded as a reward model, or an option is unknown or invalid.
     """
     _check_kind(kind)
     loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
@@ -415,11 +381,12 @@ def load_reward_model(
 def _check_kind(kind: str) -> None:
     if kind != "auto" and kind not in KINDS:
         known = [*KINDS, *SCORER_KINDS]
-        raise ConfigError(f"unknown kind of reward model {kind!r}; known: {sorted(known)}.{nearest(kind, known)}")
+        hint = nearest(kind, known)
+        raise ConfigError(f"unknown kind of reward model {kind!r}; expected one of {sorted(known)}.{hint}")
 
 
 def _reference(options: Config, source: ModelSource) -> ModelSource | None:
-    """The second model of a kind that compares two, loaded as the first is."""
+    """Return the reference model of the implicit kind, opened with the options of the policy; None for other kinds."""
     if not isinstance(options, ImplicitKind.Options):
         return None
     if isinstance(options.reference, PreTrainedModel):
@@ -427,8 +394,3 @@ def _reference(options: Config, source: ModelSource) -> ModelSource | None:
     load = source.options if isinstance(source, Checkpoint) else LoadOptions()
     update = {"path": str(options.reference), "kind": "implicit", "head": None, "base": None, "revision": None}
     return open_checkpoint(load.model_copy(update=update))
-
-
-def _key(rendered: Rendered) -> bytes:
-    marks = [-1 if mark is None else mark for mark in (rendered.second_segment, rendered.reply_start)]
-    return np.array(marks, dtype=np.int32).tobytes() + rendered.input_ids.tobytes()

@@ -1,8 +1,8 @@
-"""Batches under a token budget: what fits, what is too much, and which sequences a failure belongs to. No torch.
+"""Plan batches under a token budget, run them, and assign failures to sequences. Does not import torch.
 
-Sequences are planned into batches of at most the budget's tokens; longer ones get larger batches of their own. A batch
-that runs out of memory is planned again in halves, any other failed batch is run once more; what fails then costs only
-the sequences of that batch.
+A sequence longer than the automatic budget runs in a larger batch. After a batch runs out of memory, its sequences are
+planned again with half the budget. A batch that fails for another reason runs once more. If a batch fails again, only
+its own sequences get an error.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Budget: TypeAlias = int | Literal["auto"]
 
 @dataclass(slots=True)
 class RunResult:
-    """What M sequences gave.
+    """Values and failures of M sequences.
 
     Attributes:
-        values: float32 `[sum R, K]`, the reads of the first sequence, then of the second, and so on; NaN where failed.
-        failures: why a sequence has no values, by its index.
-        workload: what it cost.
+        values: float32 `[sum R, K]`, values of the first sequence, then of the second, and so on; NaN if it failed.
+        failures: error of each failed sequence, by its index.
+        workload: cost of the run.
     """
 
     values: FloatArray
@@ -39,12 +39,12 @@ class RunResult:
 
 
 class Scheduler:
-    """Plans sequences into batches of at most `budget` tokens, and runs them through an executor.
+    """Plans sequences into batches of at most `budget` tokens and runs them through an executor.
 
     Args:
-        info: what the executor's model can take.
-        layout: of the batches.
-        budget: most tokens of a batch, padding included; `"auto"` for what suits the free memory.
+        info: properties of the executor's model.
+        layout: layout of the batches.
+        budget: maximum number of tokens in a batch, padding included; `"auto"` uses the budget of `info`.
 
     Raises:
         ConfigError: the budget is not a positive integer.
@@ -55,12 +55,12 @@ class Scheduler:
         self._info = info
         checked = checked_budget(budget)
         self._budget = info.max_num_batched_tokens if checked == "auto" else checked
-        # The automatic budget is a good size, not a limit: longer sequences run in a larger batch of their own.
+        # The automatic budget is not a limit: longer sequences run in a larger batch of their own.
         self._limit = None if budget == "auto" else self._budget
 
     @property
     def budget(self) -> int:
-        """Most tokens of a batch; halved after running out of memory."""
+        """Maximum number of tokens in a batch; halved after running out of memory."""
         return self._budget
 
     @budget.setter
@@ -69,7 +69,7 @@ class Scheduler:
         self._limit = None if self._limit is None else self._budget
 
     def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
-        """Values of M sequences where they are read; a failure costs only the sequences that it belongs to."""
+        """Run M sequences and return their values; a failed batch affects only its own sequences."""
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
         before = self._budget
@@ -91,38 +91,38 @@ class Scheduler:
             too_large = _collect(plan, outcomes, rows, sequences, starts, result)
             pending += self._smaller_attempts(too_large, budget, sequences, result)
         if len(result.failures) == len(sequences):
-            self._budget = before  # nothing worked, so nothing was learnt
+            self._budget = before  # every sequence failed, so the smaller budget did not help
         if self._budget < before:
             warn_once(
-                f"out of memory with max_num_batched_tokens={before}: continuing with {self._budget}. The scores stay "
-                "the same; pass the smaller number next time."
+                f"out of memory with max_num_batched_tokens={before}; continuing with {self._budget}. Scores do not "
+                f"change. Pass max_num_batched_tokens={self._budget} next time."
             )
         return result
 
     def _first_attempts(self, sequences: Sequence[TokenSequence], result: RunResult) -> list[Attempt]:
-        """Everything within the budget together, and longer sequences together with room for what they share."""
+        """Return up to two attempts: sequences within the budget, and longer sequences with a larger budget."""
         short: list[int] = []
         long: list[int] = []
         for m, sequence in enumerate(sequences):
             length = len(sequence.input_ids)
             if self._limit is not None and length > self._limit:
                 result.failures[m] = (
-                    f"the conversation has {length} tokens, over max_num_batched_tokens={self._limit}, and a "
-                    "conversation is not split; raise it, or set max_length with overlong='drop_turns'"
+                    f"the conversation has {length} tokens, more than max_num_batched_tokens={self._limit}; raise "
+                    "max_num_batched_tokens, or set max_length with overlong='drop_turns'"
                 )
             else:
                 (short if length <= self._budget else long).append(m)
-        room = self._budget + max((len(sequences[m].input_ids) for m in long), default=0)
-        attempts = [(long, room if self._limit is None else min(room, self._limit)), (short, self._budget)]
+        larger = self._budget + max((len(sequences[m].input_ids) for m in long), default=0)
+        attempts = [(long, larger if self._limit is None else min(larger, self._limit)), (short, self._budget)]
         return [attempt for attempt in attempts if attempt[0]]
 
     def _smaller_attempts(
         self, rows: list[int], budget: int, sequences: Sequence[TokenSequence], result: RunResult
     ) -> list[Attempt]:
-        """What to try after these rows ran out of memory in a batch of this budget."""
+        """Halve the budget if needed, and return the attempts for rows that ran out of memory with `budget`."""
         if not rows:
             return []
-        smaller = 0  # longer than the budget already: each by itself
+        smaller = 0  # the batch was already larger than the budget: run every row alone
         if budget <= self._budget:
             smaller = budget // 2
             self._budget = max(1, smaller)
@@ -140,7 +140,7 @@ class Scheduler:
         return plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
 
     def _checked(self, outcomes: list[BatchResult], batches: Sequence[Batch], executor: Executor) -> list[BatchResult]:
-        """The results, with an error in place of values that do not have the shape that was asked for."""
+        """Return the results, with an error in place of values of the wrong shape."""
         name = f"{type(executor).__name__}.run"
         if len(outcomes) != len(batches):
             reason = f"{name} must return one result per batch; got {len(outcomes)} for {len(batches)}"
@@ -150,7 +150,7 @@ class Scheduler:
             expected = (batch.num_reads, self._info.num_values)
             if outcome.error is None and getattr(outcome.values, "shape", None) != expected:
                 got = getattr(outcome.values, "shape", type(outcome.values).__name__)
-                checked[b] = BatchResult(error=f"{name} must give values of shape {expected}; got {got}")
+                checked[b] = BatchResult(error=f"{name} must return values of shape {expected}; got {got}")
         return checked
 
 
@@ -166,7 +166,7 @@ def _collect(
     starts: IntArray,
     result: RunResult,
 ) -> list[int]:
-    """Put the values and failures of a plan's batches into the result; the rows that ran out of memory together."""
+    """Copy values and failures into the result; return the rows of shared batches that ran out of memory."""
     offsets = np.cumsum([0] + [batch.num_reads for batch in plan.batches])
     sizes = np.bincount(plan.batch_of, minlength=len(plan.batches))
     too_large = []
@@ -200,10 +200,10 @@ def _cost(
 
 
 def checked_budget(budget: Any) -> Budget:
-    """A token budget, if it is one.
+    """Return a token budget if it is valid.
 
     Raises:
-        ConfigError: neither a positive integer nor `"auto"`.
+        ConfigError: the budget is neither a positive integer nor `"auto"`.
     """
     if isinstance(budget, str) and budget == "auto":
         return "auto"

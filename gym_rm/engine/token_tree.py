@@ -1,11 +1,11 @@
-"""Sequences of token ids to prefix trees under a token budget: integers in, integers out.
+"""Plan sequences of token ids into prefix trees or padded batches under a token budget. Integers only, no torch.
 
-Sorting the sequences puts every shared prefix side by side. Of each sequence only what its predecessor does
-not already hold is laid down, which is the prefix tree in preorder (a node before its children). Then
+Sorting the sequences puts equal prefixes next to each other. Each sequence adds only the tokens that it does not share
+with the sequence before it. The result is the prefix tree in preorder (a node before its children). Then
 
     token q attends to token k   exactly when   k <= q  and  q < subtree_end[k]
 
-is causal attention for all sequences at once. `[T]` is one entry per token of a tree, `[R]` per value read.
+is causal attention for all sequences at once. Shapes: `[T]` has one entry per token of a tree, `[R]` one per value.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 IntArray = NDArray[np.int64]
 
 Layout: TypeAlias = Literal["tree", "padded", "one_by_one"]
-"""How the batches of a model are laid out."""
+"""Layout of the batches of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """What the model should see once, and where it should be read.
+    """Token ids of one sequence, and the positions where values are read.
 
     Attributes:
         input_ids: int32 `[L]`, at least one token.
@@ -42,14 +42,14 @@ class TokenSequence:
 
 @dataclass(frozen=True)
 class TokenTree:
-    """A forest of sequences laid out in preorder; one forward computes all of them.
+    """Prefix trees of several sequences in preorder; one forward computes all of them.
 
     Attributes:
         input_ids: int32 `[T]`.
-        position_ids: int64 `[T]`, position of the token in its own sequence.
-        subtree_end: int64 `[T]`, index after the last token that continues this one.
-        parents: int64 `[T]`, index of the token before this one in its sequence; -1 at the start of a sequence.
-        read_indices: int64 `[R]`, increasing indices at which a value is read, each once.
+        position_ids: int64 `[T]`, position of each token in its own sequence.
+        subtree_end: int64 `[T]`, index after the last descendant of each token.
+        parents: int64 `[T]`, index of the previous token of the same sequence; -1 at the start of a sequence.
+        read_indices: int64 `[R]`, increasing indices at which values are read, without duplicates.
     """
 
     input_ids: NDArray[np.int32]
@@ -63,33 +63,33 @@ class TokenTree:
 
     @property
     def num_reads(self) -> int:
-        """R."""
+        """Number of values read, R."""
         return len(self.read_indices)
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of tokens, T."""
         return len(self)
 
     @functools.cached_property
     def node_starts(self) -> IntArray:
-        """Indices where a node (a run of tokens without a branch) begins."""
+        """Indices where nodes start; a node is a run of tokens without a branching point."""
         return np.flatnonzero(np.diff(self.subtree_end, prepend=-1))
 
     def ancestors(self, index: int) -> IntArray:
-        """Indices of the tokens from the start of a sequence up to and including `index`."""
+        """Return the indices of the tokens from the start of a sequence up to and including `index`."""
         before = np.arange(index + 1)
         return before[self.subtree_end[: index + 1] > index]
 
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Sequences of similar length side by side, for models that cannot take a tree.
+    """Sequences of similar length as the rows of one array, for models that do not support trees.
 
     Attributes:
         input_ids: int32 `[B, L]`, padded on the right with 0; models fill in their own padding id.
         lengths: int64 `[B]`.
-        second_segments: int64 `[B]`, start of the second text, or the length where there is none.
+        second_segments: int64 `[B]`, start of the second text; equal to the length if there is none.
         read_positions: int64 `[R, 2]`, (row, position) of every value that is read.
     """
 
@@ -100,12 +100,12 @@ class PaddedBatch:
 
     @property
     def num_reads(self) -> int:
-        """R."""
+        """Number of values read, R."""
         return len(self.read_positions)
 
     @property
     def num_tokens(self) -> int:
-        """Without the padding."""
+        """Number of tokens without padding."""
         return int(self.lengths.sum())
 
 
@@ -114,15 +114,15 @@ Batch: TypeAlias = TokenTree | PaddedBatch
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batches that fit the budget, and where the values of each sequence will be found.
+    """Batches within the token budget, and where to find the values of each sequence.
 
     Attributes:
-        batches: trees or padded batches, none with more tokens than the budget (padding included).
-        value_index: int64 `[sum K]`: the values of all batches, stacked in order and indexed with this, are the reads
-            of the first sequence, then of the second, and so on.
-        batch_of: int64 `[M]`, which batch holds each sequence.
-        unique_tokens: tokens that go through the model, padding not counted.
-        padded_tokens: padding that goes through the model.
+        batches: trees or padded batches, each with at most the budget's tokens (padding included).
+        value_index: int64 `[sum K]`, index into the stacked values of all batches; first the reads of the first
+            sequence, then those of the second, and so on.
+        batch_of: int64 `[M]`, index of each sequence's batch.
+        unique_tokens: number of tokens that the model computes, without padding.
+        padded_tokens: number of padding tokens that the model computes.
     """
 
     batches: tuple[Batch, ...]
@@ -139,17 +139,17 @@ def plan_trees(
     groups: Sequence[int] | None = None,
     share: bool = True,
 ) -> BatchPlan:
-    """Pack sequences into as few prefix trees as the budget allows; linear in tokens after one sort.
+    """Pack sequences into prefix trees under a token budget, in linear time after one sort.
 
     Args:
         sequences: M sequences.
-        max_num_batched_tokens: the budget.
-        groups: `[M]`, equal for sequences that must share a tree (a preference pair, a GRPO group). A group is cut
-            across trees only if it exceeds the budget on its own. None: every sequence is free.
-        share: False lays every sequence down in full, side by side: packing alone.
+        max_num_batched_tokens: token budget of each tree.
+        groups: `[M]`, group of each sequence, such as a preference pair or a GRPO group. The sequences of a group go
+            into one tree, unless the group alone exceeds the budget. None for no groups.
+        share: whether prefixes are merged; False stores every sequence in full.
 
     Raises:
-        ValueError: a sequence is empty, or longer than the budget.
+        ValueError: a sequence is empty or longer than the budget, or `groups` does not have length M.
     """
     _check_lengths(sequences, max_num_batched_tokens)
     ids = [sequence.input_ids for sequence in sequences]
@@ -179,15 +179,15 @@ def plan_trees(
 
 
 def plan_padded(sequences: Sequence[TokenSequence], *, max_num_batched_tokens: int, alone: bool = False) -> BatchPlan:
-    """Pack distinct sequences, sorted by length, into rectangles of at most the budget's tokens.
+    """Pack distinct sequences, sorted by length, into padded batches under a token budget.
 
     Args:
         sequences: M sequences.
-        max_num_batched_tokens: the budget.
-        alone: one sequence per batch, so that what the forward computes does not depend on the rest of the call.
+        max_num_batched_tokens: token budget of each batch, padding included.
+        alone: put every sequence into a batch of its own, so that its values do not depend on other sequences.
 
     Raises:
-        ValueError: a sequence is empty, or longer than the budget.
+        ValueError: a sequence is empty or longer than the budget.
     """
     _check_lengths(sequences, max_num_batched_tokens)
     distinct: dict[tuple[bytes, int | None], list[int]] = {}
@@ -239,7 +239,7 @@ def _check_lengths(sequences: Sequence[TokenSequence], budget: int) -> None:
 
 
 def _sorted_order(sequences: Sequence[TokenSequence]) -> list[int]:
-    """Rows in lexicographic order of their ids: big-endian bytes compare as the integers do."""
+    """Return the rows in lexicographic order of their ids; big-endian bytes compare like the integers."""
     if not sequences:
         return []
     buffer = np.concatenate([sequence.input_ids for sequence in sequences]).astype(">u4").tobytes()
@@ -256,7 +256,7 @@ def _shared_prefix(before: NDArray[np.int32], after: NDArray[np.int32]) -> int:
 
 
 def _shared_with_previous(ids: Sequence[NDArray[np.int32]], order: Sequence[int]) -> list[int]:
-    """For each row in this order, how many first tokens it shares with the one before."""
+    """Return, for each row in this order, the length of the prefix that it shares with the row before it."""
     pairs = itertools.pairwise(ids[row] for row in order)
     return [0, *(_shared_prefix(before, after) for before, after in pairs)] if order else []
 
@@ -269,10 +269,13 @@ def _keep_groups_whole(
     budget: int,
     share: bool,
 ) -> tuple[list[int], list[int], list[bool]]:
-    """An order in which the rows of a group follow each other, and where a unit that must not be cut begins.
+    """Order the rows so that those of a group follow each other; mark the first row of each unit that must not be cut.
 
-    Groups that the sorted order interleaves (the same prompt drawn twice) stay together as one unit while that fits
-    the budget, because they share tokens; otherwise each becomes a unit of its own.
+    The sorted order interleaves groups with the same prompt. Such groups form one unit if they fit the budget together,
+    because they share tokens; otherwise each group is a unit of its own.
+
+    Returns:
+        The order, the shared prefix lengths in this order, and whether a row is the first of its unit.
     """
     if len(groups) != len(ids):
         raise ValueError(f"groups must have one entry for each of the {len(ids)} sequences, got {len(groups)}.")
@@ -296,7 +299,7 @@ def _keep_groups_whole(
     order = [row for unit in units for row in unit]
     shared = _shared_with_previous(ids, order) if share else [0] * len(order)
     first_of_unit = [k == 0 for unit in units for k in range(len(unit))]
-    # A group larger than the budget is cut like free sequences.
+    # In a group larger than the budget, every row is a unit, so that the group can be cut.
     start = 0
     for unit in units:
         stop = start + len(unit)
@@ -309,9 +312,9 @@ def _keep_groups_whole(
 def _cut(
     lengths: Sequence[int], shared: Sequence[int], first_of_unit: Sequence[bool], budget: int
 ) -> list[tuple[int, int]]:
-    """Ranges of the ordered sequences whose trees fit the budget, cut between units and where the least is shared.
+    """Return ranges of the ordered sequences whose trees fit the budget, cut between units where they share least.
 
-    `lengths[k] - shared[k]` tokens are new with sequence k where the one before is in the same tree.
+    Sequence k adds `lengths[k] - shared[k]` tokens to a tree that contains the sequence before it.
     """
     bounds = [k for k, first in enumerate(first_of_unit) if first] + [len(lengths)]
     new = np.cumsum([0, *(length - common for length, common in zip(lengths, shared, strict=True))]).tolist()
@@ -324,8 +327,8 @@ def _cut(
             return int(new[bounds[stop_unit]] - new[start] + shared[start])
 
         stop = unit + 1
-        # A cut inside a group of siblings computes their shared prefix twice: in the last quarter of the budget, the
-        # boundary that shares least is taken instead of the last one that fits.
+        # A cut between siblings computes their shared prefix twice. So in the last quarter of the budget, take the
+        # boundary with the shortest shared prefix, not the last boundary that fits.
         best = stop
         while stop < len(bounds) - 1 and used(stop + 1) <= budget:
             stop += 1
@@ -340,19 +343,19 @@ def _cut(
 
 
 class _TreeBuilder:
-    """Lays sequences down one after the other; the current sequence is kept as runs of indices."""
+    """Builds a tree by adding sequences in sorted order; the current sequence is stored as runs of indices."""
 
     def __init__(self) -> None:
         self._length = 0
         self._ids: list[NDArray[np.int32]] = []
-        self._pieces: list[tuple[int, int, int]] = []  # (start, depth, parent) of each piece of new tokens
-        self._ends: list[tuple[int, int]] = []  # (start, subtree_end) of each finished run
-        self._depths: list[int] = []  # of the current sequence: depth at which each run starts,
-        self._starts: list[int] = []  # the index of its first token,
-        self._depth = 0  # and the depth after its last token
+        self._pieces: list[tuple[int, int, int]] = []  # start, depth and parent of each run of new tokens
+        self._ends: list[tuple[int, int]] = []  # start and subtree_end of each finished run
+        self._depths: list[int] = []  # current sequence: depth of the first token of each run
+        self._starts: list[int] = []  # current sequence: index of the first token of each run
+        self._depth = 0  # current sequence: number of tokens that later sequences can still continue
 
     def add(self, sequence: TokenSequence, shared: int) -> IntArray | list[int]:
-        """Append what follows the first `shared` tokens; the indices at which the sequence is read."""
+        """Append the tokens after the first `shared` ones; return the indices where the sequence is read."""
         if self._depth > shared:
             self._close(shared)
         length = len(sequence.input_ids)
@@ -386,14 +389,14 @@ class _TreeBuilder:
         )
 
     def _index(self, depth: int) -> int:
-        """Index of the current sequence's token at this depth."""
+        """Return the index of the current sequence's token at this depth."""
         run = len(self._depths) - 1
         while self._depths[run] > depth:
             run -= 1
         return self._starts[run] + depth - self._depths[run]
 
     def _close(self, depth: int) -> None:
-        """End every token of the current sequence at `depth` or below: no later sequence continues it."""
+        """Set the end of the current sequence's tokens from `depth` on; later sequences do not continue them."""
         while self._depths and self._depth > depth:
             first, start = self._depths[-1], self._starts[-1]
             if first >= depth:

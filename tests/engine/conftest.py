@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def parts(saved_model):
-    """A loaded model with its tokenizer, for scorers with an executor of the test's own."""
+    """A loaded model and its tokenizer, for tests that make their own executor."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # loads torch
 
     folder = saved_model("qwen3")
@@ -14,7 +14,7 @@ def parts(saved_model):
 
 @pytest.fixture
 def logged(caplog):
-    """What was logged in this test; warnings that are given once are given anew."""
+    """Log records of this test. `warn_once` is reset, so that it logs its warnings again."""
     from gym_rm.errors import warn_once
 
     warn_once.cache_clear()

@@ -1,4 +1,4 @@
-"""The scores are those of transformers alone, one conversation at a time, in float32, for every architecture."""
+"""Scores equal those of plain transformers, one conversation at a time in float32, for every architecture."""
 
 import json
 import os
@@ -15,14 +15,14 @@ TOLERANCE = 1e-5
 
 
 def assert_same_rewards(scorer, folder, conversations):
-    """Within the bound, and no two conversations in another order."""
+    """Assert that the rewards are within the tolerance and in the same order."""
     expected = tiny_models.plain_rewards(folder, conversations)
     rewards = scorer.score(conversations).rewards
     np.testing.assert_allclose(rewards, expected, atol=TOLERANCE, rtol=0)
     distinct = [(i, j) for i, j in combinations(range(len(expected)), 2) if abs(expected[i] - expected[j]) > TOLERANCE]
     flipped = [(i, j) for i, j in distinct if (rewards[i] > rewards[j]) != (expected[i] > expected[j])]
     assert not flipped
-    assert expected.std() > 100 * TOLERANCE, "scores that hardly differ prove nothing"
+    assert expected.std() > 100 * TOLERANCE, "the test needs scores that differ clearly"
 
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
@@ -36,26 +36,26 @@ def test_equals_the_plain_forward(architecture, scorer_of, saved_model, real_con
 
 @pytest.mark.parametrize("options", [{"max_num_batched_tokens": 600}, {"tree": False}, {"batch_invariant": True}])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "deberta_v2"])
-def test_equals_the_plain_forward_however_it_runs(architecture, options, saved_model, real_conversations):
+def test_equals_the_plain_forward_with_every_option(architecture, options, saved_model, real_conversations):
     folder = saved_model(architecture)
     assert_same_rewards(gym_rm.load_scorer(folder, **options), folder, real_conversations)
 
 
-# What a configuration can ask for that short texts do not show.
+# Configurations that behave differently on longer texts or in rare layers.
 VARIANTS = {
-    "window behind the trial": ("mistral", {"sliding_window": 64}, "tree"),
+    "window longer than the trial": ("mistral", {"sliding_window": 64}, "tree"),
     "window in some layers": (
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1},
         "tree",
     ),
-    "stray window": ("llama", {"sliding_window": 32}, "tree"),
-    "scaled rotation": (
+    "window that is not used": ("llama", {"sliding_window": 32}, "tree"),
+    "linear rotary scaling": (
         "llama",
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
         "tree",
     ),
-    "rotation that follows the length": (
+    "dynamic rotary frequencies": (
         "llama",
         {
             "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
@@ -63,7 +63,7 @@ VARIANTS = {
         },
         "tree",
     ),
-    "two sets of frequencies": (
+    "longrope frequencies": (
         "phi3",
         {
             "rope_parameters": {
@@ -79,11 +79,11 @@ VARIANTS = {
         "tree",
     ),
     "soft caps": ("gemma2", {"attn_logit_softcapping": 3.0}, "tree"),
-    "tied to no bias": ("qwen3", {"attention_bias": True}, "tree"),
+    "attention bias": ("qwen3", {"attention_bias": True}, "tree"),
     "one key head": ("llama", {"num_key_value_heads": 1}, "tree"),
-    "parallel residual off": ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 0.5}, "tree"),
-    "norm first, projected": ("opt", {"do_layer_norm_before": False}, "tree"),
-    "pairs with types": ("bert", {"type_vocab_size": 2}, "padded"),
+    "no parallel residual": ("gpt_neox", {"use_parallel_residual": False, "rotary_pct": 0.5}, "tree"),
+    "norm after the layer": ("opt", {"do_layer_norm_before": False}, "tree"),
+    "token types": ("bert", {"type_vocab_size": 2}, "padded"),
 }
 
 
@@ -106,7 +106,7 @@ def test_long_dialogues_of_many_turns(saved_model, hh_pairs):
         assert_same_rewards(gym_rm.load_scorer(folder, max_length=16384), folder, conversations)
 
 
-def test_every_group_keeps_its_order(scorer_of, saved_model, gsm8k_groups):
+def test_the_order_within_every_group_is_that_of_the_plain_forward(scorer_of, saved_model, gsm8k_groups):
     folder, groups = saved_model("qwen3"), gsm8k_groups[10:26]
     conversations = [conversation for group in groups for conversation in group]
     expected = tiny_models.plain_rewards(folder, conversations).reshape(len(groups), -1)
@@ -116,7 +116,7 @@ def test_every_group_keeps_its_order(scorer_of, saved_model, gsm8k_groups):
 
 
 def test_a_score_does_not_depend_on_longer_texts_before_it(tmp_path, real_conversations):
-    """In transformers it does, where rotary frequencies are dynamic: they follow the longest text seen so far."""
+    """Plain transformers keeps dynamic rotary frequencies of the longest text so far."""
     rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     folder = tiny_models.save_reward_model(tmp_path, "llama", rope_parameters=rotation, max_position_embeddings=128)
     scorer = gym_rm.load_scorer(folder, max_length=4096)

@@ -52,11 +52,11 @@ def test_tokens_and_their_cost_are_counted(scorer_of, real_conversations):
     assert scores.errors == (None,) * len(lengths)
     work = scores.workload
     assert work.num_tokens == sum(lengths)
-    assert work.unique_tokens < 0.75 * work.num_tokens, "groups and pairs share their prompts"
+    assert work.unique_tokens < 0.75 * work.num_tokens, "the prompts of groups and pairs are computed once"
     assert work.padded_tokens == 0
     assert min(work.render_seconds, work.plan_seconds, work.run_seconds) > 0
     again = scorer.score([*real_conversations] * 3)
-    assert again.workload.unique_tokens == work.unique_tokens, "repeated conversations cost nothing"
+    assert again.workload.unique_tokens == work.unique_tokens, "repeated conversations are computed once"
     assert again.workload.num_tokens == 3 * work.num_tokens
 
 
@@ -77,14 +77,14 @@ conversations = st.lists(texts, min_size=1, max_size=6).map(lambda said: dialogu
 
 @pytest.fixture(scope="module")
 def alone(scorer_of):
-    """Rewards of conversations each scored by itself, remembered."""
-    remembered = {}
+    """A function that scores a conversation by itself, and keeps the reward for the next call."""
+    rewards = {}
 
     def reward(architecture, conversation):
         key = (architecture, repr(conversation))
-        if key not in remembered:
-            remembered[key] = scorer_of(architecture).score([conversation]).rewards[0]
-        return remembered[key]
+        if key not in rewards:
+            rewards[key] = scorer_of(architecture).score([conversation]).rewards[0]
+        return rewards[key]
 
     return reward
 
@@ -92,8 +92,8 @@ def alone(scorer_of):
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gpt2", "roberta"])
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_company_gives_the_same_scores(architecture, data, scorer_of, alone):
-    """Any order, neighbours, repetitions, nesting and budget."""
+def test_scores_do_not_depend_on_the_other_conversations(architecture, data, scorer_of, alone):
+    """Scores are equal for any order, repetitions, shared prefixes and token budget."""
     given_ = data.draw(st.lists(conversations, min_size=1, max_size=8))
     nested = [each[: data.draw(st.integers(1, len(each)))] for each in given_[:2]]
     batch = data.draw(st.permutations([*given_, *nested, *given_[:3]]))
@@ -113,7 +113,7 @@ def test_any_company_gives_the_same_scores(architecture, data, scorer_of, alone)
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_batch_invariant_scores_do_not_move_by_a_bit(data, invariant):
+def test_batch_invariant_scores_are_bit_equal(data, invariant):
     batch = data.draw(st.lists(conversations, min_size=1, max_size=8))
     expected = [invariant.score([conversation]).rewards[0] for conversation in batch]
     assert invariant.score(batch).rewards.tolist() == expected
@@ -125,7 +125,7 @@ def invariant(saved_model):
     return gym_rm.load_scorer(saved_model("qwen3"), batch_invariant=True)
 
 
-def test_batch_invariant_on_real_conversations(saved_model, real_conversations):
+def test_batch_invariant_scores_of_real_conversations_are_bit_equal(saved_model, real_conversations):
     for architecture in ("qwen3", "deberta_v2"):
         scorer = gym_rm.load_scorer(saved_model(architecture), batch_invariant=True)
         rewards = scorer.score(real_conversations).rewards
@@ -136,7 +136,7 @@ def test_batch_invariant_on_real_conversations(saved_model, real_conversations):
 
 
 @pytest.mark.parametrize("budget", [450, 700, 1500, 100_000])
-def test_every_batch_keeps_the_budget(budget, parts, real_conversations):
+def test_every_batch_is_within_the_token_budget(budget, parts, real_conversations):
     for tree in (True, False):
         scorer = watched_scorer(parts, max_num_batched_tokens=budget, tree=tree)
         scores = scorer.score(real_conversations)
@@ -148,7 +148,7 @@ def test_every_batch_keeps_the_budget(budget, parts, real_conversations):
 def test_a_conversation_over_the_budget_is_an_error_of_its_row(parts):
     scorer = watched_scorer(parts, max_num_batched_tokens=60)
     short, long = dialogue("q", "a"), dialogue("q", "very long " * 60)
-    reason = r"row 1: the conversation has \d+ tokens, over max_num_batched_tokens=60"
+    reason = r"row 1: the conversation has \d+ tokens, more than max_num_batched_tokens=60; raise"
     with pytest.raises(ScoringError, match=reason) as caught:
         scorer.score([short, long, short])
     assert caught.value.rows == (1,)
@@ -156,7 +156,7 @@ def test_a_conversation_over_the_budget_is_an_error_of_its_row(parts):
     assert rewards[0] == rewards[2] == scorer.score([short]).rewards[0]
 
 
-def test_the_automatic_budget_stretches_for_a_long_conversation(parts):
+def test_a_conversation_longer_than_the_automatic_budget_is_scored(parts):
     scorer = watched_scorer(parts, max_length=100_000)
     assert scorer.max_num_batched_tokens == CPU_BATCHED_TOKENS
     scores = scorer.score([dialogue("q", "very long " * 1500), dialogue("q", "a")])
@@ -164,11 +164,11 @@ def test_the_automatic_budget_stretches_for_a_long_conversation(parts):
     assert np.isfinite(scores.rewards).all()
 
 
-# --- every turn in one pass
+# --- rewards of every turn
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "bert", "bloom"])
-def test_turns_equal_every_prefix_by_itself(architecture, scorer_of, hh_pairs):
+def test_turn_rewards_equal_the_scores_of_the_prefixes(architecture, scorer_of, hh_pairs):
     scorer = scorer_of(architecture)
     dialogues = [
         pair[0] for pair in hh_pairs if len(pair[0]) in (4, 6) and sum(len(m["content"]) for m in pair[0]) < 800
@@ -189,7 +189,7 @@ def test_turns_equal_every_prefix_by_itself(architecture, scorer_of, hh_pairs):
     assert scorer.score(dialogues).turn_rewards is None
 
 
-def test_turns_cost_nothing_more_where_the_template_only_appends(scorer_of, hh_pairs):
+def test_turn_rewards_compute_no_more_tokens_if_the_template_only_appends(scorer_of, hh_pairs):
     scorer = scorer_of("llama")
     conversation = max((pair[0] for pair in hh_pairs), key=len)[:12]
     last, every = scorer.score([conversation]), scorer.score([conversation], turns="all")
@@ -236,7 +236,7 @@ def test_threads_can_share_a_scorer(parts, real_conversations):
     assert len(results) == 6
 
 
-def test_two_scorers_of_different_models_take_turns(scorer_of, saved_model, real_conversations):
+def test_scorers_of_different_models_can_alternate(scorer_of, saved_model, real_conversations):
     one, other = scorer_of("gemma2"), scorer_of("llama")
     for _ in range(2):
         for scorer, architecture in ((one, "gemma2"), (other, "llama")):
@@ -266,7 +266,7 @@ def test_two_scorers_over_one_model_in_two_threads(saved_model, real_conversatio
     assert all(isinstance(each, np.floating) and each <= TOLERANCE for each in worst), worst[:3]
 
 
-# --- what made a score
+# --- provenance and precision
 
 
 def test_provenance(saved_model):
@@ -292,7 +292,7 @@ def test_provenance(saved_model):
 
 
 def test_half_precision_runs_its_head_in_float32(saved_model, real_conversations):
-    """Scores of a bfloat16 head would come in steps of 2^-7 of their size; these do not."""
+    """A head in bfloat16 would return only bfloat16 numbers."""
     scorer = gym_rm.load_scorer(saved_model("qwen3"), dtype="bfloat16")
     assert scorer.provenance.dtype == "bfloat16"
     rewards = scorer.score(real_conversations).rewards
@@ -307,7 +307,7 @@ def test_the_input_format_depends_on_the_kind(scorer_of):
     assert scorer_of("qwen3").renderer.input_format == InputFormat()
 
 
-# --- what a user can get wrong
+# --- invalid options and models
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_the_input_format_depends_on_the_kind(scorer_of):
         ({"max_length": 0}, "max_length must be an integer of at least 1, got 0"),
         ({"overlong": "cut"}, "overlong must be"),
         ({"pooling": "mean"}, "pooling must be"),
-        ({"kind": "oracle"}, "unknown kind"),
+        ({"kind": "oracle"}, "unknown kind of reward model 'oracle'; expected one of"),
         ({"dtype": "float33"}, "dtype must be.*Did you mean 'float32'"),
         ({"device": "tpu"}, "device must be"),
         ({"batch_invariance": True}, "batch_invariance"),
@@ -334,12 +334,12 @@ def test_an_invalid_option_is_refused(options, reason, saved_model):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_an_error(saved_model):
-    with pytest.raises(ConfigError, match="torch sees no GPU"):
+    with pytest.raises(ConfigError, match="needs a GPU, but torch finds none"):
         gym_rm.load_scorer(saved_model("qwen3"), device="cuda")
 
 
 def test_a_head_of_two_outputs_is_refused(saved_model):
-    with pytest.raises(ConfigError, match="a head of 2 outputs"):
+    with pytest.raises(ConfigError, match="a head with 2 outputs"):
         gym_rm.load_scorer(saved_model("qwen3", num_labels=2))
 
 

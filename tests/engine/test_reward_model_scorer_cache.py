@@ -6,7 +6,7 @@ from tests.engine.watching import dialogue, size_of, watched_scorer
 TOLERANCE = 1e-5
 
 
-def test_the_cache_answers_what_it_knows(parts, real_conversations):
+def test_cached_conversations_are_not_computed_again(parts, real_conversations):
     scorer = watched_scorer(parts, cache_size=100)
     first = scorer.score(real_conversations)
     scorer.executor.batches.clear()
@@ -21,14 +21,14 @@ def test_the_cache_answers_what_it_knows(parts, real_conversations):
     assert mixed.rewards[[0, 2]].tolist() == first.rewards[:2].tolist()
 
 
-def test_the_cache_is_bounded_and_forgets_the_oldest(parts, real_conversations):
+def test_the_cache_is_bounded_and_removes_the_least_recently_used(parts, real_conversations):
     scorer = watched_scorer(parts, cache_size=3)
     scorer.score(real_conversations)
     assert len(scorer._cache) == 3
     a, b, c, d = real_conversations[:4]
     scorer.clear_cache()
     scorer.score([a, b, c])
-    scorer.score([a])  # a is younger than b now
+    scorer.score([a])  # a is now more recently used than b
     scorer.score([d])
     scorer.executor.batches.clear()
     scorer.score([a, c, d])
@@ -37,7 +37,7 @@ def test_the_cache_is_bounded_and_forgets_the_oldest(parts, real_conversations):
     assert scorer.executor.batches
 
 
-def test_failures_are_not_remembered(parts):
+def test_failures_are_not_cached(parts):
     scorer = watched_scorer(parts, cache_size=10, fails=lambda batch, call: RuntimeError("x") if call <= 2 else None)
     with pytest.raises(ScoringError):
         scorer.score([dialogue("q", "a")])

@@ -15,7 +15,7 @@ TOLERANCE = 1e-5
 
 
 def poisoned(parts, token):
-    """The model with an embedding of NaN for one token."""
+    """Return a copy of the model in which the embedding of one token is NaN."""
     model, tokenizer = parts
     model = copy.deepcopy(model)
     with torch.no_grad():
@@ -28,7 +28,7 @@ def test_a_weight_of_nan_costs_only_the_rows_that_read_it(parts, options):
     good, bad = dialogue("Tell me", "yes"), dialogue("Tell me", "no ~")
     scorer = watched_scorer(poisoned(parts, "~"), **options)
     expected = watched_scorer(parts, **options).score([good]).rewards[0]
-    reason = "1 of 3 conversations could not be scored: row 1: the reward model gave nan"
+    reason = "1 of 3 conversations could not be scored: row 1: the reward model returned nan"
     with pytest.raises(ScoringError, match=reason) as caught:
         scorer.score([good, bad, good])
     scores = caught.value.scores
@@ -49,7 +49,7 @@ def test_a_head_of_infinite_weights_fails_every_row(parts, real_conversations):
     assert "and 3 more" in str(caught.value)
 
 
-def test_a_batch_that_always_fails_costs_only_its_rows(parts, gsm8k_groups, logged):
+def test_a_batch_that_always_fails_affects_only_its_rows(parts, gsm8k_groups, logged):
     conversations = [conversation for group in gsm8k_groups[:6] for conversation in group]
     expected = watched_scorer(parts, max_num_batched_tokens=1200).score(conversations)
     assert expected.workload.num_batches >= 4
@@ -58,19 +58,19 @@ def test_a_batch_that_always_fails_costs_only_its_rows(parts, gsm8k_groups, logg
     def fails(batch, call):
         if call == 3:
             broken.append(batch)
-        return RuntimeError("the device fell off") if any(batch is each for each in broken) else None
+        return RuntimeError("the device was lost") if any(batch is each for each in broken) else None
 
     scorer = watched_scorer(parts, fails=fails, max_num_batched_tokens=1200)
     with pytest.raises(ScoringError) as caught:
         scorer.score(conversations)
     scores = caught.value.scores
     assert 0 < len(caught.value.rows) < len(conversations) / 2
-    assert {scores.errors[row] for row in caught.value.rows} == {"its batch failed: RuntimeError: the device fell off"}
+    assert {scores.errors[row] for row in caught.value.rows} == {"its batch failed: RuntimeError: the device was lost"}
     kept = [row for row in range(len(conversations)) if row not in caught.value.rows]
     assert scores.rewards[kept].tolist() == expected.rewards[kept].tolist()
     assert np.isnan(scores.rewards[list(caught.value.rows)]).all()
-    assert "1 of 7 batches failed (RuntimeError: the device fell off); running them again" in logged.text
-    assert scorer.score(conversations[:4]).failed_rows == (), "the scorer lives on"
+    assert "1 of 7 batches failed (RuntimeError: the device was lost); running them again" in logged.text
+    assert scorer.score(conversations[:4]).failed_rows == (), "the scorer can be used after a failure"
 
 
 def test_a_batch_that_fails_once_is_run_again(parts, real_conversations):
@@ -104,12 +104,12 @@ def test_out_of_memory_halves_the_budget_and_remembers_it(tree, parts, gsm8k_gro
     again = scorer.score(conversations).rewards
     np.testing.assert_allclose(again, rewards, atol=TOLERANCE, rtol=0)
     assert scorer.score(conversations).rewards.tolist() == again.tolist()
-    assert max(map(size_of, scorer.executor.batches)) <= limit, "nothing is tried that failed before"
+    assert max(map(size_of, scorer.executor.batches)) <= limit, "batch sizes that failed before are not tried again"
     assert len(logged.records) == len([r for r in logged.records if "out of memory" not in r.message]) + 1
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 99 bytes")])
-def test_out_of_host_memory_is_out_of_memory(error, parts, real_conversations):
+def test_out_of_host_memory_is_handled_like_out_of_device_memory(error, parts, real_conversations):
     expected = watched_scorer(parts).score(real_conversations).rewards
     scorer = watched_scorer(
         parts, max_num_batched_tokens=50_000, fails=lambda batch, call: error if size_of(batch) > 700 else None
@@ -129,17 +129,17 @@ def test_a_conversation_too_long_for_the_memory_is_an_error_of_its_row(parts, re
     assert len(caught.value.rows) < len(real_conversations)
 
 
-def test_interrupts_pass_through_and_leave_the_scorer_usable(parts, real_conversations):
+def test_the_scorer_can_be_used_after_an_interrupt(parts, real_conversations):
     scorer = watched_scorer(parts, fails=lambda batch, call: KeyboardInterrupt() if call == 1 else None)
     with pytest.raises(KeyboardInterrupt):
         scorer.score(real_conversations)
     assert scorer.score(real_conversations).failed_rows == ()
 
 
-def test_a_megabyte_and_ten_thousand_turns_fail_only_their_rows(scorer_of):
+def test_conversations_over_max_length_fail_only_their_rows(scorer_of):
     scorer = scorer_of("qwen3")
     huge, endless = dialogue("q", "So it is. " * 100_000), dialogue(*["turn"] * 10_000)
-    with pytest.raises(ScoringError, match="over max_length=32768") as caught:
+    with pytest.raises(ScoringError, match="more than max_length=32768") as caught:
         scorer.score([huge, dialogue("q", "a"), endless])
     assert caught.value.rows == (0, 2)
     assert caught.value.scores.rewards[1] == scorer.score([dialogue("q", "a")]).rewards[0]

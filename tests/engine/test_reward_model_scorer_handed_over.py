@@ -1,4 +1,4 @@
-"""A model that was handed over, in training for instance, is left as it was."""
+"""Scoring does not change a model that was passed to the scorer, for example one in training."""
 
 import functools
 
@@ -27,7 +27,7 @@ CASES = [
     ("qwen3", {"batch_invariant": True}, "one_by_one"),
     ("qwen3", {"quantization": "int8"}, "tree"),
     ("qwen3", {"quantization": "int8", "tree": False}, "padded"),
-    ("gemma2", {}, "tree"),  # through the model's own forward, with another attention
+    ("gemma2", {}, "tree"),  # runs the model's own forward with tree attention
     ("bert", {}, "padded"),
     ("bert", {"batch_invariant": True}, "one_by_one"),
     ("bert", {"quantization": "int8"}, "padded"),
@@ -36,7 +36,7 @@ each_case = pytest.mark.parametrize(("architecture", "options", "layout"), CASES
 
 
 def model_in_training(architecture, **overrides):
-    """A model that has been through a backward pass, with frozen weights and a part without dropout."""
+    """Return a model with gradients, frozen weights, and one module in evaluation mode."""
     model = tiny_models.reward_model(architecture, **overrides).train()
     next(model.base_model.children()).eval()
     for parameter in list(model.parameters())[::3]:
@@ -59,7 +59,7 @@ def bits(tensor):
 
 
 def state_of(model):
-    """Everything about a model that its owner could notice, by what it is and where."""
+    """Return everything of a model that scoring must not change."""
     state = {("config",): model.config.to_dict()}
     for name, module in model.named_modules():
         state["module", name] = (id(module), type(module))
@@ -82,7 +82,7 @@ def assert_same_state(model, before):
 
 
 @each_case
-def test_scoring_leaves_the_model_as_it_was(architecture, options, layout, real_conversations):
+def test_scoring_does_not_change_the_model(architecture, options, layout, real_conversations):
     model = model_in_training(architecture)
     before = state_of(model)
     scorer = scorer_of_model(model, architecture, **options)
@@ -94,7 +94,7 @@ def test_scoring_leaves_the_model_as_it_was(architecture, options, layout, real_
 
 
 @each_case
-def test_clear_cache_sleep_and_close_leave_the_model_as_it_was(architecture, options, layout):
+def test_clear_cache_sleep_and_close_do_not_change_the_model(architecture, options, layout):
     model = model_in_training(architecture)
     before = state_of(model)
     scorer = scorer_of_model(model, architecture, **options)
@@ -108,7 +108,7 @@ def test_clear_cache_sleep_and_close_leave_the_model_as_it_was(architecture, opt
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), torch.OutOfMemoryError("out of memory")])
 @pytest.mark.parametrize(("architecture", "options"), [(case[0], case[1]) for case in CASES])
-def test_a_failed_forward_leaves_the_model_as_it_was(architecture, options, error):
+def test_a_failed_forward_does_not_change_the_model(architecture, options, error):
     model = model_in_training(architecture)
     before = state_of(model)
     scorer = scorer_of_model(model, architecture, **options)
@@ -118,8 +118,8 @@ def test_a_failed_forward_leaves_the_model_as_it_was(architecture, options, erro
 
 
 @pytest.mark.parametrize("options", [{}, {"tree": False}, {"batch_invariant": True}])
-def test_the_owners_texts_keep_their_dynamic_rotary_frequencies(options):
-    """transformers lets them follow the longest text that the model has seen, and ours are longer."""
+def test_scoring_does_not_change_dynamic_rotary_frequencies(options):
+    """transformers sets them by the longest text so far, and the scored texts are longer."""
     rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     model = tiny_models.reward_model("llama", rope_parameters=rotation, max_position_embeddings=32)
     ids = torch.arange(5, 45)[None]
@@ -129,7 +129,7 @@ def test_the_owners_texts_keep_their_dynamic_rotary_frequencies(options):
 
 
 @pytest.mark.parametrize(("architecture", "options"), [("qwen3", {}), ("qwen3", {"tree": False}), ("bert", {})])
-def test_the_owners_hooks_stay_and_run(architecture, options):
+def test_hooks_of_the_model_stay_and_run(architecture, options):
     model = tiny_models.reward_model(architecture)
     plain = scorer_of_model(model, architecture, **options)
     expected = plain.score(CONVERSATIONS).rewards
@@ -145,8 +145,8 @@ def test_the_owners_hooks_stay_and_run(architecture, options):
 
 
 @each_case
-def test_the_owner_can_train_on(architecture, options, layout):
-    """As if the scorer had never been: the same losses and the same gradients."""
+def test_training_continues_as_without_scoring(architecture, options, layout):
+    """Losses and random numbers are the same with and without scoring between the steps."""
 
     def losses(model):
         torch.manual_seed(0)

@@ -15,7 +15,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(scope="module")
 def padding_with_eos(tmp_path_factory):
-    """A checkpoint that pads with EOS and a template that ends in EOS: the quirk of the Hugging Face head."""
+    """A checkpoint whose padding token is EOS, and whose template ends in EOS."""
     folder = tmp_path_factory.mktemp("padding_with_eos")
     template = tiny_models.CHATML.replace("<|im_end|>\\n' }}{% endfor", "<|im_end|>' }}{% endfor")
     tok = tiny_models.tokenizer(
@@ -32,7 +32,7 @@ def test_pooling_where_the_text_ends_in_padding(padding_with_eos, real_conversat
     default = gym_rm.load_scorer(padding_with_eos)
     assert default.provenance.settings["pooling"] == "hf"
     np.testing.assert_allclose(default.score(real_conversations).rewards, expected, atol=TOLERANCE)
-    assert "reads position -2 from the end, the last token is at -1" in logged.text
+    assert "pooling='hf' reads at position -2" in logged.text
     assert len([record for record in logged.records if "padding token" in record.message]) == 1
 
     last = gym_rm.load_scorer(padding_with_eos, pooling="last")
@@ -47,7 +47,7 @@ def test_pooling_where_the_text_ends_in_padding(padding_with_eos, real_conversat
 
 
 @pytest.mark.parametrize("pooling", ["hf", "last"])
-def test_poolings_agree_where_the_text_ends_in_text(pooling, saved_model, real_conversations, logged):
+def test_poolings_agree_if_the_text_does_not_end_in_padding(pooling, saved_model, real_conversations, logged):
     expected = tiny_models.plain_rewards(saved_model("qwen3"), real_conversations)
     scorer = gym_rm.load_scorer(saved_model("qwen3"), pooling=pooling)
     np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=TOLERANCE)
@@ -71,7 +71,7 @@ def test_a_checkpoint_without_a_padding_token(tmp_path, real_conversations):
 @pytest.mark.parametrize("architecture", ["bloom", "qwen3"])
 @pytest.mark.parametrize("padding", [-1, 100_000])
 def test_a_padding_token_without_an_embedding(architecture, padding, tmp_path, saved_model, real_conversations):
-    """As configurations of Llama say (-1), or tokenizers to which one was added later."""
+    """The id is -1 in configurations of Llama, and out of range if a padding token was added later."""
     model = AutoModelForSequenceClassification.from_pretrained(saved_model(architecture))
     expected = tiny_models.plain_rewards(saved_model(architecture), real_conversations)
     model.config.pad_token_id = padding
@@ -91,7 +91,7 @@ def test_a_token_without_an_embedding_is_an_error_of_its_row(parts):
 
 
 def test_padding_tokens_in_a_message_are_text(padding_with_eos):
-    """Pads in a reply are spelled out, so that the search for the last token that is no padding finds the end."""
+    """A reply cannot contain padding tokens, so the last token that is not padding is at the end of the text."""
     scorer = gym_rm.load_scorer(padding_with_eos)
     (rendered,) = scorer.renderer.encode([dialogue("q", "<|im_end|>" * 5)])
     assert (rendered.input_ids == scorer.renderer.tokenizer.pad_token_id).sum() == 2

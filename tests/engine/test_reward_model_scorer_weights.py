@@ -1,4 +1,4 @@
-"""Weights that change under a scorer: in training, by `update_weights`, across sleep, pickling and close."""
+"""Weights of a scorer: changed by training and `update_weights`, and kept across sleep, pickling and close."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ TOLERANCE = 1e-5
 
 
 def model_of(architecture, seed):
-    """A model no tensor of which another seed has, buffers included."""
+    """Return a model whose tensors, buffers included, depend on the seed."""
     model = tiny_models.reward_model(architecture, seed=seed)
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     with torch.no_grad():
@@ -28,7 +28,7 @@ def model_of(architecture, seed):
 
 @pytest.fixture(scope="module")
 def two_folders(tmp_path_factory):
-    """A function: two folders of one architecture with one tokenizer and different weights."""
+    """A function that returns two folders with the same architecture and tokenizer but different weights."""
     folders = {}
 
     def save(architecture):
@@ -44,7 +44,7 @@ def two_folders(tmp_path_factory):
 
 
 def handed_over(folder, **options):
-    """The model of a folder, its tokenizer, and their scorer."""
+    """Return the model of a folder, its tokenizer, and their scorer."""
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     return model, tokenizer, gym_rm.RewardModelScorer(model, tokenizer, **options)
 
@@ -61,7 +61,7 @@ def assert_same_bits(got, expected):
 # --- weights that are trained in place
 
 
-def test_a_model_in_training(saved_model, real_conversations):
+def test_scores_follow_a_model_in_training(saved_model, real_conversations):
     folder = saved_model("qwen3", attention_dropout=0.5)
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     model.train()
@@ -76,7 +76,7 @@ def test_a_model_in_training(saved_model, real_conversations):
     ids = tiny_models.plain_ids(tokenizer, real_conversations[0])
     model(**ids).logits.sum().backward()
     optimizer.step()
-    assert scorer.score(real_conversations).rewards.tolist() == before.tolist(), "remembered until told otherwise"
+    assert scorer.score(real_conversations).rewards.tolist() == before.tolist(), "scores are cached until clear_cache"
     scorer.clear_cache()
     after = scorer.score(real_conversations).rewards
     assert np.abs(after - before).max() > 1e-3
@@ -97,7 +97,7 @@ def test_a_model_in_training(saved_model, real_conversations):
         ("bert", {"quantization": "int8"}),
     ],
 )
-def test_clear_cache_forgets_the_scores_of_the_old_weights(architecture, options, two_folders, real_conversations):
+def test_clear_cache_removes_the_scores_of_the_old_weights(architecture, options, two_folders, real_conversations):
     old, new = two_folders(architecture)
     model, _, scorer = handed_over(old, cache_size=100, **options)
     before = scorer.score(real_conversations).rewards
@@ -105,7 +105,7 @@ def test_clear_cache_forgets_the_scores_of_the_old_weights(architecture, options
         trained = AutoModelForSequenceClassification.from_pretrained(new)
         for parameter, value in zip(model.parameters(), trained.parameters(), strict=True):
             parameter.copy_(value)
-    assert scorer.score(real_conversations).rewards.tolist() == before.tolist(), "remembered until told otherwise"
+    assert scorer.score(real_conversations).rewards.tolist() == before.tolist(), "scores are cached until clear_cache"
     scorer.clear_cache()
     expected = handed_over(new, **options)[2].score(real_conversations).rewards
     assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
@@ -122,8 +122,8 @@ LOADED = [
     ("qwen3", {"quantization": "int8"}),
     ("bert", {}),
     ("bert", {"quantization": "int8"}),
-    ("deepseek_v3", {}),  # a bias of its router is a buffer
-    ("t5", {}),  # one table of embeddings under several names
+    ("deepseek_v3", {}),  # its router has a bias that is a buffer
+    ("t5", {}),  # its embeddings have several names
 ]
 
 
@@ -142,7 +142,7 @@ def test_updated_weights_score_as_if_loaded_from_their_folder(
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
-def test_a_state_dict_in_half_precision_scores_as_its_folder(options, two_folders, tmp_path, real_conversations):
+def test_a_state_dict_in_half_precision_scores_like_its_folder(options, two_folders, tmp_path, real_conversations):
     old, _ = two_folders("qwen3")
     trained = model_of("qwen3", 1).bfloat16()
     trained.save_pretrained(tmp_path)
@@ -166,7 +166,7 @@ def test_a_state_dict_updates_a_language_model_whose_embeddings_are_tied(tmp_pat
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
-def test_a_state_dict_updates_a_model_that_was_handed_over(options, two_folders, real_conversations):
+def test_a_state_dict_updates_a_model_that_was_passed_in(options, two_folders, real_conversations):
     old, new = two_folders("qwen3")
     model, _, scorer = handed_over(old, **options)
     parameters = list(map(id, model.parameters()))
@@ -179,11 +179,11 @@ def test_a_state_dict_updates_a_model_that_was_handed_over(options, two_folders,
     assert list(map(id, model.parameters())) == parameters
 
 
-def test_a_model_that_was_handed_over_takes_no_folder(two_folders):
+def test_a_folder_cannot_update_a_model_that_was_passed_in(two_folders):
     old, new = two_folders("qwen3")
     model, _, scorer = handed_over(old)
     before = bits(model)
-    with pytest.raises(ConfigError, match=r"expected tensors by name \(a state dict\); got"):
+    with pytest.raises(ConfigError, match=r"weights must be tensors by name \(a state dict\); got"):
         scorer.update_weights(new)
     assert_same_bits(bits(model), before)
 
@@ -192,7 +192,7 @@ def test_provenance_names_the_folder_of_the_new_weights(two_folders):
     old, new = map(str, two_folders("qwen3"))
     scorer = gym_rm.load_scorer(old)
     scorer.update_weights(model_of("qwen3", 1).state_dict())
-    assert scorer.provenance.model == old, "tensors have no name"
+    assert scorer.provenance.model == old, "a state dict has no name"
     scorer.update_weights(new)
     assert scorer.provenance.model == new
     assert scorer.score([]).provenance.model == new
@@ -207,7 +207,7 @@ def test_weights_are_updated_while_the_scorer_sleeps(two_folders, real_conversat
     assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
 
 
-# The head is the last tensor, so that those before it would be overwritten if the check came too late.
+# The head is the last tensor: if the check came too late, the tensors before it would already have changed.
 WRONG = {
     "a missing tensor": lambda weights: weights.pop("score.weight"),
     "an unknown tensor": lambda weights: weights.update(extra=torch.zeros(1)),
@@ -221,7 +221,7 @@ WRONG = {
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
 @pytest.mark.parametrize("wrong", WRONG)
-def test_weights_of_which_one_does_not_fit_change_nothing(wrong, options, two_folders, real_conversations):
+def test_weights_with_an_invalid_tensor_change_nothing(wrong, options, two_folders, real_conversations):
     old, _ = two_folders("qwen3")
     scorer = gym_rm.load_scorer(old, **options)
     (model,) = scorer.executor.models
@@ -257,7 +257,7 @@ def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path
 # --- sleep, close, copies
 
 
-def test_sleeping_scorers_wake_by_themselves(saved_model, real_conversations):
+def test_score_wakes_a_sleeping_scorer(saved_model, real_conversations):
     scorer = gym_rm.load_scorer(saved_model("qwen3"))
     before = scorer.score(real_conversations).rewards
     scorer.sleep()
@@ -270,7 +270,7 @@ def test_sleeping_scorers_wake_by_themselves(saved_model, real_conversations):
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8", "cache_size": 10}])
-def test_a_closed_scorer_says_so(options, two_folders, real_conversations):
+def test_a_closed_scorer_raises(options, two_folders, real_conversations):
     scorer = gym_rm.load_scorer(two_folders("qwen3")[0], **options)
     scorer.score(real_conversations)
     scorer.close()
@@ -281,7 +281,7 @@ def test_a_closed_scorer_says_so(options, two_folders, real_conversations):
         scorer.update_weights(two_folders("qwen3")[1])
 
 
-def test_a_model_that_was_handed_over_outlives_its_scorer(two_folders, real_conversations):
+def test_a_model_that_was_passed_in_can_be_used_after_close(two_folders, real_conversations):
     model, tokenizer, scorer = handed_over(two_folders("qwen3")[0])
     before, rewards = bits(model), scorer.score(real_conversations).rewards
     scorer.sleep()
@@ -305,7 +305,7 @@ def test_a_scorer_can_be_pickled(scorer_of, real_conversations):
 @pytest.mark.parametrize(
     "options", [{"cache_size": 10}, {"prefix_cache_tokens": 4000}, {"quantization": "int8"}, {"tree": False}]
 )
-def test_pickled_scorers_go_their_own_ways(options, two_folders, real_conversations):
+def test_a_pickled_scorer_does_not_share_weights_with_the_original(options, two_folders, real_conversations):
     old, new = two_folders("qwen3")
     scorer = gym_rm.load_scorer(old, **options)
     before = scorer.score(real_conversations).rewards
@@ -317,7 +317,7 @@ def test_pickled_scorers_go_their_own_ways(options, two_folders, real_conversati
     assert scorer.score(real_conversations).rewards.tolist() == before.tolist()
 
 
-def test_pickling_takes_nothing_remembered_along(two_folders, real_conversations):
+def test_a_pickled_scorer_has_empty_caches(two_folders, real_conversations):
     scorer = gym_rm.load_scorer(two_folders("qwen3")[0], cache_size=100, prefix_cache_tokens=4000)
     scorer.score(real_conversations)
     again = pickle.loads(pickle.dumps(scorer)).score(real_conversations)

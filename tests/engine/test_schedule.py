@@ -15,7 +15,10 @@ AUTOMATIC = 2048
 
 
 class PlainExecutor:
-    """Values are the sum of the ids up to where a batch is read; memory for so many tokens, failures as told."""
+    """Returns the sum of the ids up to each read; larger batches than `memory` tokens run out of memory.
+
+    `fails(batch, number of the call)` returns the error of a batch, or None.
+    """
 
     def __init__(self, memory=10**9, fails=lambda batch, call: None):
         self.memory, self.fails, self.batches = memory, fails, []
@@ -76,8 +79,8 @@ def sequences(draw):
 
 
 @given(sequences(), st.integers(1, 60) | st.just("auto"), st.sampled_from(["tree", "padded", "one_by_one"]), st.data())
-def test_every_sequence_gets_its_value_or_its_own_reason(given_, budget, layout, data):
-    """Whatever the budget, the memory and the failures: a value is right, or there is a reason."""
+def test_every_sequence_gets_its_value_or_an_error(given_, budget, layout, data):
+    """For any budget, memory and failures, a sequence has the right value or an error."""
     memory = data.draw(st.integers(1, 80))
     broken = data.draw(st.sets(st.integers(1, 6)))
     executor = PlainExecutor(memory, fails=lambda batch, call: "broken" if call in broken else None)
@@ -85,19 +88,21 @@ def test_every_sequence_gets_its_value_or_its_own_reason(given_, budget, layout,
     for m, (value, expected) in enumerate(zip(result.values.tolist(), sums(given_), strict=True)):
         if m in result.failures:
             assert np.isnan(value[0])
-            assert "its batch failed: " in result.failures[m] or "over max_num_batched_tokens" in result.failures[m]
+            assert (
+                "its batch failed: " in result.failures[m] or "more than max_num_batched_tokens" in result.failures[m]
+            )
         else:
             assert value == expected
     fits = [
         m for m, each in enumerate(given_) if len(each.input_ids) <= min(memory, 10**9 if budget == "auto" else budget)
     ]
     if not broken:
-        assert not {*fits} & {*result.failures}, "what fits is never lost"
+        assert not {*fits} & {*result.failures}, "sequences that fit the memory never fail"
 
 
 @pytest.mark.parametrize("layout", ["tree", "padded"])
 @pytest.mark.parametrize("budget", ["auto", 20_000, 6000])
-def test_a_long_conversation_that_does_not_fit_costs_only_itself(budget, layout, short_and_long):
+def test_a_conversation_too_long_for_the_memory_fails_alone(budget, layout, short_and_long):
     runner = scheduler(budget, layout)
     result = runner.run(short_and_long, PlainExecutor(memory=1500))
     assert list(result.failures) == [30]
@@ -106,7 +111,7 @@ def test_a_long_conversation_that_does_not_fit_costs_only_itself(budget, layout,
     assert 256 < runner.budget <= 1500
 
 
-def test_what_was_learnt_is_not_tried_again(short_and_long):
+def test_the_smaller_budget_is_kept_for_the_next_run(short_and_long):
     runner = scheduler(20_000)
     runner.run(short_and_long, PlainExecutor(memory=1500))
     again = PlainExecutor()
@@ -115,7 +120,7 @@ def test_what_was_learnt_is_not_tried_again(short_and_long):
     assert sorted(again.sizes)[-2] <= 1500
 
 
-def test_nothing_is_learnt_where_nothing_fits():
+def test_the_budget_is_kept_if_every_sequence_fails():
     runner = scheduler(1000)
     sequences = [ending(random_ids(50, seed)) for seed in range(4)]
     assert len(runner.run(sequences, PlainExecutor(memory=0)).failures) == 4
@@ -147,7 +152,7 @@ def test_a_batch_that_fails_once_is_run_again():
     assert result.workload.num_batches == 3
 
 
-def test_a_batch_that_fails_twice_costs_its_own_sequences():
+def test_a_batch_that_fails_twice_affects_only_its_sequences():
     sequences = [ending(random_ids(100, seed)) for seed in range(6)]
     executor = PlainExecutor(fails=lambda batch, call: "broken" if call in (1, 4) else None)
     result = scheduler(250).run(sequences, executor)
@@ -161,18 +166,18 @@ def test_a_batch_that_fails_twice_costs_its_own_sequences():
     "change",
     [lambda values: values[:-1], lambda values: np.vstack([values, values[:1]]), lambda values: values[:, 0], list],
 )
-def test_an_executor_that_gives_the_wrong_values_fails_its_rows(change):
+def test_values_of_the_wrong_shape_are_errors_of_their_sequences(change):
     class Wrong(PlainExecutor):
         def run_one(self, batch):
             return BatchResult(change(super().run_one(batch).values))
 
     result = scheduler().run([ending(random_ids(9, 0)), ending(random_ids(7, 1))], Wrong())
     assert list(result.failures) == [0, 1]
-    assert "Wrong.run must give values of shape (2, 1); got" in result.failures[0]
+    assert "Wrong.run must return values of shape (2, 1); got" in result.failures[0]
     assert np.isnan(result.values).all()
 
 
-def test_an_executor_that_loses_results_fails_its_rows():
+def test_a_wrong_number_of_results_is_an_error_of_every_sequence():
     class Losing(PlainExecutor):
         def run(self, batches):
             return super().run(batches)[1:]
@@ -181,7 +186,7 @@ def test_an_executor_that_loses_results_fails_its_rows():
     assert "Losing.run must return one result per batch; got 0 for 1" in result.failures[0]
 
 
-def test_an_executor_is_not_asked_for_nothing():
+def test_the_executor_is_not_called_without_sequences():
     executor = PlainExecutor()
     executor.run = None
     assert scheduler().run([], executor).values.shape == (0, 1)
@@ -195,7 +200,7 @@ def test_texts_longer_than_the_shared_context_run_alone():
 
 
 @pytest.mark.parametrize("budget", [0, -5, 1.5, True, "lots"])
-def test_a_budget_is_a_positive_integer(budget):
+def test_an_invalid_budget_is_refused(budget):
     runner = scheduler()
     with pytest.raises(ConfigError, match="max_num_batched_tokens must be an integer of at least 1"):
         runner.budget = budget

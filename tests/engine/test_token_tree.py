@@ -15,7 +15,7 @@ def sequence(ids, reads=None, second_segment=None):
 
 @st.composite
 def families(draw, max_size=24):
-    """Sequences that share prefixes of prefixes, repeat and contain each other, with reads anywhere in them."""
+    """Sequences with nested shared prefixes and duplicates, read at any positions."""
     few = st.integers(0, 3)
     roots = draw(st.lists(st.lists(few, min_size=1, max_size=12), min_size=1, max_size=4))
     sequences = []
@@ -36,12 +36,12 @@ def budgets(sequences):
 
 
 def nodes_of(sequences):
-    """Tokens of the prefix tree: a token is one with its whole past."""
+    """Return the tokens of the prefix tree, each as the tuple of all ids up to it."""
     return {tuple(each.input_ids[: k + 1]) for each in sequences for k in range(len(each.input_ids))}
 
 
 def values_of(plan, at):
-    """What the batches would yield if a token's value were `at(batch, read)`, back in the order of the sequences."""
+    """Return `at(batch, read)` for every read, in the order of the sequences."""
     values = [at(batch, read) for batch in plan.batches for read in reads_of(batch)]
     return [values[index] for index in plan.value_index]
 
@@ -59,14 +59,14 @@ def past_in_tree(tree, read):
 
 
 @given(st.data())
-def test_every_value_is_read_at_its_own_past(data):
+def test_every_value_is_read_after_the_tokens_of_its_sequence(data):
     sequences = data.draw(families())
     plan = plan_trees(sequences, max_num_batched_tokens=data.draw(budgets(sequences)))
     assert values_of(plan, past_in_tree) == expected_values(sequences)
 
 
 @given(st.data())
-def test_budgets_are_kept_and_nothing_is_padded(data):
+def test_trees_are_within_the_budget_and_not_padded(data):
     sequences = data.draw(families())
     budget = data.draw(budgets(sequences))
     plan = plan_trees(sequences, max_num_batched_tokens=budget)
@@ -76,7 +76,7 @@ def test_budgets_are_kept_and_nothing_is_padded(data):
 
 
 @given(families())
-def test_one_tree_holds_every_shared_prefix_once(sequences):
+def test_a_tree_contains_every_shared_prefix_once(sequences):
     plan = plan_trees(sequences, max_num_batched_tokens=10_000)
     assert len(plan.batches) == 1
     assert plan.unique_tokens == len(nodes_of(sequences))
@@ -101,7 +101,7 @@ def test_shape_of_a_tree(sequences):
 
 
 @given(families())
-def test_the_rule_of_attention_is_causal_attention_of_every_sequence(sequences):
+def test_attention_over_a_tree_is_causal_attention_of_every_sequence(sequences):
     (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
     query, key = np.ogrid[: len(tree), : len(tree)]
     attends = (key <= query) & (query < tree.subtree_end[key])
@@ -124,7 +124,7 @@ def test_nodes_are_runs_without_a_branch(sequences):
 
 
 @given(st.data())
-def test_packing_without_sharing_lays_down_every_token(data):
+def test_packing_without_sharing_stores_every_token(data):
     sequences = data.draw(families())
     plan = plan_trees(sequences, max_num_batched_tokens=data.draw(budgets(sequences)), share=False)
     assert values_of(plan, past_in_tree) == expected_values(sequences)
@@ -138,7 +138,7 @@ def past_in_rectangle(batch, read):
 
 
 @given(st.data(), st.booleans())
-def test_padded_batches_hold_every_distinct_sequence_once(data, alone):
+def test_padded_batches_contain_every_distinct_sequence_once(data, alone):
     sequences = data.draw(families())
     budget = data.draw(budgets(sequences))
     plan = plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
@@ -151,7 +151,7 @@ def test_padded_batches_hold_every_distinct_sequence_once(data, alone):
     assert not alone or all(len(batch.lengths) == 1 for batch in plan.batches)
 
 
-def test_padded_batches_waste_little_on_sorted_lengths():
+def test_padded_batches_of_sorted_lengths_have_little_padding():
     sequences = [sequence([1] * length) for length in range(1, 200)]
     plan = plan_padded(sequences, max_num_batched_tokens=1000)
     assert plan.padded_tokens < 0.1 * plan.unique_tokens
@@ -180,15 +180,15 @@ def test_ids_of_any_size_sort_as_numbers():
     assert len(tree) == len(ids) + len(ids) ** 2
 
 
-def test_a_group_is_cut_where_it_shares_least():
-    """Two groups of 100 shared tokens and four replies of 20: a budget between one and two groups splits no group."""
+def test_trees_are_cut_where_sequences_share_least():
+    """Each group has 100 shared tokens and four replies of 20 tokens; the budget fits one group, but not two."""
     groups = [[[g] * 100 + [10 * g + k] * 20 for k in range(4)] for g in (1, 2, 3)]
     sequences = [sequence(ids) for group in groups for ids in group]
     plan = plan_trees(sequences, max_num_batched_tokens=240)
     assert [len(tree) for tree in plan.batches] == [180, 180, 180]
 
 
-def test_a_chain_of_turns_costs_its_last_turn():
+def test_all_turns_of_a_dialogue_have_the_tokens_of_the_last_turn():
     dialogue = list(range(1000))
     sequences = [sequence(dialogue[: 10 * turn]) for turn in range(1, 101)]
     plan = plan_trees(sequences, max_num_batched_tokens=1000)
@@ -202,21 +202,21 @@ def test_equal_sequences_share_their_reads():
     assert plan.value_index.tolist() == [0, 2, 1, 2]
 
 
-def test_nothing_to_plan():
+def test_the_plan_of_no_sequences_is_empty():
     for plan in (plan_trees([], max_num_batched_tokens=1), plan_padded([], max_num_batched_tokens=1)):
         assert (plan.batches, plan.value_index.tolist(), plan.unique_tokens, plan.padded_tokens) == ((), [], 0, 0)
 
 
 @pytest.mark.parametrize("plan", [plan_trees, plan_padded])
-def test_what_cannot_be_planned_is_named(plan):
+def test_a_sequence_of_invalid_length_is_an_error(plan):
     with pytest.raises(ValueError, match=r"sequence 1 has 4 tokens; expected 1 to max_num_batched_tokens=3"):
         plan([sequence([1]), sequence([1, 2, 3, 4])], max_num_batched_tokens=3)
     with pytest.raises(ValueError, match="sequence 0 has 0 tokens"):
         plan([sequence([], reads=[])], max_num_batched_tokens=3)
 
 
-def test_the_deepest_tree_needs_no_recursion():
-    """A comb: every sequence branches off the one before at its end."""
+def test_a_tree_can_have_two_thousand_levels():
+    """Every sequence branches off near the end of the sequence before it."""
     sequences = [sequence([1] * depth + [2]) for depth in range(2000)]
     (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
     assert len(tree) == 1999 + 2000
@@ -224,13 +224,13 @@ def test_the_deepest_tree_needs_no_recursion():
 
 
 @given(families(max_size=8))
-def test_trees_agree_pair_by_pair(sequences):
-    """Two tokens of different sequences see each other only inside what the sequences share."""
+def test_two_sequences_share_exactly_their_common_prefix(sequences):
+    """In the tree, two sequences have only the tokens of their common prefix in common."""
     plan = plan_trees(sequences, max_num_batched_tokens=10_000)
     (tree,) = plan.batches
     ends = np.cumsum([len(each.read_positions) for each in sequences]) - 1
-    paths = [tree.ancestors(tree.read_indices[plan.value_index[end]]) for end in ends]
-    for (one, a), (other, b) in combinations(zip(paths, sequences, strict=True), 2):
+    branches = [tree.ancestors(tree.read_indices[plan.value_index[end]]) for end in ends]
+    for (one, a), (other, b) in combinations(zip(branches, sequences, strict=True), 2):
         ids, others = a.input_ids[: a.read_positions[-1] + 1], b.input_ids[: b.read_positions[-1] + 1]
         limit = min(len(ids), len(others))
         different = np.flatnonzero(ids[:limit] != others[:limit])
@@ -259,14 +259,14 @@ def test_a_group_is_cut_only_if_it_exceeds_the_budget_on_its_own(data):
 
 
 @given(st.data())
-def test_groups_that_all_fit_cost_nothing(data):
+def test_groups_that_fit_one_tree_add_no_tokens(data):
     sequences = data.draw(families())
     groups = [data.draw(st.integers(0, 3)) for _ in sequences]
     assert plan_trees(sequences, max_num_batched_tokens=10_000, groups=groups).unique_tokens == len(nodes_of(sequences))
 
 
 def test_groups_of_siblings_are_cut_between_prompts():
-    """Prompts of 10 tokens with 4 replies of 5: 30 tokens a group, three of them in a tree of 100."""
+    """A group has a prompt of 10 tokens and four replies of 5 tokens, so three groups fit a budget of 100."""
     ids = [[*[1 + p] * 10, *[20 + g] * 5] for p in range(9) for g in range(4)]
     plan = plan_trees(
         [sequence(each) for each in ids], max_num_batched_tokens=100, groups=[p for p in range(9) for _ in range(4)]
@@ -274,7 +274,7 @@ def test_groups_of_siblings_are_cut_between_prompts():
     assert [len(tree) for tree in plan.batches] == [90, 90, 90]
 
 
-def test_a_prompt_drawn_by_two_groups_is_shared_where_it_fits():
+def test_groups_with_the_same_prompt_share_it_if_they_fit_one_tree():
     ids = [[1] * 10 + [20 + g] for g in range(4)]
     groups = [0, 1, 0, 1]
     plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=14, groups=groups)
@@ -284,13 +284,13 @@ def test_a_prompt_drawn_by_two_groups_is_shared_where_it_fits():
     assert plan.batch_of.tolist() == [0, 1, 0, 1]
 
 
-def test_a_group_larger_than_the_budget_is_cut_like_free_sequences():
+def test_a_group_larger_than_the_budget_is_cut():
     ids = [[1] * 10 + [20 + g] * 5 for g in range(6)]
     plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=30, groups=[7] * 6)
     assert max(len(tree) for tree in plan.batches) <= 30
     assert len(plan.batches) == 2
 
 
-def test_a_group_for_every_sequence_is_needed():
+def test_a_wrong_number_of_groups_is_an_error():
     with pytest.raises(ValueError, match="one entry for each of the 2 sequences, got 1"):
         plan_trees([sequence([1]), sequence([2])], max_num_batched_tokens=9, groups=[0])

@@ -1,4 +1,4 @@
-"""Scorers whose executor remembers its batches, and whose model fails where a test says so. Not a test."""
+"""Scorers whose executor records its batches, and whose model fails if a test asks for it. Not a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_rm.engine.executors.local import LocalExecutor
 
 
 def dialogue(*texts):
-    """User and assistant take turns."""
+    """Return messages of user and assistant, alternating."""
     return [{"role": "assistant" if k % 2 else "user", "content": text} for k, text in enumerate(texts)]
 
 
@@ -22,7 +22,7 @@ def size_of(batch):
 
 @contextlib.contextmanager
 def raising(model: nn.Module, error: BaseException | None):
-    """The forward of the model raises this error, if there is one."""
+    """Make the forward of the model raise this error, unless it is None."""
     if error is None:
         yield
         return
@@ -39,7 +39,7 @@ def raising(model: nn.Module, error: BaseException | None):
 
 
 class WatchedExecutor(LocalExecutor):
-    """Remembers the batches that it ran; its model raises what `fails(batch, number of the call)` returns."""
+    """Records the batches that it ran; its model raises the error that `fails(batch, number of the call)` returns."""
 
     def __init__(self, fails=None):
         super().__init__()
@@ -56,5 +56,5 @@ class WatchedExecutor(LocalExecutor):
 
 
 def watched_scorer(parts, *, fails=None, **options):
-    """A scorer of `(model, tokenizer)` with a `WatchedExecutor`."""
+    """Return a scorer of `(model, tokenizer)` with a `WatchedExecutor`."""
     return gym_rm.RewardModelScorer(*parts, executor=WatchedExecutor(fails), **options)

@@ -1,1 +1,1 @@
-"""How are hidden states made?"""
+"""Hidden states and values of a model."""

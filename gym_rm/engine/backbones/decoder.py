@@ -1,4 +1,4 @@
-"""A causal language model's hidden states at the positions that are read, over trees and over padded batches."""
+"""Hidden states of a causal language model at the positions that are read, for trees and for padded batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
 
 
 class DecoderBackbone:
-    """The backbone of a model, as it is at each call: weights, adapters and hooks may change in between.
+    """Backbone of a model; every call uses the model's current weights, adapters and hooks.
 
     Args:
-        model: the whole model; its `base_model` is run.
-        prefix_cache: keys and values kept across calls, or None.
+        model: the whole model; only its `base_model` runs.
+        prefix_cache: cache of keys and values across calls, or None.
 
     Attributes:
-        fuse: whether the fused forward may stand in for the model's own, where `can_fuse` allows it.
+        fuse: whether the fused forward may replace the model's own, if `can_fuse` allows it.
     """
 
     def __init__(self, model: PreTrainedModel, prefix_cache: PrefixCache | None = None) -> None:
@@ -31,7 +31,7 @@ class DecoderBackbone:
         self.fuse = can_fuse(model.base_model)
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
-        """The last hidden states where the batch is read, `[R, hidden_size]`; with gradients where they are enabled."""
+        """Return the last hidden states where the batch is read, `[R, hidden_size]`; with gradients if enabled."""
         backbone = self.model.base_model
         device = device_of(self.model)
         if isinstance(batch, PaddedBatch):
@@ -61,12 +61,12 @@ class DecoderBackbone:
 
 
 def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A padded batch as keyword arguments of a Hugging Face model; no mask where there is no padding."""
+    """Return a padded batch as keyword arguments of a Hugging Face model; without a mask if nothing is padded."""
     device = device_of(model)
     padding = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
     table: Any = _embedding_table(model)
     if table is not None and not 0 <= padding < table.num_embeddings:
-        padding = 0  # an id of -1, or of a token added later; what stands in the padding is masked
+        padding = 0  # the id is -1 or out of range; any valid id works, because padding is masked
     columns = np.arange(batch.input_ids.shape[1])
     real = columns < batch.lengths[:, None]
     inputs = {"input_ids": to_device(np.where(real, batch.input_ids, padding).astype(np.int64), device)}
@@ -79,13 +79,13 @@ def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, torch.
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
-    """Where inputs go."""
+    """Return the device of a model's inputs."""
     device: torch.device = next(model.parameters()).device
     return device
 
 
 def num_embeddings(model: PreTrainedModel) -> int | None:
-    """How many token ids the model has embeddings for; None where it does not look them up in a table."""
+    """Return the number of token ids that have an embedding; None if the model has no embedding table."""
     table = _embedding_table(model)
     return None if table is None else int(table.num_embeddings)
 

@@ -1,6 +1,6 @@
-"""Rotary embeddings of the kind `dynamic`: their frequencies change once a text exceeds the original context.
+"""Rotary embeddings of type `dynamic`, whose frequencies change once a text exceeds the original context.
 
-transformers keeps the frequencies of the longest text in the module, so that a score would depend on earlier ones.
+transformers keeps the frequencies of the longest text in the module. Without a reset, a score depends on earlier texts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import nn
 
 
 def dynamic_rotaries(models: Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules whose frequencies depend on the longest text that they have seen."""
+    """Return the modules whose frequencies depend on the longest text so far."""
     parts = (part for model in models for part in model.modules())
     return [part for part in parts if "dynamic" in str(getattr(part, "rope_type", ""))]
 
@@ -30,7 +30,7 @@ def forget_lengths(rotaries: Sequence[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def lengths_restored(rotaries: Sequence[nn.Module]) -> Iterator[None]:
-    """Give the modules back with the frequencies that their owner had."""
+    """Restore the frequencies of the modules on exit."""
     buffers = [(part, name, buffer) for part in rotaries for name, buffer in part.named_buffers(recurse=False)]
     lengths = [
         (part, name, length)

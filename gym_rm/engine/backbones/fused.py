@@ -1,8 +1,8 @@
-"""The forward of Llama-like decoders over a tree, written for scoring.
+"""Fused forward of Llama-like decoders over a tree, for scoring only.
 
-Hugging Face's layers are made to be read and trained. For scoring, the same weights run here with residuals added by
-the matrix products themselves, activations in place, and the last layer only where a value is read. The layers'
-own forward stays the reference: `choose_layout` compares the two at load, and training never comes here.
+It runs the weights of the Hugging Face layers faster than their own forward: residuals are added by the matrix
+products, activations are computed in place, and the last layer runs only at the positions that are read. The layers'
+own forward is the reference: `choose_forward` compares the two at load. Training always uses the layers' own forward.
 
 Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos and sin `[T, D]`.
 """
@@ -25,7 +25,7 @@ MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 def can_fuse(backbone: Any) -> bool:
-    """Whether `fused_forward` may stand in for this backbone's forward, by its architecture and its modules."""
+    """Return whether `fused_forward` can replace this backbone's forward, by its architecture and its modules."""
     config = backbone.config
     if config.model_type not in MODEL_TYPES or config.hidden_act != "silu":
         return False
@@ -35,7 +35,7 @@ def can_fuse(backbone: Any) -> bool:
         for part, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")), (layer.mlp, MLP_PROJECTIONS))
         for name in names
     ]
-    # Adapted, offloaded or hooked modules compute more than their weights say.
+    # Modules with adapters, offloading or hooks compute more than a product with their weights.
     plain = (type(projection) is nn.Linear or isinstance(projection, LowPrecisionLinear) for projection in projections)
     return all(plain) and not any(
         hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
@@ -45,12 +45,12 @@ def can_fuse(backbone: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Which rows of a layer's input query: their rotary positions, and their indices in the tree if not all of it.
+    """Queries of one layer: their rotary positions and their indices in the tree.
 
     Attributes:
-        cos, sin: `[Q, D]`.
-        only_reads: they are the tree's reads.
-        indices: int64 `[Q]`; None where every token of the tree queries.
+        cos, sin: `[Q, D]`, rotary positions.
+        only_reads: whether the queries are the tree's reads.
+        indices: int64 `[Q]`, indices in the tree; None if the queries are all tokens of the tree.
     """
 
     cos: Tensor
@@ -60,10 +60,10 @@ class Queries:
 
 
 class Prefix(Protocol):
-    """What earlier calls know of a tree; `complete` puts it beside what a layer computed."""
+    """Cached keys and values of a tree, which `complete` adds to those that a layer computed."""
 
     def complete(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the whole tree from those of the computed tokens."""
+        """Return keys and values of the whole tree from those of the computed tokens."""
         ...
 
 
@@ -75,16 +75,16 @@ def fused_forward(
     tree: TreeAttention,
     prefix: Prefix | None = None,
 ) -> Tensor:
-    """The backbone's last hidden states `[R, hidden]` at `reads`, without gradients.
+    """Return the backbone's last hidden states `[R, hidden]` at `reads`, without gradients.
 
     All indices are int64 and on the backbone's device.
 
     Args:
-        backbone: of a type that `can_fuse` accepts.
-        input_ids, position_ids: `[C]`, of the tokens to compute: the tree's, or those in `tree.computed`.
-        reads: `[R]`, among them.
-        tree: the layout.
-        prefix: the keys and values of the tree's other tokens.
+        backbone: backbone that `can_fuse` accepts.
+        input_ids, position_ids: `[C]`, tokens to compute: all tokens of the tree, or those in `tree.computed`.
+        reads: `[R]`, indices of the tokens to compute.
+        tree: attention over the tree.
+        prefix: cached keys and values of the tree's other tokens.
     """
     x = backbone.embed_tokens(input_ids)
     cos, sin = (part[0] for part in backbone.rotary_emb(x, position_ids[None]))
@@ -109,7 +109,7 @@ def fused_forward(
 def _keys_and_values(
     module: Any, inputs: Tensor | Scaled, tokens: Queries, layer: int, prefix: Prefix | None
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values `[T, H_kv, D]` of the whole tree; `inputs` are the normed rows of `tokens`."""
+    """Return keys and values `[T, H_kv, D]` of the whole tree; `inputs` are the normed hidden states of `tokens`."""
     shape, dtype = (len(tokens.cos), -1, module.head_dim), tokens.cos.dtype
     key = _project(module.k_proj, inputs, dtype).view(shape)
     value = _project(module.v_proj, inputs, dtype).view(shape)
@@ -122,14 +122,14 @@ def _keys_and_values(
 def _attention(
     module: Any, inputs: Tensor | Scaled, key: Tensor, value: Tensor, queries: Queries, tree: TreeAttention
 ) -> Tensor:
-    """Attention output `[Q, H * D]` over the whole tree; `inputs` are the normed rows of `queries`."""
+    """Return the attention output `[Q, H * D]`; `inputs` are the normed hidden states of `queries`."""
     query = _project(module.q_proj, inputs, queries.cos.dtype).view(len(queries.cos), -1, module.head_dim)
     if hasattr(module, "q_norm"):
         query = _norm(module.q_norm, query)
     query = _rotate(query, queries.cos, queries.sin)
-    # Mistral's layers slide by the configuration, Qwen's each by their own kind, Llama's never.
-    slides = module.config if module.config.model_type == "mistral" else module
-    window = getattr(slides, "sliding_window", None)
+    # The sliding window is in the configuration for Mistral and in each layer for Qwen; Llama has none.
+    holder = module.config if module.config.model_type == "mistral" else module
+    window = getattr(holder, "sliding_window", None)
     query, key, value = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
     if tree.use_flex:
         output = attend_with_flex(query, key, value, tree, module.scaling, window, rows=queries.indices)
@@ -139,7 +139,7 @@ def _attention(
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions (arXiv 2104.09864, section 3.4.2), the halves paired as in Hugging Face's `rotate_half`."""
+    """Apply rotary positions (arXiv 2104.09864, section 3.4.2), paired as in Hugging Face's `rotate_half`."""
     half = states.shape[-1] // 2
     first, second = states[..., :half], states[..., half:]
     c, s = cos[:, None, :half], sin[:, None, :half]
@@ -154,7 +154,7 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
 
 def _input(module: Any, x: Tensor) -> Tensor | Scaled:
-    """What the projections that read x share: x itself, or its rows in 8 bits."""
+    """Return the input that several projections of x share: x itself, or its rows in 8 bits."""
     return module.quantize(x) if isinstance(module, LowPrecisionLinear) else x
 
 
@@ -163,7 +163,7 @@ def _project(module: Any, x: Tensor | Scaled, dtype: torch.dtype) -> Tensor:
 
 
 def _add_product(x: Tensor, y: Tensor, module: Any) -> Tensor:
-    """`x += module(y)`, added inside the matrix product where that has full precision."""
+    """Compute `x += module(y)` in place; in full precision, the matrix product does the addition."""
     if isinstance(module, LowPrecisionLinear):
         return x.add_(module(y))
     x.addmm_(y, module.weight.t())

@@ -1,7 +1,7 @@
-"""From a backbone's hidden states to the numbers that a kind reads: heads of any name and shape.
+"""Heads of any name and shape: from a backbone's hidden states to values.
 
-Shapes: hidden `[R, hidden]`, values `[R, K]` in float32 whatever the backbone's precision: products of bfloat16 would
-step by 0.06 at scores around 10. Heads find their modules by name at every call, because a model in training may get
+Shapes: hidden `[R, hidden]`, values `[R, K]`. Values are float32 for every precision of the backbone, because bfloat16
+numbers around 10 are 0.06 apart. Heads look up their modules by name at every call, because a model in training may get
 another head or an adapter between two calls.
 """
 
@@ -16,24 +16,24 @@ from transformers import PreTrainedModel
 from gym_rm.engine.kinds import readouts
 from gym_rm.errors import ConfigError
 
-LOGITS_AT_ONCE = 1 << 26  # numbers: 256 MiB in float32
+LOGITS_AT_ONCE = 1 << 26  # maximum number of logits in memory: 256 MiB in float32
 
 
 class Head(Protocol):
-    """Hidden states `[R, hidden]` to values `[R, num_values]`."""
+    """Function from hidden states `[R, hidden]` to values `[R, num_values]`."""
 
     num_values: int
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Values in float32."""
+        """Return the values in float32."""
         ...
 
 
 def make_head(readout: readouts.Readout, model: PreTrainedModel) -> Head:
-    """The head that a readout describes, for a loaded model.
+    """Return the head of a loaded model for a readout.
 
     Raises:
-        ConfigError: the model has no such module, or makes its logits in an unknown way.
+        ConfigError: the model has no such module, or computes its logits in an unsupported way.
     """
     match readout:
         case readouts.ModuleHead(name):
@@ -42,7 +42,7 @@ def make_head(readout: readouts.Readout, model: PreTrainedModel) -> Head:
             return TokenLogits(model, token_ids)
         case readouts.GatedHead(regression, gate, outputs):
             return GatedHead(model, regression, gate, normal=outputs == "normal")
-    raise AssertionError(f"{readout} is not read from single hidden states")
+    raise AssertionError(f"expected a readout of single hidden states, got {readout}")
 
 
 class ModuleHead:
@@ -50,7 +50,7 @@ class ModuleHead:
 
     Args:
         model: the whole model.
-        name: of the module, a linear layer or layers of them.
+        name: name of the module, which contains at least one linear layer.
     """
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
@@ -58,19 +58,19 @@ class ModuleHead:
         self.num_values = width(_submodule(model, name))
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Values in float32."""
+        """Return the values in float32."""
         return in_float32(_submodule(self._model, self._name), hidden)
 
 
 class GatedHead:
-    """Objectives, and gates with the model's `reward_transform_matrix` folded in, side by side.
+    """Objectives and gates, concatenated; the gates are multiplied by the model's `reward_transform_matrix`.
 
     The reward `sum_h gate_h * (objectives @ transform)_h` equals `sum_j objective_j * (gates @ transform^T)_j`.
 
     Args:
         model: the whole model.
-        regression, gate: names of modules on hidden states.
-        normal: an objective's numbers are mean and log variance, not quantiles.
+        regression, gate: names of the modules that compute objectives and gates from hidden states.
+        normal: whether the numbers of an objective are mean and log variance; if False, they are quantiles.
     """
 
     def __init__(self, model: PreTrainedModel, regression: str, gate: str, *, normal: bool) -> None:
@@ -79,7 +79,7 @@ class GatedHead:
         self.num_values = 2 * self._size
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Objectives and gates of hidden states, float32 `[R, 2H]`."""
+        """Return objectives and gates, float32 `[R, 2H]`."""
         numbers = in_float32(_submodule(self._model, self._regression), hidden).reshape(len(hidden), self._size, -1)
         objectives = numbers[:, :, 0] if self._normal else numbers.mean(dim=2)
         gates = in_float32(_submodule(self._model, self._gate), hidden).to(objectives.device)
@@ -90,14 +90,14 @@ class GatedHead:
 
 
 class TokenLogits:
-    """What the output layer of a causal language model gives for tokens of its vocabulary.
+    """Logits or log-probabilities of vocabulary tokens, from the output layer of a causal language model.
 
     Args:
         model: a `...ForCausalLM`.
-        token_ids: the tokens whose logits are its values.
+        token_ids: tokens whose logits are the values.
 
     Raises:
-        ConfigError: not a causal language model, or one that makes its logits in a way that is not known here.
+        ConfigError: the model is not a causal language model, or computes its logits in an unsupported way.
     """
 
     def __init__(self, model: PreTrainedModel, token_ids: tuple[int, ...] = ()) -> None:
@@ -116,7 +116,7 @@ class TokenLogits:
         self._compare_with_model()
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Logits of the tokens `[R, num_values]`, in float32."""
+        """Return the logits of the tokens `[R, num_values]`, in float32."""
         layer = self.model.get_output_embeddings()
         bias = getattr(layer, "bias", None)
         weight = layer.weight[self.token_ids].float()
@@ -124,7 +124,7 @@ class TokenLogits:
         return self._adjusted(nn.functional.linear(hidden.float().to(weight.device), weight, bias))
 
     def log_probabilities(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Log-probability `[R]` of `targets[r]` after the hidden state `[R, hidden]`: softmax in float32."""
+        """Return the log-probabilities `[R]` of the targets `[R]`, given hidden states `[R, hidden]`, in float32."""
         layer = self.model.get_output_embeddings()
         rows = max(1, LOGITS_AT_ONCE // layer.weight.shape[0])
         parts = []
@@ -148,13 +148,13 @@ class TokenLogits:
         largest = float(expected.abs().max())
         if not float((got - expected).abs().max()) <= 0.05 * max(largest, 1e-3):
             raise ConfigError(
-                f"{type(self.model).__name__} makes its logits in another way than a linear layer, a scale and a soft "
-                "cap; this kind of reward model cannot read it."
+                f"{type(self.model).__name__} computes its logits in an unsupported way; expected a linear layer, a "
+                "scale and a soft cap."
             )
 
 
 def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:
-    """`module(hidden)` in float32; the module's own weights keep their precision."""
+    """Return `module(hidden)` computed in float32; the module's own weights keep their precision."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     device = next(iter(state.values())).device
     cast = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
@@ -163,7 +163,7 @@ def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def width(module: nn.Module) -> int:
-    """How many numbers a head gives: the outputs of its last linear layer."""
+    """Return the number of outputs of a head, taken from its last linear layer."""
     return int([layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1].out_features)
 
 
@@ -172,5 +172,5 @@ def _submodule(model: PreTrainedModel, name: str) -> nn.Module:
         module: nn.Module = model.get_submodule(name)
     except AttributeError as error:
         heads = [child for child, _ in model.named_children() if child != model.base_model_prefix]
-        raise ConfigError(f"{type(model).__name__} has no head {name!r}; it has {heads}. Pass head=.") from error
+        raise ConfigError(f"{type(model).__name__} has no head {name!r}; pass one of {heads} as head=.") from error
     return module

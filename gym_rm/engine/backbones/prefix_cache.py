@@ -1,9 +1,9 @@
-"""Keys and values of earlier calls, by the tokens that they stand for.
+"""Cache of keys and values across calls, looked up by token ids.
 
-The next turn of a dialogue, and a prompt that comes back in the next epoch, begin with tokens that an earlier call has
-computed. What is kept is found again by its token ids alone, block by block from the start of the text (as in vLLM's
-prefix caching, arXiv 2309.06180, section 4), so a template that rewrites earlier turns finds nothing and loses nothing.
-Shapes: T tokens of a tree, C of them computed, G given; key and value `[tokens, H_kv, D]`.
+The next turn of a dialogue, or a prompt that is drawn again in the next epoch, starts with tokens that an earlier call
+computed. The cache finds them by their token ids, block by block from the start of the text (as in vLLM's prefix
+caching, arXiv 2309.06180, section 4). If a template rewrites earlier turns, nothing is found and scores stay correct.
+Shapes: a tree has T tokens, of which C are computed and G are cached; key and value `[tokens, H_kv, D]`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from torch import Tensor
 from gym_rm.engine.backbones.tree_attention import to_device
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
-CACHE_BLOCK_SIZE = 16  # tokens that are kept or forgotten together
+CACHE_BLOCK_SIZE = 16  # tokens per block of the prefix cache; a block is kept or evicted as a whole
 
-# A block is known by the block before it (-1 at the start of a text) and its own tokens.
+# Key of a block: index of the block before it (-1 at the start of a text), and its own token ids.
 BlockKey: TypeAlias = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPrefixes:
-    """What of one tree is given, and what is worth keeping of the rest.
+    """Cached tokens of one tree, and new tokens to cache.
 
     Attributes:
-        computed: int64 `[C]`, increasing indices of the tree that go through the model; on the host.
-        pools: keys and values `[slots, H_kv, D]` of each layer.
-        num_slots: in a pool.
-        indices: `computed` on the device, and there too, int64:
-        given, given_slots: `[G]`, the other indices, and where their keys and values lie in the pools.
-        kept, kept_slots: `[S]`, indices of the tree whose keys and values are kept, and where.
+        computed: int64 `[C]`, increasing tree indices of the tokens to compute; on the host.
+        pools: cached keys and values `[slots, H_kv, D]` of each layer.
+        num_slots: number of slots in a pool.
+        indices: int64 `[C]`, `computed` on the device.
+        given, given_slots: int64 `[G]` on the device, tree indices of the cached tokens, and their slots.
+        kept, kept_slots: int64 `[S]` on the device, tree indices of the tokens to cache, and their slots.
     """
 
     computed: IntArray
@@ -50,7 +50,7 @@ class KnownPrefixes:
     kept_slots: Tensor
 
     def complete(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the whole tree `[T, H_kv, D]` from those computed `[C, H_kv, D]`; keeps the new ones."""
+        """Cache the computed keys and values `[C, H_kv, D]`, and return those of the whole tree `[T, H_kv, D]`."""
         if layer not in self.pools:
             shape = (self.num_slots, *key.shape[1:])
             self.pools[layer] = (key.new_empty(shape), value.new_empty(shape))
@@ -65,13 +65,14 @@ class KnownPrefixes:
 
 
 class PrefixCache:
-    """Keys and values of up to `num_tokens` tokens, the least recently used forgotten first.
+    """Keys and values of up to `num_tokens` tokens; the least recently used blocks are evicted first.
 
     Args:
-        num_tokens: how many; rounded down to whole blocks of 16.
+        num_tokens: capacity in tokens, rounded down to whole blocks of 16.
 
     Attributes:
-        reused_tokens: how many tokens did not need to be computed so far.
+        num_blocks: capacity in blocks.
+        reused_tokens: number of tokens that came from the cache so far.
     """
 
     def __init__(self, num_tokens: int) -> None:
@@ -81,7 +82,7 @@ class PrefixCache:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything and free the memory, as after the model's weights changed."""
+        """Remove all blocks and free their memory; needed after the model's weights change."""
         self._pools = {}
         self._blocks: OrderedDict[BlockKey, int] = OrderedDict()  # least recently used first
         self._num_children: dict[int, int] = {}
@@ -89,7 +90,7 @@ class PrefixCache:
 
     @contextlib.contextmanager
     def reuse(self, tree: TokenTree, device: torch.device) -> Iterator[KnownPrefixes]:
-        """What is known of a tree; what is new is kept once the forward inside the context has succeeded."""
+        """Yield the cached tokens of a tree; new tokens are cached if the forward inside the context succeeds."""
         slots = np.full(len(tree), -1, dtype=np.int64)
         new: OrderedDict[BlockKey, tuple[int, IntArray]] = OrderedDict()
         in_use: set[int] = set()
@@ -113,9 +114,9 @@ class PrefixCache:
                     block = taken
                     new[key] = (block, indices)
                 in_use.add(block)
-            for key in reversed(found):  # a block is forgotten before the one that it continues
+            for key in reversed(found):  # so that a block is evicted before the block that it continues
                 self._blocks.move_to_end(key)
-        slots[tree.read_indices] = -1  # there, hidden states are wanted
+        slots[tree.read_indices] = -1  # tokens that are read must be computed, to get their hidden states
         computed, given = np.flatnonzero(slots < 0), np.flatnonzero(slots >= 0)
         kept = [indices for _, indices in new.values()]
         kept_slots = [block * CACHE_BLOCK_SIZE + np.arange(CACHE_BLOCK_SIZE) for block, _ in new.values()]
@@ -144,7 +145,7 @@ class PrefixCache:
                 self._num_children[key[0]] = self._num_children.get(key[0], 0) + 1
 
     def _take(self, in_use: set[int]) -> int | None:
-        """A free block, if need be the least recently used that nothing continues; None if all are in use."""
+        """Return a free block, after evicting the least recently used one if needed; None if all are in use."""
         if not self._free:
             for key, block in self._blocks.items():
                 if block not in in_use and not self._num_children.get(block):

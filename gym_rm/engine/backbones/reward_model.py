@@ -1,6 +1,6 @@
-"""The part of a reward model that has weights: batches in, values out. It lives in an executor.
+"""Loaded models that compute the values of a batch; an executor owns them.
 
-Shapes: values are float32 `[R, K]`, K numbers for each of R positions that a batch reads.
+Shapes: values are float32 `[R, K]`, K numbers for each of the R positions where a batch is read.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gym_rm.errors import ConfigError
 
 
 class RewardModel(abc.ABC):
-    """One or two loaded models and what is read from them.
+    """One or two loaded models, and the values that are read from them.
 
     Attributes:
-        models: the Hugging Face models that it runs.
-        num_values: K.
-        decoders: the backbones that can take trees; empty for encoders.
+        models: the Hugging Face models.
+        num_values: K, numbers per position.
+        decoders: the backbones that support trees; empty for encoders.
     """
 
     def __init__(self, *models: PreTrainedModel, decoders: tuple[DecoderBackbone, ...] = ()) -> None:
@@ -38,10 +38,10 @@ class RewardModel(abc.ABC):
 
     @abc.abstractmethod
     def values(self, batch: Batch) -> Tensor:
-        """Values of a batch where it is read, `[R, K]`; with gradients where they are enabled."""
+        """Return the values at the positions that are read, `[R, K]`; with gradients if they are enabled."""
 
     def trial_values(self, batch: Batch) -> Tensor:
-        """What the trial compares, `[R, ...]`: numbers that cannot hide a difference, as a head of zeros would."""
+        """Return the values that the trial compares, `[R, ...]`; hidden states, if a head of zeros can hide errors."""
         return self.values(batch)
 
 
@@ -55,35 +55,38 @@ class HeadedDecoder(RewardModel):
         self.num_values = self._head.num_values
 
     def values(self, batch: Batch) -> Tensor:
-        """Values of the head."""
+        """Return the values of the head."""
         return self._head(self._backbone.hidden_states(batch))
 
     def trial_values(self, batch: Batch) -> Tensor:
-        """Hidden states."""
+        """Return the hidden states."""
         return self._backbone.hidden_states(batch)
 
 
 class PolicyAndReference(RewardModel):
-    """Log-probabilities of the tokens that are read, under two causal language models over the same vocabulary.
+    """Log-probabilities of the tokens that are read, under two causal language models with the same vocabulary.
 
     Raises:
-        ConfigError: different vocabularies, or models that make logits in an unknown way.
+        ConfigError: the vocabularies differ, or a model computes its logits in an unsupported way.
     """
 
     def __init__(self, policy: PreTrainedModel, reference: PreTrainedModel) -> None:
         sizes = [model.config.get_text_config().vocab_size for model in (policy, reference)]
         if sizes[0] != sizes[1]:
-            raise ConfigError(f"policy and reference have vocabularies of {sizes[0]} and {sizes[1]} tokens.")
+            raise ConfigError(
+                "policy and reference must have the same vocabulary; got vocabularies of "
+                f"{sizes[0]} and {sizes[1]} tokens."
+            )
         self._logits = [TokenLogits(policy), TokenLogits(reference)]
         super().__init__(policy, reference, decoders=(DecoderBackbone(policy), DecoderBackbone(reference)))
         self.num_values = 2
 
     def values(self, batch: Batch) -> Tensor:
-        """Log-probabilities under policy and reference, `[R, 2]`."""
+        """Return the log-probabilities under policy and reference, `[R, 2]`."""
         earlier: Batch
         if isinstance(batch, TokenTree):
             before, tokens = batch.parents[batch.read_indices], batch.input_ids[batch.read_indices]
-            # Siblings that differ from their first token share its parent: its hidden state is computed once.
+            # Several tokens can follow the same token; its hidden state is computed once.
             read, inverse = np.unique(before, return_inverse=True)
             earlier = replace(batch, read_indices=read)
         else:
@@ -101,22 +104,22 @@ class PolicyAndReference(RewardModel):
         return torch.stack(columns, dim=1)
 
     def trial_values(self, batch: Batch) -> Tensor:
-        """Hidden states of both models, side by side."""
+        """Return the hidden states of both models, concatenated."""
         device = device_of(self.models[0])
         states = [decoder.hidden_states(batch).float().to(device) for decoder in self.decoders]
         return torch.cat(states, dim=1)
 
 
 class Classifier(RewardModel):
-    """A `...ForSequenceClassification` that pools by itself; the modules above its backbone run in float32."""
+    """A `...ForSequenceClassification` with its own pooling; the modules outside its backbone run in float32."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.num_values = model.config.num_labels
 
     def values(self, batch: Batch) -> Tensor:
-        """Logits of the rows that are read, `[R, num_labels]`."""
-        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
+        """Return the logits of the rows that are read, `[R, num_labels]`."""
+        assert isinstance(batch, PaddedBatch), "encoders need padded batches"
         (model,) = self.models
         inputs = plain_inputs(batch, model)
         heads = dict(_heads_of(model))
@@ -125,7 +128,7 @@ class Classifier(RewardModel):
             for name, module in heads.items()
             for key, parameter in module.named_parameters()
         }
-        # For the time of this forward only: the model may be in training, and belongs to its owner.
+        # The hooks are removed after this forward, because the model may also be used outside the scorer.
         hooks = [module.register_forward_pre_hook(_to_float32) for module in heads.values()]
         try:
             logits: Tensor = torch.func.functional_call(model, cast, (), inputs).logits
@@ -143,8 +146,8 @@ class MarkerPairs(RewardModel):
         self._readout = readout
 
     def values(self, batch: Batch) -> Tensor:
-        """Log-odds that the first candidate is better, `[R, 1]`."""
-        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
+        """Return the log-odds that the first candidate is better, `[R, 1]`."""
+        assert isinstance(batch, PaddedBatch), "encoders need padded batches"
         hidden = self._hidden_states(batch)
         rows = batch.read_positions[:, 0]
         at = [(batch.input_ids[rows] == marker).argmax(axis=1) for marker in self._readout.markers]
@@ -156,8 +159,8 @@ class MarkerPairs(RewardModel):
         return (left - right).mean(dim=1, keepdim=True)
 
     def trial_values(self, batch: Batch) -> Tensor:
-        """Hidden states: a text without markers has no pair to compare."""
-        assert isinstance(batch, PaddedBatch), "encoders take padded batches"
+        """Return hidden states, because the trial's texts have no markers."""
+        assert isinstance(batch, PaddedBatch), "encoders need padded batches"
         hidden = self._hidden_states(batch)
         rows, positions = torch.from_numpy(batch.read_positions.T).to(hidden.device)
         return hidden[rows, positions]
@@ -175,10 +178,10 @@ def make_reward_model(
     reference: PreTrainedModel | None = None,
     prefix_cache: PrefixCache | None = None,
 ) -> RewardModel:
-    """The reward model that a readout describes.
+    """Return the reward model for a readout; only decoders with a head use the prefix cache.
 
     Raises:
-        ConfigError: the model does not have what the readout reads, or a prefix cache where none can be used.
+        ConfigError: the model does not have the module that the readout needs.
     """
     match readout:
         case readouts.ClassifierLogits():
@@ -194,7 +197,7 @@ def make_reward_model(
 
 
 def _heads_of(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
-    """The modules beside the backbone."""
+    """Return the modules outside the backbone, with their names."""
     return ((name, module) for name, module in model.named_children() if name != model.base_model_prefix)
 
 

@@ -1,11 +1,11 @@
 """Attention over a token tree, registered with transformers as `"gym_rm_tree"`.
 
-A backbone called with `tree=TreeAttention(...)` hands it to every attention layer. Shapes follow transformers:
+A backbone called with `tree=TreeAttention(...)` passes it to every attention layer. Shapes follow transformers:
 query `[1, H, T, D]`, key and value `[1, H_kv, T, D]`, output `[1, T, H, D]`.
 
-- CPU: SDPA block by block, the queries of a node against its ancestors' keys and its own.
-- CUDA: `flex_attention` with a block mask that is computed on the host from `subtree_end`, so building it neither
-  materialises `[T, T]` nor synchronises with the device. Lengths are padded to buckets, so that it compiles few times.
+- CPU: SDPA for one block of queries at a time, with the keys of the block's node and of its ancestors.
+- CUDA: `flex_attention` with a block mask that is computed on the host from `subtree_end`. Building the mask needs no
+  `[T, T]` tensor and no synchronisation with the device. Lengths are padded to a few sizes, to compile few kernels.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
-FLEX_BLOCK_SIZE = 128  # flex_attention's block of queries and of keys
-MASKED_QUERIES = 512  # most queries that share a mask, which bounds the mask's memory
+FLEX_BLOCK_SIZE = 128  # number of queries, and of keys, in a block of flex_attention
+MASKED_QUERIES = 512  # maximum number of queries per mask, to bound the mask's memory
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 class UnsupportedByTree(RuntimeError):
-    """The model asks its attention for something that the tree does not compute; it takes padded batches."""
+    """The model's attention needs something that trees do not support; the model runs padded batches instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryBlock:
-    """Queries that share their keys.
+    """Consecutive queries that attend to the same ranges of keys.
 
     Attributes:
-        start, stop: which rows of the query.
-        runs: which ranges of keys and values, in order.
-        mask: float `[queries, keys]`, 0 where attended and -inf elsewhere; None where every key is, or causality says.
-        causal: plain causal attention of a run to itself.
+        start, stop: range of the queries.
+        runs: ranges of the keys and values, in order.
+        mask: float `[queries, keys]`, 0 for keys that a query attends to and -inf for others; None for no mask.
+        causal: whether this is plain causal attention of a range to itself.
     """
 
     start: int
@@ -52,13 +52,13 @@ class QueryBlock:
 
 
 class TreeAttention:
-    """One tree as the attention layers need it; what layers share (masks, runs of keys) is computed once.
+    """One token tree for the attention layers; masks and key ranges are computed once for all layers.
 
     Args:
-        tree: the layout, on the host.
-        device: where the queries live. CUDA takes `flex_attention`, everything else SDPA by blocks of queries.
-        computed: the tokens that query in layers before the last, where the keys of others are known; None for all.
-        use_flex: overrides that choice (`flex_attention` runs uncompiled outside CUDA: slow, same numbers).
+        tree: the token tree, on the host.
+        device: device of the queries. CUDA uses `flex_attention`, other devices use SDPA by blocks of queries.
+        computed: indices of the tokens to compute, if the keys of the other tokens are cached; None for all tokens.
+        use_flex: overrides the choice by device. Outside CUDA, `flex_attention` runs uncompiled: slow, but correct.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class TreeAttention:
         self._block_masks: dict[int | None, BlockMask] = {}
 
     def blocks(self, sliding_window: int | None, *, only_reads: bool = False) -> list[QueryBlock]:
-        """All queries in order, or only those at `tree.read_indices`, as blocks."""
+        """Return blocks of the computed tokens' queries, or only of the queries at `tree.read_indices`."""
         key = (sliding_window, only_reads)
         if key not in self._blocks:
             some = self.tree.read_indices if only_reads else self.computed
@@ -85,18 +85,18 @@ class TreeAttention:
         return self._blocks[key]
 
     def block_mask(self, sliding_window: int | None) -> BlockMask:
-        """The tree as a `flex_attention` block mask over the padded length."""
+        """Return the tree as a `flex_attention` block mask over the padded length."""
         if sliding_window not in self._block_masks:
             self._block_masks[sliding_window] = _block_mask(self.tree, self.device, sliding_window)
         return self._block_masks[sliding_window]
 
     def _make_blocks(self, window: int | None, some: IntArray | None) -> Iterator[QueryBlock]:
-        """Blocks of the queries at the indices `some`; None for all."""
+        """Yield blocks of the queries at the indices `some`, or of all queries if it is None."""
         tree = self.tree
         starts = tree.node_starts.tolist()
         stops = [*starts[1:], len(tree)]
         bounds = [] if some is None else np.searchsorted(some, [*starts, len(tree)]).tolist()
-        ancestors: list[tuple[int, int]] = []  # the nodes that the current one continues
+        ancestors: list[tuple[int, int]] = []  # (start, stop) of each ancestor of the current node
         for node, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             while ancestors and tree.subtree_end[ancestors[-1][0]] <= start:
                 ancestors.pop()
@@ -115,14 +115,16 @@ class TreeAttention:
     def _block(
         self, start: int, stop: int, queries: IntArray, node: int, ancestors: list[tuple[int, int]], window: int | None
     ) -> QueryBlock:
-        """A block of queries inside one node, which see its ancestors and their own node up to themselves."""
+        """Return a block of queries of one node, which attend to its ancestors and causally to the node itself."""
         positions = self.tree.position_ids
         oldest = 0 if window is None else max(0, int(positions[queries[0]]) - window + 1)
         runs: list[tuple[int, int]] = []
         for first, last in (*ancestors, (node, int(queries[-1]) + 1)):
-            first = min(last, first + max(0, oldest - int(positions[first])))  # keys behind every query's window
+            first = min(
+                last, first + max(0, oldest - int(positions[first]))
+            )  # leave out keys before the window of every query
             if runs and runs[-1][1] == first:
-                runs[-1] = (runs[-1][0], last)  # the first child of a node needs no copy of its parent's keys
+                runs[-1] = (runs[-1][0], last)  # one range needs no copy of the keys, so adjacent ranges are merged
             elif first < last:
                 runs.append((first, last))
         if len(queries) == 1:
@@ -136,19 +138,19 @@ class TreeAttention:
 
 @dataclass(frozen=True, slots=True)
 class TreeMask:
-    """What transformers hands to the layers for a mask: the tree holds all of it but the sliding window."""
+    """Mask that transformers passes to the layers: only the sliding window, because the tree contains the rest."""
 
     window: int | None
 
 
 def tree_mask(*, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any) -> TreeMask:
-    """The mask function that transformers calls once per kind of layer.
+    """Return the mask for one type of layer; transformers calls this function once per type.
 
     Raises:
-        UnsupportedByTree: the model lays a rule of its own over its causal mask.
+        UnsupportedByTree: the model adds its own rule to the causal mask.
     """
     if use_vmap:
-        raise UnsupportedByTree("the model changes the causal mask")
+        raise UnsupportedByTree("the model changes the causal mask.")
     return TreeMask(local_size)
 
 
@@ -167,25 +169,24 @@ def tree_attention(
     tree: TreeAttention | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls in every layer.
+    """Return the attention output of one layer; transformers calls this function in every layer.
 
     Args:
-        attention_mask: what `tree_mask` returned. Its window counts, as in transformers' own masks: some layers do
-            not name their window again in `sliding_window`.
+        attention_mask: return value of `tree_mask`. Its window overrides `sliding_window`, which some layers omit.
         softcap: scores become `softcap * tanh(score / softcap)` (Gemma 2, arXiv 2408.00118, section 2).
-        s_aux: one attention sink per head, which takes part in the softmax and adds nothing (gpt-oss).
+        s_aux: one attention sink per head, which adds to the softmax's denominator only (gpt-oss).
 
     Raises:
-        UnsupportedByTree: no tree arrived, or the layer wants a bias that a tree does not carry.
+        UnsupportedByTree: the tree is missing, or the layer needs a bias or mask that trees do not support.
     """
     if tree is None:
-        raise UnsupportedByTree(f"{type(module).__name__} does not hand the tree to its attention")
+        raise UnsupportedByTree(f"{type(module).__name__} does not pass the tree to its attention.")
     if kwargs.get("position_bias") is not None or not getattr(module, "is_causal", True):
-        raise UnsupportedByTree(f"{type(module).__name__} is not plain causal attention")
+        raise UnsupportedByTree(f"{type(module).__name__} is not plain causal attention.")
     if isinstance(attention_mask, TreeMask):
         sliding_window = attention_mask.window
     elif attention_mask is not None:
-        raise UnsupportedByTree(f"{type(module).__name__} brings a mask of its own")
+        raise UnsupportedByTree(f"{type(module).__name__} uses its own attention mask.")
     if tree.use_flex:
         return attend_with_flex(query, key, value, tree, scaling, sliding_window, softcap=softcap, sinks=s_aux), None
     blocks = tree.blocks(sliding_window)
@@ -203,7 +204,7 @@ def attend(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention block by block, `[1, queries, H, D]`: no query sees a key that is not its own."""
+    """Return the attention output `[1, queries, H, D]`; a query never reads the keys of other sequences."""
     parts = []
     for block in blocks:
         queries = query[:, :, block.start : block.stop]
@@ -237,9 +238,9 @@ def attend_with_flex(
     sinks: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of the whole tree in one kernel, `[1, T, H, D]`, or of the queries at `rows` alone, `[1, Q, H, D]`."""
+    """Return the attention output of the whole tree `[1, T, H, D]`, or only at `rows` `[1, Q, H, D]`, in one kernel."""
     if rows is not None:
-        # One kernel for all layers: a second one for fewer queries would be compiled for its own shapes.
+        # Pad to the full length, so that all layers use the same compiled kernel.
         everywhere = query.new_zeros(1, query.shape[1], key.shape[2], query.shape[3])
         everywhere[:, :, rows] = query
         query = everywhere
@@ -272,7 +273,7 @@ AttentionMaskInterface.register(NAME, tree_mask)
 
 @contextlib.contextmanager
 def attending_to_trees(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model's layers with `tree_attention`, and leave the model as it was."""
+    """Run the model's layers with `tree_attention`; restore their own attention on exit."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     before = {key: (config, config._attn_implementation) for key, config in configs.items()}
     try:
@@ -285,13 +286,13 @@ def attending_to_trees(model: PreTrainedModel) -> Iterator[None]:
 
 
 def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """A tensor of the array on the device; for a GPU through pinned memory, so that nothing waits for the copy."""
+    """Copy an array to the device; for a GPU through pinned memory, so that the host does not wait for the copy."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def padded_length(length: int) -> int:
-    """Length to which a tree is padded on CUDA: at most 16 distinct lengths per doubling, at most 6 % waste."""
+    """Return the padded length of a tree on CUDA; there are at most 16 distinct lengths per doubling."""
     step = max(FLEX_BLOCK_SIZE, 1 << max(0, (length - 1).bit_length() - 5))
     return -(-length // step) * step
 
@@ -312,7 +313,7 @@ def _eager(
     sinks: torch.Tensor | None,
     dropout: float,
 ) -> torch.Tensor:
-    """Softmax attention written out, for what SDPA cannot do."""
+    """Compute softmax attention step by step, for options that SDPA does not support."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -345,14 +346,14 @@ def _softcap(cap: float) -> Callable[..., torch.Tensor]:
 
 
 def _block_mask(tree: TokenTree, device: torch.device, sliding_window: int | None) -> BlockMask:
-    """Which blocks of keys a block of queries needs, and which of them need no mask inside.
+    """Return the block mask of a tree: which blocks of keys each block of queries needs, and which need no mask inside.
 
-    A pair of blocks holds an attended pair exactly when some key k of it has `k <= last query` and
-    `subtree_end[k] > first query`; it is full when that holds for every key against every query.
+    A block of queries needs a block of keys if the block contains a key k with `k <= last query` and
+    `subtree_end[k] > first query`. A pair of blocks is full if every query attends to every key.
     """
     length = padded_length(len(tree))
     extra = np.arange(len(tree), length)
-    ends = np.concatenate([tree.subtree_end, extra + 1])  # padding attends to itself alone
+    ends = np.concatenate([tree.subtree_end, extra + 1])  # padding tokens attend only to themselves
     positions = np.concatenate([tree.position_ids, np.zeros_like(extra)])
     blocks = length // FLEX_BLOCK_SIZE
     first = np.arange(blocks) * FLEX_BLOCK_SIZE
@@ -363,7 +364,7 @@ def _block_mask(tree: TokenTree, device: torch.device, sliding_window: int | Non
     needed |= np.eye(blocks, dtype=bool)
     full = (last[None, :] < first[:, None]) & (key_ends.min(axis=1)[None, :] > last[:, None])
     if sliding_window is not None:
-        # Not exact, but safe: inside a full block every query continues every key, so positions differ by index.
+        # A block stays full only if its largest distance is within the window; other blocks are masked by token.
         by_block = positions.reshape(blocks, FLEX_BLOCK_SIZE)
         full &= by_block.max(axis=1)[:, None] - by_block.min(axis=1)[None, :] < sliding_window
 
@@ -392,6 +393,6 @@ def _block_mask(tree: TokenTree, device: torch.device, sliding_window: int | Non
 
 
 def _rows_of_blocks(wanted: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Any, Any]:
-    """Number of wanted blocks per row, and their indices first in each row, as int32."""
+    """Return the number of wanted blocks per row, and each row's block indices with the wanted ones first; int32."""
     index = np.argsort(~wanted, axis=1, kind="stable").astype(np.int32)
     return wanted.sum(axis=1).astype(np.int32), np.ascontiguousarray(index)

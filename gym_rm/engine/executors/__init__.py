@@ -1,1 +1,1 @@
-"""Where does the forward run? One file per answer."""
+"""Executors: each loads a model and runs its forward. One file per executor."""

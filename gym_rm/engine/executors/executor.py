@@ -1,7 +1,7 @@
-"""The contract of executors: whoever runs the forward owns the model.
+"""The contract of executors: an executor owns a model and runs its forward.
 
-An executor builds the model from a `LoadSpec` where the forward runs, finds out by a trial which layout is right there,
-and then runs batches. Its caller holds a kind without weights and learns what it must know from `ModelInfo`.
+An executor builds the model from a `LoadSpec`, chooses the layout by a trial, and runs batches. The caller has a kind
+of reward model, but no weights; it gets the properties of the loaded model as `ModelInfo`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gym_rm.engine.kinds.readouts import Readout
 from gym_rm.engine.token_tree import Batch, Layout
 from gym_rm.scores import FloatArray
 
-if TYPE_CHECKING:  # callers that only plan batches need no torch
+if TYPE_CHECKING:  # so that planning batches does not import torch
     from transformers import PreTrainedModel
 
     from gym_rm.engine.backbones.low_precision import Quantization
@@ -27,15 +27,15 @@ Weights: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
 
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
-    """What to load and what to read from it; can be sent to another process unless it holds a live model.
+    """Model to load and values to read; can be sent to another process unless it contains a loaded model.
 
     Attributes:
-        model: a checkpoint to load, or a model handed over as it is (one in training, for instance).
-        readout: what is computed where a batch is read.
-        reference: the second model of a kind that compares two.
-        tree: whether prefixes may be merged; False to compare, or to measure.
-        quantization: `"int8"` or `"fp8"` computes the backbone's products in 8 bits.
-        prefix_cache_tokens: of how many tokens to keep keys and values across calls; 0 for none.
+        model: a checkpoint to load, or a loaded model, for example one in training.
+        readout: values to compute at the positions that are read.
+        reference: the reference model, for kinds that compare two models; otherwise None.
+        tree: whether prefixes may be merged; False for comparisons and measurements.
+        quantization: `"int8"` or `"fp8"` for 8-bit matrix products in the backbone; None for full precision.
+        prefix_cache_tokens: number of tokens whose keys and values are kept across calls; 0 for no prefix cache.
     """
 
     model: ModelSource
@@ -48,21 +48,21 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What callers must know about a model that runs elsewhere.
+    """Properties of a loaded model that its callers need.
 
     Attributes:
-        layout: how batches must be laid out.
+        layout: layout that batches must have.
         fused: whether the fused forward runs.
-        num_values: K, numbers for each value read.
-        dtype: precision of the backbone, as in `"bfloat16"`.
-        device: where it runs.
-        max_num_batched_tokens: a good token budget for the free memory there.
-        max_positions: longest sequence that the model's positions allow; None where the configuration names no limit.
-        num_embeddings: how many token ids it has embeddings for; None where it does not look them up in a table.
-        longest_shared: longest sequence whose values do not depend on the length of others in its batch; None for no
-            limit.
-        revision: commit of the weights, where the hub reported it.
-        quantization: in which format the products are computed, if in 8 bits.
+        num_values: K, numbers per position that is read.
+        dtype: precision of the backbone, such as `"bfloat16"`.
+        device: device of the model.
+        max_num_batched_tokens: automatic token budget, from the device's free memory.
+        max_positions: maximum length of a sequence; None if the configuration has no limit.
+        num_embeddings: number of token ids that have an embedding; None if the model has no embedding table.
+        longest_shared: maximum length of sequences that share a batch; the values of longer sequences would change with
+            the length of others in the batch. None for no limit.
+        revision: commit of the weights, if the hub reports it.
+        quantization: format of the 8-bit products; None for full precision.
     """
 
     layout: Layout
@@ -80,13 +80,13 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """Values of one batch, or why it has none.
+    """Values of one batch, or its error.
 
     Attributes:
-        values: float32 `[R, K]`, or None.
-        error: what went wrong with this batch alone.
-        out_of_memory: whether a smaller batch could work.
-        reused_tokens: tokens whose keys and values came from the prefix cache.
+        values: float32 `[R, K]`; None if the batch failed.
+        error: reason of the failure, or None.
+        out_of_memory: whether the batch ran out of memory, so that a smaller batch may succeed.
+        reused_tokens: number of tokens whose keys and values came from the prefix cache.
     """
 
     values: FloatArray | None = None
@@ -107,29 +107,29 @@ class Executor(Protocol):
         ...
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
-        """One result per batch; a batch that fails costs only itself."""
+        """Run batches and return one result per batch; a failed batch does not affect the others."""
         ...
 
     def update_weights(self, weights: Weights) -> None:
-        """Take other weights of the same shapes: a folder or hub id, or tensors by name.
+        """Replace the weights with others of the same shapes: a folder or hub id, or tensors by name.
 
         Raises:
-            ConfigError: they do not fit; the old weights are kept.
+            ConfigError: the weights do not fit the model; the old weights are kept.
         """
         ...
 
     def sleep(self) -> None:
-        """Free the device; `run` wakes by itself."""
+        """Free the device's memory; the next `run` calls `wake`."""
         ...
 
     def wake(self) -> None:
-        """Undo `sleep`."""
+        """Move the weights back to the device."""
         ...
 
     def clear_cache(self) -> None:
-        """Forget everything derived from the weights, as after a step of an optimizer."""
+        """Clear everything computed from the weights; call it after an optimiser step."""
         ...
 
     def close(self) -> None:
-        """Give up the model and everything that was started for it; can be repeated."""
+        """Release the model and everything that was started for it; closing twice is allowed."""
         ...

@@ -1,4 +1,4 @@
-"""The forward in this process."""
+"""Executor that runs the forward in this process."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, warn_once
 from gym_rm.scores import FloatArray
 
-CUDA_BATCHED_TOKENS = 32_768  # enough to fill any GPU; more only holds memory
-CPU_BATCHED_TOKENS = 2048  # activations of more tokens leave the caches, and their pages are mapped anew each time
+CUDA_BATCHED_TOKENS = 32_768  # enough to use a GPU fully; larger batches only need more memory
+CPU_BATCHED_TOKENS = 2048  # activations of larger batches do not fit into the CPU's caches
 
-# Running a tree switches the model's attention for a moment: executors that share a model exclude each other.
+# Running a tree temporarily changes the model's attention, so executors of one model must not run at the same time.
 _MODEL_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
 
 class LocalExecutor:
-    """Runs batches on the device that holds the model; nothing synchronises before the one copy back.
+    """Runs batches on the model's device; one copy to the host, after the last batch, returns all values.
 
     Example:
         >>> from gym_rm.engine.kinds.readouts import ModuleHead
@@ -77,14 +77,14 @@ class LocalExecutor:
         self._set_fused(forward.fuse)
         if spec.quantization is not None:
             for each in self._model.models:
-                quantize_layers(each, spec.quantization, device_of(each), keep_source=not _is_ours(spec, each))
+                quantize_layers(each, spec.quantization, device_of(each), keep_source=not _has_only_checkpoints(spec))
             check_forward(candidate, forward, self._try)
             self._set_fused(forward.fuse)
         self._require_prefix_cache(forward)
         if forward.layout == "one_by_one":
             warn_once(
-                f"{candidate.name} gives the plain model's numbers only one conversation at a time: scoring is exact "
-                "and slow."
+                f"{candidate.name} does not return the plain model's values in batches, so it runs one conversation "
+                "at a time: scores are correct, but scoring is slow."
             )
         return ModelInfo(
             layout=forward.layout,
@@ -107,17 +107,17 @@ class LocalExecutor:
         model = self._loaded()
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
-        with torch.inference_mode(), _undisturbed(model), lengths_restored(self._rotaries):
+        with torch.inference_mode(), _evaluation_mode(model), lengths_restored(self._rotaries):
             for batch in batches:
                 reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
                 failure = None
                 try:
                     forget_lengths(self._rotaries)
                     values.append(model.values(batch))
-                except Exception as error:  # told as the result of this batch
+                except Exception as error:  # returned as the result of this batch
                     failure = _failure(error)
                 if failure is not None:
-                    _free_memory()  # out here the failed forward's tensors are gone
+                    _free_memory()  # after the except block, when the failed forward's tensors are released
                     results.append(failure)
                     continue
                 reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens - reused
@@ -127,13 +127,13 @@ class LocalExecutor:
         start = 0
         for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
             if result.error is None:
-                mine = stacked[start : start + batch.num_reads]
-                results[index] = BatchResult(mine, reused_tokens=result.reused_tokens)
+                of_batch = stacked[start : start + batch.num_reads]
+                results[index] = BatchResult(of_batch, reused_tokens=result.reused_tokens)
                 start += batch.num_reads
         return results
 
     def update_weights(self, weights: Weights) -> None:
-        """See `Executor.update_weights`. A folder is read on the CPU, tensor by tensor onto the device."""
+        """See `Executor.update_weights`. A folder is loaded on the CPU, then copied to the device tensor by tensor."""
         model, spec = self._loaded(), self._spec
         assert spec is not None
         if self._asleep is not None:
@@ -142,35 +142,35 @@ class LocalExecutor:
             weights = load_model(spec.model.at(weights), device=torch.device("cpu")).state_dict()
         if not isinstance(weights, Mapping):
             folder = " or a folder" if isinstance(spec.model, Checkpoint) else ""
-            raise ConfigError(f"expected tensors by name (a state dict){folder}; got {weights!r:.200}.")
-        with _undisturbed(model):
+            raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")
+        with _evaluation_mode(model):
             assign_weights(model.models[0], weights)
         self.clear_cache()
 
     def sleep(self) -> None:
-        """Free the device's memory; the weights wait in host memory, allocated once and kept."""
+        """Move the weights to host memory, which is allocated once and kept."""
         if self._asleep is not None:
             return
         model = self._loaded()
         self.clear_cache()
-        with _undisturbed(model):
+        with _evaluation_mode(model):
             tensors = [t for each in model.models for t in (*each.parameters(), *each.buffers()) if t.is_cuda]
             if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in self._pinned]:
                 self._pinned = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
             self._asleep = [(tensor, tensor.device) for tensor in tensors]
             for tensor, host in zip(tensors, self._pinned, strict=True):
-                host.copy_(tensor.data)  # each time: the weights of a model in training change
+                host.copy_(tensor.data)  # copied at every call, because training changes the weights
                 tensor.data = host
         _free_memory()
 
     def wake(self) -> None:
-        """Bring the weights back to their devices."""
+        """Move the weights back to their devices."""
         for tensor, device in self._asleep or ():
             tensor.data = tensor.data.to(device, non_blocking=True)
         self._asleep = None
 
     def clear_cache(self) -> None:
-        """Forget keys and values, and quantise the weights of a model that was handed over again."""
+        """Clear the prefix cache; quantise again the weights of a model that was passed in."""
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
         if self._spec is not None and self._spec.quantization is not None:
@@ -178,15 +178,15 @@ class LocalExecutor:
                 requantize(model)
 
     def close(self) -> None:
-        """Give up the model."""
+        """Release the model."""
         if self._asleep is not None and self._spec is not None and not isinstance(self._spec.model, Checkpoint):
-            self.wake()  # its owner wants it where it was
+            self.wake()  # move a model that was passed in back to its device
         self._model = self._spec = self._prefix_cache = None
         self._rotaries, self._asleep, self._pinned = [], None, []
         _free_memory()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process's memory alone."""
+        """Wake the model, clear the caches and return the state without pinned memory."""
         if self._asleep is not None:
             self.wake()
         self.clear_cache()
@@ -194,7 +194,7 @@ class LocalExecutor:
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
-        """The Hugging Face models that it runs."""
+        """The loaded Hugging Face models."""
         return self._loaded().models
 
     # --- parts -------------------------------------------------------------------------------------------------
@@ -202,12 +202,12 @@ class LocalExecutor:
     def _loaded(self) -> RewardModel:
         if self._model is None:
             raise ConfigError(
-                "this executor holds no model: it was not loaded, or is closed; load one, or make a new scorer."
+                "the executor has no model: it was not loaded, or it is closed; call load(), or make a new scorer."
             )
         return self._model
 
     def _prepare(self, source: ModelSource) -> PreTrainedModel:
-        """The model to run. Quantising must not change a model of somebody else's: its modules are copied first."""
+        """Return the model to run; to quantise a model that was passed in, copy its modules (but not its tensors)."""
         assert self._spec is not None
         if isinstance(source, Checkpoint):
             return load_model(source)
@@ -219,18 +219,18 @@ class LocalExecutor:
 
     @torch.inference_mode()
     def _try(self, plan: BatchPlan, fuse: bool) -> FloatArray:
-        """Values of a plan as the trial compares them."""
+        """Return the values of a plan for the trial."""
         model = self._loaded()
         self._set_fused(fuse)
         parts = []
-        with _undisturbed(model), lengths_restored(self._rotaries):
+        with _evaluation_mode(model), lengths_restored(self._rotaries):
             for batch in plan.batches:
                 forget_lengths(self._rotaries)
                 try:
                     parts.append(model.trial_values(batch).float())
                 except torch.OutOfMemoryError as error:
-                    # Says nothing about the layout.
-                    raise MemoryError(f"out of memory with a trial of {batch.input_ids.size} tokens") from error
+                    # Too little memory does not mean that the model does not support the layout.
+                    raise MemoryError(f"out of memory in the trial with {batch.input_ids.size} tokens.") from error
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
         values: FloatArray = torch.cat(parts).cpu().numpy()
@@ -245,19 +245,19 @@ class LocalExecutor:
             return
         model = type(self._loaded().models[0]).__name__
         raise ConfigError(
-            f"prefix_cache_tokens needs a single decoder of a type in {sorted(MODEL_TYPES)} over the token tree; this "
-            f"is a {model}, layout {forward.layout!r}."
+            f"prefix_cache_tokens needs a decoder of a type in {sorted(MODEL_TYPES)} with layout 'tree'; got {model} "
+            f"with layout {forward.layout!r}."
         )
 
 
-def _is_ours(spec: LoadSpec, model: PreTrainedModel) -> bool:
+def _has_only_checkpoints(spec: LoadSpec) -> bool:
     sources = (spec.model, spec.reference)
     return all(isinstance(source, Checkpoint) for source in sources if source is not None)
 
 
 @contextlib.contextmanager
-def _undisturbed(model: RewardModel) -> Iterator[None]:
-    """Alone with the models, without dropout and autocast; they are left as they were."""
+def _evaluation_mode(model: RewardModel) -> Iterator[None]:
+    """Lock the models, and turn off dropout and autocast; restore the models on exit."""
     with contextlib.ExitStack() as stack:
         for each in sorted(model.models, key=id):
             stack.enter_context(_MODEL_LOCKS.setdefault(each, threading.RLock()))
@@ -291,10 +291,10 @@ def _max_positions(model: PreTrainedModel) -> int | None:
     for name, module in model.named_modules():
         learned = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
         if learned and module.padding_idx is not None:
-            # Learned positions that start behind the padding index, as in RoBERTa.
+            # The learned positions of RoBERTa start after the padding index.
             return int(module.num_embeddings - module.padding_idx - 1)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit and limit > 0 else None  # XLNet says -1
+    return int(limit) if limit and limit > 0 else None  # XLNet has -1 for no limit
 
 
 def _automatic_budget(model: PreTrainedModel) -> int:
@@ -306,7 +306,7 @@ def _automatic_budget(model: PreTrainedModel) -> int:
 
 
 def bytes_per_token(model: PreTrainedModel) -> int:
-    """Upper estimate of the activations of one token in one layer: what a budget by free memory divides by."""
+    """Return an upper estimate of the memory of one token's activations in one layer, in bytes."""
     config = model.config.get_text_config()
     hidden = int(config.hidden_size)
     inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)

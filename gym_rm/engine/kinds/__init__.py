@@ -1,6 +1,6 @@
-"""What does this model's output mean? One file per answer; no weights.
+"""Kinds of reward model: how the outputs of a model become rewards. This package holds no weights.
 
-`KINDS` is the one table of kinds: a kind's name, its class, and in `Options` what it can be asked.
+`KINDS` maps the name of each kind to its class. The `Options` of the class are the options of the kind.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = ["KINDS", "Kind", "ModelFacts", "Reduction", "detect_kind"]
 
 
 def detect_kind(facts: ModelFacts) -> str:
-    """A decoder or an encoder; with several outputs, only what the configuration weighs.
+    """Return the kind of a model: `"decoder"`, `"encoder"`, or `"multi_head"` if it has several outputs.
 
     Raises:
-        ConfigError: several outputs and no weights for them.
+        ConfigError: the model has several outputs, and its configuration has no `objective_weights`.
     """
     config = facts.config
     if config.num_labels == 1:
@@ -46,7 +46,7 @@ def detect_kind(facts: ModelFacts) -> str:
         return "multi_head"
     labels = [config.id2label[index] for index in sorted(config.id2label)]
     raise ConfigError(
-        f"{facts.name!r} has a head of {config.num_labels} outputs {labels[:8]}, and a reward is one number: pass "
+        f"{facts.name!r} has a head with {config.num_labels} outputs {labels[:8]}, but a reward is one number; pass "
         "kind='multi_head' with weights= ({label: weight}, a list, one label, 'mean' or 'sum'), or kind='process' with "
-        "step_token= if the outputs judge steps."
+        "step_token= if the outputs rate the steps of a reply."
     )

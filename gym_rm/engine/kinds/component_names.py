@@ -1,4 +1,4 @@
-"""Names of a model's outputs, where its configuration or its model card has them."""
+"""Names of a model's outputs, from its configuration or its model card."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HELPSTEER_OBJECTIVES = ("helpfulness", "correctness", "coherence", "complexity",
 
 
 def component_names(config: Any, size: int, name: str) -> tuple[str, ...]:
-    """Names of `size` outputs: the labels of a configuration, a model card's names, or numbers."""
+    """Return names for `size` outputs: the configuration's labels, the model card's names, or numbered names."""
     labels = tuple(str(label) for _, label in sorted((config.id2label or {}).items()))
     if len(labels) == size and not all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
         return labels

@@ -1,4 +1,4 @@
-"""A causal language model with a head: the reward is read at one token of the conversation."""
+"""Causal language models with a head, whose reward is read at one token of the conversation."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Pooling: TypeAlias = Literal["last", "hf"]
 
 @dataclass(frozen=True, slots=True)
 class LastTokenKind(Kind):
-    """What kinds share that read at the end of the text.
+    """Base class of the kinds that read at the end of the text.
 
     Attributes:
-        pooling: see `DecoderKind.Options`.
-        padding: the configuration's padding token, or None.
+        pooling: see `PoolingOptions`.
+        padding: id of the padding token in the configuration, or None.
     """
 
     pooling: Pooling = "hf"
     padding: int | None = None
 
     def read_positions(self, rendered: Rendered) -> IntArray:
-        """The token at which the head was trained to read."""
+        """Return the position of the token at which the head was trained to read."""
         ids = rendered.input_ids
         last = len(ids) - 1
         if self.padding is None or ids[last] != self.padding:
@@ -39,31 +39,31 @@ class LastTokenKind(Kind):
         content = np.flatnonzero(ids != self.padding)
         hugging_face = int(content[-1]) if len(content) else 0
         warn_once(
-            f"texts end in the padding token {self.padding}: the Hugging Face head reads position "
-            f"{hugging_face - last - 1} from the end, the last token is at -1. Reading at "
-            f"{'the former' if self.pooling == 'hf' else 'the latter'}; pooling='hf' or 'last' decides."
+            f"texts end with the padding token {self.padding}: pooling='hf' reads at position "
+            f"{hugging_face - last - 1}, as the Hugging Face head does, and pooling='last' at position -1. "
+            f"Using pooling={self.pooling!r}."
         )
         return np.array([hugging_face if self.pooling == "hf" else last])
 
 
 class PoolingOptions(Config):
-    """Where a head reads."""
+    """Option for the token at which a head reads."""
 
     pooling: Pooling = "hf"
-    """`"hf"` reads where the Hugging Face head reads, at the last token whose id is not `config.pad_token_id`;
-    `"last"` at the last token of the text. They differ where the text ends in the padding token, as with checkpoints
-    that pad with EOS."""
+    """`"hf"` reads at the last token whose id is not `config.pad_token_id`, as the Hugging Face head does. `"last"`
+    reads at the last token of the text. They differ if the text ends with the padding token, for example in
+    checkpoints that pad with EOS."""
 
 
 def padding_of(config: Any) -> int | None:
-    """The padding token that a configuration names, or None."""
+    """Return the id of the padding token in a configuration, or None."""
     padding = getattr(config.get_text_config(), "pad_token_id", None)
     return None if padding is None else int(padding)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderKind(LastTokenKind):
-    """One number at the end of the text: the reward."""
+    """Kind whose reward is the single output of a head at the end of the text."""
 
     name = "decoder"
 
@@ -73,7 +73,7 @@ class DecoderKind(LastTokenKind):
         head: str = "score"
         """Name of the head in the model."""
         token_id: NonNegativeInt | None = None
-        """Read the logit of this token of the vocabulary instead of a head."""
+        """Id of a vocabulary token whose logit is the reward; None to use the head."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> DecoderKind:
@@ -89,14 +89,14 @@ class DecoderKind(LastTokenKind):
         return cls(ModuleHead(options.head), **shared)
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """The last value of each sequence."""
+        """Return the last value of each sequence as its reward."""
         return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))
 
 
 def require_one_output(facts: ModelFacts, outputs: int, kind: str) -> None:
-    """Raise `ConfigError` for a head of another width than a single reward."""
+    """Raise ConfigError if the head does not have exactly one output."""
     if outputs != 1:
         raise ConfigError(
-            f"{facts.name!r} has a head of {outputs} outputs, and kind={kind!r} reads one; "
-            "kind='multi_head' with weights= makes one number of them."
+            f"{facts.name!r} has a head with {outputs} outputs, but kind={kind!r} needs exactly one; pass "
+            "kind='multi_head' with weights= to combine them."
         )

@@ -1,4 +1,4 @@
-"""A bidirectional encoder, or another classifier that pools by itself: its one logit is the reward."""
+"""Encoders and other classifiers with their own pooling, whose single logit is the reward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_rm.scores import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class EncoderKind(Kind):
-    """The logit of a `...ForSequenceClassification` with one label."""
+    """Kind whose reward is the logit of a `...ForSequenceClassification` model with one label."""
 
     name = "encoder"
 
@@ -29,5 +29,5 @@ class EncoderKind(Kind):
         return cls(ClassifierLogits(), InputFormat(encoder=True))
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """The logit of each sequence."""
+        """Return the logit of each sequence as its reward."""
         return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))

@@ -1,6 +1,6 @@
-"""Several objectives that become one number by a gating network, which reads the prompt.
+"""Several objectives, weighted by a gating network that reads the prompt.
 
-Shapes: `[H]` objectives.
+Shapes: `[M]` sequences, `[H]` objectives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_rm.engine.token_tree import IntArray
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scores import FloatArray
 
-# Start of the assistant's turn, at whose first token the gating networks of these backbones were trained to read.
+# Text that starts the assistant's turn, by type of backbone. The gating network was trained to read its first token.
 PROMPT_ENDS = {
     "llama": "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
     "gemma2": "<end_of_turn>\n<start_of_turn>model\n",
@@ -29,15 +29,15 @@ PROMPT_ENDS = {
 
 @dataclass(frozen=True, slots=True)
 class GatedKind(LastTokenKind):
-    """Objectives weighted by a gating network: `sum_h gate_h(prompt) * (objectives(reply) @ transform)_h`.
+    """Kind whose reward is a gated sum of objectives: `sum_h gate_h(prompt) * (objectives(reply) @ transform)_h`.
 
-    ArmoRM (arXiv 2406.12845, section 3.2); with several numbers per objective the mean over its quantiles, QRM
-    (arXiv 2409.10164, section 3); or the means of its normal distributions, URM (arXiv 2410.00847, section 4).
-    The components are the objectives; the gates that are read have the transform folded in.
+    This is the formula of ArmoRM (arXiv 2406.12845, section 3.2). An objective of QRM (arXiv 2409.10164, section 3) is
+    the mean over its quantiles. An objective of URM (arXiv 2410.00847, section 4) is the mean of its normal
+    distribution. The components are the objectives. The gates that the executor returns include the transform.
 
     Attributes:
-        prompt_end: token ids whose last occurrence ends the prompt: the gate reads the first of them. None: it reads
-            where the objectives are read.
+        prompt_end: token ids that end the prompt. The gate reads the first token of their last occurrence. None: the
+            gate reads at the same position as the objectives.
     """
 
     name = "gated"
@@ -48,16 +48,16 @@ class GatedKind(LastTokenKind):
         """Options of `kind="gated"`."""
 
         names: Sequence[str] | None = None
-        """Of the objectives; None for the checkpoint's labels, or numbers."""
+        """Names of the objectives; None for the checkpoint's labels, or numbered names if it has none."""
         regression: str = "regression_layer"
-        """Name of the head of the objectives in the model."""
+        """Name of the head for the objectives in the model."""
         gate: str = "gating"
         """Name of the gating network in the model."""
         outputs: Literal["quantiles", "normal"] = "quantiles"
-        """What an objective's numbers are: quantiles next to each other, or (mean, log variance)."""
+        """Outputs of the regression head per objective: its quantiles, or (mean, log variance)."""
         prompt_end: str | None = "auto"
         """The text with which the chat template starts the assistant's turn; the gate reads its first token. None: the
-        gate reads where the objectives are read. `"auto"` knows the text for Llama 3 and Gemma 2."""
+        gate reads at the same position as the objectives. `"auto"` uses the text of Llama 3 or Gemma 2."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> GatedKind:
@@ -67,13 +67,15 @@ class GatedKind(LastTokenKind):
             prompt_end = PROMPT_ENDS.get(facts.config.model_type)
             if prompt_end is None:
                 raise ConfigError(
-                    f"where a prompt ends is not known for {facts.config.model_type!r}: pass prompt_end= the text with "
-                    "which the chat template starts the assistant's turn; the gate reads its first token."
+                    f"prompt_end has no default for models of type {facts.config.model_type!r}; pass the text with "
+                    "which the chat template starts the assistant's turn (the gate reads its first token)."
                 )
         size = facts.outputs_of(options.gate)
         names = tuple(options.names or component_names(facts.config, size, facts.name))
         if len(names) != size:
-            raise ConfigError(f"{len(names)} names for the {size} objectives of {facts.name!r}.")
+            raise ConfigError(
+                f"names must have one name for each of the {size} objectives of {facts.name!r}, got {len(names)}."
+            )
         facts.outputs_of(options.regression)
         ids = None if prompt_end is None else facts.tokenizer(prompt_end, add_special_tokens=False)["input_ids"]
         return cls(
@@ -86,7 +88,7 @@ class GatedKind(LastTokenKind):
         )
 
     def read_positions(self, rendered: Rendered) -> IntArray:
-        """The end of the prompt, where the gate reads, and the end of the text, where the objectives are read."""
+        """Return the position of the gate, at the end of the prompt, and of the objectives, at the end of the text."""
         last = LastTokenKind.read_positions(self, rendered)
         if self.prompt_end is None:
             return last
@@ -96,13 +98,13 @@ class GatedKind(LastTokenKind):
             found = np.flatnonzero((windows == np.array(self.prompt_end)).all(axis=1))
         if not len(found) or found[-1] >= last[0]:
             raise ConversationError(
-                "the text has no start of an assistant's turn, where the gating network reads: the conversation must "
-                "hold a reply, under the chat template that the reward model was trained with."
+                "the gating network reads the start of the assistant's turn, which is missing in the text; the "
+                "conversation must contain a reply, and the chat template must be that of the model's training."
             )
         return np.array([found[-1], last[0]])
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Gated sums `[M]` and objectives `[M, H]`."""
+        """Return gated sums `[M]` as rewards and objectives `[M, H]` as components."""
         size = len(self.component_names)
         gates, objectives = values[starts[:-1], size:], values[starts[1:] - 1, :size]
         return Reduction((gates * objectives).sum(axis=1).astype(np.float32), objectives)

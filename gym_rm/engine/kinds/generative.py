@@ -1,4 +1,4 @@
-"""A causal language model that answers a question about the conversation: the log-odds of two answers."""
+"""Causal language models that answer a question about the conversation, with log-odds as the reward."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gym_rm.scores import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class GenerativeKind(LastTokenKind):
-    """`log p(good answer) - log p(bad answer)` as the first token of the model's own turn.
+    """Kind whose reward is `log p(good answer) - log p(bad answer)` for the first token of the model's own turn.
 
-    The question comes after the conversation, so conversations still share their prompts in the tree.
+    The question comes after the conversation, so that conversations with the same prompt can share it in the tree.
     """
 
     name = "generative"
@@ -28,11 +28,11 @@ class GenerativeKind(LastTokenKind):
         """Options of `kind="generative"`."""
 
         question: str | None = "Is the reply correct? Answer Yes or No."
-        """What the user asks after the conversation; None asks nothing."""
+        """User message to add after the conversation; None to add none."""
         answers: tuple[str, str] = ("Yes", "No")
-        """The good and the bad answer, each a single token."""
+        """The good and the bad answer. Each must be a single token."""
         generation_prompt: Flag = True
-        """Whether the template starts the model's turn before the answer is read."""
+        """Whether to add the template's generation prompt before the answer is read."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> GenerativeKind:
@@ -49,6 +49,6 @@ class GenerativeKind(LastTokenKind):
         )
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Log-odds of each sequence: the softmax cancels in the difference of the logits."""
+        """Return the log-odds of each sequence, which are equal to the difference of the two logits."""
         last = values[starts[1:] - 1]
         return Reduction(last[:, 0] - last[:, 1], no_components(len(last)))

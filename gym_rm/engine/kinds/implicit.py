@@ -1,4 +1,4 @@
-"""The reward that a policy implies: how much likelier it made the reply than its reference does."""
+"""Implicit reward of a policy: how much more likely the reply is under the policy than under its reference."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from gym_rm.scores import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class ImplicitKind(Kind):
-    """`beta * (log pi(reply | prompt) - log pi_ref(reply | prompt))`: DPO (arXiv 2305.18290, equation 5).
+    """Kind whose reward is `beta * (log pi(reply | prompt) - log pi_ref(reply | prompt))`, as in DPO.
 
-    The constant of the prompt, `beta * log Z`, is left out, so rewards compare replies to one prompt. The reply's
-    tokens are those after the prompt and the start of the assistant's turn, including what the template writes to end
-    the turn, as TRL trains it. Both models run over the same tree; the log-probability of a token is read at its
-    parent.
+    See arXiv 2305.18290, equation 5. The term `beta * log Z(prompt)` is omitted, so only rewards of replies to the same
+    prompt can be compared. The reply consists of the tokens after the generation prompt, including the tokens with
+    which the template ends the turn, as in TRL. Both models run over the same tree. The log-probability of a token is
+    read at its parent in the tree.
 
     Attributes:
-        beta: of the training.
-        length_normalised: divide by the number of the reply's tokens, as SimPO (arXiv 2405.14734) does.
+        beta: the beta of the DPO training.
+        length_normalised: whether to divide by the number of reply tokens, as in SimPO (arXiv 2405.14734).
     """
 
     name = "implicit"
@@ -42,9 +42,9 @@ class ImplicitKind(Kind):
         reference: Any
         """The model before preference tuning: a folder, a hub id or a loaded model, with the same vocabulary."""
         beta: Finite = 0.1
-        """Of the training."""
+        """The beta of the DPO training."""
         length_normalised: Flag = False
-        """Divide by the number of the reply's tokens, as SimPO (arXiv 2405.14734) does."""
+        """Whether to divide by the number of reply tokens, as in SimPO (arXiv 2405.14734)."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> ImplicitKind:
@@ -60,7 +60,7 @@ class ImplicitKind(Kind):
         )
 
     def read_positions(self, rendered: Rendered) -> IntArray:
-        """Every token of the reply; the first token of a text has no log-probability."""
+        """Return the positions of all reply tokens, except the first token of a text: it has no log-probability."""
         assert rendered.reply_start is not None
         positions = np.arange(max(1, rendered.reply_start), len(rendered.input_ids))
         if not len(positions):
@@ -68,7 +68,7 @@ class ImplicitKind(Kind):
         return positions
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Rewards `[M]` and the two log-probabilities `[M, 2]` of the replies (per token when normalised)."""
+        """Return rewards `[M]` and two log-probabilities `[M, 2]` of the replies (per token if length-normalised)."""
         sums = np.add.reduceat(values.astype(np.float64), starts[:-1], axis=0)
         if self.length_normalised:
             sums /= np.diff(starts)[:, None]

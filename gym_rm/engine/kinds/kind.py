@@ -1,9 +1,9 @@
-"""What every kind of reward model answers, without weights: what to write, where to read, how values become a reward.
+"""Base class of the kinds of reward model.
 
-The weights are elsewhere, in an executor. Whoever scores holds a `Kind`: it turns conversations into positions to read,
-and the values read there into rewards and components.
+A `Kind` defines the format of the input, the positions at which values are read, and how these values become rewards
+and components. It holds no weights: the executor holds them and computes the values.
 
-Shapes: `[R]` values read by one batch, `[M]` sequences of a call, `[K]` numbers per value, `[H]` components.
+Shapes: `[R]` values that are read, `[M]` sequences, `[K]` numbers per value, `[H]` components.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gym_rm.scores import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known about a model before its weights are loaded.
+    """Properties of a model that are known before its weights are loaded.
 
     Attributes:
-        name: folder, hub id or class name, for errors.
-        config: its Hugging Face configuration.
-        heads: the modules beside the backbone and how many numbers each gives; empty for one without linear layers.
-        tokenizer: its tokenizer.
+        name: folder, hub id or class name, for error messages.
+        config: the Hugging Face configuration.
+        heads: number of outputs of each head, by name. Modules without linear layers are not heads.
+        tokenizer: the tokenizer.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ModelFacts:
     tokenizer: Any
 
     def outputs_of(self, head: str) -> int:
-        """How many numbers a head gives.
+        """Return the number of outputs of a head.
 
         Raises:
             ConfigError: the model has no such head.
@@ -50,18 +50,19 @@ class ModelFacts:
             if name in self.heads:
                 return self.heads[name]
         raise ConfigError(
-            f"{self.name!r} has no head {head!r}; it has {sorted(self.heads)}.{nearest(head, self.heads)} Pass head=."
+            f"{self.name!r} has no head {head!r}; it has {sorted(self.heads)}.{nearest(head, self.heads)} Pass the "
+            "name of the head (head=, or regression= and gate= for kind='gated')."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What M sequences earned.
+    """Rewards and components of M sequences.
 
     Attributes:
         rewards: float32 `[M]`.
         components: float32 `[M, H]`.
-        steps: float32 `[R]`, one reward per value read, where a value is the judgement of one step; else None.
+        steps: float32 `[R]`, one reward per step, for process reward models; else None.
     """
 
     rewards: FloatArray
@@ -71,18 +72,18 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True)
 class Kind(abc.ABC):
-    """One kind of reward model, for one model.
+    """One kind of reward model, set up for one model.
 
     Attributes:
-        readout: what the executor computes at the positions that are read.
-        input_format: what is written besides the messages.
+        readout: description of the values that the executor computes at the positions to read.
+        input_format: text that is added to the messages.
         component_names: names of the `[H]` components of the reward.
-        settings: what else decides the number, for `Scores.provenance`.
+        settings: other settings that change the reward, for `Scores.provenance`.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[Config]]
-    """The options of this kind; the text under each field is its help."""
+    """Options of this kind. The docstring under each field is its help text."""
 
     readout: Readout
     input_format: InputFormat = field(default_factory=InputFormat)
@@ -92,32 +93,32 @@ class Kind(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def of(cls, facts: ModelFacts, options: Any) -> Kind:
-        """This kind for a model.
+        """Create this kind for a model.
 
         Args:
-            facts: what is known about the model.
+            facts: properties of the model.
             options: an instance of `Options`.
 
         Raises:
-            ConfigError: the model is not of this kind, or an option does not fit it.
+            ConfigError: the model is not of this kind, or an option is invalid for it.
         """
 
     def read_positions(self, rendered: Rendered) -> IntArray:
-        """Increasing positions in the ids at which a value is read, at least one; by default the last token.
+        """Return the increasing positions of the tokens to read, at least one. The default is the last token.
 
         Raises:
-            ConversationError: this text has no position to read; its row gets the reason.
+            ConversationError: the text has no position to read. Its row gets this error.
         """
         return np.array([len(rendered.input_ids) - 1])
 
     @abc.abstractmethod
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Rewards and components from the values `[R, K]` of M sequences.
+        """Compute rewards and components from the values `[R, K]` of M sequences.
 
-        `starts` is `[M + 1]`: the values of sequence m are `values[starts[m]:starts[m + 1]]`.
+        `starts` is `[M + 1]`. The values of sequence m are `values[starts[m]:starts[m + 1]]`.
         """
 
 
 def no_components(size: int) -> FloatArray:
-    """`[M, 0]`."""
+    """Return an empty array of components, `[M, 0]`."""
     return np.empty((size, 0), dtype=np.float32)

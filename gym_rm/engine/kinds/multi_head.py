@@ -1,4 +1,4 @@
-"""Several outputs that become one number by fixed weights."""
+"""Several outputs, combined into one reward by fixed weights."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ Weights: TypeAlias = Mapping[str, float] | Sequence[float] | str
 
 
 def weights_of(names: Sequence[str], weights: Weights) -> FloatArray:
-    """Weights `[H]` of named components: by name (the others get 0), as a list, one name, `"mean"` or `"sum"`.
+    """Return weights `[H]` for named components.
+
+    Args:
+        names: names of the H components.
+        weights: a mapping by name (missing names get 0), a list, one name, `"mean"` or `"sum"`.
 
     Raises:
-        ConfigError: an unknown name, or another number of weights.
+        ConfigError: a name is unknown, or the number of weights is not H.
 
     Example:
         >>> weights_of(["helpful", "verbose"], {"helpful": 1.0, "verbose": -0.5}).tolist()
@@ -40,18 +44,18 @@ def weights_of(names: Sequence[str], weights: Weights) -> FloatArray:
         unknown = sorted(set(weights) - set(names))
         if unknown:
             raise ConfigError(
-                f"weights name the components {unknown}, and the model has {list(names)}."
+                f"weights has unknown components {unknown}; the model has {list(names)}."
                 + nearest(unknown[0], [*names, "mean", "sum"])
             )
         weights = [float(weights.get(name, 0.0)) for name in names]
     if len(weights) != size:
-        raise ConfigError(f"weights has {len(weights)} numbers for {size} components {list(names)}.")
+        raise ConfigError(f"weights must have {size} numbers, one for each of {list(names)}; got {len(weights)}.")
     return np.asarray(weights, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class MultiHeadKind(LastTokenKind):
-    """A classifier with one output per component; the reward is their weighted sum.
+    """Kind whose reward is the weighted sum of several outputs, which are its components.
 
     Attributes:
         weights: float32 `[H]`.
@@ -65,10 +69,10 @@ class MultiHeadKind(LastTokenKind):
         """Options of `kind="multi_head"`."""
 
         weights: Any = None
-        """`{label: weight}` (the others get 0), a list, one label, `"mean"` or `"sum"`; None for `objective_weights` in
-        config.json."""
+        """`{label: weight}` (missing labels get 0), a list, one label, `"mean"` or `"sum"`; None for
+        `objective_weights` in config.json."""
         head: str = "score"
-        """Name of the head in the model; a model without it is read as a classifier that pools by itself."""
+        """Name of the head in the model. A model without this head must be a classifier with its own pooling."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> MultiHeadKind:
@@ -76,7 +80,7 @@ class MultiHeadKind(LastTokenKind):
         weights = options.weights if options.weights is not None else getattr(facts.config, "objective_weights", None)
         if weights is None:
             raise ConfigError(
-                "kind='multi_head' needs weights=: {label: weight}, a list, one label, 'mean' or 'sum'; or "
+                "kind='multi_head' needs weights= ({label: weight}, a list, one label, 'mean' or 'sum') or "
                 "objective_weights in config.json."
             )
         decoder = options.head in facts.heads
@@ -97,6 +101,6 @@ class MultiHeadKind(LastTokenKind):
         )
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Weighted sums `[M]` and outputs `[M, H]`."""
+        """Return weighted sums `[M]` as rewards and outputs `[M, H]` as components."""
         components = values[starts[1:] - 1]
         return Reduction(components @ self.weights, components)

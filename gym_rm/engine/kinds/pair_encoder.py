@@ -1,4 +1,4 @@
-"""Two replies in one text: how much better an encoder finds the first than the second (PairRM)."""
+"""Encoders that compare two replies in one text (PairRM)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ TEMPLATE = "{% for m in messages %}{{ cls_token + '<|' + m['role'] + '|>' + m['c
 
 @dataclass(frozen=True, slots=True)
 class PairEncoderKind(Kind):
-    """PairRM (arXiv 2306.02561, section 3.2): `head(source, candidate 1) - head(source, candidate 2)`.
+    """Kind whose reward is `head(source, candidate 1) - head(source, candidate 2)`.
 
-    The hidden states at the three marker tokens stand for the texts after them. Conversations for this model have
-    three messages, of the roles `source`, `candidate1` and `candidate2`; `PairwiseScorer` writes them.
+    This is PairRM (arXiv 2306.02561, section 3.2). The hidden states at three marker tokens represent the texts after
+    them. A conversation for this model has three messages, with the roles `source`, `candidate1` and `candidate2`.
+    `PairwiseScorer` creates these conversations.
 
     Attributes:
         markers: ids of the marker tokens.
@@ -38,7 +39,7 @@ class PairEncoderKind(Kind):
         """Options of `kind="pair_encoder"`."""
 
         head: str = "head_layer"
-        """Name of the head on two concatenated hidden states in the model."""
+        """Name of the head in the model. Its input is two concatenated hidden states."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> PairEncoderKind:
@@ -51,15 +52,15 @@ class PairEncoderKind(Kind):
         )
 
     def read_positions(self, rendered: Rendered) -> IntArray:
-        """The marker of the second candidate; the others are found from it."""
+        """Return the position of the marker of the second candidate."""
         found = [np.flatnonzero(rendered.input_ids == marker) for marker in self.markers]
         if [len(positions) for positions in found] != [1, 1, 1]:
             raise ConversationError(
                 "this reward model compares two replies; use load_scorer({'kind': 'pairwise', 'path': ...}) and its "
-                "score_pairs, or give it a reference reply."
+                "score_pairs, or pass reference= to compare with a reference reply."
             )
         return found[-1]
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Log-odds that the first candidate is better."""
+        """Return the log-odds that the first candidate is better."""
         return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))

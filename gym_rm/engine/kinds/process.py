@@ -1,4 +1,4 @@
-"""A judgement after every step of the reply, read at the step tokens that the renderer writes."""
+"""Process reward models, which rate every step of a reply at a step token."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ StepReduction: TypeAlias = Literal["min", "mean", "last", "product"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessKind(Kind):
-    """The probability that each step is good, and their minimum, mean, last or product as the reward.
+    """Kind whose reward is the minimum, mean, last or product of the probabilities that each step is good.
 
-    The reply is split at `step_separator` and `step_token` is written after every step, as the model card of
-    Qwen2.5-Math-PRM (arXiv 2501.07301) does it. A reply that spells the step token gets it as plain text.
+    The reply is split at `step_separator`, and `step_token` is added after every step, as on the model card of
+    Qwen2.5-Math-PRM (arXiv 2501.07301). A step token in the reply itself is encoded as plain text.
 
     Attributes:
         step_id: id of the step token.
-        reduction: of the steps to one reward.
-        good_label: which of two outputs is the good one.
+        reduction: how the steps are combined into one reward.
+        good_label: index of the output for a good step, if there are two outputs.
     """
 
     name = "process"
@@ -40,20 +40,20 @@ class ProcessKind(Kind):
     good_label: int = 1
 
     class Options(Config):
-        """Options of `kind="process"`. Two outputs are the logits of (bad, good), one is that of good."""
+        """Options of `kind="process"`. The head has one output (good) or two (bad and good)."""
 
         step_token: str
-        """The token at which the model was trained to judge."""
+        """The token at which the model was trained to rate a step."""
         step_separator: str = "\n\n"
-        """What separates steps in a reply."""
+        """Text between two steps of a reply."""
         reduction: StepReduction = "min"
-        """Of the steps to one reward."""
+        """How the steps are combined into one reward."""
         good_label: Literal[0, 1] = 1
-        """Which of two outputs is the good one."""
+        """Index of the output for a good step, if there are two outputs."""
         head: str = "score"
         """Name of the head in the model."""
         answers: tuple[str, str] | None = None
-        """For a causal language model without a head: the good and the bad answer that it gives at the step token."""
+        """Good and bad answer of a causal language model at the step token; None for a model with a head."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> ProcessKind:
@@ -66,7 +66,9 @@ class ProcessKind(Kind):
             good, bad = (token_of(facts.tokenizer, answer) for answer in options.answers)
             outputs, readout = 2, TokenLogits((bad, good))
         if outputs > 2:
-            raise ConfigError(f"a process reward model says good or bad; this head has {outputs} outputs.")
+            raise ConfigError(
+                f"kind='process' needs a head with one output (good) or two (bad, good); this head has {outputs}."
+            )
         marks = {"step_token": options.step_token, "step_separator": options.step_separator}
         return cls(
             readout,
@@ -78,18 +80,18 @@ class ProcessKind(Kind):
         )
 
     def read_positions(self, rendered: Rendered) -> IntArray:
-        """The step tokens."""
+        """Return the positions of the step tokens."""
         positions = np.flatnonzero(rendered.input_ids == self.step_id)
         if not len(positions):
             raise ConversationError(
-                "the conversation has no step to judge: its last message must be a reply with some text."
+                "the conversation has no steps; its last message must be a reply of the assistant with text."
             )
         return positions
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Reduced steps `[M]`; no components."""
+        """Return combined steps `[M]` as rewards, and the reward of every step `[R]`; there are no components."""
         logits = values.astype(np.float64)
-        # Softmax over (bad, good) is the sigmoid of their difference.
+        # The softmax of (bad, good) is equal to the sigmoid of their difference.
         odds = logits[:, 0] if logits.shape[1] == 1 else logits[:, self.good_label] - logits[:, 1 - self.good_label]
         steps = (0.5 * (1 + np.tanh(0.5 * odds))).astype(np.float32)
         first = starts[:-1]

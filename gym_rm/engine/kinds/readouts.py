@@ -1,6 +1,6 @@
-"""What the executor computes where a kind reads: weightless descriptions, from which `backbones.heads` makes heads.
+"""Descriptions of the values that the executor computes. `backbones.heads` builds the heads from them.
 
-Shapes: values are float32 `[R, K]`, K numbers for each of R positions that are read.
+Shapes: values are float32 `[R, K]`, with K numbers for each of R positions to read.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class ModuleHead:
-    """A module of the model, applied in float32 to the hidden state: K = its outputs.
+    """Outputs of a module of the model, applied to the hidden state in float32. K is the number of outputs.
 
     Attributes:
-        name: of the module in the model.
+        name: name of the module in the model.
     """
 
     name: str
@@ -22,10 +22,10 @@ class ModuleHead:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogits:
-    """Logits of some tokens of the vocabulary: K = their number.
+    """Logits of K tokens of the vocabulary.
 
     Attributes:
-        token_ids: which tokens.
+        token_ids: ids of the tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -33,16 +33,16 @@ class TokenLogits:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProbabilities:
-    """Log-probability of the token at the position, given the tokens before it: K = 2, under policy and reference."""
+    """Log-probability of the token at each position, under the policy and under the reference: K = 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatedHead:
-    """Objectives, then their gates, side by side: K = twice the number of objectives.
+    """Objectives, followed by their gates. K is twice the number of objectives.
 
     Attributes:
         regression, gate: names of the two modules in the model.
-        outputs: what the regression's numbers per objective are: quantiles, or (mean, log variance).
+        outputs: outputs of the regression module per objective: its quantiles, or (mean, log variance).
     """
 
     regression: str
@@ -52,7 +52,7 @@ class GatedHead:
 
 @dataclass(frozen=True, slots=True)
 class ClassifierLogits:
-    """The logits of a classifier that pools by itself: K = its labels. Positions only name the row."""
+    """Logits of a classifier with its own pooling. K is the number of labels. A position only selects the sequence."""
 
 
 @dataclass(frozen=True, slots=True)

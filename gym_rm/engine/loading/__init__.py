@@ -1,1 +1,1 @@
-"""What is in this checkpoint?"""
+"""Loading of checkpoints."""

@@ -1,4 +1,4 @@
-"""A Hugging Face folder or hub id: what it holds, found out without its weights; and then its weights."""
+"""Checkpoints (Hugging Face folders or hub ids): open them without reading weights, then load their weights."""
 
 from __future__ import annotations
 
@@ -47,48 +47,48 @@ def _path(value: Any) -> str | None:
 
 
 class LoadOptions(Config):
-    """Which checkpoint, and how it is loaded: safetensors only, every weight present."""
+    """Options for loading a checkpoint. Only safetensors are read, and every weight must be present."""
 
     path: Annotated[str | None, pydantic.BeforeValidator(_path)] = None
-    """None for the embedded reward model, a folder, or a hub id; also of a LoRA adapter."""
+    """Folder or hub id of a model or a LoRA adapter; None for the embedded reward model."""
     kind: str = "auto"
-    """Which kind of reward model it is; `"auto"` detects it from what the checkpoint holds."""
+    """Kind of reward model; `"auto"` detects it from the checkpoint."""
     head: str | None = None
-    """First name of the tensors of a head that no known family has."""
+    """First name of the head's tensors, for a head that no known family has."""
     base: Annotated[str | None, pydantic.BeforeValidator(_path)] = None
-    """Of an adapter, instead of the base that it names."""
+    """Base model of an adapter, instead of the one in the adapter's configuration."""
     dtype: Any = "auto"
-    """`"auto"`, `"float32"`, `"bfloat16"`, `"float16"`; auto is the checkpoint's own precision on a GPU and float32 on
-    a CPU, where bfloat16 is far slower."""
+    """`"auto"`, `"float32"`, `"bfloat16"` or `"float16"`; `"auto"` is the checkpoint's own precision on a GPU, and
+    float32 on a CPU, where bfloat16 is far slower."""
     device: Any = "auto"
-    """`"auto"` (the GPU if there is one), `"cpu"`, `"cuda"`, `"cuda:1"`."""
+    """`"auto"` (the GPU if there is one), `"cpu"`, `"cuda"` or `"cuda:1"`."""
     device_map: Any = None
     """Passed to accelerate, for a model larger than a device; `device` is then ignored."""
     attn_implementation: str | None = None
-    """As in transformers. With the token tree, attention is gym_rm's own and this serves the other layouts."""
+    """As in transformers. The layout `"tree"` ignores it and uses gym_rm's own attention."""
     quantization_config: Any = None
     """As in transformers."""
     revision: str | None = None
     """Commit, branch or tag of a hub repository."""
     trust_remote_code: Flag = False
-    """Run Python from the checkpoint, for families that cannot be loaded otherwise."""
+    """Allow Python code from the checkpoint to run, for families that cannot be loaded otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What is known about a checkpoint before any weight is read; `load_model` reads the weights.
+    """A checkpoint before its weights are read; `load_model` reads them.
 
     Attributes:
         source: folder or hub id.
-        name: what `Scores.provenance` calls it.
-        options: how it is loaded.
-        config: its configuration.
-        family: how it is loaded and read.
-        tensors: names of its tensors, and the files that hold them.
-        shapes: of the tensors beside the backbone.
-        tokenizer: the tokenizer that was saved beside it.
-        adapter: the LoRA adapter that it is, or None.
-        remote_class: name in `auto_map` of the class that the checkpoint's own code defines, or None.
+        name: model name in `Scores.provenance`.
+        options: the user's options.
+        config: configuration of the model.
+        family: how to load and read the model.
+        tensors: file of each tensor, by the tensor's name.
+        shapes: shapes of the tensors outside the backbone.
+        tokenizer: tokenizer of the checkpoint.
+        adapter: the LoRA adapter, if the checkpoint is one; otherwise None.
+        remote_class: name in `auto_map` of the class in the checkpoint's own code, or None.
     """
 
     source: str
@@ -103,13 +103,13 @@ class Checkpoint:
     remote_class: str | None = None
 
     def at(self, path: str | os.PathLike[str]) -> Checkpoint:
-        """Another checkpoint of the same kind, loaded with the same options."""
+        """Return another checkpoint, opened with the same options."""
         elsewhere = {"path": os.fspath(path), "revision": None, "base": None}
         return open_checkpoint(self.options.model_copy(update=elsewhere))
 
     @property
     def facts(self) -> ModelFacts:
-        """What kinds of reward model ask."""
+        """Properties of the model that its kind of reward model needs."""
         heads = outputs_of_heads(self.shapes)
         if self.adapter is not None:
             heads |= outputs_of_heads(self.adapter.tensors)
@@ -117,7 +117,7 @@ class Checkpoint:
 
     @property
     def kind_options(self) -> dict[str, Any]:
-        """Options that the family sets: of its kind, and its template where the tokenizer has none."""
+        """Options that the family sets: those of its kind, and a chat template if needed."""
         options = {name: value for name, value in self.family.options.items() if name != "chat_template"}
         if self.family.suffix or "chat_template" in self.family.options:
             own = own_template(self.tokenizer)
@@ -128,26 +128,27 @@ class Checkpoint:
 
 
 def embedded(name: str) -> str:
-    """Folder of a model that ships with the package."""
+    """Return the folder of a model that is part of the package."""
     return str(importlib.resources.files("gym_rm") / "assets" / name)
 
 
 def open_checkpoint(options: LoadOptions) -> Checkpoint:
-    """Find out what a checkpoint is, from its configuration, tokenizer and the headers of its tensors.
+    """Open a checkpoint: read its configuration, its tokenizer and the headers of its tensors.
 
     Raises:
-        ConfigError: no such folder, not a reward model, weights in another format, unknown dtype or device.
+        ConfigError: the folder is missing, the checkpoint is not a reward model or has no safetensors, or the dtype or
+            device is invalid.
     """
     source = embedded("reward_model") if options.path is None else options.path
     name = "embedded" if options.path is None else options.path
     hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
     if not Path(source).exists() and not hub_id:
-        raise ConfigError(f"{source!r} does not exist and is not a hub id (owner/name) either.")
+        raise ConfigError(f"path={source!r} does not exist and is not a hub id (owner/name).")
     resolve_dtype(options.dtype, resolve_device(options.device), PreTrainedConfig())
     try:
         adapter = find_adapter(source, options.revision, options.base)
         if adapter is None and options.base is not None:
-            raise ConfigError(f"base={options.base!r} came with {source!r}, which is not an adapter.")
+            raise ConfigError(f"base={options.base!r} needs an adapter; {source!r} is not an adapter.")
         found = _open(source, name, options) if adapter is None else _open_adapter(adapter, name, options)
         _require_head(found)
         return found
@@ -158,14 +159,14 @@ def open_checkpoint(options: LoadOptions) -> Checkpoint:
 
 
 def load_model(checkpoint: Checkpoint, *, device: torch.device | None = None) -> PreTrainedModel:
-    """The model with its weights, in evaluation mode, on its device.
+    """Return the model with its weights, in evaluation mode, on its device.
 
     Args:
-        checkpoint: what to load.
-        device: instead of the options' own.
+        checkpoint: checkpoint to load.
+        device: device of the model; None for the one in the options.
 
     Raises:
-        ConfigError: weights are missing (a head that was never saved), or cannot be read.
+        ConfigError: weights are missing (such as a head that was never saved) or cannot be read.
     """
     options = checkpoint.options
     device = device or resolve_device(options.device)
@@ -205,10 +206,10 @@ def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:
     known = recognise(PreTrainedConfig(architectures=raw.get("architectures")), (), source)
     if known is not None and known.loader == "remote" and not options.trust_remote_code:
         raise ConfigError(
-            f"{source!r} ({known.name}) needs code of its own to run: {known.needs}. If you trust the checkpoint's "
-            "Python, pass trust_remote_code=True."
+            f"{source!r} ({known.name}) needs its own code: {known.needs}. If you trust the checkpoint's Python code, "
+            "pass trust_remote_code=True."
         )
-    # What transformers has itself never needs the checkpoint's code, trusted or not.
+    # An architecture of transformers never needs the checkpoint's own code, even if the user allows it.
     remote = options.trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING
     config = AutoConfig.from_pretrained(source, revision=options.revision, trust_remote_code=remote)
     tensors = tensor_files(source, options.revision)
@@ -237,7 +238,9 @@ def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:
 
 def _open_adapter(adapter: Adapter, name: str, options: LoadOptions) -> Checkpoint:
     if options.quantization_config is not None:
-        raise ConfigError("an adapter is merged into its base, which must not be quantised; merge and save it first.")
+        raise ConfigError(
+            "quantization_config cannot be used with an adapter; merge the adapter into its base and save it first."
+        )
     config = AutoConfig.from_pretrained(adapter.base)
     if adapter.num_labels is not None:
         config.num_labels = adapter.num_labels
@@ -273,14 +276,14 @@ def _model_class(checkpoint: Checkpoint) -> Any:
 
 
 def _require_head(checkpoint: Checkpoint) -> None:
-    """Raise `ConfigError` for a classifier without a head of its own: transformers would make a random one."""
+    """Raise ConfigError if a classifier has no head, because transformers would make a random one."""
     adapted = {} if checkpoint.adapter is None else checkpoint.adapter.tensors
     shapes = [*checkpoint.shapes.values(), *adapted.values()]
     outputs = checkpoint.config.num_labels
     if checkpoint.family.loader == "classifier" and not any(
         len(shape) == 2 and shape[0] == outputs for shape in shapes
     ):
-        _require_weights(checkpoint, [f"a head of {outputs} output{'s' * (outputs != 1)}"])
+        _require_weights(checkpoint, [f"a head with {outputs} output{'s' * (outputs != 1)}"])
 
 
 def _require_weights(checkpoint: Checkpoint, missing: Iterable[str]) -> None:
@@ -290,20 +293,20 @@ def _require_weights(checkpoint: Checkpoint, missing: Iterable[str]) -> None:
     if checkpoint.adapter is not None:
         raise ConfigError(
             f"neither the adapter {checkpoint.adapter.source!r} nor its base {checkpoint.adapter.base!r} has weights "
-            f"for {lacking}: they would be random. Train the adapter with modules_to_save=['score'] "
-            "(task_type='SEQ_CLS'), or pass base= a reward model that has its head."
+            f"for {lacking}; they would be random. Train the adapter with modules_to_save=['score'] "
+            "(task_type='SEQ_CLS'), or pass base= with a reward model that has a head."
         )
     raise ConfigError(
-        f"{checkpoint.source!r} has no weights for {lacking[:5]}{' and more' if len(lacking) > 5 else ''}: they would "
-        f"be random. Its architecture is {checkpoint.config.architectures}; a reward model must hold its head."
+        f"{checkpoint.source!r} has no weights for {lacking[:5]}{' and more' if len(lacking) > 5 else ''}; they would "
+        f"be random. Its architecture is {checkpoint.config.architectures}; the checkpoint must contain the head."
     )
 
 
 def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:
-    """Which file of a checkpoint holds which tensor.
+    """Return the file of each tensor of a checkpoint.
 
     Raises:
-        ConfigError: there are no safetensors; other formats run code when they are read.
+        ConfigError: the checkpoint has no safetensors; other formats can run code when they are read.
     """
     try:
         whole = cached_file(source, "model.safetensors", revision=revision)
@@ -315,15 +318,15 @@ def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:
         index = json.loads(Path(cached_file(source, "model.safetensors.index.json", revision=revision)).read_text())
     except OSError as error:
         raise ConfigError(
-            f"{source!r} holds no safetensors weights, and pickled weights are not read: they can run code. Convert "
-            "them once with from_pretrained(...).save_pretrained(...), or pass the revision that holds a converted "
-            "copy (on the hub often a pull request: revision='refs/pr/1')."
+            f"{source!r} has no safetensors weights, and pickled weights are not read, because they can run code. "
+            "Convert them with from_pretrained(...).save_pretrained(...), or pass the revision of a converted copy "
+            "(on the hub often a pull request: revision='refs/pr/1')."
         ) from error
     return dict(index["weight_map"])
 
 
 def tensor_shapes(source: str, files: Mapping[str, str], revision: str | None = None) -> dict[str, tuple[int, ...]]:
-    """Shapes of some tensors, read from the headers of their files."""
+    """Return the shapes of tensors, read from the headers of their files."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(set(files.values())):
         with safe_open(cached_file(source, file, revision=revision), framework="pt") as tensors:
@@ -333,7 +336,7 @@ def tensor_shapes(source: str, files: Mapping[str, str], revision: str | None = 
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """A device by name; `"auto"` is the GPU if there is one."""
+    """Return a device by name; `"auto"` is the GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -341,12 +344,12 @@ def resolve_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={device!r} was asked for, but torch sees no GPU; pass device='cpu' or 'auto'.")
+        raise ConfigError(f"device={device!r} needs a GPU, but torch finds none; pass device='cpu' or 'auto'.")
     return resolved
 
 
 def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
-    """A precision by name; `"auto"` is the checkpoint's own on a GPU and float32 elsewhere."""
+    """Return a precision by name; `"auto"` is the checkpoint's own on a GPU, and float32 on other devices."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":

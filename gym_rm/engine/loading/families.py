@@ -1,8 +1,8 @@
-"""Known families of public reward models: kind, heads, pooling, and the template where a checkpoint has none.
+"""Known families of public reward models: kind, heads, pooling, and the chat template if a checkpoint has none.
 
-A row is recognised by the architecture in `config.json`, by the tensors that the checkpoint holds beside its backbone,
-and only where neither can tell, by its name. What no row knows is told by the architecture alone, or refused with what
-to pass: a head that merely looks right gives numbers that merely look right.
+A family is recognised by the architecture in `config.json`, by the tensors outside the backbone and, if these are not
+enough, by the name of the checkpoint. Other checkpoints are loaded by their architecture, or refused with an error that
+lists the options to pass, because a wrong head would return plausible but wrong scores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_rm.scorer import SCORER_KINDS
 
 Loader = Literal["classifier", "causal", "heads", "remote"]
 
-# The texts of the model cards' own examples; Eurus' card does write a backslash.
+# Templates from the model cards. The backslash in the template of Eurus is correct.
 HUMAN_ASSISTANT = (
     "{% for m in messages %}{{ '\n' if not loop.first }}{{ 'Assistant: ' if m['role'] == 'assistant' else 'Human: ' }}"
     "{{ m['content'] }}{% endfor %}{{ '\nAssistant: ' if add_generation_prompt }}"
@@ -33,22 +33,22 @@ INST = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the checkpoints of one family are recognised, loaded and read.
+    """How to recognise, load and read the checkpoints of one family.
 
     Attributes:
-        name: what people call it.
-        kind: which kind of reward model it is.
-        loader: `"classifier"` and `"causal"` by transformers' classes; `"heads"` the backbone, with heads of our own;
-            `"remote"` by the checkpoint's own code, which the user must allow.
-        architectures: names in `config.json`.
-        heads: first names of the tensors beside the backbone, all of which the checkpoint must hold.
-        config_key: what its `config.json` holds.
-        pattern: regular expression on the name of the repository or folder, where nothing in the checkpoint can tell.
-        backbone: prefix of the backbone's tensors, where unusual.
-        activation: between the linear layers of its heads.
-        options: of the kind, and `chat_template` for checkpoints without one.
-        suffix: what the model was trained to see at the end of a text, after the template.
-        needs: why the checkpoint's own code would have to run, for `"remote"`.
+        name: usual name of the family.
+        kind: kind of reward model.
+        loader: `"classifier"` and `"causal"` use a class of transformers; `"heads"` builds heads from tensor shapes;
+            `"remote"` runs the checkpoint's own code, which the user must allow.
+        architectures: architectures in `config.json`.
+        heads: first names of tensors outside the backbone; the checkpoint must have all of them.
+        config_key: key that `config.json` must have, or None.
+        pattern: regular expression for the name of the repository or folder, or None.
+        backbone: prefix of the backbone's tensors; None for the usual prefix of the architecture.
+        activation: activation between the linear layers of a head.
+        options: options of the kind, and `chat_template` for checkpoints without one.
+        suffix: text that the model expects after the template.
+        needs: reason to run the checkpoint's own code, for `"remote"`.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Family:
     needs: str = ""
 
     def matches(self, config: PreTrainedConfig, tensors: Iterable[str], name: str) -> bool:
-        """Whether a checkpoint is of this family."""
+        """Return whether a checkpoint belongs to this family."""
         present = {tensor.partition(".")[0] for tensor in tensors}
         last_name = name.rstrip("/").rpartition("/")[2]
         return (
@@ -166,12 +166,12 @@ FAMILIES = (
 
 
 def architecture_of(config: PreTrainedConfig) -> str:
-    """The class that a checkpoint's configuration names."""
+    """Return the class name in a checkpoint's configuration; empty if there is none."""
     return str((config.architectures or [""])[0])
 
 
 def recognise(config: PreTrainedConfig, tensors: Iterable[str], name: str) -> Family | None:
-    """The family of a checkpoint, if it is in the table."""
+    """Return the known family of a checkpoint, or None."""
     tensors = list(tensors)
     return next((family for family in FAMILIES if family.matches(config, tensors, name)), None)
 
@@ -179,28 +179,31 @@ def recognise(config: PreTrainedConfig, tensors: Iterable[str], name: str) -> Fa
 def choose_family(
     config: PreTrainedConfig, tensors: Iterable[str], name: str, *, kind: str = "auto", head: str | None = None
 ) -> Family:
-    """How to load a checkpoint: by the user's `kind` and `head`, else by the table, else by its architecture.
+    """Return how to load a checkpoint: by the user's `head`, else by its known family, else by its architecture.
 
     Args:
-        config: the checkpoint's.
-        tensors: names of the tensors that it holds.
+        config: configuration of the checkpoint.
+        tensors: names of its tensors.
         name: hub id or folder.
-        kind: of `KINDS`, or `"auto"`.
-        head: first name of the head's tensors, for a head that no table knows.
+        kind: a name in `KINDS`, or `"auto"`.
+        head: first name of the head's tensors, for a head that no known family has.
 
     Raises:
-        ConfigError: the kind is undetermined, or does not fit the checkpoint.
+        ConfigError: the kind is undetermined or does not fit the checkpoint.
     """
     if kind != "auto" and kind not in KINDS:
         raise ConfigError(
-            f"unknown kind of reward model {kind!r}; known: {sorted([*KINDS, *SCORER_KINDS])}."
+            f"unknown kind of reward model {kind!r}; expected one of {sorted([*KINDS, *SCORER_KINDS])}."
             f"{nearest(kind, [*KINDS, *SCORER_KINDS])}"
         )
     tensors = list(tensors)
     architecture = architecture_of(config)
     if head is not None:
         if not any(tensor.partition(".")[0] == head for tensor in tensors):
-            raise ConfigError(f"{name!r} holds no tensors {head + '.*'!r}; it holds {beside_backbone(tensors)[:8]}.")
+            raise ConfigError(
+                f"head={head!r}: {name!r} has no tensors {head + '.*'!r}; expected one of "
+                f"{beside_backbone(tensors)[:8]}."
+            )
         return Family(
             "named head", "decoder" if kind == "auto" else kind, "heads", heads=(head,), options={"head": head}
         )
@@ -219,19 +222,20 @@ def choose_family(
     if kind == "auto" and architecture.endswith("ForCausalLM"):
         raise ConfigError(
             f"{name!r} is a {architecture}, a causal language model without a reward head. Pass kind='generative' "
-            "(with question= and answers=) to let it judge, or kind='implicit' (with reference=) for the reward that "
-            "preference tuning left in it."
+            "(with question= and answers=) to score by its answer to a question, or kind='implicit' (with reference=) "
+            "to score by its log-probabilities relative to a reference model."
         )
     raise ConfigError(
-        f"{name!r} has the architecture {architecture or 'none'!r} and holds {beside_backbone(tensors)[:8]} beside its "
-        "backbone: no known family of reward models. If one linear or multi-layer head of these makes the reward, pass "
-        "head='its first name' (with kind= unless it is one number), chat_template= where the tokenizer has none, and "
-        "pooling='last' or 'hf'. If it needs its own code and you trust that, pass trust_remote_code=True with head=."
+        f"{name!r} is not of a known family of reward models: its architecture is {architecture or 'none'!r}, and its "
+        f"tensors outside the backbone are {beside_backbone(tensors)[:8]}. If one of them is the head that returns the "
+        "reward, pass head='its first name' (with kind= if the head has several outputs), chat_template= if the "
+        "tokenizer has none, and pooling='last' or 'hf'. If the model needs its own code and you trust it, pass "
+        "trust_remote_code=True with head=."
     )
 
 
 def beside_backbone(tensors: Iterable[str]) -> list[str]:
-    """First names of the tensors beside the backbone; the backbone is what holds the embeddings."""
+    """Return the first names of the tensors outside the backbone; the backbone is the module with the embeddings."""
     firsts = {tensor: tensor.partition(".")[0] for tensor in tensors}
     backbones = {first for tensor, first in firsts.items() if "embed" in tensor or ".wte." in tensor}
     return sorted(set(firsts.values()) - backbones)

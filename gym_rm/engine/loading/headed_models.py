@@ -1,8 +1,8 @@
-"""Heads of any name and shape, built from the tensors that a checkpoint holds beside its backbone.
+"""Heads of any name and shape, built from the tensors that a checkpoint has outside its backbone.
 
-Public reward models keep their heads under many names (`score`, `v_head.summary`, `regression_head`, ...). A head is
-built from the shapes of its tensors, so that transformers can load both and report what is missing, and no code of the
-checkpoint runs.
+The heads of public reward models have many names (`score`, `v_head.summary`, `regression_head`, ...). A head is built
+from the shapes of its tensors. transformers then loads backbone and head and reports missing tensors, and no code of
+the checkpoint runs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ACTIVATIONS = {"relu": nn.ReLU, "selu": nn.SELU, "tanh": nn.Tanh}
 
 
 class GatingNetwork(nn.Module):
-    """Weights of the objectives, from the hidden state at the end of the prompt.
+    """Weights of the objectives, computed from the hidden state at the end of the prompt.
 
-    ArmoRM (arXiv 2406.12845, section 3.2) stacks linear layers, with ReLU between; QRM (arXiv 2409.10164) stores its
-    batch norms too. Both end in `softmax(x / temperature) * logit_scale`.
+    ArmoRM (arXiv 2406.12845, section 3.2) stacks linear layers with ReLU between them; QRM (arXiv 2409.10164) also has
+    batch norms. Both end in `softmax(x / temperature) * logit_scale`.
     """
 
     def __init__(self, layers: nn.Sequential, temperature: float) -> None:
@@ -38,7 +38,7 @@ class GatingNetwork(nn.Module):
         self.temperature = temperature
 
     def forward(self, x: Tensor) -> Tensor:
-        """Weights `[R, H]` of hidden states `[R, hidden]`."""
+        """Return the weights `[R, H]` for hidden states `[R, hidden]`."""
         for layer, following in itertools.zip_longest(self.layers, list(self.layers)[1:]):
             x = layer(x)
             if isinstance(layer, nn.Linear) and isinstance(following, nn.Linear):
@@ -49,16 +49,16 @@ class GatingNetwork(nn.Module):
 def headed_model(
     config: PreTrainedConfig, shapes: Shapes, *, backbone: str | None = None, activation: str = "relu"
 ) -> type[PreTrainedModel]:
-    """A class of models with the backbone of a configuration and the heads of these shapes, for `from_pretrained`.
+    """Return a model class with the configuration's backbone and heads of these shapes, for `from_pretrained`.
 
     Args:
-        config: of the backbone; its architecture must be one of transformers' own.
-        shapes: of every tensor beside the backbone, by its name in the checkpoint.
-        backbone: prefix of the backbone's tensors; None for the usual one of its architecture.
-        activation: between the linear layers of a head, which leave no trace in a checkpoint.
+        config: configuration of the backbone; transformers must contain its architecture.
+        shapes: shape of every tensor outside the backbone, by its name in the checkpoint.
+        backbone: prefix of the backbone's tensors; None for the usual prefix of the architecture.
+        activation: activation between the linear layers of a head, which a checkpoint does not contain.
 
     Raises:
-        ConfigError: tensors that do not belong to linear layers, batch norms or a gating network.
+        ConfigError: a tensor does not belong to a linear layer, batch norm or gating network.
     """
     backbone_class = MODEL_MAPPING[type(config)]
     prefix = backbone or str(backbone_class.base_model_prefix)
@@ -78,14 +78,14 @@ def headed_model(
         "__init__": __init__,
         "__module__": __name__,
         "base_model_prefix": prefix,
-        # Also what quantisation leaves alone.
+        # Quantisation also skips these modules.
         "_keep_in_fp32_modules_strict": sorted(_by_first_name(shapes)),
     }
     return type(f"{backbone_class.__name__}WithHeads", (parent,), attributes)
 
 
 def outputs_of_heads(shapes: Shapes) -> dict[str, int]:
-    """How many numbers each head gives: the outputs of its last linear layer, by first name."""
+    """Return the number of outputs of each head, by its first name, from the shape of its last linear layer."""
     outputs = {}
     for name, inner in _by_first_name(shapes).items():
         linear = [key for key, shape in inner.items() if len(shape) == 2 and f".{key}".endswith(".weight")]
@@ -95,7 +95,7 @@ def outputs_of_heads(shapes: Shapes) -> dict[str, int]:
 
 
 def outputs_of_modules(model: PreTrainedModel) -> dict[str, int]:
-    """The same for a model that is loaded: of each module beside its backbone."""
+    """Return the number of outputs of each head of a loaded model, by its name."""
     outputs = {}
     for name, module in model.named_children():
         linear = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
@@ -105,7 +105,7 @@ def outputs_of_modules(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Layer 10 comes after layer 2."""
+    """Return a sort key by which layer 10 comes after layer 2."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"[.]", name)]
 
 
@@ -118,7 +118,7 @@ def _by_first_name(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _build(shapes: Shapes, activation: str, config: PreTrainedConfig) -> nn.Module:
-    """A module whose tensors have these names and shapes."""
+    """Return a module whose tensors have these names and shapes."""
     if "running_mean" in shapes:
         return nn.BatchNorm1d(shapes["running_mean"][0])
     weight = shapes.get("weight")
@@ -129,19 +129,17 @@ def _build(shapes: Shapes, activation: str, config: PreTrainedConfig) -> nn.Modu
         layers = _build(groups["layers"], activation, config)
         assert isinstance(layers, nn.Sequential)
         if not hasattr(config, "gating_temperature"):
-            raise ConfigError("config.json lacks gating_temperature, which the gating network divides by.")
+            raise ConfigError("config.json must have gating_temperature for the gating network; it is missing.")
         return GatingNetwork(layers, float(config.gating_temperature))
     if any("" in inner for inner in groups.values()):
-        raise ConfigError(
-            f"the head has tensors {sorted(shapes)}, which do not belong to linear layers or batch norms."
-        )
+        raise ConfigError(f"tensors of a head must belong to linear layers or batch norms; got {sorted(shapes)}.")
     built = {name: _build(inner, activation, config) for name, inner in groups.items()}
     if not all(name.isdigit() for name in built):
         return nn.Sequential(OrderedDict(built))
-    # Numbers that hold no tensors are activations (after a linear layer) and dropouts, which do nothing in scoring.
+    # Indices without tensors are activations (after a linear layer) or dropouts, which do nothing in scoring.
     modules: list[nn.Module] = []
     for index in range(max(map(int, built)) + 1):
         after_linear = bool(modules) and isinstance(modules[-1], nn.Linear)
-        nothing = ACTIVATIONS[activation]() if after_linear else nn.Identity()
-        modules.append(built.get(str(index), nothing))
+        default = ACTIVATIONS[activation]() if after_linear else nn.Identity()
+        modules.append(built.get(str(index), default))
     return nn.Sequential(*modules)

@@ -1,4 +1,4 @@
-"""LoRA adapters (peft folders) over a base: merged at load, head included."""
+"""LoRA adapters (peft folders), merged into their base model at load, head included."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter, before its base is loaded.
+    """An adapter, before its base model is loaded.
 
     Attributes:
-        source: its folder or hub id.
-        base: folder or hub id of the model under it.
-        tokenizer: where the tokenizer is: beside the adapter, if it was saved there, else the base.
-        tensors: names of its tensors, as transformers names the modules, and their shapes.
+        source: folder or hub id of the adapter.
+        base: folder or hub id of the base model.
+        tokenizer: folder or hub id of the tokenizer: the adapter's, or the base's if the adapter has none.
+        tensors: shapes of the adapter's tensors, by their names in the adapted model.
     """
 
     source: str
@@ -34,16 +34,16 @@ class Adapter:
 
     @property
     def num_labels(self) -> int | None:
-        """Outputs of the head that the adapter holds, if it holds one."""
+        """Number of outputs of the adapter's head; None if it has no head."""
         heads = [shape for name, shape in self.tensors.items() if name in ("score.weight", "classifier.weight")]
         return heads[0][0] if heads else None
 
     def holds(self, tensor: str) -> bool:
-        """Whether the adapter brings this tensor of the model itself, not a change to it."""
+        """Return whether the adapter contains this tensor of the model in full, not only a low-rank change."""
         return tensor in self.tensors
 
     def merge_into(self, model: PreTrainedModel) -> PreTrainedModel:
-        """The base with the adapter's changes added to its weights.
+        """Return the base model with the adapter's changes added to its weights.
 
         Raises:
             ConfigError: peft is not installed.
@@ -59,10 +59,10 @@ class Adapter:
 
 
 def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str] | None) -> Adapter | None:
-    """The adapter in a folder or hub repository, or None if it is none.
+    """Return the adapter in a folder or hub repository; None if it does not contain one.
 
     Raises:
-        ConfigError: an adapter without safetensors, or without a base.
+        ConfigError: the adapter has no safetensors weights, or no base model.
     """
     try:
         config = json.loads(Path(cached_file(source, CONFIG, revision=revision)).read_text())
@@ -72,12 +72,12 @@ def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str]
         weights = cached_file(source, WEIGHTS, revision=revision)
     except OSError as error:
         raise ConfigError(
-            f"the adapter {source!r} holds no {WEIGHTS}, and pickled weights are not read: they can run code. Save it "
-            "again with safe_serialization."
+            f"the adapter {source!r} has no {WEIGHTS}, and pickled weights are not read, because they can run code. "
+            "Save the adapter again with safe_serialization=True."
         ) from error
     under = os.fspath(base) if base is not None else config.get("base_model_name_or_path")
     if not under:
-        raise ConfigError(f"the adapter {source!r} names no base model; pass base=.")
+        raise ConfigError(f"the adapter {source!r} does not name its base model; pass base=.")
     try:
         cached_file(source, "tokenizer_config.json", revision=revision)
         tokenizer = source
@@ -89,5 +89,5 @@ def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str]
 
 
 def _module_name(name: str) -> str:
-    """`base_model.model.score.modules_to_save.weight` is `score.weight` of the model."""
+    """Return the name of a tensor in the model: `score.weight` for `base_model.model.score.modules_to_save.weight`."""
     return name.removeprefix("base_model.model.").replace("modules_to_save.", "").replace("original_module.", "")

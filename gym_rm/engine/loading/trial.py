@@ -1,8 +1,7 @@
-"""Which layout an architecture takes, found out by trying: a tree, a padded batch, or one sequence at a time.
+"""Trial that chooses the layout of a model: a tree, padded batches, or one sequence at a time.
 
-Whatever a configuration claims, a layout is used only if it gives the values of the plain forward, so a new
-architecture is either fast or slow but never wrong. The trial runs once, at load, through the executor, on about a
-hundred tokens.
+A layout is used only if its values equal those of the plain forward. So a new architecture may be slow, but its scores
+are not wrong. The executor runs the trial once, at load, on about a hundred tokens.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from gym_rm.errors import ConfigError, logger
 
 Values: TypeAlias = NDArray[np.float32]
 
-# Relative to the largest value. A layout that computes something else is off by far more.
+# Maximum difference, relative to the largest value. A wrong layout differs by far more.
 TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.05}
-EVERYTHING = 10**6  # a budget that holds the whole trial
+EVERYTHING = 10**6  # a token budget larger than the whole trial
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """How batches go through the model.
+    """How batches run through the model.
 
     Attributes:
-        layout: of the batches.
-        fuse: whether the fused forward may run in place of the model's own.
+        layout: layout of the batches.
+        fuse: whether the fused forward replaces the model's own.
     """
 
     layout: Layout
@@ -41,14 +40,14 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A model as the trial sees it.
+    """Properties of a model that the trial needs.
 
     Attributes:
-        name: for the log.
-        config: its configuration.
-        dtype: its precision, as in `"float32"`.
-        can_take_trees: it is a decoder, and trees are wanted.
-        can_fuse: the fused forward knows its architecture.
+        name: name of the model, for log lines.
+        config: configuration of the model.
+        dtype: precision of the model, such as `"float32"`.
+        can_take_trees: whether the model is a decoder and trees are allowed.
+        can_fuse: whether the fused forward supports the model.
     """
 
     name: str
@@ -59,11 +58,12 @@ class Candidate:
 
 
 def choose_forward(candidate: Candidate, run: Callable[[BatchPlan, bool], Values]) -> Forward:
-    """The fastest forward whose values equal those of the plain forward, one sequence at a time.
+    """Return the fastest forward whose values equal those of the plain forward on one sequence at a time.
 
     Args:
-        candidate: the model.
-        run: values `[sum R, ...]` of a plan's batches, stacked in order, with the fused forward or without.
+        candidate: properties of the model.
+        run: function that runs a plan's batches, with the fused forward if its second argument is True, and returns
+            their values `[sum R, ...]`.
     """
     sequences = trial_sequences(candidate.config)
     plain = plan_padded(sequences, max_num_batched_tokens=EVERYTHING, alone=True)
@@ -74,11 +74,17 @@ def choose_forward(candidate: Candidate, run: Callable[[BatchPlan, bool], Values
         try:
             got = run(plan, fuse)[plan.value_index]
         except FAILURES as error:
-            logger.info("%s does not take a %s (fused=%s): %s", candidate.name, layout, fuse, error)
+            logger.info("%s does not support a %s (fused=%s): %s", candidate.name, layout, fuse, error)
             return False
         difference = float(np.abs(got - expected).max() / max(1e-6, np.abs(expected).max()))
         if not difference <= TOLERANCE.get(candidate.dtype, 0.1):
-            logger.info("%s does not take a %s (fused=%s): off by %.1e", candidate.name, layout, fuse, difference)
+            logger.info(
+                "%s does not support a %s (fused=%s): relative difference %.1e",
+                candidate.name,
+                layout,
+                fuse,
+                difference,
+            )
             return False
         return True
 
@@ -93,25 +99,27 @@ def choose_forward(candidate: Candidate, run: Callable[[BatchPlan, bool], Values
 
 
 def check_forward(candidate: Candidate, forward: Forward, run: Callable[[BatchPlan, bool], Values]) -> None:
-    """Run the trial once more in the layout that was chosen, after something about the model has changed.
+    """Run the trial again in the chosen layout, after the model was quantised.
 
     Raises:
-        ConfigError: the model does not run, or gives values that are not finite.
+        ConfigError: the model does not run, or returns values that are not finite.
     """
     plan = plan_trees if forward.layout == "tree" else plan_padded
     try:
         values = run(plan(trial_sequences(candidate.config), max_num_batched_tokens=EVERYTHING), forward.fuse)
     except FAILURES as error:
-        raise ConfigError(f"{candidate.name} does not run with such layers: {error}") from error
+        raise ConfigError(f"{candidate.name} does not run with quantised layers: {error}") from error
     if not np.isfinite(values).all():
-        raise ConfigError(f"{candidate.name} gives values that are not finite with such layers.")
+        raise ConfigError(
+            f"{candidate.name} returns values that are not finite with quantised layers; pass quantization=None."
+        )
 
 
 def longest_shared(config: Any) -> int | None:
-    """Longest sequence whose values do not depend on how long its neighbours are; None for no limit.
+    """Return the maximum length of sequences that share a batch; None for no limit.
 
-    Rotary frequencies of the kinds `dynamic` and `longrope` change for the whole batch once its longest sequence
-    exceeds the original context.
+    Rotary frequencies of the types `dynamic` and `longrope` change for the whole batch if its longest sequence exceeds
+    the original context.
     """
     config = config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}
@@ -126,14 +134,14 @@ def longest_shared(config: Any) -> int | None:
 
 
 def trial_sequences(config: Any) -> list[TokenSequence]:
-    """Three levels of shared prefixes, an unrelated sequence, and different lengths."""
+    """Return sequences with three levels of shared prefixes, one unrelated sequence, and different lengths."""
     config = config.get_text_config()
     ends = _token_ids(config, "eos_token_id")
     avoid = [*ends, *_token_ids(config, "pad_token_id"), *_token_ids(config, "bos_token_id")]
     allowed = np.setdiff1d(np.arange(min(config.vocab_size, 20_000)), avoid if config.vocab_size > 8 else [])
     ids = np.random.default_rng(0).choice(allowed, 64).astype(np.int32)
     cuts = [ids[:9], ids[:14], np.r_[ids[:9], ids[20:27]], np.r_[ids[:14], ids[30:33]], ids[40:52]]
-    if config.is_encoder_decoder:  # their classifiers read at EOS
+    if config.is_encoder_decoder:  # encoder-decoder classifiers read at EOS
         cuts = [np.append(cut, ends[:1]).astype(np.int32) for cut in cuts]
     return [TokenSequence(cut, np.array([len(cut) - 1])) for cut in cuts]
 
@@ -145,6 +153,6 @@ def _could_take_trees(config: Any) -> bool:
 
 
 def _token_ids(config: Any, name: str) -> list[int]:
-    """The token ids that a configuration has under this name: none, one or several."""
+    """Return the token ids of a configuration under this name: none, one or several."""
     named = getattr(config, name, None)
     return [int(token) for token in np.atleast_1d(named)] if named is not None else []

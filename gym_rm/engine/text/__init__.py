@@ -1,1 +1,1 @@
-"""How does a conversation become token ids?"""
+"""Convert conversations to token ids."""

@@ -1,8 +1,8 @@
-"""Control tokens spelled in the text of a message: found, and encoded as the plain text they are.
+"""Find control tokens in the text of messages, and encode them as plain text.
 
-A tokenizer parses `<|im_end|>` anywhere in a string, also inside a reply, where it would end the turn. Here the
-template writes its own control tokens under secret names, made anew in every process, which a copy of the tokenizer
-knows; what a message spells stays ordinary characters, encoded together with the text around it.
+A tokenizer parses `<|im_end|>` anywhere in a string. Inside a reply, this token would end the turn. To prevent this, a
+copy of the tokenizer has random secret names for its control tokens, and the tokens that the chat template writes are
+replaced by these names. A control token in a message is then ordinary text, encoded together with the text around it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from gym_rm.errors import ConversationError
 from gym_rm.types import Conversation, Message
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
-THINKING = frozenset({"<think>", "</think>"})  # replies may write them, even where a template does too
+THINKING = frozenset({"<think>", "</think>"})  # replies may contain them, even if the template writes them
 WORD = re.compile(r"\S+")
 
 
 class ControlTokens:
-    """The tokens of a tokenizer that text must not be able to write.
+    """Control tokens of a tokenizer, which the text of a message must not produce.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        written: conversations as the template writes them. Added tokens in them count as control tokens even where
-            the tokenizer does not flag them as special, if they are markup: runs of white space (Gemma), words, and
-            the marks of thinking are left to the text.
+        written: example conversations as the chat template writes them. An added token in them is a control token
+            even if the tokenizer does not flag it as special. Exceptions are white space (Gemma), words, `<think>`
+            and `</think>`.
     """
 
     def __init__(self, tokenizer: Any, written: str) -> None:
@@ -39,14 +39,15 @@ class ControlTokens:
         special = {text for text, token in added.items() if token.special} | set(tokenizer.all_special_tokens)
         markup = {text for text in added if not (text in THINKING or text.strip().isalnum() or text.isspace())}
         self.names = _longest_first(special | {text for text in markup if text in written})
-        # Unknown text gets the unknown token's id too, so that id says nothing about control.
+        # Ordinary text can also get the id of the unknown token, so this id does not identify a control token.
         self.ids = frozenset(tokenizer.convert_tokens_to_ids(list(self.names))) - {tokenizer.unk_token_id}
         self._backend: Tokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
         self._spelled = _any_of(self.names)
-        # Text that a template moves or cuts can only become a control token with one of these in it.
+        # First and last characters of control tokens. Text that a template moves or cuts can only become a control
+        # token if it contains one of them.
         self._ends = _any_of(_longest_first({end for name in self.names for end in (name[0], name[-1])}))
-        # A normaliser makes more spellings: `<|IM_END|>` where it lower-cases, wide letters where it makes them plain.
-        # They count for tokens that are looked for after it, and for those that the model has among its pieces.
+        # A normaliser adds spellings of a control token: `<|IM_END|>` if it lower-cases text, full-width letters with
+        # NFKC. This affects added tokens that are matched after normalisation, and tokens in the model's vocabulary.
         self._normalize: Callable[[str], str] | None = None
         if self._backend is not None and self._backend.normalizer is not None:
             normalize = self._backend.normalizer.normalize_str
@@ -57,23 +58,24 @@ class ControlTokens:
                 self._normalize, self._spelled_normalized = normalize, _any_of(_longest_first(spelled))
 
     def find(self, text: str) -> tuple[str, ...]:
-        """The control tokens that the tokenizer would find in this text, in order."""
+        """Return the control tokens that the tokenizer would find in this text."""
         found = self._spelled.findall(text)
         if self._normalize is not None:
             found += self._spelled_normalized.findall(self._normalize(text))
         return tuple(found)
 
     def encode(self, conversation: Conversation, write: Callable[[Conversation], str]) -> Encoding:
-        """Encode `write(conversation)`; what the messages spell is text, what the template writes is control.
+        """Encode `write(conversation)`, with control tokens in messages as plain text.
 
         Raises:
-            ConversationError: the template makes something of the text that cannot be told from its own control tokens.
+            ConversationError: the template changes the text of a message so that its control tokens cannot be told
+                apart from the template's own.
         """
         expected = self._spelled.findall(
             write([Message(role=m["role"], content=_masked(m["content"])) for m in conversation])
         )
-        # Spelled tokens are hidden. Where the template cuts or joins messages, and so puts together what none of
-        # them spells, every end of a token is.
+        # First hide the control tokens in messages. If the template then still forms a control token by cutting or
+        # joining text, hide every first and last character of a control token instead.
         for pattern in (self._spelled, self._ends):
             hidden = _Hidden(pattern, conversation)
             text = write(hidden.conversation)
@@ -81,22 +83,25 @@ class ControlTokens:
                 break
         else:
             raise ConversationError(
-                "the chat template turns the text of a message into control tokens; what the message spells and what "
-                "the template writes cannot be told apart."
+                "the chat template turns the text of a message into control tokens, which cannot be told apart from "
+                "the template's own; change the message or the chat template."
             )
         again = _Hidden(pattern, conversation)
         if hidden.reveal(text) != again.reveal(write(again.conversation)):
             raise ConversationError(
-                "a message spells a control token of the reward model, and the chat template cuts or recodes it."
+                "a message contains a control token of the reward model, and the chat template changes it; remove the "
+                "token from the message."
             )
         named = self._spelled.sub(lambda match: self._secret_names[match[0]], text)
         encoding = self._tokenizer.encode(hidden.reveal(named), add_special_tokens=False)
         if sum(token in self.ids for token in encoding.ids) < len(expected):
-            raise ConversationError("the tokenizer does not parse every control token that the chat template writes.")
+            raise ConversationError(
+                "the tokenizer does not recognise every control token that the chat template writes."
+            )
         return encoding
 
     def encode_pair(self, first: str, second: str) -> Encoding:
-        """Encode a pair of texts with the tokenizer's own special tokens around them and none inside."""
+        """Encode a pair of texts, with the tokenizer's own special tokens around them and none inside them."""
         return self._tokenizer.encode(first, second, add_special_tokens=True)
 
     @functools.cached_property
@@ -105,11 +110,11 @@ class ControlTokens:
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
-        """The tokenizer with every control token under its secret name, in the vocabulary too."""
+        """Copy of the tokenizer in which every control token has its secret name."""
         if self._backend is None:
             raise ConversationError(
-                "a message spells a control token of the reward model, and this tokenizer (not a fast one) cannot "
-                "encode it as plain text; remove the token from the message or convert the tokenizer to a fast one."
+                "a message contains a control token of the reward model, which this slow tokenizer cannot encode as "
+                "plain text; remove the token from the message or use a fast tokenizer."
             )
         state = json.loads(self._backend.to_str())
         state["truncation"] = state["padding"] = None
@@ -129,11 +134,13 @@ class ControlTokens:
         copy = Tokenizer.from_str(json.dumps(state))
         moved = [name for name, hidden in self._secret_names.items() if copy.token_to_id(hidden) != self._id(name)]
         if moved:
-            raise ConversationError(f"control tokens {moved} changed their ids in the guarded copy of the tokenizer.")
+            raise ConversationError(
+                f"control tokens {moved} have different ids in the tokenizer and in its internal copy."
+            )
         return copy
 
     def _keeps(self, pair: Sequence[str] | str, model: dict[str, Any]) -> bool:
-        """Whether a merge of BPE still has its pieces: text must not be merged into a control token either."""
+        """Return whether to keep a BPE merge. Merges that build a control token from ordinary text are removed."""
         left, right = pair.split(" ") if isinstance(pair, str) else pair
         merged = left + right.removeprefix(model.get("continuing_subword_prefix") or "")
         return not {left, right, merged} & self._secret_names.keys()
@@ -145,12 +152,12 @@ class ControlTokens:
 
 
 class _Hidden:
-    """A conversation with a secret word of its length for every match of a pattern; `reveal` turns them back."""
+    """A conversation in which a secret word replaces every match of a pattern. `reveal` undoes the replacement."""
 
     def __init__(self, pattern: re.Pattern[str], conversation: Conversation) -> None:
         self._pattern = pattern
-        self._spellings: dict[str, str] = {}  # by secret word
-        self._words: dict[str, str] = {}  # by spelling
+        self._spellings: dict[str, str] = {}  # secret word: text it replaces
+        self._words: dict[str, str] = {}  # text: secret word that replaces it
         self._taken = {ord(char) for message in conversation for char in message["content"]} & {*PRIVATE_USE}
         self._crowded = 2 * len(self._taken) > len(PRIVATE_USE)
         self.conversation = [
@@ -165,14 +172,15 @@ class _Hidden:
 
     def _word(self, match: re.Match[str]) -> str:
         if match[0] not in self._words:
-            # Where hardly a character is left, length has to be unlikely instead.
+            # A secret word has the length of the text it replaces and contains no character of the conversation. If too
+            # few such characters exist, 8 random ones are very unlikely to occur in the conversation.
             word = _secret(8, set()) if self._crowded else _secret(len(match[0]), self._taken)
             self._words[match[0]], self._spellings[word] = word, match[0]
         return self._words[match[0]]
 
 
 def _secret(length: int, taken: set[int]) -> str:
-    """A word of private characters that nobody has seen and that no other word holds, which are `taken` from now on."""
+    """Return a random word of private-use characters that are not in `taken`, and add them to `taken`."""
     word = ""
     while len(word) < length:
         code = PRIVATE_USE.start + secrets.randbelow(len(PRIVATE_USE))
@@ -183,7 +191,7 @@ def _secret(length: int, taken: set[int]) -> str:
 
 
 def _masked(text: str) -> str:
-    """The text with every word blotted out: nothing is spelled, and a template finds nothing to act upon."""
+    """Replace every word by private-use characters, to hide control tokens and text that a template reacts to."""
     return WORD.sub(lambda match: chr(PRIVATE_USE.start) * len(match[0]), text)
 
 
@@ -196,18 +204,18 @@ def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
 
 
 def check_text(text: Any, where: str) -> None:
-    """Raise `ConversationError` unless this is text that has a UTF-8 form."""
+    """Raise ConversationError if the value is not a string, or cannot be encoded as UTF-8."""
     if not isinstance(text, str):
         raise ConversationError(f"{where} must be a string; got {type(text).__name__}: {text!r:.100}.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConversationError(
-            f"{where} holds a lone surrogate, {text[error.start]!r} at character {error.start}, which no tokenizer "
-            "can encode; decode the bytes with errors='replace'."
+            f"{where} contains a lone surrogate, {text[error.start]!r} at character {error.start}, which no tokenizer "
+            "can encode; decode the original bytes with errors='replace'."
         ) from None
 
 
 def joined(messages: Sequence[Message]) -> str:
-    """The messages of a conversation without a template: their texts, a line each."""
+    """Join the texts of the messages with line breaks, for tokenizers without a chat template."""
     return "\n".join(message["content"] for message in messages)

@@ -1,4 +1,4 @@
-"""What a kind of reward model reads besides the messages themselves."""
+"""Text that a kind of reward model reads in addition to the messages."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from gym_rm.types import Conversation, Message
 
 @dataclass(frozen=True, slots=True)
 class InputFormat:
-    """What is written around and between the messages of a conversation for one kind of reward model.
+    """Text that the renderer adds around and between the messages of a conversation.
 
-    The renderer writes all of it after it has escaped the control tokens that messages spell, so a message cannot
-    forge any of it.
+    The renderer adds it after it has hidden the control tokens in messages, so a message cannot forge it.
 
     Attributes:
-        encoder: the model is an encoder. The tokenizer's `[CLS]` and `[SEP]` are added, and without a chat template
-            (everything before the reply, reply) is encoded as a text pair.
-        question: asked by the user after the conversation.
-        generation_prompt: end where the template starts the model's own turn.
-        step_token: written after every step of the last assistant message.
-        step_separator: what separates two steps in that message; it is not written.
-        control_tokens: further tokens that only the template may write.
-        mark_reply: find out where the last message starts.
+        encoder: whether the model is an encoder. The tokenizer's `[CLS]` and `[SEP]` are then added. Without a chat
+            template, the conversation is encoded as a text pair: all messages before the reply, and the reply.
+        question: user message to add after the conversation, or None.
+        generation_prompt: whether to add the template's generation prompt (the start of the model's own turn).
+        step_token: token to add after every step of the last assistant message, or None.
+        step_separator: text between two steps of that message. It is removed.
+        control_tokens: additional tokens that only the template may write.
+        mark_reply: whether to compute `Rendered.reply_start`.
     """
 
     encoder: bool = False
@@ -34,14 +33,14 @@ class InputFormat:
     mark_reply: bool = False
 
     def steps(self, conversation: Conversation) -> list[str]:
-        """The steps of the last message, if it is the assistant's and this kind reads steps."""
+        """Return the steps of the last message; empty without a step token or an assistant message."""
         if self.step_token is None or conversation[-1]["role"] != "assistant":
             return []
         pieces = conversation[-1]["content"].split(self.step_separator)
         return [piece.strip() for piece in pieces if piece.strip()]
 
     def arrange(self, conversation: Conversation) -> list[Message]:
-        """The messages that the chat template is given."""
+        """Return the messages to pass to the chat template, with step tokens and the question added."""
         messages = list(conversation)
         steps = self.steps(conversation)
         if steps:

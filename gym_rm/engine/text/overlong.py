@@ -1,4 +1,4 @@
-"""Conversations that are longer than the model can read."""
+"""Shorten conversations that have more than `max_length` tokens."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def fit(
     head: int,
     render: Callable[[Conversation], Rendered],
 ) -> Rendered:
-    """A render of at most `max_length` tokens.
+    """Return the rendered conversation, shortened to at most `max_length` tokens.
 
     Args:
-        conversation: what was rendered.
-        rendered: the whole of it.
-        max_length: longest input in tokens.
-        overlong: what to do with a longer one, see `TextOptions`.
-        head: how many tokens at the start are kept in any case (BOS, [CLS]).
-        render: renders a shorter conversation.
+        conversation: the conversation.
+        rendered: the conversation as token ids.
+        max_length: maximum number of tokens.
+        overlong: how to shorten a longer conversation, see `TextOptions`.
+        head: number of tokens at the start that are never removed (BOS, [CLS]).
+        render: function that renders a conversation.
 
     Raises:
-        ConversationError: it does not fit.
+        ConversationError: the conversation is too long and could not be shortened.
     """
     length = len(rendered.input_ids)
     if length <= max_length:
@@ -56,7 +56,7 @@ def fit(
             return replace(shorter, truncated_tokens=length - len(shorter.input_ids))
     kept = " even with only the system message, the last user message and the reply" if overlong == "drop_turns" else ""
     raise ConversationError(
-        f"the conversation has {length} tokens, over max_length={max_length}{kept}; raise max_length, or pass "
+        f"the conversation has {length} tokens, more than max_length={max_length}{kept}; increase max_length, or pass "
         "overlong='drop_turns' or 'truncate_left'."
     )
 
@@ -64,7 +64,7 @@ def fit(
 def _drop_turns(
     conversation: Conversation, max_length: int, render: Callable[[Conversation], Rendered]
 ) -> Rendered | None:
-    """The render that fits with the fewest oldest turns dropped, if any does."""
+    """Drop as few of the oldest turns as possible; return None if the conversation is still too long."""
     first = next((k for k, message in enumerate(conversation) if message["role"] != "system"), 0)
     users = [k for k in range(first, len(conversation)) if conversation[k]["role"] == "user"]
     starts = users[1:] if users[:1] == [first] else users or list(range(first + 1, len(conversation)))[-1:]

@@ -13,13 +13,13 @@ TokenIds: TypeAlias = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation, up to one of its turns, as the model will see it.
+    """Token ids of a conversation, or of its beginning up to one turn.
 
     Attributes:
         input_ids: int32 `[L]`.
-        truncated_tokens: how many tokens were cut to fit `max_length`.
-        second_segment: where the reply of a text pair starts (encoders without a chat template), or None.
-        reply_start: where the last message starts, for kinds that need it (`InputFormat.mark_reply`), or None.
+        truncated_tokens: number of tokens that were removed to fit `max_length`.
+        second_segment: index of the first reply token of a text pair (encoders without a chat template), or None.
+        reply_start: index of the first token of the last message, if `InputFormat.mark_reply` is set, else None.
     """
 
     input_ids: TokenIds

@@ -1,7 +1,7 @@
-"""Conversations to token ids: the only place where a chat template is applied, for training and scoring alike.
+"""Convert conversations to token ids with the reward model's chat template, for training and for scoring.
 
-Two promises. The ids are those of `tokenizer.apply_chat_template` for every conversation whose messages spell no
-control token. And a message that does spell one gets it as plain text: it cannot forge a turn.
+If no message contains a control token, the ids are equal to those of `tokenizer.apply_chat_template`. A control token
+in a message is encoded as plain text, so a message cannot forge a turn.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
 
 
 class TextOptions(Config):
-    """How conversations become text and tokens."""
+    """Options for converting conversations to text and tokens."""
 
     chat_template: str | None = None
-    """Jinja source to use instead of the tokenizer's own template."""
+    """Jinja source of the chat template; None for the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Extra variables for the template (`enable_thinking=False`, ...)."""
+    """Extra variables for the chat template (`enable_thinking=False`, ...)."""
     add_bos: Flag | None = None
-    """None adds the BOS that the tokenizer itself would add where the template wrote none, and never a second one; True
-    requires a BOS; False leaves the template's text as it is."""
+    """Whether to add a BOS token if the template wrote none. None adds one if the tokenizer itself does, True always,
+    False never. A second BOS is never added."""
     max_length: PositiveInt | None = None
-    """Longest conversation in tokens; None for what the model's positions allow."""
+    """Maximum number of tokens of a conversation; None for the number of positions of the model."""
     overlong: Overlong = "error"
-    """What happens to a longer one. `"error"` refuses it: a cut conversation is another question, and only its owner
-    knows whether that one's score still means anything. `"drop_turns"` drops the oldest turns and keeps the system
-    message, the last user message and the reply. `"truncate_left"` drops the oldest tokens, BOS or [CLS] kept. What is
-    cut is counted in `Scores.truncated_tokens`."""
+    """What to do with a conversation longer than `max_length`. `"error"` reports an error, because the score of a
+    shortened conversation may be misleading. `"drop_turns"` removes the oldest turns and keeps the system message, the
+    last user message and the reply. `"truncate_left"` removes the oldest tokens, except BOS or [CLS]. The number of
+    removed tokens is in `Scores.truncated_tokens`."""
     date: Annotated[datetime.date, pydantic.BeforeValidator(parse_date)] = DATE
-    """What a template that asks for today's date is told (a date, or ISO text such as `"2024-07-26"`)."""
+    """Date for templates that write today's date: a date, or ISO text such as `"2024-07-26"`."""
 
 
 class Renderer:
-    """Applies a tokenizer and its chat template.
+    """Convert conversations to token ids with a tokenizer and its chat template.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        input_format: what the kind of reward model reads besides the messages.
+        input_format: text that the kind of reward model reads in addition to the messages.
         **options: the fields of `TextOptions`.
 
     Raises:
-        ConfigError: a decoder without a chat template, or an unknown or invalid option.
+        ConfigError: the tokenizer of a decoder has no chat template, or an option is unknown or invalid.
     """
 
     def __init__(self, tokenizer: Any, *, input_format: InputFormat | None = None, **options: Any) -> None:
@@ -78,8 +78,8 @@ class Renderer:
         template = settings.chat_template or own_template(tokenizer)
         if template is None and not input_format.encoder:
             raise ConfigError(
-                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so a conversation cannot be "
-                "written as the model was trained to read it; pass chat_template= (Jinja source)."
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so conversations cannot be "
+                "written in the format that the model was trained on; pass chat_template= (Jinja source)."
             )
         self.tokenizer = tokenizer
         self.chat_template: str | None = template
@@ -92,8 +92,8 @@ class Renderer:
         self._variables = settings.chat_template_kwargs or {}
         self.input_format = input_format
         self._prefix, self._suffix = self._surroundings(settings.add_bos)
-        # None of these ends with the assistant: what a template writes into a last reply, such as an empty
-        # `<think></think>`, replies may write too.
+        # These examples end with a user message: tokens that a template writes only into the last reply, such as an
+        # empty `<think></think>`, must not count as control tokens, because replies may contain them.
         turns = ([SYSTEM, USER, ASSISTANT, USER], [USER, ASSISTANT, TOOL, USER])
         tokens = (*input_format.control_tokens, input_format.step_token or "")
         self._control = ControlTokens(tokenizer, "".join((self._skeleton(), *map(self._try_to_write, turns), *tokens)))
@@ -101,7 +101,7 @@ class Renderer:
         self._step_id = token_of(tokenizer, input_format.step_token) if input_format.step_token else None
 
     def encode(self, conversations: Sequence[Conversation]) -> list[Rendered | ConversationError]:
-        """Render N conversations; a conversation that cannot be rendered gets the error instead."""
+        """Render N conversations. The result for an invalid conversation is a ConversationError."""
         results: dict[int, Rendered | ConversationError] = {}
         texts: dict[int, str] = {}
         for row, conversation in enumerate(conversations):
@@ -124,19 +124,20 @@ class Renderer:
     def encode_turns(self, conversation: Conversation) -> list[Rendered]:
         """Render a conversation up to each of its assistant turns, and up to its end.
 
-        The last entry is what `encode` gives. Where the text of an earlier turn is a prefix of the whole text that
-        ends before a control token, its ids are a prefix of the whole ids; anything else is tokenised by itself.
+        The last entry is equal to the result of `encode`. If the text of an earlier turn is a prefix of the whole text
+        and ends directly before a control token, its ids are taken from the ids of the whole text. Otherwise, the turn
+        is tokenised separately.
 
         Raises:
-            ConversationError: some turn cannot be rendered.
+            ConversationError: a turn cannot be rendered.
         """
         self._check(conversation)
         turns = [k + 1 for k, message in enumerate(conversation) if message["role"] == "assistant"]
         if not turns or turns[-1] != len(conversation):
             turns.append(len(conversation))
-        # Only the last turn carries what a kind writes beside it, so earlier turns are no prefixes of the whole.
-        alike = self.input_format == InputFormat(self.input_format.encoder) and self.tokenizer.is_fast
-        text = self._plain_text(conversation) if alike else None
+        # If the kind adds text to the last turn (a question, step tokens), earlier turns are not prefixes of the whole.
+        prefixes = self.input_format == InputFormat(self.input_format.encoder) and self.tokenizer.is_fast
+        text = self._plain_text(conversation) if prefixes else None
         if text is None:
             return [self._fit(conversation[:stop], self._render(conversation[:stop])) for stop in turns]
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -154,17 +155,17 @@ class Renderer:
         return [*results, self._fit(conversation, Rendered(self._surround(ids)))]
 
     def prompt_length(self, conversation: Conversation, rendered: Rendered) -> int:
-        """Tokens of a render that stand before its last message: what a policy is given to continue."""
+        """Return the number of tokens of the prompt, which are the tokens before the last message."""
         prompt = self._encode(conversation[:-1], add_generation_prompt=True)
         limit = min(len(prompt), len(rendered.input_ids))
         different = np.flatnonzero(prompt[:limit] != rendered.input_ids[:limit])
         return int(different[0]) if len(different) else limit
 
     def _check(self, conversation: Conversation) -> None:
-        """Raise `ConversationError` unless this is a conversation."""
+        """Raise ConversationError if the conversation is invalid."""
         if not isinstance(conversation, Sequence) or isinstance(conversation, str):
             raise ConversationError(
-                f"a conversation is a list of {{'role', 'content'}} messages; got {type(conversation).__name__}."
+                f"a conversation must be a list of {{'role', 'content'}} messages; got {type(conversation).__name__}."
             )
         if not conversation:
             raise ConversationError("the conversation is empty; expected at least one message.")
@@ -176,23 +177,25 @@ class Renderer:
             extra = [key for key, value in message.items() if key not in ("role", "content") and value is not None]
             if extra:
                 raise ConversationError(
-                    f"message {index} has fields {extra} besides 'role' and 'content'; they would not be scored: "
-                    "write them into the content or leave them out."
+                    f"message {index} has the fields {extra} besides 'role' and 'content', which would not be scored; "
+                    "write them into the content or remove them."
                 )
             check_text(message["content"], f"the content of message {index}")
             check_text(message["role"], f"the role of message {index}")
             if message["role"] not in COMMON_ROLES and not ROLE.fullmatch(message["role"]):
-                raise ConversationError(f"message {index} has the role {message['role']!r}; expected a plain word.")
+                raise ConversationError(
+                    f"message {index} has the role {message['role']!r}; expected a word such as 'user'."
+                )
 
     def _plain_text(self, conversation: Conversation) -> str | None:
-        """The conversation as the template writes it; None where something in it only looks like a control token."""
+        """Return the text that the template writes, or None if messages contain or form a control token."""
         if self.chat_template is None or any(self._control.find(message["content"]) for message in conversation):
             return None
         text = self._write(conversation)
         return text if self._control.find(text) == self._find_written(conversation) else None
 
     def _find_written(self, conversation: Conversation) -> tuple[str, ...]:
-        """The control tokens that the template writes for a conversation of these roles and steps."""
+        """Return the control tokens that the template writes for a conversation with these roles and steps."""
         neutral = [Message(role=m["role"], content="text" if m["content"].strip() else "") for m in conversation]
         steps = len(self.input_format.steps(conversation))
         if steps:
@@ -208,7 +211,7 @@ class Renderer:
         return written
 
     def _render(self, conversation: Conversation) -> Rendered:
-        """Render one conversation whatever its messages spell."""
+        """Render one conversation, whether or not its messages contain control tokens."""
         if self.chat_template is None:
             first, second = joined(conversation[:-1]), conversation[-1]["content"]
             encoding = self._control.encode_pair(first, second)
@@ -218,7 +221,7 @@ class Renderer:
         return self._annotate(conversation, self._encode(conversation))
 
     def _encode(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> TokenIds:
-        """Token ids of a conversation under the template, whatever its messages spell."""
+        """Return token ids under the template, whether or not messages contain control tokens."""
         write = functools.partial(self._write, add_generation_prompt=add_generation_prompt)
         text = self._plain_text(conversation)
         if text is None:
@@ -227,19 +230,19 @@ class Renderer:
         return self._tokenize([write(conversation) if add_generation_prompt else text])[0]
 
     def _annotate(self, conversation: Conversation, ids: TokenIds) -> Rendered:
-        """Add what the kind asked to know, and see that nothing but the renderer wrote its step tokens."""
+        """Check the number of step tokens, and set `reply_start` if the kind needs it."""
         if self._step_id is not None:
             found, expected = int((ids == self._step_id).sum()), len(self.input_format.steps(conversation))
             if found != expected:
                 raise ConversationError(
-                    f"the text holds the step token {self.input_format.step_token!r} {found} times for {expected} "
-                    "steps: a message or the chat template writes it too, and those could not be told apart."
+                    f"expected the step token {self.input_format.step_token!r} {expected} times, once per step, but "
+                    f"the text contains it {found} times; neither a message nor the template may contain it."
                 )
         rendered = Rendered(ids)
         if not self.input_format.mark_reply:
             return rendered
         if len(conversation) < 2 or conversation[-1]["role"] != "assistant":
-            raise ConversationError("the conversation must end with a reply of the assistant's to some prompt.")
+            raise ConversationError("the conversation must end with a reply of the assistant to a prompt.")
         return replace(rendered, reply_start=self.prompt_length(conversation, rendered))
 
     def _write(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> str:
@@ -251,14 +254,16 @@ class Renderer:
                 add_generation_prompt=add_generation_prompt or self.input_format.generation_prompt,
                 **self._variables,
             )
-        except Exception as error:  # a template is a program: besides `raise_exception` it can fail in any way
+        except Exception as error:  # a template can raise any exception
             roles = [message["role"] for message in conversation[:8]]
             raise ConversationError(
-                f"the chat template refuses this conversation (roles {roles}...): {error}"
+                f"the chat template cannot write this conversation (roles {roles}...): {error}"
             ) from error
         for message in conversation:
             if message["role"] not in COMMON_ROLES and message["content"].strip() not in text:
-                raise ConversationError(f"the chat template does not write messages of the role {message['role']!r}.")
+                raise ConversationError(
+                    f"the chat template does not write messages with the role {message['role']!r}; use another role."
+                )
         return text
 
     def _tokenize(self, texts: list[str]) -> list[TokenIds]:
@@ -269,7 +274,7 @@ class Renderer:
         return [self._surround(np.array(ids, dtype=np.int32)) for ids in encoded]
 
     def _surround(self, ids: TokenIds) -> TokenIds:
-        """Add the tokenizer's own special tokens where the template did not write them."""
+        """Add the tokenizer's own special tokens at the start and the end, if the template did not write them."""
         if not len(ids):
             return ids
         parts = [ids]
@@ -280,15 +285,15 @@ class Renderer:
         return np.concatenate(parts) if len(parts) > 1 else ids
 
     def _head(self, ids: TokenIds) -> int:
-        """How many tokens stand before the conversation itself: a BOS, or what an encoder starts with."""
+        """Return the number of special tokens before the conversation: a BOS, or the prefix of an encoder."""
         if len(self._prefix) and np.array_equal(ids[: len(self._prefix)], self._prefix):
             return len(self._prefix)
         return int(ids[0] == self.tokenizer.bos_token_id)
 
     def _fit(self, conversation: Conversation, rendered: Rendered) -> Rendered:
-        """Apply `max_length`."""
+        """Apply the options `max_length` and `overlong`."""
         if not len(rendered.input_ids):
-            raise ConversationError("the conversation has no tokens: the chat template wrote nothing.")
+            raise ConversationError("the conversation has no tokens, because the chat template wrote nothing.")
         if self.max_length is None:
             return rendered
         return fit(
@@ -301,7 +306,7 @@ class Renderer:
         )
 
     def _surroundings(self, add_bos: bool | None) -> tuple[TokenIds, TokenIds]:
-        """What goes before and after the template's ids where it is not there yet."""
+        """Return the special tokens that belong before and after the template's ids."""
         nothing = np.empty(0, dtype=np.int32)
         bare = self.tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = self.tokenizer("a", add_special_tokens=True)["input_ids"]
@@ -316,14 +321,14 @@ class Renderer:
             written = self.tokenizer(self._skeleton(), add_special_tokens=False)["input_ids"][:1]
             if written != prefix[:1].tolist():
                 warn_once(
-                    f"the chat template of {self.tokenizer.name_or_path!r} writes no BOS and its tokenizer adds one: "
-                    "one is added, as the tokenizer would. Pass add_bos=False to score the template's text alone."
+                    f"the chat template of {self.tokenizer.name_or_path!r} writes no BOS, but its tokenizer adds "
+                    "one, so a BOS is added. Pass add_bos=False to score conversations without a BOS."
                 )
             return prefix, nothing
         return nothing, nothing
 
     def _skeleton(self) -> str:
-        """A short conversation as the template writes it; empty where it refuses one."""
+        """Return a short conversation as the template writes it; empty if the template rejects all examples."""
         shapes = ([USER, ASSISTANT, USER], [USER, ASSISTANT], [USER])
         return next(filter(None, map(self._try_to_write, shapes)), "")
 

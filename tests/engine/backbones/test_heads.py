@@ -24,7 +24,7 @@ def test_heads_pass_gradients_to_their_weights():
     assert model.score.weight.grad is not None
 
 
-def test_a_head_is_found_by_name_at_every_call():
+def test_a_head_is_looked_up_by_name_at_every_call():
     model = tiny_models.reward_model("qwen3")
     head, hidden = ModuleHead(model, "score"), torch.randn(3, 32)
     before = head(hidden)
@@ -34,7 +34,7 @@ def test_a_head_is_found_by_name_at_every_call():
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "gpt_neox", "opt", "bloom"])
-def test_token_logits_are_the_models(architecture):
+def test_token_logits_equal_those_of_the_model(architecture):
     tokenizer = tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
     torch.manual_seed(0)
     config = tiny_models._config(architecture, tokenizer, initializer_range=0.3)
@@ -49,7 +49,7 @@ def test_token_logits_are_the_models(architecture):
         torch.testing.assert_close(TokenLogits(model).log_probabilities(hidden, targets), expected)
 
 
-def test_logits_made_in_another_way_are_refused():
+def test_unsupported_logits_are_refused():
     config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"), initializer_range=0.3)
     model = AutoModelForCausalLM.from_config(config).float().eval()
     forward = type(model).forward
@@ -61,7 +61,7 @@ def test_logits_made_in_another_way_are_refused():
             return output
 
     model.__class__ = Strange
-    with pytest.raises(ConfigError, match="makes its logits in another way"):
+    with pytest.raises(ConfigError, match="computes its logits in an unsupported way"):
         TokenLogits(model, [1])
     with pytest.raises(ConfigError, match="no output layer"):
         TokenLogits(model.base_model, [1])

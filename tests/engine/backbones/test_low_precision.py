@@ -35,7 +35,7 @@ def test_int8_is_the_product_of_rounded_integers(rows, inputs, outputs, seed):
 
 
 @each_format
-def test_it_is_close_to_the_layer_that_it_replaces(make):
+def test_the_output_is_close_to_that_of_the_replaced_layer(make):
     linear, layer = make_layer(make)
     x = torch.randn(3, 5, 64)
     assert layer(x).shape == (3, 5, 32)
@@ -43,7 +43,7 @@ def test_it_is_close_to_the_layer_that_it_replaces(make):
 
 
 @each_format
-def test_a_row_does_not_depend_on_its_neighbours(make):
+def test_a_row_does_not_depend_on_other_rows(make):
     _, layer = make_layer(make)
     x = torch.randn(40, 64)
     x[7] *= 1e4
@@ -54,7 +54,7 @@ def test_a_row_does_not_depend_on_its_neighbours(make):
 
 @each_format
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_broken_row_stays_broken_and_alone(make, bad):
+def test_a_row_that_is_not_finite_does_not_change_other_rows(make, bad):
     _, layer = make_layer(make)
     x = torch.randn(4, 64)
     expected = layer(x)
@@ -65,7 +65,7 @@ def test_a_broken_row_stays_broken_and_alone(make, bad):
 
 
 @each_format
-def test_a_row_of_zeros_gives_the_bias(make):
+def test_the_output_of_a_row_of_zeros_is_the_bias(make):
     linear, layer = make_layer(make)
     torch.testing.assert_close(layer(torch.zeros(1, 64))[0], linear.bias)
 
@@ -87,7 +87,7 @@ def test_a_quantized_scorer_stays_close_and_independent_of_its_batch(architectur
     assert type(head) is nn.Linear
 
 
-def test_the_embedded_reward_model_keeps_its_judgement():
+def test_quantised_scores_of_the_embedded_model_correlate_with_exact_scores():
     conversations = [
         [*prompt.messages, {"role": "assistant", "content": f"It is {number}."}]
         for prompt in load_prompts(limit=60)
@@ -98,18 +98,18 @@ def test_the_embedded_reward_model_keeps_its_judgement():
     assert np.corrcoef(exact, quantized)[0, 1] > 0.99
 
 
-def test_what_cannot_be_quantized_is_refused(saved_model):
+def test_invalid_quantization_is_refused(saved_model):
     with pytest.raises(ConfigError, match="quantization must be 'int8' or 'fp8', got 'int3'"):
         gym_rm.load_scorer(quantization="int3")
-    with pytest.raises(ConfigError, match="needs a GPU from Ada or Hopper on, and the model is on cpu"):
+    with pytest.raises(ConfigError, match="needs an Ada, Hopper or newer GPU, but the model is on cpu"):
         gym_rm.load_scorer(device="cpu", quantization="fp8")
-    with pytest.raises(ConfigError, match="found no linear layers in GPT2"):
+    with pytest.raises(ConfigError, match="found no linear layers to replace in GPT2"):
         gym_rm.load_scorer(str(saved_model("gpt2")), quantization="int8")
-    with pytest.raises(ConfigError, match="is for CPUs and the model is on cuda"):
+    with pytest.raises(ConfigError, match="needs a CPU, but the model is on cuda"):
         quantize_layers(tiny_models.reward_model("qwen3"), "int8", torch.device("cuda"))
 
 
-def test_every_scorer_of_a_quantized_model_says_so(saved_model):
+def test_the_provenance_of_a_quantised_model_has_the_format(saved_model):
     first = gym_rm.load_scorer(str(saved_model("qwen3")), quantization="int8")
     model, tokenizer = first.executor.models[0], first.renderer.tokenizer
     for options in ({}, {"quantization": "int8"}):
@@ -117,16 +117,16 @@ def test_every_scorer_of_a_quantized_model_says_so(saved_model):
         assert scorer.provenance.settings["quantization"] == "int8"
 
 
-def test_a_model_that_does_not_run_with_such_layers_is_refused(saved_model, monkeypatch):
+def test_a_model_that_does_not_run_with_quantised_layers_is_refused(saved_model, monkeypatch):
     def forward(self, x):
         raise RuntimeError("expected scalar type Float but found Char")
 
     monkeypatch.setattr(Int8Linear, "forward", forward)
-    with pytest.raises(ConfigError, match="does not run with such layers: expected scalar type Float"):
+    with pytest.raises(ConfigError, match="does not run with quantised layers: expected scalar type Float"):
         gym_rm.load_scorer(str(saved_model("bert")), quantization="int8")
 
 
-def test_quantising_leaves_a_model_of_somebody_else_as_it_was(saved_model, gsm8k_groups):
+def test_quantising_does_not_change_a_model_that_was_passed_in(saved_model, gsm8k_groups):
     scorer = gym_rm.load_scorer(str(saved_model("qwen3")))
     model, tokenizer = scorer.executor.models[0], scorer.renderer.tokenizer
     before = scorer.score(gsm8k_groups[0]).rewards
@@ -135,10 +135,12 @@ def test_quantising_leaves_a_model_of_somebody_else_as_it_was(saved_model, gsm8k
     assert np.array_equal(scorer.score(gsm8k_groups[0]).rewards, before)
     assert type(model.base_model.layers[0].self_attn.q_proj) is nn.Linear
     shared = quantized.executor.models[0]
-    assert shared.base_model.embed_tokens.weight is model.base_model.embed_tokens.weight, "only products are copied"
+    assert shared.base_model.embed_tokens.weight is model.base_model.embed_tokens.weight, (
+        "tensors are shared, except those of linear layers"
+    )
 
 
-def test_weights_that_were_trained_are_quantised_again_after_clear_cache(saved_model, gsm8k_groups):
+def test_clear_cache_quantises_trained_weights_again(saved_model, gsm8k_groups):
     scorer = gym_rm.load_scorer(str(saved_model("qwen3")))
     model, tokenizer = scorer.executor.models[0], scorer.renderer.tokenizer
     quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")

@@ -20,7 +20,7 @@ def dialogues(hh_pairs, messages, count=8):
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "mistral"])
-def test_the_next_turn_computes_only_what_is_new(architecture, saved_model, hh_pairs):
+def test_the_next_turn_computes_only_its_new_tokens(architecture, saved_model, hh_pairs):
     folder = saved_model(architecture)
     plain, cached = gym_rm.load_scorer(folder), gym_rm.load_scorer(folder, prefix_cache_tokens=20_000)
     before = 0
@@ -29,14 +29,14 @@ def test_the_next_turn_computes_only_what_is_new(architecture, saved_model, hh_p
         expected, scores = plain.score(conversations), cached.score(conversations)
         np.testing.assert_allclose(scores.rewards, expected.rewards, atol=1e-5)
         assert scores.workload.unique_tokens == expected.workload.unique_tokens
-        # All of the turns before, but for the beginnings of blocks and the token that was read.
+        # All tokens of earlier turns are reused, except incomplete blocks and tokens that are read.
         assert before - 2 * CACHE_BLOCK_SIZE * len(conversations) < scores.workload.reused_tokens <= before
         before = expected.workload.unique_tokens
 
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), capacity=st.integers(1, 12))
-def test_values_do_not_depend_on_what_is_remembered(data, capacity):
+def test_values_do_not_depend_on_the_cache(data, capacity):
     model = fused_model()
     cache = PrefixCache(capacity * CACHE_BLOCK_SIZE)
     for _ in range(4):
@@ -51,7 +51,7 @@ def test_values_do_not_depend_on_what_is_remembered(data, capacity):
 
 
 def long_sequences():
-    """Few distinct pieces, so that beginnings come back, with one or two reads."""
+    """Sequences of few distinct pieces, so that prefixes repeat, with one or two reads."""
     pieces = st.lists(st.integers(0, 2), min_size=1, max_size=5)
     reads = st.tuples(st.floats(0, 1), st.just(1.0))
 
@@ -77,7 +77,7 @@ def values(model, tree):
 
 
 @pytest.mark.parametrize("use_flex", [False, True])
-def test_a_window_that_slides_over_what_is_given(use_flex, monkeypatch):
+def test_a_sliding_window_over_cached_tokens(use_flex, monkeypatch):
     monkeypatch.setattr(
         decoder, "TreeAttention", lambda *given, **options: TreeAttention(*given, use_flex=use_flex, **options)
     )
@@ -94,7 +94,7 @@ def test_a_window_that_slides_over_what_is_given(use_flex, monkeypatch):
     assert model.prefix_cache.reused_tokens == 64
 
 
-def test_every_turn_can_be_read_over_a_known_prefix(saved_model, hh_pairs):
+def test_turn_rewards_with_a_cached_prefix(saved_model, hh_pairs):
     folder = saved_model("qwen3")
     plain, cached = gym_rm.load_scorer(folder), gym_rm.load_scorer(folder, prefix_cache_tokens=20_000)
     for messages in (4, 6):
@@ -105,7 +105,7 @@ def test_every_turn_can_be_read_over_a_known_prefix(saved_model, hh_pairs):
     assert scores.workload.reused_tokens > 0
 
 
-def test_a_forward_that_failed_leaves_nothing_behind(monkeypatch):
+def test_a_failed_forward_adds_nothing_to_the_cache(monkeypatch):
     model = fused_model()
     ids = np.arange(5, 85, dtype=np.int32)
     (tree,) = plan_trees([TokenSequence(ids, np.array([79]))], max_num_batched_tokens=200).batches
@@ -120,7 +120,7 @@ def test_a_forward_that_failed_leaves_nothing_behind(monkeypatch):
     torch.testing.assert_close(values(model, tree), expected, atol=1e-5, rtol=0)
 
 
-def test_new_weights_need_a_cleared_cache(saved_model, hh_pairs):
+def test_clear_cache_removes_keys_of_the_old_weights(saved_model, hh_pairs):
     model = AutoModelForSequenceClassification.from_pretrained(saved_model("qwen3"))
     tokenizer = gym_rm.load_scorer(saved_model("qwen3")).renderer.tokenizer
     scorer = gym_rm.RewardModelScorer(model, tokenizer, prefix_cache_tokens=20_000)
@@ -135,14 +135,14 @@ def test_new_weights_need_a_cleared_cache(saved_model, hh_pairs):
     np.testing.assert_allclose(scores.rewards, fresh.rewards, atol=1e-5)
 
 
-def test_sleeping_frees_it(saved_model, hh_pairs):
+def test_sleep_clears_the_prefix_cache(saved_model, hh_pairs):
     scorer = gym_rm.load_scorer(saved_model("qwen3"), prefix_cache_tokens=20_000)
     scorer.score(dialogues(hh_pairs, 2, count=2))
     scorer.sleep()
     assert scorer.score(dialogues(hh_pairs, 4, count=2)).workload.reused_tokens == 0
 
 
-def test_8_bit_products_go_with_it(saved_model, hh_pairs):
+def test_the_prefix_cache_with_8_bit_products(saved_model, hh_pairs):
     options = {"quantization": "int8"}
     plain = gym_rm.load_scorer(saved_model("qwen3"), **options)
     cached = gym_rm.load_scorer(saved_model("qwen3"), prefix_cache_tokens=20_000, **options)
@@ -159,9 +159,9 @@ def test_8_bit_products_go_with_it(saved_model, hh_pairs):
         ("qwen3", {"batch_invariant": True}, "which batch_invariant=True turns off"),
         ("qwen3", {"tree": False}, "layout 'padded'"),
         ("gpt2", {}, r"a type in \['llama', 'mistral', 'qwen2', 'qwen3'\]"),
-        ("bert", {}, "this is a BertForSequenceClassification"),
+        ("bert", {}, "got BertForSequenceClassification"),
     ],
 )
-def test_what_it_cannot_do_is_refused(architecture, options, message, saved_model):
+def test_unsupported_options_are_refused(architecture, options, message, saved_model):
     with pytest.raises(ConfigError, match=message):
         gym_rm.load_scorer(saved_model(architecture), **{"prefix_cache_tokens": 1000, **options})

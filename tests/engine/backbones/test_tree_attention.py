@@ -33,7 +33,7 @@ def sequence(ids):
 
 
 def random_tree(seed, *, sequences=12, node=40, vocabulary=350):
-    """Sequences that branch off each other at random places, as one tree of some hundred tokens."""
+    """Return sequences that branch off each other at random positions: a tree of a few hundred tokens."""
     random = np.random.default_rng(seed)
     grown = [random.integers(5, vocabulary, random.integers(1, 2 * node))]
     while len(grown) < sequences:
@@ -49,7 +49,7 @@ def tree_of(sequences):
 
 
 def dense_rule(tree, window):
-    """Who attends to whom, from the parents alone: bool `[T, T]`."""
+    """Return which query attends to which key, computed from the parents: bool `[T, T]`."""
     allowed = np.zeros((len(tree), len(tree)), dtype=bool)
     for query, parent in enumerate(tree.parents):
         if parent >= 0:
@@ -61,7 +61,7 @@ def dense_rule(tree, window):
 
 
 def dense_attention(query, key, value, tree, window, *, scaling=None, softcap=None, sinks=None):
-    """Softmax attention with a mask of every pair, written out."""
+    """Return softmax attention with a dense mask, as the reference."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -132,7 +132,7 @@ def test_nodes_longer_than_a_masked_block(window):
 
 @pytest.mark.parametrize("window", [None, 16])
 def test_gradients_equal_those_of_dense_attention(window):
-    """Of the blocks; flex_attention has a backward on CUDA alone."""
+    """Compares attention by blocks, because flex_attention has a backward only on CUDA."""
     tree = tree_of(random_tree(7))
     inputs = states(tree, key_heads=2, requires_grad=True)
     weights = torch.randn(1, len(tree), 4, 16)
@@ -159,7 +159,7 @@ def test_gradients_of_compiled_flex_attention(window):
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt_neox", "mistral"])
 def test_gradients_through_a_tree_are_the_sum_of_plain_gradients(architecture):
-    """Training: the shared prompt's gradient is added up once, over all replies."""
+    """In training, the gradient of a shared prompt is the sum over all its replies."""
     model = HeadedDecoder(tiny_models.reward_model(architecture).double(), ModuleHead("score"), None)
     sequences = random_tree(3, sequences=6, node=20, vocabulary=300)
     weights = torch.linspace(-1, 1, sum(len(each.read_positions) for each in sequences))
@@ -186,7 +186,7 @@ def test_block_mask_equals_the_dense_rule_for_every_pair(seed, window):
     rule = mask.mask_mod(None, None, index[:, None], index[None, :])
     assert torch.equal(rule[: len(tree), : len(tree)], dense_rule(tree, window))
     assert torch.equal(rule[len(tree) :, : len(tree)], torch.zeros(length - len(tree), len(tree), dtype=bool))
-    assert rule[len(tree) :].any(dim=1).all(), "a query of the padding with no key at all would be NaN"
+    assert rule[len(tree) :].any(dim=1).all(), "a padding query without keys would be NaN"
 
     blocks = rule.view(
         length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE, length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE
@@ -199,7 +199,7 @@ def test_block_mask_equals_the_dense_rule_for_every_pair(seed, window):
 
 
 def listed(count, indices):
-    """The blocks that a list of a block mask names: bool `[Q, K]`."""
+    """Return the blocks in a list of a block mask: bool `[Q, K]`."""
     count, indices = count[0, 0], indices[0, 0]
     found = torch.zeros(len(count), indices.shape[1], dtype=bool)
     for row, number in enumerate(count.tolist()):
@@ -207,13 +207,13 @@ def listed(count, indices):
     return found
 
 
-def test_a_long_tree_leaves_most_blocks_out():
+def test_the_block_mask_of_a_large_tree_skips_most_blocks():
     prompt = np.random.default_rng(0).integers(5, 350, 256)
     replies = [sequence(np.r_[prompt, np.full(256, 1000 + k)]) for k in range(16)]
     tree = tree_of(replies)
     mask = TreeAttention(tree, CPU).block_mask(None)
     needed = int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum())
-    assert needed == 3 + 16 * (2 * 2 + 3)  # the prompt's triangle; each reply's square over it and its own triangle
+    assert needed == 3 + 16 * (2 * 2 + 3)  # prompt: a triangle; each reply: a square with the prompt, and a triangle
 
 
 @given(st.integers(1, 300_000))
@@ -231,7 +231,7 @@ def test_there_are_few_padded_lengths():
         assert len(lengths) <= 16
 
 
-# --- between transformers and the tree
+# --- the functions registered with transformers
 
 
 def call(module=None, mask=None, tree="some", **options):
@@ -241,7 +241,7 @@ def call(module=None, mask=None, tree="some", **options):
     return tree_attention(module or torch.nn.Module(), query, query, query, mask, tree=tree, **options)[0]
 
 
-def test_the_mask_names_the_window():
+def test_the_window_of_the_mask_overrides_that_of_the_layer():
     torch.manual_seed(0)
     by_mask = call(mask=tree_mask(local_size=4))
     torch.manual_seed(0)
@@ -255,12 +255,12 @@ def test_the_mask_names_the_window():
     assert not torch.allclose(by_mask, full)
 
 
-def test_what_a_tree_cannot_compute_is_refused():
+def test_unsupported_attention_is_refused():
     bidirectional = torch.nn.Module()
     bidirectional.is_causal = False
     for options, reason in [
-        ({"tree": None}, "does not hand the tree"),
-        ({"mask": torch.zeros(1, 1, 50, 50)}, "mask of its own"),
+        ({"tree": None}, "does not pass the tree"),
+        ({"mask": torch.zeros(1, 1, 50, 50)}, "uses its own attention mask"),
         ({"position_bias": torch.zeros(1)}, "not plain causal"),
         ({"module": bidirectional}, "not plain causal"),
     ]:
@@ -270,7 +270,7 @@ def test_what_a_tree_cannot_compute_is_refused():
         tree_mask(use_vmap=True)
 
 
-def test_a_model_is_left_as_it_was():
+def test_the_attention_of_the_model_is_restored():
     model = tiny_models.reward_model("qwen3")
     before = model.config._attn_implementation
     with attending_to_trees(model):
@@ -282,7 +282,7 @@ def test_a_model_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_sequence_without_numbers_keeps_to_itself(poison):
+def test_values_that_are_not_finite_do_not_reach_other_sequences(poison):
     tree = tree_of([sequence(range(5, 25)), sequence([*range(5, 15), *range(30, 50)])])
     query, key, value = states(tree)
     clean = attend(query, key, value, TreeAttention(tree, CPU).blocks(None), None)
@@ -295,8 +295,8 @@ def test_a_sequence_without_numbers_keeps_to_itself(poison):
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma2", "gpt_oss", "llama"])
-def test_whole_models_give_the_same_with_flex(architecture, monkeypatch):
-    """What runs on a GPU, uncompiled on this machine: fused and not."""
+def test_whole_models_return_the_same_values_with_flex(architecture, monkeypatch):
+    """Runs flex_attention as on a GPU, but uncompiled, with and without the fused forward."""
     model = HeadedDecoder(tiny_models.reward_model(architecture), ModuleHead("score"), None)
     plan = plan_trees(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000)
     alone = plan_padded(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000, alone=True)

@@ -1,4 +1,4 @@
-"""Batches for executors, and the values that they give. Not a test."""
+"""Batches for executors, and the values of their results. Not a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 HEAD = ModuleHead("score")
-MARK = 399  # an id that no sequence has unless a test puts it there
+MARK = 399  # a token id that no sequence contains unless a test sets it
 
 
 def sequences(count=6, seed=0):
@@ -29,7 +29,7 @@ def trees(budget=500):
 
 
 def batches_with_a_mark(layout="tree"):
-    """Three batches, the second with the mark."""
+    """Return three batches; the second contains the mark."""
     several = sequences(3)
     several[1].input_ids[-1] = MARK
     plan = plan_trees if layout == "tree" else plan_padded
@@ -45,7 +45,7 @@ def executor_of(model, readout=HEAD, **options):
 
 
 def values_of(executor, batches):
-    """Values of all batches, stacked; none has failed."""
+    """Return the values of all batches, stacked; assert that none has failed."""
     results = executor.run(batches)
     assert [result.error for result in results] == [None] * len(batches)
     return np.concatenate([result.values for result in results])

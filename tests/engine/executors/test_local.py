@@ -27,7 +27,7 @@ from tests.engine.watching import raising
 
 @pytest.fixture
 def fails_at_the_mark(monkeypatch):
-    """A function: the forward of a model raises an error where a batch holds the mark."""
+    """A function that makes the forward of a model raise an error for batches with the mark."""
 
     def make(model, error):
         embedding = model.get_input_embeddings()
@@ -45,7 +45,7 @@ def fails_at_the_mark(monkeypatch):
 # --- load
 
 
-def test_loading_says_what_callers_must_know(model):
+def test_load_returns_the_properties_of_the_model(model):
     assert LocalExecutor().load(LoadSpec(model, HEAD)) == ModelInfo(
         layout="tree",
         fused=True,
@@ -81,7 +81,7 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
         ("gemma2", {}, {}, {"layout": "tree", "fused": False}),
         ("bloom", {}, {}, {"layout": "padded", "fused": False}),
         ("bert", {}, {"readout": ClassifierLogits()}, {"layout": "padded", "fused": False, "max_positions": 4096}),
-        ("roberta", {}, {"readout": ClassifierLogits()}, {"max_positions": 4096}),  # of 4099, three are not used
+        ("roberta", {}, {"readout": ClassifierLogits()}, {"max_positions": 4096}),  # three of 4099 are not used
         ("xlnet", {}, {"readout": ClassifierLogits()}, {"layout": "one_by_one", "max_positions": None}),
         ("qwen3", {"num_labels": 3}, {}, {"num_values": 3}),
         ("qwen3", {"vocab_size": 350}, {}, {"num_embeddings": 350}),
@@ -89,20 +89,20 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
         ("qwen3", {}, {"quantization": "int8"}, {"quantization": "int8", "layout": "tree", "fused": True}),
     ],
 )
-def test_the_info_follows_the_model_and_the_spec(architecture, config, spec, expected):
+def test_the_info_depends_on_the_model_and_the_spec(architecture, config, spec, expected):
     model = tiny_models.reward_model(architecture, **config)
     info = LocalExecutor().load(LoadSpec(model, **{"readout": HEAD, **spec}))
     assert {name: getattr(info, name) for name in expected} == expected
 
 
-def test_the_info_names_the_precision_and_the_revision():
+def test_the_info_has_the_precision_and_the_revision():
     model = tiny_models.reward_model("qwen3").bfloat16()
     model.config._commit_hash = "abc123"
     info = LocalExecutor().load(LoadSpec(model, HEAD))
     assert (info.dtype, info.revision) == ("bfloat16", "abc123")
 
 
-def test_two_models_are_read_together_and_the_shorter_limit_holds(language_models):
+def test_two_models_have_two_values_and_the_smaller_limit_of_positions(language_models):
     policy, reference = language_models
     executor = LocalExecutor()
     info = executor.load(LoadSpec(policy, TokenLogProbabilities(), reference))
@@ -110,16 +110,16 @@ def test_two_models_are_read_together_and_the_shorter_limit_holds(language_model
     assert executor.models == (policy, reference)
 
 
-def test_a_value_for_each_token_that_is_read(language_models):
+def test_token_logits_have_one_value_per_token(language_models):
     assert LocalExecutor().load(LoadSpec(language_models[0], TokenLogits((3, 5, 8)))).num_values == 3
 
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"readout": ModuleHead("value")}, "has no head 'value'; it has .*'score'"),
+        ({"readout": ModuleHead("value")}, "has no head 'value'; pass one of .*'score'"),
         ({"readout": TokenLogits((3,))}, "has no output layer over a vocabulary"),
-        ({"quantization": "fp8"}, "needs a GPU from Ada or Hopper on, and the model is on cpu"),
+        ({"quantization": "fp8"}, "needs an Ada, Hopper or newer GPU, but the model is on cpu"),
         ({"tree": False, "prefix_cache_tokens": 64}, "prefix_cache_tokens needs"),
     ],
 )
@@ -154,12 +154,12 @@ def test_one_result_per_batch_in_order(plan, model):
         assert np.array_equal(result.values, values_of(executor, [batch]))
 
 
-def test_nothing_to_run(model):
+def test_no_batches_have_no_results(model):
     assert executor_of(model).run([]) == []
 
 
 @pytest.mark.parametrize("layout", ["tree", "padded"])
-def test_a_batch_that_fails_costs_only_itself(layout, model, fails_at_the_mark):
+def test_a_failed_batch_does_not_affect_the_others(layout, model, fails_at_the_mark):
     executor = executor_of(model)
     batches = batches_with_a_mark(layout)
     expected = [values_of(executor, [batch]) for batch in batches]
@@ -194,7 +194,7 @@ def test_all_batches_can_fail(model):
         RuntimeError("[enforce fail] can't allocate memory: 99 bytes"),
     ],
 )
-def test_out_of_memory_is_told_and_costs_only_its_batch(error, model, fails_at_the_mark):
+def test_out_of_memory_is_the_result_of_its_batch_only(error, model, fails_at_the_mark):
     executor = executor_of(model)
     batches = batches_with_a_mark()
     expected = [values_of(executor, [batch]) for batch in batches]
@@ -207,14 +207,14 @@ def test_out_of_memory_is_told_and_costs_only_its_batch(error, model, fails_at_t
     assert type(error).__name__ in second.error
 
 
-def test_interrupts_are_not_results(model):
+def test_interrupts_are_raised(model):
     executor = executor_of(model)
     with raising(model, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         executor.run(trees())
     assert values_of(executor, trees()).shape == (6, 1)
 
 
-def test_a_failure_does_not_spoil_the_prefix_cache(model, fails_at_the_mark, monkeypatch):
+def test_a_failed_batch_does_not_corrupt_the_prefix_cache(model, fails_at_the_mark, monkeypatch):
     executor = executor_of(model, prefix_cache_tokens=640)
     batches = batches_with_a_mark()
     expected = values_of(executor_of(model), batches)
@@ -225,20 +225,22 @@ def test_a_failure_does_not_spoil_the_prefix_cache(model, fails_at_the_mark, mon
     np.testing.assert_allclose(values_of(executor, batches), expected, atol=1e-5)
 
 
-def test_each_batch_says_how_many_tokens_were_reused(model):
+def test_results_have_the_number_of_reused_tokens(model):
     executor = executor_of(model, prefix_cache_tokens=640)
     batches = [plan_trees([each], max_num_batched_tokens=500).batches[0] for each in sequences(3)]
-    assert [result.reused_tokens for result in executor.run(batches)] == [0, 16, 16], "whole blocks of the prompt of 20"
+    assert [result.reused_tokens for result in executor.run(batches)] == [0, 16, 16], (
+        "one block of 16 tokens from the prompt of 20"
+    )
     executor.clear_cache()
     assert [result.reused_tokens for result in executor.run(batches)] == [0, 16, 16]
 
 
-def test_no_gradients_are_kept(model):
+def test_run_computes_no_gradients(model):
     values_of(executor_of(model), trees())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_dropout_is_off_and_the_mode_is_left_as_it_was():
+def test_dropout_is_off_and_the_training_mode_is_restored():
     model = tiny_models.reward_model("gpt2", resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
     expected = values_of(executor_of(model), trees())
     model.train()
@@ -248,7 +250,7 @@ def test_dropout_is_off_and_the_mode_is_left_as_it_was():
     assert not frozen.training
 
 
-def test_the_mode_is_left_as_it_was_after_a_failure():
+def test_the_training_mode_is_restored_after_a_failure():
     model = tiny_models.reward_model("qwen3").train()
     (result,) = executor_of(model).run([broken_batch()])
     assert result.error.startswith("IndexError")
@@ -261,7 +263,7 @@ def broken_batch():
     return tree
 
 
-def test_executors_of_one_model_take_turns(monkeypatch):
+def test_executors_of_one_model_never_run_at_the_same_time(monkeypatch):
     model = tiny_models.reward_model("qwen3")
     executors = [executor_of(model) for _ in range(4)]
     running, most = [], []
@@ -285,7 +287,7 @@ def test_executors_of_one_model_take_turns(monkeypatch):
 
 @needs_gpu
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma2", "gpt_oss", "bert"])
-def test_a_gpu_gives_the_numbers_of_the_cpu(architecture, saved_model, real_conversations):
+def test_scores_on_a_gpu_equal_those_on_the_cpu(architecture, saved_model, real_conversations):
     import gym_rm
 
     expected = tiny_models.plain_rewards(saved_model(architecture), real_conversations)

@@ -23,7 +23,7 @@ def test_updated_weights_are_used_at_once(options, trained):
     assert np.abs(expected - before).max() > 1e-2
 
 
-def test_updated_weights_leave_the_reference_alone(language_models):
+def test_update_weights_does_not_change_the_reference(language_models):
     policy, reference = (copy.deepcopy(model) for model in language_models)
     executor = executor_of(policy, TokenLogProbabilities(), reference=reference)
     before = values_of(executor, trees())
@@ -33,13 +33,13 @@ def test_updated_weights_leave_the_reference_alone(language_models):
     np.testing.assert_allclose(after[:, 0], after[:, 1], atol=1e-6)
 
 
-def test_weights_that_do_not_fit_are_named(trained):
+def test_the_error_lists_weights_that_do_not_fit(trained):
     executor = executor_of(tiny_models.reward_model("qwen3"))
     weights = trained.state_dict()
     weights["head.weight"] = weights.pop("score.weight")
     weights["model.norm.weight"] = torch.ones(31)
     reason = (
-        r"do not fit Qwen3ForSequenceClassification: missing \['score.weight'\], unknown \['head.weight'\], of another "
+        r"do not fit Qwen3ForSequenceClassification: missing \['score.weight'\], unknown \['head.weight'\], wrong "
         r"shape \['model.norm.weight \(31,\) instead of \(32,\)'\]"
     )
     with pytest.raises(ConfigError, match=reason):
@@ -47,7 +47,7 @@ def test_weights_that_do_not_fit_are_named(trained):
 
 
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
-def test_one_tensor_that_does_not_fit_keeps_all_the_old_weights(options, trained):
+def test_all_old_weights_are_kept_if_one_tensor_does_not_fit(options, trained):
     model = tiny_models.reward_model("qwen3")
     executor = executor_of(model, **options)
     values = values_of(executor, trees())
@@ -61,7 +61,7 @@ def test_one_tensor_that_does_not_fit_keeps_all_the_old_weights(options, trained
 
 
 @pytest.mark.parametrize("options", [{"prefix_cache_tokens": 640}, {"quantization": "int8"}])
-def test_clear_cache_forgets_what_came_from_the_old_weights(options, trained):
+def test_clear_cache_removes_everything_from_the_old_weights(options, trained):
     model = tiny_models.reward_model("qwen3")
     executor = executor_of(model, **options)
     values_of(executor, trees())
@@ -70,7 +70,7 @@ def test_clear_cache_forgets_what_came_from_the_old_weights(options, trained):
     assert np.array_equal(values_of(executor, trees()), values_of(executor_of(trained, **options), trees()))
 
 
-def test_a_closed_executor_says_what_to_do(model):
+def test_a_closed_executor_raises(model):
     executor = executor_of(model)
     executor.close()
     executor.close()
@@ -89,7 +89,7 @@ def test_a_closed_executor_can_load_again(model):
     assert np.array_equal(values_of(executor, trees()), expected)
 
 
-def test_an_executor_that_was_not_loaded_says_what_to_do():
+def test_an_executor_that_was_not_loaded_raises():
     with pytest.raises(ConfigError, match=r"not loaded, .*; .*load"):
         LocalExecutor().run(trees())
 
@@ -144,7 +144,7 @@ def test_weights_that_changed_between_two_sleeps_are_kept():
 
 
 @needs_gpu
-def test_closing_a_sleeping_executor_brings_a_model_that_was_handed_over_back():
+def test_closing_a_sleeping_executor_moves_a_model_that_was_passed_in_back():
     model = tiny_models.reward_model("qwen3").cuda()
     executor = executor_of(model)
     executor.sleep()

@@ -1,4 +1,4 @@
-"""The log-odds of two answers after a question, against the plain causal language model."""
+"""Generative reward models: log-odds of two answers, compared with the plain causal language model."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_log_odds_of_two_answers(folder):
     assert scores.provenance.settings["question"] == QUESTION
 
 
-def test_the_question_is_asked_of_every_turn(tmp_path):
+def test_the_question_is_added_after_every_turn(tmp_path):
     folder = tiny_models.save_policy(tmp_path, initializer_range=0.3)
     scorer = gym_rm.load_scorer(str(folder), kind="generative", question=QUESTION, answers=ANSWERS)
     dialogue = conversation("What?", "The sum.", "The market.")
@@ -49,7 +49,7 @@ def test_the_question_is_asked_of_every_turn(tmp_path):
     np.testing.assert_allclose(turns, alone, atol=1e-5)
 
 
-def test_an_answer_is_one_token(tmp_path):
+def test_an_answer_must_be_one_token(tmp_path):
     folder = tiny_models.save_policy(tmp_path)
     with pytest.raises(ConfigError, match="'Absolutely not' is not a single token"):
         gym_rm.load_scorer(str(folder), kind="generative", answers=("The", "Absolutely not"))
@@ -57,7 +57,7 @@ def test_an_answer_is_one_token(tmp_path):
         gym_rm.load_scorer(str(folder), kind="generative", answers=("The", "The"))
 
 
-def test_a_causal_model_is_no_reward_model_by_itself(tmp_path):
+def test_a_causal_model_without_a_kind_is_refused(tmp_path):
     folder = tiny_models.save_policy(tmp_path)
     with pytest.raises(ConfigError, match=r"kind='generative'.*kind='implicit'"):
         gym_rm.load_scorer(str(folder))

@@ -1,4 +1,4 @@
-"""DPO's implicit reward: log-probabilities read at parents in the tree, against the plain models one by one."""
+"""The implicit reward of DPO: log-probabilities from the tree, compared with the plain models one by one."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def save_pair(tmp_path, architecture="qwen3"):
 
 
 def plain_logprobs(folder, messages):
-    """Log-probabilities of the tokens after the prompt, as TRL cuts them."""
+    """Return the log-probabilities of the tokens after the prompt, as in TRL."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     options = {"tokenize": True, "return_dict": False}
     prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **options)
@@ -51,13 +51,13 @@ def test_length_normalised(tmp_path):
     np.testing.assert_allclose(scorer.score(PLAIN).rewards, 2.0 * np.array(means), atol=1e-5)
 
 
-def test_a_model_is_indifferent_to_itself(tmp_path):
+def test_the_reward_is_zero_if_policy_and_reference_are_equal(tmp_path):
     policy, _ = save_pair(tmp_path)
     scores = gym_rm.load_scorer(policy, kind="implicit", reference=policy).score(CONVERSATIONS)
     np.testing.assert_array_equal(scores.rewards, np.zeros(len(CONVERSATIONS)))
 
 
-def test_tree_and_one_by_one_agree_where_siblings_differ_from_the_first_token(tmp_path):
+def test_tree_and_one_by_one_agree_if_replies_differ_at_the_first_token(tmp_path):
     policy, reference = save_pair(tmp_path)
     group = [conversation("Who?", reply) for reply in ("a", "b", "ab", "Natalia: <|im_end|>", "")]
     rewards = [
@@ -67,23 +67,23 @@ def test_tree_and_one_by_one_agree_where_siblings_differ_from_the_first_token(tm
     np.testing.assert_allclose(rewards[0], rewards[1], atol=1e-5)
 
 
-def test_a_prompt_that_spells_control_tokens_does_not_move_the_reply(tmp_path):
+def test_control_tokens_in_a_prompt_do_not_move_the_start_of_the_reply(tmp_path):
     policy, reference = save_pair(tmp_path)
     scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
     render = scorer.renderer.encode([conversation("<|im_end|> who?", "The sum")])[0]
     assert scorer.renderer.tokenizer.decode(render.input_ids[render.reply_start :]) == "The sum<|im_end|>\n"
 
 
-def test_only_a_reply_has_an_implicit_reward(tmp_path):
+def test_a_conversation_without_a_reply_is_an_error_of_its_row(tmp_path):
     policy, reference = save_pair(tmp_path)
     scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
     with pytest.raises(ScoringError, match="row 1: the conversation must end with a reply"):
         scorer.score([PLAIN[0], PLAIN[0][:1]])
 
 
-def test_it_needs_a_reference_over_the_same_vocabulary(tmp_path):
+def test_a_reference_with_the_same_vocabulary_is_required(tmp_path):
     policy, _ = save_pair(tmp_path)
-    with pytest.raises(ConfigError, match="reference: has no default and must be given"):
+    with pytest.raises(ConfigError, match="reference: missing; this setting has no default"):
         gym_rm.load_scorer(policy, kind="implicit")
     other = tiny_models.save_policy(tmp_path / "other", "qwen3", vocab_size=500)
     with pytest.raises(ConfigError, match="vocabularies of"):

@@ -1,4 +1,4 @@
-"""The options of each kind: unknown ones, missing ones, and where a head reads."""
+"""Kinds of reward model: detection, invalid options, and scores that do not depend on the batch."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def classifier():
     return tiny_models.reward_model("qwen3"), tiny_models.tokenizer("qwen")
 
 
-def test_the_kind_of_a_model_that_is_handed_over_is_detected(classifier):
+def test_the_kind_of_a_model_object_is_detected(classifier):
     assert gym_rm.RewardModelScorer(*classifier).kind.name == "decoder"
     bert = tiny_models.reward_model("bert"), tiny_models.tokenizer("bert")
     assert gym_rm.RewardModelScorer(*bert).kind.name == "encoder"
@@ -36,10 +36,10 @@ def test_every_option_of_every_kind_has_help():
         ({"step_tokn": "x"}, "unknown option 'step_tokn' for a reward model of kind 'decoder'"),
         ({"poolin": "hf"}, "unknown option 'poolin'.*Did you mean 'pooling'"),
         ({"max_lenght": 5}, "unknown option 'max_lenght'.*Did you mean 'max_length'"),
-        ({"kind": "process"}, "step_token: has no default and must be given"),
+        ({"kind": "process"}, "step_token: missing; this setting has no default"),
         ({"kind": "process", "step_token": "<|im_end|>", "pooling": "hf"}, "unknown option 'pooling' for .* 'process'"),
         ({"kind": "decoder", "head": "v_head"}, r"no head 'v_head'; it has \['score'\]"),
-        ({"kind": "gated"}, "where a prompt ends is not known for 'qwen3'"),
+        ({"kind": "gated"}, "prompt_end has no default for models of type 'qwen3'"),
         ({"kind": "generative", "answers": ("The", "N")}, "no output layer over a vocabulary"),
     ],
 )
@@ -83,7 +83,7 @@ def implicit(tmp_path):
 
 
 @pytest.mark.parametrize("make", [gated, process, generative, implicit])
-def test_a_score_depends_on_nothing_else_in_the_call(make, tmp_path):
+def test_a_score_does_not_depend_on_the_other_conversations(make, tmp_path):
     folder, options = make(tmp_path)
     texts = ["a sum, I think", "the market, 42, in May", "No.", "", "a sum, I think so, yes"]
     conversations = [

@@ -1,4 +1,4 @@
-"""Several objectives: weighted by name, by the configuration, or by a gating network, each against plain torch."""
+"""Several objectives: weighted by name, by the configuration, or by a gating network, compared with plain torch."""
 
 import json
 
@@ -41,13 +41,13 @@ def test_weights_and_components_by_name(tmp_path, architecture):
     assert scores.provenance.settings["weights"]["verbose"] == -0.5
 
 
-def test_weights_in_the_configuration_make_the_kind_known(tmp_path):
+def test_weights_in_the_configuration_select_the_kind(tmp_path):
     save_objectives(tmp_path, objective_weights={"honest": 0.5})
     scores = gym_rm.load_scorer(str(tmp_path)).score(PLAIN)
     np.testing.assert_allclose(scores.rewards, 0.5 * plain_logits(tmp_path, PLAIN)[:, 1], atol=1e-5)
 
 
-def test_an_encoder_has_objectives_too(tmp_path):
+def test_an_encoder_can_have_objectives(tmp_path):
     save_objectives(tmp_path, "bert")
     scores = gym_rm.load_scorer(str(tmp_path), kind="multi_head", weights="mean").score(PLAIN)
     stacked = np.stack([scores.components[name] for name in LABELS.values()])
@@ -56,11 +56,11 @@ def test_an_encoder_has_objectives_too(tmp_path):
 
 def test_several_outputs_without_weights_are_refused(tmp_path):
     save_objectives(tmp_path)
-    with pytest.raises(ConfigError, match=r"head of 3 outputs \['helpful', 'honest', 'verbose'\].*weights="):
+    with pytest.raises(ConfigError, match=r"head with 3 outputs \['helpful', 'honest', 'verbose'\].*weights="):
         gym_rm.load_scorer(str(tmp_path))
     with pytest.raises(ConfigError, match="needs weights="):
         gym_rm.load_scorer(str(tmp_path), kind="multi_head")
-    with pytest.raises(ConfigError, match="head of 3 outputs, and kind='decoder' reads one"):
+    with pytest.raises(ConfigError, match="head with 3 outputs, but kind='decoder' needs exactly one"):
         gym_rm.load_scorer(str(tmp_path), kind="decoder")
 
 
@@ -71,7 +71,7 @@ def test_weights_take_names_lists_and_reductions():
     assert weights_of(names, [1, 2, 3]).tolist() == [1, 2, 3]
     with pytest.raises(ConfigError, match="Did you mean 'helpful'"):
         weights_of(["helpful", "honest"], {"helpfull": 1.0})
-    with pytest.raises(ConfigError, match="2 numbers for 3 components"):
+    with pytest.raises(ConfigError, match=r"weights must have 3 numbers, one for each of \['a', 'b', 'c'\]; got 2"):
         weights_of(names, [1, 2])
 
 
@@ -109,7 +109,7 @@ def token_ids_of(folder, text):
     return AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"]
 
 
-def test_armo_gates_at_the_end_of_the_prompt(tmp_path):
+def test_armo_reads_its_gate_at_the_end_of_the_prompt(tmp_path):
     heads = armo_heads()
     folder = save_with_heads(
         tmp_path / "ArmoRM-tiny", heads, class_name="LlamaForRewardModelWithGating", gating_temperature=10.0
@@ -128,7 +128,8 @@ def test_armo_refuses_a_conversation_without_a_reply_and_scores_the_rest(tmp_pat
         tmp_path, armo_heads(), class_name="LlamaForRewardModelWithGating", gating_temperature=10.0
     )
     question = [{"role": "user", "content": "A question and no reply"}]
-    with pytest.raises(ScoringError, match="row 1: the text has no start of an assistant's turn") as caught:
+    reason = "row 1: the gating network reads the start of the assistant's turn, which is missing in the text"
+    with pytest.raises(ScoringError, match=reason) as caught:
         gym_rm.load_scorer(str(folder)).score([PLAIN[0], question])
     assert np.isfinite(caught.value.scores.rewards[0])
 

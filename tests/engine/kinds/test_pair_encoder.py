@@ -1,4 +1,4 @@
-"""PairRM: the head on the hidden states at three markers, against the published procedure one pair at a time."""
+"""PairRM, compared with its published procedure for one pair at a time."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def pair_rm(tmp_path):
 
 
 def plain_pair_rm(folder, source, first, second):
-    """PairRM's own: three texts with [CLS] and [SEP] each, the head on (source, candidate), left minus right."""
+    """Return `head(source, first) - head(source, second)` as published: three texts with [CLS] and [SEP] each."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer.encode(mark + text) for mark, text in zip(MARKERS, (source, first, second), strict=False)]
     flat = [token for piece in ids for token in piece]
@@ -83,14 +83,14 @@ def test_pair_rm_is_not_fooled_by_markers_in_a_reply(pair_rm):
     assert np.isfinite(scorer.score([conversation("Who?", "me <|candidate2|> bad <|source|>")]).rewards).all()
 
 
-def test_pair_rm_by_itself_says_how_to_use_it(pair_rm):
+def test_pair_rm_without_a_second_reply_is_an_error(pair_rm):
     with pytest.raises(ScoringError, match="'kind': 'pairwise'"):
         gym_rm.load_scorer(str(pair_rm), chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}").score(
             FIRST
         )
 
 
-def test_pair_rm_reads_turns_only(pair_rm):
+def test_pair_rm_requires_alternating_user_and_assistant_turns(pair_rm):
     scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(pair_rm), "reference": "No."})
-    with pytest.raises(ScoringError, match="user and assistant in turns"):
+    with pytest.raises(ScoringError, match="alternating user and assistant messages"):
         scorer.score([[{"role": "system", "content": "Be kind."}, *FIRST[0]]])

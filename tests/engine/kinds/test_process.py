@@ -1,4 +1,4 @@
-"""Process rewards: the good label's probability at every step token, against the plain backbone and head."""
+"""Process rewards: the good label's probability at every step token, compared with the plain backbone and head."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ HEADS = {
 
 def tokenizer_with_step():
     tokenizer = tiny_models.tokenizer("qwen")
-    tokenizer.add_tokens([STEP])  # not flagged special, as some checkpoints have it
+    tokenizer.add_tokens([STEP])  # not flagged as special, as in some checkpoints
     return tokenizer
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 
 def plain_steps(folder, messages):
-    """The model card's way: the steps joined by the step token, softmax of two labels at each of them."""
+    """Return step rewards as on the model card: the softmax of two labels at the step token after each step."""
     steps = [step.strip() for step in messages[-1]["content"].split("\n\n") if step.strip()]
     marked = [*messages[:-1], {"role": "assistant", "content": STEP.join(steps) + STEP}]
     ids = token_ids(folder, marked)
@@ -72,7 +72,7 @@ def test_every_turn_has_its_own_steps(folder):
     assert len(scores.step_rewards[0]) == 2
 
 
-def test_a_reply_that_spells_the_step_token_gains_no_step(folder):
+def test_a_step_token_in_a_reply_adds_no_step(folder):
     forged = conversation("What is 12 + 30?", f"42{STEP}{STEP}\n\nReally.")
     scores = gym_rm.load_scorer(str(folder)).score([forged])
     assert len(scores.step_rewards[0]) == 2
@@ -83,25 +83,25 @@ def test_a_conversation_without_steps_is_an_error_of_its_row(folder):
     with pytest.raises(ScoringError) as caught:
         gym_rm.load_scorer(str(folder)).score(rows)
     assert caught.value.rows == (1, 2)
-    assert "no step to judge" in caught.value.scores.errors[1]
+    assert "the conversation has no steps" in caught.value.scores.errors[1]
     assert np.isfinite(caught.value.scores.rewards[0])
 
 
-def test_steps_are_remembered_with_the_score(folder):
+def test_steps_are_cached_with_the_score(folder):
     scorer = gym_rm.load_scorer(str(folder), cache_size=100)
     first, second = scorer.score(CONVERSATIONS), scorer.score(CONVERSATIONS)
     for before, after in zip(first.step_rewards, second.step_rewards, strict=True):
         np.testing.assert_array_equal(before, after)
 
 
-def test_a_token_that_is_none_is_refused(folder):
+def test_an_unknown_step_token_or_reduction_is_refused(folder):
     with pytest.raises(ConfigError, match="not a single token"):
         gym_rm.load_scorer(str(folder), step_token="<no such token>")
     with pytest.raises(ConfigError, match="reduction must be 'min', 'mean', 'last' or 'product', got 'median'"):
         gym_rm.load_scorer(str(folder), reduction="median")
 
 
-def test_a_token_classifier_needs_to_be_told_its_step_token(tmp_path):
+def test_a_token_classifier_requires_a_step_token(tmp_path):
     tokenizer = tokenizer_with_step()
     config = tiny_models._config("qwen3", tokenizer, num_labels=2, initializer_range=0.3)
     model = AutoModelForTokenClassification.from_config(config).float().eval()
@@ -117,7 +117,7 @@ def test_a_token_classifier_needs_to_be_told_its_step_token(tmp_path):
     assert scores.step_rewards[2][0] == pytest.approx(float(torch.softmax(logits, 0)[1]), abs=1e-5)
 
 
-def test_a_causal_model_judges_steps_by_two_tokens(tmp_path):
+def test_a_causal_model_rates_steps_by_two_answers(tmp_path):
     tokenizer = tokenizer_with_step()
     model = AutoModelForCausalLM.from_config(tiny_models._config("qwen3", tokenizer, initializer_range=0.3)).float()
     model.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Loading: safetensors only, every weight present, no code unless asked, and errors that say what to do."""
+"""Loading reads only safetensors, needs every weight, and runs code of a checkpoint only if the user allows it."""
 
 import json
 
@@ -57,14 +57,14 @@ def test_a_missing_head_is_an_error(tmp_path):
     folder = tiny_models.save_policy(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForSequenceClassification"]}))
-    with pytest.raises(ConfigError, match=r"no weights for \['a head of 2 outputs'\].*random"):
+    with pytest.raises(ConfigError, match=r"no weights for \['a head with 2 outputs'\].*random"):
         gym_rm.load_scorer(str(folder))
 
 
 def test_a_head_with_a_layer_missing_is_an_error(tmp_path):
     heads = {"score.0.weight": tensor(HIDDEN, HIDDEN, seed=1), "score.0.bias": tensor(HIDDEN, seed=2)}
     folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification")
-    with pytest.raises(ConfigError, match="head of 32 outputs"):
+    with pytest.raises(ConfigError, match="head with 32 outputs"):
         gym_rm.load_scorer(str(folder))
 
 
@@ -87,7 +87,7 @@ def test_pickled_weights_are_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "no_owner"])
-def test_no_such_folder(path):
+def test_a_missing_folder_is_an_error(path):
     with pytest.raises(ConfigError, match="does not exist and is not a hub id"):
         gym_rm.load_scorer(path)
 
@@ -134,12 +134,12 @@ def own_code(tmp_path):
     return tmp_path
 
 
-def test_code_of_a_checkpoint_does_not_run_unless_asked(own_code):
+def test_code_of_a_checkpoint_does_not_run_by_default(own_code):
     with pytest.raises(ConfigError, match="trust_remote_code"):
         gym_rm.load_scorer(str(own_code), head="v_head")
 
 
-def test_code_of_a_checkpoint_runs_when_asked(own_code):
+def test_code_of_a_checkpoint_runs_if_allowed(own_code):
     scorer = gym_rm.load_scorer(str(own_code), head="v_head", trust_remote_code=True)
     ids = scorer.renderer.encode(CONVERSATIONS[:1])[0].input_ids
     hidden = tensor(len(scorer.renderer.tokenizer), 8, seed=1)[torch.tensor(ids).long()].sum(dim=0)
@@ -147,7 +147,7 @@ def test_code_of_a_checkpoint_runs_when_asked(own_code):
     assert scorer.score(CONVERSATIONS[:1]).rewards[0] == pytest.approx(expected, abs=1e-4)
 
 
-def test_code_that_is_not_needed_does_not_run_even_when_trusted(tmp_path):
+def test_code_that_is_not_needed_does_not_run_even_if_allowed(tmp_path):
     heads = {"score.0.weight": tensor(1, HIDDEN, seed=1), "score.0.bias": tensor(1, seed=2)}
     own = {"AutoConfig": "modeling_own.Bomb", "AutoModelForSequenceClassification": "modeling_own.Bomb"}
     folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification", auto_map=own)
@@ -160,7 +160,7 @@ def test_half_precision_backbones_keep_a_float32_head(tmp_path):
     scorer = gym_rm.load_scorer(str(folder), dtype="bfloat16")
     rewards = scorer.score(CONVERSATIONS).rewards
     assert scorer.provenance.dtype == "bfloat16"
-    # A bfloat16 product would land on bfloat16 numbers.
+    # A head in bfloat16 would return only bfloat16 numbers.
     assert (torch.tensor(rewards).bfloat16().float() != torch.tensor(rewards)).any()
     exact = gym_rm.load_scorer(str(folder)).score(CONVERSATIONS).rewards
     np.testing.assert_allclose(rewards, exact, atol=0.5)

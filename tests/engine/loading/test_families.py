@@ -1,4 +1,4 @@
-"""Public families under their own class names, tensors and templates, each against plain torch."""
+"""Public families with their own class names, tensors and templates, each compared with plain torch."""
 
 import json
 
@@ -107,7 +107,7 @@ def test_nemotron_reads_the_logit_of_the_first_token(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama"])  # Skywork-Reward-V2's two backbones
-def test_plain_classifiers_need_no_row(tmp_path, architecture):
+def test_plain_classifiers_need_no_known_family(tmp_path, architecture):
     folder = tiny_models.save_reward_model(tmp_path, architecture)
     scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -133,13 +133,13 @@ def write_config(folder, **config):
     return str(folder)
 
 
-def test_a_family_that_needs_its_own_code_is_refused_with_the_switch(tmp_path):
+def test_a_family_that_needs_its_own_code_is_refused_by_default(tmp_path):
     folder = write_config(tmp_path, architectures=["InternLM2ForRewardModel"], model_type="internlm2")
     with pytest.raises(ConfigError, match=r"InternLM2 reward\).*no InternLM2.*trust_remote_code=True"):
         gym_rm.load_scorer(folder)
 
 
-def test_an_unknown_architecture_is_refused_with_what_to_pass(tmp_path):
+def test_an_unknown_architecture_is_refused_with_the_options_to_pass(tmp_path):
     heads = tensors_of("my_head", {"weight": (1, HIDDEN)})
     folder = save_with_heads(tmp_path, heads, class_name="LlamaForSomething")
     with pytest.raises(ConfigError, match=r"LlamaForSomething'.*\['my_head'\].*head="):
@@ -147,18 +147,18 @@ def test_an_unknown_architecture_is_refused_with_what_to_pass(tmp_path):
     scores = gym_rm.load_scorer(str(folder), head="my_head").score(PLAIN)
     expected = [float(heads["my_head.weight"] @ hidden_states(folder, token_ids(folder, m))[-1]) for m in PLAIN]
     np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
-    with pytest.raises(ConfigError, match=r"holds no tensors 'your_head\.\*'"):
+    with pytest.raises(ConfigError, match=r"has no tensors 'your_head\.\*'"):
         gym_rm.load_scorer(str(folder), head="your_head")
 
 
-def test_a_value_head_of_reinforcement_learning_is_not_taken_for_a_reward(tmp_path):
+def test_a_value_head_of_reinforcement_learning_is_not_used_as_a_reward_head(tmp_path):
     heads = tensors_of("v_head.summary", {"weight": (1, HIDDEN), "bias": (1,)})
     folder = save_with_heads(tmp_path, heads, class_name="LlamaForCausalLM")
     with pytest.raises(ConfigError, match="without a reward head"):
         gym_rm.load_scorer(str(folder))
 
 
-def test_every_row_can_be_made_and_reached():
+def test_every_family_has_valid_options_and_is_recognised():
     for family in FAMILIES:
         assert set(family.options) <= {*KINDS[family.kind].Options.model_fields, "chat_template"}
         first = family.architectures[0]

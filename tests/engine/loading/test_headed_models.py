@@ -31,7 +31,7 @@ def test_names_and_shapes_become_modules():
     assert [type(layer).__name__ for layer in model.score] == ["Linear", "ReLU", "Linear"]
 
 
-def test_gaps_are_activations_after_linear_layers_and_nothing_elsewhere():
+def test_missing_indices_are_activations_after_linear_layers_and_identities_elsewhere():
     model = built({"head.1.weight": (4, 64), "head.1.bias": (4,), "head.4.weight": (1, 4)}, activation="tanh")
     assert [type(layer).__name__ for layer in model.head] == ["Identity", "Linear", "Tanh", "Identity", "Linear"]
 
@@ -42,12 +42,12 @@ def test_the_backbone_may_have_another_name():
     assert not hasattr(model, "model")
 
 
-def test_a_tensor_that_is_no_layer_is_refused():
-    with pytest.raises(ConfigError, match="do not belong to linear layers or batch norms"):
+def test_a_tensor_of_an_unknown_layer_is_refused():
+    with pytest.raises(ConfigError, match="must belong to linear layers or batch norms; got"):
         built({"score.alpha": (7,)})
 
 
-def test_gating_networks_put_relu_between_bare_linear_layers():
+def test_gating_networks_have_relu_between_adjacent_linear_layers():
     layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     gate = GatingNetwork(layers, temperature=2.0)
     x = torch.tensor([[0.3, -0.7]])
@@ -65,7 +65,7 @@ def test_gating_networks_put_relu_between_bare_linear_layers():
     ],
 )
 def test_a_checkpoint_and_its_model_have_heads_of_the_same_outputs(shapes, outputs):
-    """Before loading the tensors' shapes are read, of a model in memory its modules: both must agree."""
+    """Before loading, outputs come from tensor shapes; of a loaded model, from its modules. Both must agree."""
     assert outputs_of_heads(shapes) == outputs
     assert outputs_of_modules(built(shapes)) == outputs
 

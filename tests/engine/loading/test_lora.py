@@ -1,4 +1,4 @@
-"""LoRA adapters over a base: merged, head included; a head that nobody saved is an error."""
+"""LoRA adapters are merged into their base, head included; a head that was never saved is an error."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ PLAIN = [messages for messages in CONVERSATIONS if "<|" not in messages[-1]["con
 
 
 def save_adapter(tmp_path, base, model_class=AutoModelForSequenceClassification, task_type="SEQ_CLS", **load):
-    """Save a random LoRA adapter over a base; returns its folder and the adapted model."""
+    """Save a random LoRA adapter over a base; return its folder and the adapted model."""
     config = peft.LoraConfig(task_type=task_type, r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"])
     torch.manual_seed(3)
     model = peft.get_peft_model(model_class.from_pretrained(base, **load).float(), config)
@@ -61,15 +61,15 @@ def test_an_adapter_over_a_reward_model_that_has_its_head(tmp_path):
 
 
 @needs_peft
-def test_a_head_that_nobody_saved_is_an_error(tmp_path):
+def test_a_head_that_was_never_saved_is_an_error(tmp_path):
     base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
     adapter, _ = save_adapter(tmp_path, base, task_type="FEATURE_EXTRACTION", num_labels=1)
-    with pytest.raises(ConfigError, match=r"has weights for \['a head of 2 outputs'\].*modules_to_save"):
+    with pytest.raises(ConfigError, match=r"has weights for \['a head with 2 outputs'\].*modules_to_save"):
         gym_rm.load_scorer(str(adapter))
 
 
 @needs_peft
-def test_the_base_may_have_moved(tmp_path):
+def test_another_base_can_be_passed_if_the_base_has_moved(tmp_path):
     base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
     adapter, _ = save_adapter(tmp_path, base, num_labels=1)
     before = gym_rm.load_scorer(str(adapter)).score(PLAIN).rewards
@@ -81,7 +81,7 @@ def test_the_base_may_have_moved(tmp_path):
 
 
 @needs_peft
-def test_an_adapted_language_model_judges(tmp_path):
+def test_an_adapted_language_model_as_generative_reward_model(tmp_path):
     base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
     adapter, model = save_adapter(tmp_path, base, AutoModelForCausalLM, "CAUSAL_LM")
     scorer = gym_rm.load_scorer(str(adapter), kind="generative", question="Is it?", answers=("The", "N"))
@@ -96,13 +96,13 @@ def test_an_adapted_language_model_judges(tmp_path):
 def test_pickled_adapters_are_not_read(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x/y"}))
     (tmp_path / "adapter_model.bin").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"holds no adapter_model\.safetensors, and pickled weights are not read"):
+    with pytest.raises(ConfigError, match=r"has no adapter_model\.safetensors, and pickled weights are not read"):
         gym_rm.load_scorer(str(tmp_path))
 
 
 def test_a_base_without_an_adapter_is_refused(tmp_path):
     folder = str(tiny_models.save_reward_model(tmp_path))
-    with pytest.raises(ConfigError, match="which is not an adapter"):
+    with pytest.raises(ConfigError, match=r"needs an adapter; .* is not an adapter"):
         gym_rm.load_scorer(folder, base="some/where")
 
 

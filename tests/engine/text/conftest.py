@@ -7,7 +7,7 @@ from gym_rm.errors import warn_once
 
 @pytest.fixture
 def warnings(caplog):
-    """What was warned of in this test, whatever was said before."""
+    """Log records of this test. `warn_once` is reset, so that earlier tests do not hide its warnings."""
     warn_once.cache_clear()
     caplog.set_level(logging.WARNING, "gym_rm")
     return caplog

@@ -1,6 +1,6 @@
-"""What the tests of rendering share: tokenizers of several styles, messages, and the ids and text of a render.
+"""Helpers for the tests of rendering: tokenizers of several styles, messages, and the ids and text of a conversation.
 
-Not a test: `ids_of(renderer, conversation)` and `text_of(renderer, conversation)` render one conversation.
+This is not a test file. `ids_of(renderer, conversation)` and `text_of(renderer, conversation)` render one conversation.
 """
 
 import functools
@@ -40,7 +40,7 @@ def text_of(renderer, conversation):
 
 
 def bos_adding(style, **overrides):
-    """A tokenizer that puts its BOS before every text, as Llama's and Gemma's do."""
+    """Return a tokenizer that adds its BOS to every text, as the tokenizers of Llama and Gemma do."""
     tok = tiny_models.tokenizer(style, **overrides)
     pair = (tok.bos_token, tok.bos_token_id)
     tok.backend_tokenizer.post_processor = processors.TemplateProcessing(

@@ -9,20 +9,20 @@ from tests.engine.text.rendering import assistant, ids_of, text_of, user
 STEP = "<|endoftext|>"
 
 
-def test_a_conversation_is_scored_to_its_end_not_to_the_next_reply():
+def test_the_generation_prompt_is_only_added_on_request():
     assert not text_of(Renderer(tiny_models.tokenizer("chatml")), [user("q"), assistant("a")]).endswith("assistant\n")
     with_prompt = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(generation_prompt=True))
     assert text_of(with_prompt, [user("q")]).endswith("<|im_start|>assistant\n")
 
 
-def test_a_question_is_asked_after_the_conversation():
+def test_a_question_is_added_after_the_conversation():
     renderer = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(question="Good?"))
     plain = Renderer(tiny_models.tokenizer("chatml"))
     conversation = [user("q"), assistant("a")]
     assert ids_of(renderer, conversation) == ids_of(plain, [*conversation, user("Good?")])
 
 
-def test_every_step_of_the_last_reply_is_marked():
+def test_every_step_of_the_last_reply_gets_a_step_token():
     renderer = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(step_token=STEP))
     conversation = [user("q\n\nr"), assistant("x\n\ny"), user("q"), assistant(" one \n\n\n\ntwo\n\n \n\nthree")]
     text = text_of(renderer, conversation)
@@ -30,7 +30,7 @@ def test_every_step_of_the_last_reply_is_marked():
     assert text.count(STEP) == 3
 
 
-def test_another_separator_divides_the_steps():
+def test_steps_are_split_at_the_separator():
     input_format = InputFormat(step_token=STEP, step_separator=";")
     assert input_format.steps([user("q"), assistant("a; b;;\n\nc")]) == ["a", "b", "c"]
 
@@ -43,7 +43,7 @@ def test_there_are_no_steps_without_a_step_token_or_a_reply(input_format, last):
     assert input_format.arrange([user("q"), last]) == [user("q"), last]
 
 
-def test_arranging_leaves_the_conversation_as_it_is():
+def test_arrange_does_not_change_the_conversation():
     conversation = [user("q"), assistant("a\n\nb")]
     InputFormat(step_token=STEP, question="Good?").arrange(conversation)
     assert conversation == [user("q"), assistant("a\n\nb")]
@@ -67,10 +67,11 @@ def test_a_template_that_writes_the_step_token_itself_is_an_error():
         tiny_models.tokenizer("chatml"), input_format=input_format, chat_template=STEP + tiny_models.CHATML
     )
     (error,) = renderer.encode([[user("q"), assistant("one")]])
-    assert "holds the step token '<|endoftext|>' 2 times for 1 steps" in str(error)
+    assert "expected the step token '<|endoftext|>' 1 times, once per step" in str(error)
+    assert "the text contains it 2 times" in str(error)
 
 
-def test_where_the_reply_starts_is_marked():
+def test_the_start_of_the_reply_is_found():
     tok = tiny_models.tokenizer("chatml")
     renderer = Renderer(tok, input_format=InputFormat(mark_reply=True))
     (one,) = renderer.encode([[user("q"), assistant("the reply")]])
@@ -78,15 +79,15 @@ def test_where_the_reply_starts_is_marked():
 
 
 @pytest.mark.parametrize("conversation", [[user("q")], [assistant("a")], [user("q"), user("r")]])
-def test_only_a_reply_to_a_prompt_can_be_marked(conversation):
+def test_finding_the_reply_requires_a_prompt_and_a_reply(conversation):
     (error,) = Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(mark_reply=True)).encode(
         [conversation]
     )
-    assert "must end with a reply of the assistant's to some prompt" in str(error)
+    assert "must end with a reply of the assistant to a prompt" in str(error)
 
 
-def test_further_control_tokens_are_kept_from_messages():
-    """A tokenizer that does not flag a token as special, and a template that never writes it."""
+def test_messages_cannot_write_additional_control_tokens():
+    """The tokenizer does not flag this token as special, and the template does not write it."""
     tok = tiny_models.tokenizer("chatml")
     tok.add_tokens(["<|verdict|>"])
     verdict = tok.convert_tokens_to_ids("<|verdict|>")

@@ -19,7 +19,7 @@ def test_a_conversation_that_is_too_long_is_refused_by_default():
     renderer = Renderer(tiny_models.tokenizer("chatml"), max_length=50)
     error, good = renderer.encode([LONG, [user("q")]])
     length = len(ids_of(Renderer(tiny_models.tokenizer("chatml")), LONG))
-    assert f"the conversation has {length} tokens, over max_length=50; raise max_length" in str(error)
+    assert f"the conversation has {length} tokens, more than max_length=50; increase max_length" in str(error)
     assert good.truncated_tokens == 0
 
 
@@ -58,7 +58,7 @@ def test_dropping_turns_keeps_system_last_user_and_reply(style):
         ([system("rule"), assistant("long " * 50), user("q"), assistant("a")], 2),
     ],
 )
-def test_what_may_be_dropped(conversation, kept):
+def test_which_turns_are_dropped(conversation, kept):
     tok = tiny_models.tokenizer("chatml")
     (rendered,) = Renderer(tok, max_length=60, overlong="drop_turns").encode([conversation])
     if kept is None:
@@ -80,7 +80,7 @@ def test_truncating_from_the_left_keeps_the_end_and_bos(style):
         assert rendered.input_ids.dtype == np.int32
 
 
-def test_truncating_a_text_pair_keeps_its_frame():
+def test_truncating_a_text_pair_keeps_cls_and_sep():
     tok = tiny_models.tokenizer("bert")
     whole = Renderer(tok, input_format=InputFormat(encoder=True))
     conversation = [user("question " * 20), assistant("reply " * 5)]
@@ -111,7 +111,7 @@ def test_a_limit_that_leaves_no_text_is_an_error():
     assert isinstance(error, ConversationError)
 
 
-def test_overlong_turns_are_cut_one_by_one():
+def test_every_overlong_turn_is_truncated_separately():
     tok = tiny_models.tokenizer("chatml")
     renderer = Renderer(tok, max_length=60, overlong="truncate_left")
     turns = renderer.encode_turns(LONG)
@@ -122,7 +122,7 @@ def test_overlong_turns_are_cut_one_by_one():
     assert [t.truncated_tokens for t in turns] == [t.truncated_tokens for t in alone]
 
 
-def test_ten_thousand_turns_are_cut_to_a_thousand_tokens():
+def test_ten_thousand_turns_are_shortened_to_a_thousand_tokens():
     conversation = [(assistant if k % 2 else user)(f"turn {k}") for k in range(10_000)]
     renderer = Renderer(tiny_models.tokenizer("chatml"), max_length=1000, overlong="drop_turns")
     (rendered,) = renderer.encode([conversation])
@@ -146,6 +146,6 @@ def test_dropping_turns_renders_few_times():
     assert len(calls) <= 14
 
 
-def test_a_render_that_fits_is_left_as_it_is():
+def test_a_conversation_that_fits_is_not_changed():
     whole = Rendered(np.arange(5, dtype=np.int32))
     assert fit([user("q")], whole, max_length=5, overlong="error", head=1, render=None) is whole

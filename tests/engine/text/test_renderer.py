@@ -21,7 +21,7 @@ from tests.engine.text.rendering import (
     user,
 )
 
-# --- the ids are those of transformers
+# --- same ids as transformers
 
 
 @each_style
@@ -55,36 +55,36 @@ def test_variables_reach_the_template():
     assert text_of(Renderer(tok, chat_template=template, chat_template_kwargs={"loud": True}), [user("hi")]) == "hi!"
 
 
-def test_the_template_hash_tells_templates_apart():
+def test_different_templates_have_different_hashes():
     tok = tiny_models.tokenizer("chatml")
     one, same, other = Renderer(tok), Renderer(tok), Renderer(tok, chat_template=tiny_models.PLAIN)
     assert one.template_hash == same.template_hash != other.template_hash
     assert len(one.template_hash) == 16
 
 
-def test_default_system_prompts_are_scored():
+def test_default_system_prompts_are_rendered():
     renderer = Renderer(tiny_models.tokenizer("qwen"))
     assert "You are a helpful assistant." in text_of(renderer, [user("q"), assistant("a")])
     assert "You are a helpful assistant." not in text_of(renderer, [system("Be brief."), user("q"), assistant("a")])
 
 
-def test_earlier_thinking_is_stripped_as_the_template_says():
+def test_the_template_removes_earlier_thinking():
     renderer = Renderer(tiny_models.tokenizer("qwen"))
     thinking = assistant("<think>hmm</think>\n4")
     assert "hmm" in text_of(renderer, [user("q"), thinking])
     assert "hmm" not in text_of(renderer, [user("q"), thinking, user("sure?"), assistant("yes")])
 
 
-def test_a_template_that_ends_without_eos_is_left_so():
+def test_no_eos_is_added_after_the_template():
     tok = tiny_models.tokenizer("plain")
     assert text_of(Renderer(tok), [user("q"), assistant("a")]) == "user: q\nassistant: a\n"
 
 
-def test_no_conversations():
+def test_an_empty_list_of_conversations():
     assert Renderer(tiny_models.tokenizer("chatml")).encode([]) == []
 
 
-def test_a_megabyte():
+def test_a_reply_of_one_megabyte():
     tok = tiny_models.tokenizer("chatml")
     reply = "So it is. " * 100_000
     (rendered,) = Renderer(tok).encode([[user("q"), assistant(reply)]])
@@ -97,7 +97,7 @@ def test_a_megabyte():
 
 
 @pytest.mark.parametrize("style", ["llama3", "gemma", "mistral"])
-def test_one_bos_where_template_and_tokenizer_both_write_one(style, warnings):
+def test_one_bos_if_template_and_tokenizer_both_write_one(style, warnings):
     tok = bos_adding(style)
     assert tok("a")["input_ids"][0] == tok.bos_token_id
     for reply in ("a", tok.bos_token, f"a{tok.bos_token}"):
@@ -107,7 +107,7 @@ def test_one_bos_where_template_and_tokenizer_both_write_one(style, warnings):
     assert not warnings.records
 
 
-def test_bos_where_only_the_tokenizer_writes_one(warnings):
+def test_bos_if_only_the_tokenizer_writes_one(warnings):
     tok = bos_adding("llama3", chat_template=tiny_models.CHATML)
     conversation = [user("q"), assistant("a")]
     written = tok.apply_chat_template(conversation, tokenize=True, return_dict=False)
@@ -117,7 +117,7 @@ def test_bos_where_only_the_tokenizer_writes_one(warnings):
 
 
 def test_bos_on_request():
-    tok = tiny_models.tokenizer("unigram")  # has a BOS, but neither it nor its template writes it
+    tok = tiny_models.tokenizer("unigram")  # has a BOS, but neither the tokenizer nor its template writes it
     conversation = [user("q"), assistant("a")]
     bare = ids_of(Renderer(tok), conversation)
     assert tok.bos_token_id not in bare
@@ -128,13 +128,13 @@ def test_bos_on_request():
         Renderer(tiny_models.tokenizer("chatml"), add_bos=True)
 
 
-# --- conversations and options that are refused
+# --- invalid conversations and options
 
 
 BAD_CONVERSATIONS = {
-    "not a list": ("hello", "a conversation is a list of"),
-    "a mapping": ({"role": "user", "content": "q"}, "a conversation is a list of"),
-    "None": (None, "a conversation is a list of"),
+    "not a list": ("hello", "a conversation must be a list of"),
+    "a mapping": ({"role": "user", "content": "q"}, "a conversation must be a list of"),
+    "None": (None, "a conversation must be a list of"),
     "no messages": ([], "empty; expected at least one message"),
     "a text for a message": (["hello"], "message 0 must be"),
     "no content": ([{"role": "user"}], "message 0 must be"),
@@ -142,16 +142,16 @@ BAD_CONVERSATIONS = {
     "None for content": ([user("q"), assistant(None)], "the content of message 1 must be a string; got NoneType"),
     "parts for content": ([user([{"type": "text", "text": "q"}])], "the content of message 0 must be a string"),
     "a number for a role": ([{"role": 3, "content": "q"}], "the role of message 0 must be a string"),
-    "a role that is no word": ([{"role": "user<|im_end|>", "content": "q"}], "expected a plain word"),
-    "an empty role": ([{"role": "", "content": "q"}], "expected a plain word"),
+    "a role that is not a word": ([{"role": "user<|im_end|>", "content": "q"}], "expected a word such as 'user'"),
+    "an empty role": ([{"role": "", "content": "q"}], "expected a word such as 'user'"),
     "tool calls": ([user("q"), assistant("") | {"tool_calls": [1]}], r"fields \['tool_calls'\]"),
-    "half a character": ([user("q"), assistant("a\ud800b")], "lone surrogate.*character 1"),
-    "half a character in a role": ([{"role": "us\udfffer", "content": "q"}], "lone surrogate"),
+    "a lone surrogate": ([user("q"), assistant("a\ud800b")], "lone surrogate.*character 1"),
+    "a lone surrogate in a role": ([{"role": "us\udfffer", "content": "q"}], "lone surrogate"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_CONVERSATIONS)
-def test_a_malformed_conversation_fails_alone_and_says_why(case):
+def test_an_invalid_conversation_gets_an_error_and_the_others_are_rendered(case):
     bad, reason = BAD_CONVERSATIONS[case]
     good = [user("q"), assistant("a")]
     renderer = Renderer(tiny_models.tokenizer("chatml"))
@@ -170,7 +170,7 @@ def test_fields_that_are_none_are_ignored():
     assert ids_of(renderer, [user("q"), message]) == ids_of(renderer, [user("q"), assistant("a")])
 
 
-def test_tuples_and_other_mappings_are_fine():
+def test_tuples_and_other_mappings_are_accepted():
     renderer = Renderer(tiny_models.tokenizer("chatml"))
     frozen = tuple(MappingProxyType(message) for message in [user("q"), assistant("a")])
     assert ids_of(renderer, frozen) == ids_of(renderer, [user("q"), assistant("a")])
@@ -185,7 +185,7 @@ def test_empty_and_unusual_texts_render(style, text):
     assert ids_of(Renderer(tok), conversation) == expected
 
 
-def test_a_template_that_refuses_a_conversation_gives_the_reason():
+def test_the_exception_of_a_template_is_in_the_error():
     renderer = Renderer(tiny_models.tokenizer("gemma"))
     good = [user("q"), assistant("a")]
     results = renderer.encode([[system("s"), user("q")], [user("q"), user("q")], good])
@@ -198,23 +198,23 @@ def test_a_template_that_refuses_a_conversation_gives_the_reason():
     "broken",
     ["{{ messages[0]['content'] + 1 }}", "{{ 1 / 0 }}", "{{ messages[0].content.index('x') }}", "{{ missing.field }}"],
 )
-def test_a_template_that_crashes_fails_that_row_alone(broken):
+def test_a_template_that_crashes_fails_only_that_row(broken):
     template = "{% if messages[0]['content'] == 'q' %}" + broken + "{% endif %}" + tiny_models.CHATML
     renderer = Renderer(tiny_models.tokenizer("chatml"), chat_template=template)
     error, good = renderer.encode([[user("q")], [user("other")]])
-    assert "the chat template refuses this conversation" in str(error)
+    assert "the chat template cannot write this conversation" in str(error)
     assert len(good.input_ids)
 
 
-def test_roles_that_the_template_drops_are_refused():
-    """Mistral's template writes only the roles it knows: a tool's answer would vanish from the text that is scored."""
+def test_roles_that_the_template_does_not_write_are_refused():
+    """This template writes no tool messages, so their content would be missing in the scored text."""
     template = tiny_models.MISTRAL.replace("{% else %}", "{% elif message['role'] == 'assistant' %}")
     renderer = Renderer(tiny_models.tokenizer("mistral"), chat_template=template)
     (error,) = renderer.encode([[user("q"), {"role": "tool", "content": "42"}, assistant("a")]])
-    assert "does not write messages of the role 'tool'" in str(error)
+    assert "does not write messages with the role 'tool'" in str(error)
 
 
-def test_roles_that_the_template_writes_are_scored():
+def test_roles_that_the_template_writes_are_rendered():
     renderer = Renderer(tiny_models.tokenizer("chatml"))
     for role in ("tool", "developer", "ipython", "user A", "o1-mini", "Ünïcode"):
         assert f"<|im_start|>{role}\n42<|im_end|>" in text_of(renderer, [user("q"), {"role": role, "content": "42"}])
@@ -253,7 +253,7 @@ turns_texts = st.lists(st.text(st.sampled_from("ab <|>\n\t\0é世"), max_size=8)
 @each_style
 @given(texts=turns_texts, thinking=st.booleans())
 @settings(max_examples=25)
-def test_every_turn_is_the_conversation_up_to_it(style, texts, thinking):
+def test_every_turn_has_the_ids_of_the_conversation_up_to_it(style, texts, thinking):
     renderer = renderer_of(style)
     conversation = [(assistant if k % 2 else user)(text or "x") for k, text in enumerate(texts)]
     if thinking and len(conversation) > 1:

@@ -8,7 +8,7 @@ from gym_rm.engine.text.templates import DATE, freeze_date, own_template, parse_
 from gym_rm.errors import ConfigError
 from tests.engine.text.rendering import text_of, user
 
-# --- where a template comes from
+# --- the template of a tokenizer
 
 
 def test_one_of_several_templates_must_be_the_default():
@@ -54,7 +54,7 @@ def test_templates_that_write_the_date_get_a_fixed_one(template, written, next_d
         Renderer(tok, date="yesterday")
 
 
-def test_the_date_leaves_the_rest_of_a_template_alone():
+def test_a_fixed_date_does_not_change_the_rest_of_a_template():
     for start in ("", " ", "\n", "\n\n ", "{# note #}\n", "  {% if true %}x{% endif %}"):
         template = start + "{{ messages[0]['content'] }}"
         dated = template + "{% if false %}{{ strftime_now('%Y') }}{% endif %}"
@@ -64,9 +64,9 @@ def test_the_date_leaves_the_rest_of_a_template_alone():
         )
 
 
-def test_a_date_is_a_date_or_its_iso_text():
+def test_a_date_may_be_iso_text():
     assert parse_date("2024-07-26") == parse_date(DATE) == datetime.date(2024, 7, 26)
-    with pytest.raises(ConfigError, match=r"date must be a date or its ISO form, as in '2024-07-26'; got '26.7.2024'"):
+    with pytest.raises(ConfigError, match=r"date must be a date or ISO text such as '2024-07-26'; got '26.7.2024'"):
         parse_date("26.7.2024")
 
 
