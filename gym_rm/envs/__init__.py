@@ -1,1 +1,1 @@
-"""What does Gymnasium see? Conversations as observations, replies as actions, scores as rewards."""
+"""Gymnasium environments: conversations as observations, replies as actions, scores as rewards."""

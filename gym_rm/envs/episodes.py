@@ -1,4 +1,4 @@
-"""Which prompt an episode starts from, and the state of one conversation. Nothing here knows of rewards."""
+"""Order of the prompts over the episodes, and the state of one conversation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Episode:
     """One conversation in progress.
 
     Attributes:
-        prompt: where it started.
-        number: how many episodes of its prompt order came before it.
-        messages: everything said so far.
-        num_replies: assistant turns that the policy has taken.
+        prompt: prompt that the episode started from.
+        number: number of earlier episodes in its prompt order.
+        messages: all messages so far.
+        num_replies: number of replies from the policy.
     """
 
     prompt: Prompt
@@ -32,12 +32,12 @@ class Episode:
     num_replies: int = 0
 
     def with_reply(self, reply: str) -> list[Message]:
-        """The conversation with one more reply; the episode does not change."""
+        """Return the conversation with one more reply, without changing the episode."""
         return [*self.messages, {"role": "assistant", "content": reply}]
 
 
 def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list[int | None]:
-    """N seeds, as `SyncVectorEnv` derives them from an int, a list or None."""
+    """Derive N seeds from an int, a list or None, as `SyncVectorEnv` does."""
     if seed is None:
         return [None] * num_envs
     try:
@@ -45,22 +45,25 @@ def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list
             return [int(seed) + row for row in range(num_envs)]
         seeds = [None if each is None else operator.index(each) for each in seed]
     except TypeError as error:
-        raise ConfigError(f"seed must be an integer or None, or a list of those; got {seed!r:.80}.") from error
+        raise ConfigError(
+            f"seed must be an integer, None, or a list of integers and None; got {seed!r:.80}."
+        ) from error
     if len(seeds) != num_envs:
-        raise ValueError(f"a list of seeds must have one for each of the {num_envs} environments, got {len(seeds)}.")
+        raise ValueError(f"seed must have one entry for each of the {num_envs} environments, got {len(seeds)} entries.")
     return seeds
 
 
 class PromptOrder:
-    """An endless sequence of prompt indices: each epoch is a new permutation.
+    """An endless sequence of prompt indices; each epoch is a new permutation.
 
-    Several readers (the siblings of a group) read the same sequence at their own pace. Memory grows with the prompts
-    drawn in an epoch and with the distance between readers; no permutation is stored per environment.
+    Several readers (the environments of a group) read the same sequence at different speeds. Memory grows with the
+    number of prompts drawn in an epoch and with the distance between the readers. No permutation is stored per
+    environment.
 
     Args:
-        num_prompts: how many prompts there are.
-        generator: decides the order; one draw per prompt.
-        num_readers: how many read it.
+        num_prompts: number of prompts.
+        generator: random generator of the order; one draw per prompt.
+        num_readers: number of readers.
 
     Example:
         >>> order = PromptOrder(3, np.random.default_rng(0), num_readers=2)
@@ -79,32 +82,32 @@ class PromptOrder:
         self._next = [0] * num_readers
 
     def next(self, reader: int = 0) -> tuple[int, int]:
-        """The number of the reader's next episode and the index of its prompt."""
+        """Return the number of the reader's next episode and the index of its prompt."""
         number = self._next[reader]
         self._next[reader] += 1
         if number == self._first_waiting + len(self._waiting):
             self._waiting.append(self._draw())
         index = self._waiting[number - self._first_waiting]
-        self._forget()
+        self._drop_read()
         return number, index
 
     def insert(self, index: int) -> None:
-        """Let every reader's next episode start at this prompt; the draws go on afterwards as if it had not been."""
+        """Start the next episode of every reader from this prompt. The random order of the others does not change."""
         self.align()
         self._waiting.append(index)
 
     def align(self) -> None:
-        """Move every reader to the position of the furthest one."""
+        """Move every reader to the position of the furthest reader."""
         self._next = [max(self._next)] * len(self._next)
-        self._forget()
+        self._drop_read()
 
-    def _forget(self) -> None:
+    def _drop_read(self) -> None:
         while self._waiting and min(self._next) > self._first_waiting:
             self._waiting.popleft()
             self._first_waiting += 1
 
     def _draw(self) -> int:
-        """One step of a Fisher-Yates shuffle of `range(num_prompts)` that stores only what has moved."""
+        """Take one step of a Fisher-Yates shuffle of `range(num_prompts)`; only the moved entries are stored."""
         if self._position == self._num_prompts:
             self._position = 0
         position = self._position
@@ -117,10 +120,10 @@ class PromptOrder:
 
 
 class PromptOrders:
-    """The prompt orders of N environments; every `group_size` neighbours share one.
+    """The prompt orders of N environments; every `group_size` consecutive environments share one order.
 
     Attributes:
-        num_groups: how many orders there are.
+        num_groups: number of prompt orders.
     """
 
     def __init__(self, num_prompts: int, num_envs: int, group_size: int) -> None:
@@ -131,12 +134,12 @@ class PromptOrders:
         self._seeds: dict[int, int] = {}
 
     def seed(self, seeds: Sequence[int | None], rows: NDArray[np.bool_]) -> None:
-        """Restart the orders of the mask `rows`, each from the seed of its first environment.
+        """Restart the orders of the groups in the mask `rows`, each from the seed of its first environment.
 
-        None continues the order; an order that has not begun gets a random seed.
+        The seed None continues an order. An order that has not started gets a random seed.
 
         Raises:
-            ConfigError: a seed for a group of which only a part is in `rows`.
+            ConfigError: `rows` contains only a part of a group that has a new seed.
         """
         fresh = {}
         for group, members in enumerate(rows.reshape(self.num_groups, self._group_size)):
@@ -145,8 +148,8 @@ class PromptOrders:
                 continue
             if not members.all():
                 raise ConfigError(
-                    "a seed restarts the prompts of a whole group, but the reset_mask holds only a part of group "
-                    f"{group}; reset all {self._group_size} environments of it, or reset without a seed."
+                    f"seed restarts the prompts of a whole group, but reset_mask has only a part of group {group}; "
+                    f"reset all {self._group_size} environments of the group, or reset without a seed."
                 )
             fresh[group] = seeding.np_random(seed)
         for group, (generator, chosen) in fresh.items():
@@ -154,20 +157,19 @@ class PromptOrders:
             self._seeds[group] = chosen
 
     def align(self, rows: NDArray[np.bool_]) -> None:
-        """Let the siblings of every group that is whole in `rows` continue at the same prompt."""
+        """Make all environments of a group continue at the same prompt, for each group that is completely in `rows`."""
         for group in np.flatnonzero(rows.reshape(self.num_groups, self._group_size).all(axis=1)).tolist():
             self._orders[group].align()
 
     def insert(self, indices: NDArray[np.int64], rows: NDArray[np.bool_]) -> None:
-        """Let the next episodes of the mask `rows` start at the prompts with these indices, both `[N]`.
+        """Start the next episodes of the mask `rows` from the prompts with these indices; both are `[N]`.
 
         Raises:
-            ConfigError: an index out of range, a part of a group, or siblings that would start at different prompts.
+            ConfigError: an index is out of range, `rows` contains only a part of a group, or the indices differ within
+                a group.
         """
         for row in np.flatnonzero(rows & ((indices < 0) | (indices >= self._num_prompts))).tolist():
-            raise ConfigError(
-                f"prompt_indices[{row}] must be an index into the {self._num_prompts} prompts, got {indices[row]}."
-            )
+            raise ConfigError(f"prompt_indices[{row}] must be from 0 to {self._num_prompts - 1}, got {indices[row]}.")
         chosen = {}
         for group, members in enumerate(rows.reshape(self.num_groups, self._group_size)):
             mine = indices.reshape(self.num_groups, self._group_size)[group]
@@ -175,27 +177,27 @@ class PromptOrders:
                 continue
             if not members.all() or (mine != mine[0]).any():
                 raise ConfigError(
-                    f"prompt_indices must start all {self._group_size} environments of group {group} at the same "
-                    f"prompt, got {mine[members].tolist()} for {int(members.sum())} of them."
+                    f"prompt_indices must be equal for all {self._group_size} environments of group {group}, got "
+                    f"{mine[members].tolist()} for {int(members.sum())} environments."
                 )
             chosen[group] = int(mine[0])
         for group, index in chosen.items():
             self._orders[group].insert(index)
 
     def next(self, row: int) -> tuple[int, int]:
-        """The number of the environment's next episode and the index of its prompt."""
+        """Return the number of the environment's next episode and the index of its prompt."""
         group, sibling = divmod(row, self._group_size)
         return self._orders[group].next(sibling)
 
     @property
     def generators(self) -> tuple[np.random.Generator, ...]:
-        """The generator behind each environment's order, the same for siblings."""
+        """Random generator of each environment's prompt order; the environments of a group share one."""
         self._begin()
         return tuple(order.generator for _, order in sorted(self._orders.items()) for _ in range(self._group_size))
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seed of each environment's order."""
+        """Seed of each environment's prompt order."""
         self._begin()
         return tuple(seed for _, seed in sorted(self._seeds.items()) for _ in range(self._group_size))
 

@@ -1,7 +1,7 @@
-"""Per-environment values as Gymnasium's vector `infos`: arrays `[N]`, each with a mask `_name` of the rows it is for.
+"""Per-environment values in the format of Gymnasium's vector `infos`: arrays `[N]`, each with a mask `_name`.
 
-The layout is the one that `SyncVectorEnv` builds from the infos of single environments: rows outside the mask hold
-zero (None in arrays of objects), and a value that no row has is absent.
+The format is the one that `SyncVectorEnv` builds from the infos of single environments. Rows outside the mask are zero
+(None in arrays of objects). A name without a value in any row is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 def add_values(infos: Infos, name: str, values: NDArray[Any], rows: Mask) -> None:
-    """Put `values[rows]` under a name; both arrays are `[N]`."""
+    """Store `values[rows]` under a name, unless `rows` is empty; both arrays are `[N]`."""
     if rows.any():
         column = np.full(len(rows), None if values.dtype == object else 0, dtype=values.dtype)
         column[rows] = values[rows]
@@ -30,14 +30,14 @@ def add_values(infos: Infos, name: str, values: NDArray[Any], rows: Mask) -> Non
 
 
 def add_group(infos: Infos, name: str, group: Infos) -> None:
-    """Put infos within infos under a name, for the rows of any of them."""
+    """Store nested infos under a name; its mask is True in every row that has at least one of them."""
     masks = [group[f"_{key}"] for key in group if f"_{key}" in group]
     if masks:
         infos[name], infos[f"_{name}"] = group, np.logical_or.reduce(masks)
 
 
 def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
-    """The info dict that one environment alone would have given, of Python scalars."""
+    """Return the infos of one row as a single environment returns them, with Python scalars."""
     found: Infos = {}
     for name, values in infos.items():
         mask = infos.get(f"_{name}")
@@ -53,7 +53,7 @@ RESERVED = frozenset(
     {"prompt_id", "answer", "group_id", "score_ok", "num_tokens", "truncated_tokens", "components", "metrics"}
     | {"final_obs", "final_info", "episode"}
 )
-"""Names that the environment and Gymnasium's wrappers give to infos of their own."""
+"""Names of infos that the environment and Gymnasium's wrappers set themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,10 @@ class StepScores:
     """The scores of one step, one entry per environment.
 
     Attributes:
-        scores: `[N]`; rows outside of `scored` hold nothing.
-        scored: bool `[N]`, the rows whose conversation was given to the scorer.
-        rewards: float64 `[N]`, finite: the score, the fallback where there is none, 0.0 where nothing was scored.
+        scores: `[N]`; rows outside `scored` have no score.
+        scored: bool `[N]`, rows whose conversation was passed to the scorer.
+        rewards: float64 `[N]`, always finite: the score, the fallback reward if the score is missing, or 0.0 for rows
+            outside `scored`.
     """
 
     scores: Scores
@@ -72,14 +73,14 @@ class StepScores:
 
     @classmethod
     def of(cls, scores: Scores, rows: Sequence[int], num_envs: int, fallback_reward: float | None) -> StepScores:
-        """From the scores of the environments `rows`.
+        """Build the scores of one step from the scores of the environments `rows`.
 
         Raises:
-            ConfigError: an info of the scorer under a name that the environment uses itself.
-            ScoringError: rows without a score, named by environment, where there is no fallback.
+            ConfigError: an info of the scorer has a reserved name.
+            ScoringError: scores are missing and there is no fallback reward; the error names the environments.
         """
         if clash := sorted(RESERVED & scores.infos.keys()):
-            raise ConfigError(f"the scorer's info {clash[0]!r} is also an info of the environment; rename it.")
+            raise ConfigError(f"infos[{clash[0]!r}] of the scorer has a name that the environment uses; rename it.")
         spread = scores.scatter(rows, num_envs)
         if fallback_reward is None:
             spread.raise_for_errors()
@@ -91,11 +92,11 @@ class StepScores:
 
     @property
     def ok(self) -> Mask:
-        """Bool `[N]`, the rows that got a score."""
+        """Bool `[N]`, rows that have a score."""
         return self.scored & np.isfinite(self.scores.rewards)
 
     def metrics(self) -> RewardMetrics:
-        """Statistics over the rows that were scored."""
+        """Return statistics of the rows that were scored."""
         scores = self.scores
         return reward_metrics(
             np.where(self.ok, self.rewards, np.nan)[self.scored],
@@ -105,7 +106,7 @@ class StepScores:
         )
 
     def add_to(self, infos: Infos, rows: Mask) -> None:
-        """Add the values of those `rows` that were scored."""
+        """Add the values of those `rows` that were scored to `infos`."""
         scored = self.scored & rows
         add_values(infos, "score_ok", self.ok, scored)
         add_values(infos, "num_tokens", self.scores.num_tokens, scored)
@@ -119,7 +120,7 @@ class StepScores:
 
 
 def _column(values: Any) -> NDArray[Any]:
-    """An array of float64, int64, bool or objects, as `SyncVectorEnv` would collect the values of single rows."""
+    """Convert to an array of float64, int64, bool or objects, the dtypes that `SyncVectorEnv` uses."""
     array = np.asarray(values)
     kind = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}.get(array.dtype.kind, object)
     return array.astype(kind)

@@ -1,8 +1,8 @@
-"""Numbers in place of text, for reinforcement learning that knows nothing of language.
+"""Numeric observations and actions instead of text, for RL libraries without support for text.
 
-`CandidateAction` lets an agent choose among given replies, `TokenLevel` lets it write one token by token. Both show it
-the last token ids of the conversation. `RewardModelCandidates-v0` and `RewardModelTokens-v0` are these views of
-`RewardModel-v0`, over the embedded reward model and prompts unless told otherwise.
+`CandidateAction` lets an agent choose among given replies. `TokenLevel` lets it write a reply token by token. Both use
+the last token ids of the conversation as observations. `RewardModelCandidates-v0` and `RewardModelTokens-v0` are these
+views of `RewardModel-v0`. By default they use the embedded reward model and the embedded prompts.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ WINDOW = 48
 MAX_NEW_TOKENS = 8
 MOST_KNOWN = 4096
 NUMBER_VOCABULARY = ("It", " is", ".", *(f" {number}" for number in range(10, 100)))
-"""The tokens of the good replies to the embedded prompts: `It is 42.`"""
+"""Tokens of the correct replies to the embedded prompts, for example `It is 42.`"""
 
 
 class TokenWindow:
-    """The last L tokens of a conversation as an observation of `MultiDiscrete`, int64 `[2L]`.
+    """Observation of the last L tokens of a conversation, in a `MultiDiscrete` space, int64 `[2L]`.
 
-    First the L token ids, the newest last, then for each of them 1, or 0 where the conversation is shorter.
-    Libraries encode a `MultiDiscrete` one-hot by themselves.
+    The first L entries are token ids, the newest last. The other L entries are the mask: 1 for a token, 0 for padding
+    at the start of a shorter conversation. RL libraries one-hot encode a `MultiDiscrete` observation.
 
     Args:
-        tokenizer: a Hugging Face tokenizer with a chat template, the folder or hub id of one, or None for the
-            embedded policy's.
-        length: L.
+        tokenizer: a Hugging Face tokenizer with a chat template, its folder or hub id, or None for the tokenizer of
+            the embedded policy.
+        length: L, the number of tokens.
 
     Example:
         >>> window = TokenWindow(length=4)
@@ -60,13 +60,15 @@ class TokenWindow:
         self.length = integer("window", length, minimum=1)
         self.space = MultiDiscrete([len(self.tokenizer)] * self.length + [2] * self.length)
         self._renderer = Renderer(self.tokenizer)
-        self._known: dict[tuple[tuple[str, str], ...], Windows] = {}  # prompts come back every epoch
+        self._known: dict[tuple[tuple[str, str], ...], Windows] = {}  # a cache, because every epoch repeats the prompts
 
     def of(self, conversation: Conversation) -> Windows:
-        """The window `[2L]`; it ends with what begins the assistant's turn, unless the assistant has just spoken.
+        """Return the window `[2L]` of a conversation.
+
+        It ends with the tokens that start the assistant's turn, unless the last message is from the assistant.
 
         Raises:
-            ConversationError: the chat template refuses the conversation.
+            ConversationError: the chat template does not accept the conversation.
         """
         key = tuple((message["role"], message["content"]) for message in conversation)
         if key not in self._known:
@@ -80,13 +82,13 @@ class TokenWindow:
         return self._known[key].copy()
 
     def push(self, windows: Windows, tokens: NDArray[np.int64]) -> Windows:
-        """The windows `[M, 2L]` after one more token each, `[M]`."""
+        """Append one token to each of the windows `[M, 2L]`; `tokens` is `[M]`."""
         pushed = np.roll(windows, -1, axis=1)
         pushed[:, self.length - 1], pushed[:, -1] = tokens, 1
         return pushed
 
     def _ids(self, conversation: Conversation) -> NDArray[np.int32]:
-        # Many templates refuse to let the assistant speak twice, as it would after the end of an episode.
+        # Many chat templates do not accept an empty assistant turn after the last reply of an ended episode.
         over = conversation[-1]["role"] == "assistant" if conversation else False
         whole: Conversation = conversation if over else [*conversation, {"role": "assistant", "content": ""}]
         (rendered,) = self._renderer.encode([whole])
@@ -98,18 +100,18 @@ class TokenWindow:
 if TYPE_CHECKING:
     Wrapper: TypeAlias = VectorWrapper[Windows, NDArray[np.int64], Any, Any, NDArray[Any]]
 else:
-    Wrapper = VectorWrapper  # which takes no type arguments before gymnasium 1.4
+    Wrapper = VectorWrapper  # VectorWrapper takes no type arguments before gymnasium 1.4
 
 
 class NumericView(Wrapper):
-    """What the two views share: windows as observations, one of `num_actions` as action."""
+    """Base class of the two views: token windows as observations, one of `num_actions` as action."""
 
     env: RewardVectorEnv
 
     def __init__(self, env: RewardVectorEnv, window: TokenWindow, num_actions: int) -> None:
         if not isinstance(env, RewardVectorEnv):
             raise ConfigError(
-                f"{type(self).__name__} goes directly around a RewardVectorEnv, got {env}; put others around it."
+                f"{type(self).__name__} must wrap a RewardVectorEnv directly, got {env}; apply other wrappers after it."
             )
         super().__init__(env)
         self.window = window
@@ -122,16 +124,20 @@ class NumericView(Wrapper):
         self._over = np.zeros(self.num_envs, dtype=np.bool_)
 
     def _choices(self, actions: Any, rows: Mask) -> NDArray[np.int64]:
-        """The actions of these rows, checked, and 0 for all others."""
+        """Check the actions of these rows and return them, with 0 for all other rows."""
         chosen = np.asarray(actions)
         if chosen.shape != (self.num_envs,) or chosen.dtype.kind not in "iu":
-            raise ActionError(f"expected {self.num_envs} integers, one for each environment, got {actions!r:.100}.")
+            raise ActionError(
+                f"actions must be {self.num_envs} integers, one for each environment, got {actions!r:.100}."
+            )
         for row in np.flatnonzero(rows & ((chosen < 0) | (chosen >= self.num_actions))).tolist():
-            raise ActionError(f"environment {row}: the action must be 0 to {self.num_actions - 1}, got {chosen[row]}.")
+            raise ActionError(
+                f"environment {row}: the action must be from 0 to {self.num_actions - 1}, got {chosen[row]}."
+            )
         return np.where(rows, chosen, 0).astype(np.int64)
 
     def _end_step(self, infos: Infos, done: Mask, final: Callable[[int], Windows]) -> None:
-        """Remember which rows are over, and give the final observations as windows."""
+        """Record which episodes have ended, and replace their final observations by windows."""
         self._over = np.zeros_like(done) if self.autoreset_mode is AutoresetMode.SAME_STEP else done
         if "final_obs" in infos:
             observations = np.full(self.num_envs, None, dtype=object)
@@ -141,17 +147,17 @@ class NumericView(Wrapper):
 
 
 class CandidateAction(NumericView):
-    """The action chooses one of K given replies.
+    """View whose action chooses one of K given replies.
 
     Args:
         env: a `RewardVectorEnv`, in any autoreset mode.
         candidates: K replies; or a function (or its name, `"module:function"`) from a conversation to K replies; or
-            None for replies to the embedded prompts: the smallest number, the middle one, the largest, no answer.
-        tokenizer: for the observations, see `TokenWindow`.
-        window: tokens in an observation.
+            None for `number_candidates`, which fit the embedded prompts.
+        tokenizer: tokenizer of the observations; see `TokenWindow`.
+        window: number of tokens in an observation.
 
     Raises:
-        ConfigError: candidates that are no texts, or not K for every conversation.
+        ConfigError: a candidate is not a text, or the number of candidates changes between conversations.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -179,7 +185,7 @@ class CandidateAction(NumericView):
         return self._observe(), infos
 
     def step(self, actions: Any) -> Step:
-        """Give the chosen replies, integers `[N]`; see `RewardVectorEnv.step`."""
+        """Append the chosen replies, integers `[N]`; see `RewardVectorEnv.step`."""
         choices = self._choices(actions, ~self._over)
         replies = ["" if over else self._reply(row, choices[row]) for row, over in enumerate(self._over)]
         self._conversations, rewards, terminations, truncations, infos = self.env.step(replies)
@@ -201,28 +207,29 @@ class CandidateAction(NumericView):
     def _propose(self, conversation: Conversation) -> list[str]:
         replies = list(self._candidates(conversation) if callable(self._candidates) else self._candidates)
         if not replies or not all(isinstance(reply, str) for reply in replies):
-            raise ConfigError(f"candidates must be texts, at least one, got {replies!r:.200}.")
+            raise ConfigError(f"candidates must be one or more texts, got {replies!r:.200}.")
         return replies
 
 
 class TokenLevel(NumericView):
-    """The action is one token of the reply.
+    """View whose action is one token of the reply.
 
-    The reply ends with the tokenizer's end-of-sequence token, which is not part of it, or after `max_new_tokens`.
-    Only then is it given to the environment: all replies that end in a step are scored in one call, and every other
-    token is paid 0.0. A dialogue goes on with the user's next turn.
+    A reply ends with the tokenizer's end-of-sequence token, which is not part of the reply, or after `max_new_tokens`.
+    A complete reply is passed to the environment, and all replies that end in the same step are scored in one call.
+    The reward of every other token is 0.0. A dialogue continues with the user's next turn.
 
     Args:
         env: a `RewardVectorEnv`, in any autoreset mode.
-        tokenizer: of the actions and the observations, see `TokenWindow`.
-        window: tokens in an observation.
-        max_new_tokens: tokens that a reply may take, the end-of-sequence token included.
-        vocabulary: texts of the tokens to choose from (an end-of-sequence action is added as the last one); None for
+        tokenizer: tokenizer of the actions and the observations; see `TokenWindow`.
+        window: number of tokens in an observation.
+        max_new_tokens: maximum number of tokens in a reply, including the end-of-sequence token.
+        vocabulary: texts of the tokens to choose from; the end-of-sequence token is added as the last action. None for
             every token of the tokenizer.
-        prefill: text that every reply begins with: it is shown and scored, and takes none of `max_new_tokens`.
+        prefill: text at the start of every reply. It is observed and scored, but does not count towards
+            `max_new_tokens`.
 
     Raises:
-        ConfigError: a text that is no single token, or a tokenizer without an end-of-sequence token.
+        ConfigError: a text of `vocabulary` is not a single token, or the tokenizer has no end-of-sequence token.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -245,12 +252,12 @@ class TokenLevel(NumericView):
         shown = TokenWindow(tokenizer, window)
         self.max_new_tokens = integer("max_new_tokens", max_new_tokens, minimum=1)
         if not isinstance(prefill, str):
-            raise ConfigError(f"prefill: expected a text, got {prefill!r:.100}.")
+            raise ConfigError(f"prefill must be a text, got {prefill!r:.100}.")
         encoded = shown.tokenizer(prefill, add_special_tokens=False, split_special_tokens=True)
         self._prefill: list[int] = encoded["input_ids"]
         self._stop = shown.tokenizer.eos_token_id
         if self._stop is None:
-            raise ConfigError("the tokenizer has no end-of-sequence token, so that a reply could not end; set one.")
+            raise ConfigError("tokenizer must have an end-of-sequence token, which ends a reply; set its eos_token.")
         self._token_of_action = _token_ids(shown.tokenizer, vocabulary, self._stop)
         super().__init__(env, shown, len(self._token_of_action))
         self._windows = np.zeros((self.num_envs, 2 * shown.length), dtype=np.int64)
@@ -269,7 +276,7 @@ class TokenLevel(NumericView):
         """Append one token to every reply, integers `[N]`; see `RewardVectorEnv.step`."""
         if self.autoreset_mode is AutoresetMode.DISABLED and self._over.any():
             raise ResetNeeded(
-                f"the episodes of environments {np.flatnonzero(self._over).tolist()} are over and autoreset is "
+                f"the episodes of environments {np.flatnonzero(self._over).tolist()} have ended and autoreset is "
                 "disabled; call reset(options={'reset_mask': terminations | truncations}) first."
             )
         starting, playing = self._over, ~self._over
@@ -304,14 +311,14 @@ class TokenLevel(NumericView):
 
 
 class CandidateEnv(SingleEnv[Windows, int]):
-    """`RewardModelCandidates-v0` for a single environment; arguments as of `make_candidates`."""
+    """`RewardModelCandidates-v0` as a single environment, with the arguments of `make_candidates`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(make_candidates(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
 
 
 class TokenEnv(SingleEnv[Windows, int]):
-    """`RewardModelTokens-v0` for a single environment; arguments as of `make_tokens`."""
+    """`RewardModelTokens-v0` as a single environment, with the arguments of `make_tokens`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(make_tokens(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
@@ -325,7 +332,7 @@ def make_candidates(
     window: int = WINDOW,
     **settings: Any,
 ) -> CandidateAction:
-    """`CandidateAction` around `RewardVectorEnv(num_envs, **settings)`."""
+    """Wrap `RewardVectorEnv(num_envs, **settings)` in `CandidateAction`."""
     return CandidateAction(RewardVectorEnv(num_envs, **settings), candidates, tokenizer=tokenizer, window=window)
 
 
@@ -339,7 +346,7 @@ def make_tokens(
     prefill: str = "",
     **settings: Any,
 ) -> TokenLevel:
-    """`TokenLevel` around `RewardVectorEnv(num_envs, **settings)`; the vocabulary is that of the embedded task."""
+    """Wrap `RewardVectorEnv(num_envs, **settings)` in `TokenLevel`; the vocabulary defaults to `NUMBER_VOCABULARY`."""
     return TokenLevel(
         RewardVectorEnv(num_envs, **settings),
         tokenizer=tokenizer,
@@ -351,16 +358,16 @@ def make_tokens(
 
 
 def number_candidates(conversation: Conversation) -> list[str]:
-    """Four replies to a question about three numbers: the smallest, the middle one, the largest, no answer.
+    """Return four replies to a question about three numbers: the smallest, the middle, the largest, and no answer.
 
     Raises:
-        ConfigError: the last message does not hold three numbers.
+        ConfigError: the last message does not contain exactly three numbers.
     """
     numbers = sorted(int(number) for number in re.findall(r"\d+", conversation[-1]["content"]))
     if len(numbers) != 3:
         raise ConfigError(
-            f"no candidates for {conversation[-1]['content']!r:.100}: those at hand answer questions about three "
-            "numbers, such as the embedded prompts; give candidates=[...] or a function from a conversation to replies."
+            "candidates: the default replies need a question with three numbers, as in the embedded prompts; got "
+            f"{conversation[-1]['content']!r:.100}. Pass candidates=[...] or a function from a conversation to replies."
         )
     return [*(f"It is {number}." for number in numbers), "I do not know."]
 
@@ -379,14 +386,14 @@ def _load_tokenizer(tokenizer: Any) -> Any:
 
 
 def _token_ids(tokenizer: Any, vocabulary: Sequence[str] | None, stop: int) -> NDArray[np.int64]:
-    """The token id of every action."""
+    """Return the token id of every action."""
     if vocabulary is None:
         return np.arange(len(tokenizer))
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in vocabulary]
     for text, found in zip(vocabulary, ids, strict=True):
         if len(found) != 1 or tokenizer.decode(found) != text:
             raise ConfigError(
-                f"vocabulary: {text!r} is not one token of the tokenizer but {len(found)}, {found}; "
-                "give texts of single tokens, or vocabulary=None for all of them."
+                f"vocabulary: every text must be a single token, but the tokenizer encodes {text!r} as {found}; "
+                "use texts of single tokens, or vocabulary=None for all tokens."
             )
     return np.array([*(found[0] for found in ids), stop], dtype=np.int64)

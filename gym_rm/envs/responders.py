@@ -1,4 +1,4 @@
-"""What the user says next: a script, a function, or a model that simulates the user."""
+"""Responders produce the user's next turn: from a script, a function, or a model that simulates the user."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from gym_rm.types import Conversation, Prompt, copy_conversation
 
 Turns: TypeAlias = Sequence[str | None]
 Responder: TypeAlias = "Callable[[Sequence[Conversation], Sequence[Prompt], Scores | None], Turns | Awaitable[Turns]]"
-"""For M conversations that end with a reply: what the user says to each, None to end the episode.
+"""Function that returns the user's next turn for each of M conversations that end with a reply; None ends an episode.
 
-`scores` are those of the replies, row by row; None with `reward_on="end"`, where the answer decides whether there is a
-score at all.
+`scores` has the score of each reply. It is None with `reward_on="end"`, because there the responder decides which
+replies end an episode and are scored.
 """
 
 
 def scripted_user(
     conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
 ) -> list[str | None]:
-    """The responder that says each prompt's `user_turns`, one after every reply."""
+    """Responder that returns the `user_turns` of each prompt, one after every reply."""
     return [_scripted(conversation, prompt) for conversation, prompt in zip(conversations, prompts, strict=True)]
 
 
 def _scripted(conversation: Conversation, prompt: Prompt) -> str | None:
-    # After the prompt stand reply, user, reply, ...: every earlier exchange took one turn of the script.
+    # The messages after the prompt are reply, user, reply, ...: every earlier pair used one turn of the script.
     turn = (len(conversation) - len(prompt.messages)) // 2
     return prompt.user_turns[turn] if turn < len(prompt.user_turns) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What follows one reply.
+    """The user's turn after one reply, and whether the episode ends.
 
     Attributes:
-        user: what the user says next; None where the episode ends.
-        terminated: the user has nothing more to say, or the scorer ends the episode.
-        truncated: the turn limit stopped the episode before the user did, or the reply was too long.
+        user: text of the user's turn; None if the episode ends.
+        terminated: whether the responder or the scorer ended the episode.
+        truncated: whether the episode reached `max_turns`, or the reply was longer than `max_reply_length`.
     """
 
     user: str | None
@@ -54,21 +54,21 @@ class Turn:
 
     @property
     def ended(self) -> bool:
-        """Whether the episode is over."""
+        """Whether the episode has ended."""
         return self.terminated or self.truncated
 
 
 class UserSimulator:
-    """Decides after every reply whether the conversation goes on, and with what: limits, and a responder.
+    """User simulator: calls a responder after every reply, and applies the limits of an episode.
 
     Args:
-        respond: the responder, sync or async, or its name `"module:function"`; None for `scripted_user`.
-        text_space: what a turn of the user must be in.
-        max_turns: replies after which an episode is truncated; None for no limit.
-        max_reply_length: characters; a longer reply truncates its episode. None for no limit.
+        respond: sync or async responder, or its name `"module:function"`; None for `scripted_user`.
+        text_space: space that must contain every turn of the user.
+        max_turns: number of replies after which an episode is truncated; None for no limit.
+        max_reply_length: maximum characters of a reply; a longer reply truncates its episode. None for no limit.
 
     Raises:
-        ConfigError: not a function, or one that does not take three arguments.
+        ConfigError: `respond` is not a function, or does not take three arguments.
     """
 
     def __init__(
@@ -94,26 +94,26 @@ class UserSimulator:
     def next_turns(
         self, rows: Sequence[int], episodes: Sequence[Episode], said: Sequence[Conversation], scores: Scores | None
     ) -> list[Turn]:
-        """What follows the replies of M episodes; one call of the responder for all that go on.
+        """Return the turns after the replies of M episodes, with one call of the responder for all that continue.
 
         Args:
-            rows: `[M]`, which environments they are, for errors.
-            episodes: before the reply.
-            said: their conversations, which end with the reply.
-            scores: of these conversations, row by row; None where they are scored afterwards.
+            rows: `[M]`, indices of the environments, for error messages.
+            episodes: `[M]`, the episodes before the reply.
+            said: `[M]`, their conversations, which end with the reply.
+            scores: scores of these conversations; None if they are scored afterwards.
 
         Raises:
-            ConfigError: the responder returned something else than a text or None for each.
+            ConfigError: the responder did not return a text or None for each conversation.
         """
         answers: dict[int, str | None] = {}
         limits = [self._limits(episode, one) for episode, one in zip(episodes, said, strict=True)]
         ends = None if scores is None else scores.terminations
         ended = [ends is not None and bool(ends[m]) for m in range(len(rows))]
-        # A script also tells at a limit, at no cost, whether the user was done anyway: terminated, not truncated.
+        # The script is read at a limit too: if it has no turn left, the episode is terminated, not truncated.
         scripted = self._respond is scripted_user
         asked = [m for m in range(len(rows)) if not ended[m] and (scripted or not any(limits[m]))]
         if asked:
-            # Copies: a responder that edits messages must not change the episode.
+            # Pass copies, so that a responder that edits messages does not change the episode.
             conversations = [said[m] if scripted else copy_conversation(said[m]) for m in asked]
             some = None if scores is None else scores.take(asked)
             given = self._ask(conversations, [episodes[m].prompt for m in asked], some)
@@ -130,7 +130,7 @@ class UserSimulator:
         return turns
 
     def _limits(self, episode: Episode, said: Conversation) -> tuple[bool, bool]:
-        """Whether the reply is too long, and whether it was the last one allowed."""
+        """Return whether the reply is too long, and whether it is the last one that `max_turns` allows."""
         too_long = self._max_reply_length is not None and len(said[-1]["content"]) > self._max_reply_length
         return too_long, self._max_turns is not None and episode.num_replies + 1 >= self._max_turns
 
@@ -150,7 +150,7 @@ class UserSimulator:
         return answer
 
     def close(self) -> None:
-        """Stop the thread that ran an async responder."""
+        """Stop the thread that runs an async responder."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
@@ -160,10 +160,10 @@ class UserSimulator:
 
 
 class _EventLoop:
-    """An event loop in a thread of its own.
+    """An event loop in its own thread.
 
-    One loop for all steps, because async clients keep connections that belong to their loop; in a thread, because the
-    caller may be inside a running loop itself (a notebook, an async trainer).
+    All steps use the same loop, because the connections of async clients belong to one loop. The loop has its own
+    thread, because the caller may already run a loop (a notebook, an async trainer).
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class _EventLoop:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # after Ctrl-C nobody waits for the answer
+            future.cancel()  # after Ctrl-C the result is not needed
             raise
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of `RewardModel-v0`: one record, from whichever constructor, registry entry or file they come."""
+"""Settings of `RewardModel-v0`, the same for every constructor, registry entry and configuration file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_rm.errors import ConfigError, nearest
 
 
 def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
-    """The mode of any spelling: `"SameStep"`, `"SAME_STEP"`, `"same-step"`, ..."""
+    """Return the autoreset mode for any spelling: `"SameStep"`, `"SAME_STEP"`, `"same-step"`, ..."""
     if isinstance(value, AutoresetMode):
         return value
     spelled = str(value).replace("_", "").replace("-", "").lower()
@@ -25,34 +25,34 @@ def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
 
 
 class EnvSettings(Config):
-    """Keywords of `gym.make_vec("RewardModel-v0", ...)`; each also takes a plain JSON value."""
+    """Keyword arguments of `gym.make_vec("RewardModel-v0", ...)`; each also accepts a plain JSON value."""
 
     reward_model: Any = None
-    """What `load_scorer` takes: None for the embedded reward model, a folder, a hub id, a dict, a `Scorer`, a function
-    of the conversations, or of the conversations and their prompts."""
+    """Argument of `load_scorer`: None for the embedded reward model, a folder, a hub id, a dict, a `Scorer`, or a
+    function of `(conversations)` or `(conversations, prompts)`."""
     reward_model_kwargs: dict[str, Any] = pydantic.Field(default={})
-    """Options for `load_scorer` (`dtype`, `device`, ...)."""
+    """Options of `load_scorer` (`dtype`, `device`, ...)."""
     prompts: Any = None
-    """What `load_prompts` takes: None for the embedded prompts, a file, a data set name, a list. Each environment draws
-    them without replacement, in a new order every epoch."""
+    """Argument of `load_prompts`: None for the embedded prompts, a file, a data set name, or a list. Each environment
+    draws the prompts without replacement, in a new order every epoch."""
     group_size: PositiveInt = 1
-    """Neighbours that answer the same prompts."""
+    """Number of consecutive environments that answer the same prompts."""
     max_turns: PositiveInt | None = None
-    """Replies after which an episode is truncated if the user has not ended it; None for no limit."""
+    """Number of replies after which an episode is truncated if the user has not ended it; None for no limit."""
     respond: Any = None
-    """The user simulator: a function (or its name, `"module:function"`), sync or async, that is asked once a step for
-    all rows that go on: `respond(conversations, prompts, scores) -> list[str | None]`, None to end an episode. None
-    for the scorer's own `respond`, if it has one, or else the prompts' `user_turns`."""
+    """User simulator: a sync or async function, or its name `"module:function"`. It is called once per step for all
+    rows that continue: `respond(conversations, prompts, scores) -> list[str | None]`. None in the list ends an
+    episode. By default, the method `respond` of the scorer if it has one, else the `user_turns` of the prompts."""
     max_reply_length: PositiveInt | None = None
-    """Characters; a longer reply is scored whole and truncates its episode."""
+    """Maximum characters of a reply; a longer reply is scored in full, and its episode is truncated."""
     reward_on: Literal["turn", "end"] = "turn"
-    """Score every reply, or only the reply that ends the episode."""
+    """`"turn"` scores every reply, `"end"` only the reply that ends the episode."""
     fallback_reward: Finite | None = None
-    """Reward of a conversation that could not be scored, with `score_ok` False. None raises the `ScoringError`
-    instead, and the step can be tried again."""
+    """Reward of a conversation with a missing score; its `score_ok` is False. None raises `ScoringError` instead, and
+    the same step can be repeated."""
     autoreset_mode: Annotated[AutoresetMode, pydantic.BeforeValidator(parse_autoreset_mode)] = AutoresetMode.SAME_STEP
-    """`"SameStep"`, `"NextStep"` or `"Disabled"`, or the enum."""
+    """`"SameStep"`, `"NextStep"`, `"Disabled"`, or an `AutoresetMode`."""
     max_text_length: PositiveInt = MAX_LENGTH
-    """Characters that a message may hold, a bound of the spaces; a longer reply is an error."""
+    """Maximum characters of a message in the spaces; a longer reply raises `ActionError`."""
     render_mode: str | None = None
-    """`"human"` prints the conversations after every reset and step, `"ansi"` has `render()` return them."""
+    """`"human"` prints the conversations after every reset and step; with `"ansi"`, `render()` returns them."""

@@ -1,4 +1,4 @@
-"""A vector environment of one, as a single environment."""
+"""A vector environment with one row, as a single environment."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ Action = TypeVar("Action")
 class SingleEnv(gym.Env[Observation, Action]):
     """The only row of a vector environment with autoreset disabled.
 
-    There is one implementation of everything, so that single and vector environments cannot differ; what is left
-    to a test is that rows do not depend on each other.
+    Single and vector environments share one implementation, so that they cannot differ.
 
     Args:
-        envs: one environment, in `DISABLED`.
+        envs: vector environment with one row, in `DISABLED` mode.
     """
 
     metadata = RENDERING
@@ -38,20 +37,20 @@ class SingleEnv(gym.Env[Observation, Action]):
         self.render_mode = envs.render_mode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Infos]:
-        """Start the next episode; `seed` starts the order of prompts anew."""
+        """Start the next episode; `seed` restarts the order of prompts."""
         observations, infos = self._envs.reset(seed=[seed], options=options)  # type: ignore[arg-type]
-        # The generator that orders the prompts is this environment's generator.
+        # `np_random` of this environment is the generator that orders the prompts.
         (self._np_random,), (self._np_random_seed,) = self._envs.np_random, self._envs.np_random_seed  # type: ignore
         return self._first(observations), infos_of_row(infos, 0)
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, Infos]:
-        """One step; raises what the vector environment raises."""
+        """Take one step; raises the same exceptions as the vector environment."""
         observations, rewards, terminations, truncations, infos = self._envs.step([action])
         row = infos_of_row(infos, 0)
         return self._first(observations), float(rewards[0]), bool(terminations[0]), bool(truncations[0]), row
 
     def render(self) -> str | None:
-        """The transcript in `"ansi"`; None in `"human"`, which has printed it."""
+        """Return the transcript in `"ansi"` mode, None in `"human"` mode, which has already printed it."""
         transcripts = self._envs.render()
         return None if transcripts is None else str(transcripts[0])
 
@@ -71,7 +70,7 @@ class SingleEnv(gym.Env[Observation, Action]):
 
 
 class RewardEnv(SingleEnv[list[Message], str]):
-    """One conversation: `RewardVectorEnv` for libraries and tools that take a single environment.
+    """One conversation: `RewardVectorEnv` with one row, for libraries and tools that need a single environment.
 
     `check_env`, `SyncVectorEnv` and `AsyncVectorEnv` use it. To score many conversations together, use the vector
     environment.
@@ -80,7 +79,7 @@ class RewardEnv(SingleEnv[list[Message], str]):
         **settings: the fields of `EnvSettings`, except for `group_size` and `autoreset_mode`.
 
     Raises:
-        ConfigError: an unknown or invalid setting, or one that only a vector environment has.
+        ConfigError: a setting is unknown, invalid, or only for vector environments.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -94,12 +93,12 @@ class RewardEnv(SingleEnv[list[Message], str]):
     def __init__(self, **settings: Any) -> None:
         if settings.get("group_size", 1) != 1:
             raise ConfigError(
-                f"a group needs neighbours, got group_size={settings['group_size']} for a single environment; "
+                f"group_size must be 1 for a single environment, got group_size={settings['group_size']}; "
                 "use gym.make_vec(..., num_envs=..., group_size=...) without a vectorization_mode."
             )
         for name in ("num_envs", "autoreset_mode"):
             if name in settings:
                 raise ConfigError(
-                    f"{name}={settings[name]!r} is a setting of vector environments; use gym.make_vec instead."
+                    f"{name} must not be set for a single environment, got {settings[name]!r}; use gym.make_vec."
                 )
         super().__init__(RewardVectorEnv(1, **settings, autoreset_mode=AutoresetMode.DISABLED))

@@ -1,8 +1,8 @@
-"""Text and conversations as Gymnasium spaces.
+"""Gymnasium spaces for text and conversations.
 
-Gymnasium's `Text` lists its characters, which all of Unicode is too large for, and its `Sequence` refuses the
-list of messages that every chat library uses. The functions that Gymnasium dispatches by type of space
-(batching, flattening, shared memory) are registered at the end of the file.
+Gymnasium's `Text` stores a list of its characters, and all of Unicode is too large for that. Its `Sequence` does not
+accept lists, which every chat library uses for messages. The functions that Gymnasium dispatches by the type of a
+space (batching, flattening, shared memory) are registered at the end of the file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from gym_rm.types import Conversation, Message, copy_conversation
 
 MAX_LENGTH = 2**20
-"""Characters that a text may hold unless a space says otherwise: about 250,000 tokens."""
+"""Default maximum characters of a text: about 250,000 tokens."""
 
 MAX_ROLE_LENGTH = 64
 LONGEST_SAMPLE = 32
@@ -31,7 +31,7 @@ LAST_CODE_POINT = 0x10FFFF
 PADDING = -1
 
 SAMPLED_ROLES = ("system", "user", "assistant", "tool")
-# ASCII, accented Latin, Greek, Cyrillic, Chinese and emoji: one to four bytes a character in UTF-8.
+# ASCII, accented Latin, Greek, Cyrillic, Chinese and emoji: one to four bytes per character in UTF-8.
 _SAMPLED_RANGES = ((0x20, 0x7F), (0xA1, 0x180), (0x3B1, 0x3CA), (0x410, 0x450), (0x4E00, 0x4F00), (0x1F600, 0x1F640))
 _SAMPLED_CHARACTERS = np.array([chr(point) for first, end in _SAMPLED_RANGES for point in range(first, end)])
 
@@ -39,7 +39,7 @@ Seed: TypeAlias = "int | np.random.Generator | None"
 
 
 def is_encodable(text: str) -> bool:
-    """Whether UTF-8 can carry `text`: a lone surrogate (half of a pair) is in no file and in no tokenizer."""
+    """Return whether UTF-8 can encode `text`, that is, whether it has no lone surrogate (half of a surrogate pair)."""
     if text.isascii():
         return True
     try:
@@ -57,21 +57,21 @@ def _sample_text(generator: np.random.Generator, min_length: int, max_length: in
 def _refuse_masks(space: spaces.Space[Any], mask: object, probability: object) -> None:
     if mask is not None or probability is not None:
         raise ValueError(
-            f"{space} has no mask or probability to sample with, got mask={mask!r} and probability={probability!r}; "
-            "sample without them, or choose among given texts with a Discrete space."
+            f"mask and probability must be None for {space}, got mask={mask!r} and probability={probability!r}; "
+            "sample without them, or use a Discrete space to choose among given texts."
         )
 
 
 class UnicodeText(spaces.Space[str]):
     """Strings of Unicode text, at most `max_length` characters long.
 
-    Any character counts, NUL and control characters too; a lone surrogate does not, because UTF-8 cannot carry it.
-    Flattened, a text is the int32 code points `[max_length]`, padded with -1.
+    All characters are valid, including NUL and control characters. A lone surrogate is invalid, because UTF-8 cannot
+    encode it. A flattened text is an int32 array of its code points `[max_length]`, padded with -1.
 
     Args:
-        max_length: the most characters (code points) a text may hold.
-        min_length: the fewest.
-        seed: seed or generator of `sample`, which draws at most 32 characters from a few alphabets.
+        max_length: maximum number of characters (code points).
+        min_length: minimum number of characters.
+        seed: seed or generator of `sample`, which draws at most 32 characters from several alphabets.
 
     Example:
         >>> space = UnicodeText(max_length=8)
@@ -88,28 +88,28 @@ class UnicodeText(spaces.Space[str]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """True: the code points, padded."""
+        """True: a text is flattened to its padded code points."""
         return True
 
     def sample(self, mask: object = None, probability: object = None) -> str:
-        """A text of up to 32 characters, or `min_length` if that is more."""
+        """Return a random text of up to 32 characters, or of `min_length` characters if that is more."""
         _refuse_masks(self, mask, probability)
         return _sample_text(self.np_random, self.min_length, self.max_length)
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a string of an allowed length without lone surrogates."""
+        """Return whether `x` is a string of a valid length without lone surrogates."""
         return isinstance(x, str) and self.min_length <= len(x) <= self.max_length and is_encodable(x)
 
     def fault(self, x: object) -> str:
-        """Why `x` is not a member, and what to do about it."""
+        """Return why `x` is not a member of the space, and how to fix it."""
         if not isinstance(x, str):
             return f"expected a text (str), got {type(x).__name__} {x!r:.100}"
         if not self.min_length <= len(x) <= self.max_length:
             return f"expected a text of {self.min_length} to {self.max_length} characters, got {len(x)}"
         position = next(index for index, character in enumerate(x) if "\ud800" <= character <= "\udfff")
         return (
-            f"the text holds a lone surrogate, {x[position]!r} at character {position}, which UTF-8 cannot carry; "
-            "decode the bytes it came from with errors='replace'"
+            f"expected a text without lone surrogates, got {x[position]!r} at character {position}, which UTF-8 cannot "
+            "encode; decode the original bytes with errors='replace'"
         )
 
     def __repr__(self) -> str:
@@ -126,10 +126,10 @@ class UnicodeText(spaces.Space[str]):
 class ConversationSpace(spaces.Sequence):
     """Conversations: lists of `{"role": ..., "content": ...}` messages.
 
-    A tuple of messages is a member as well; samples are lists.
+    A tuple of messages is also a member. Samples are lists.
 
     Args:
-        max_length: the most characters that one message may hold.
+        max_length: maximum characters of one message.
         seed: seed or generator of `sample`.
 
     Example:
@@ -145,9 +145,9 @@ class ConversationSpace(spaces.Sequence):
         super().__init__(message_space, seed=seed)
 
     def sample(self, mask: object = None, probability: object = None) -> list[Message]:
-        """At least one message; four on average."""
+        """Return a random conversation of at least one message, four on average."""
         _refuse_masks(self, mask, probability)
-        # Everything comes from this space's own generator: the copies in a batched space share their inner spaces.
+        # Use only this space's own generator, because the copies in a batched space share their inner spaces.
         generator = self.np_random
         return [
             {
@@ -158,7 +158,7 @@ class ConversationSpace(spaces.Sequence):
         ]
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a list or tuple of dicts with exactly a role and a content, both valid texts."""
+        """Return whether `x` is a list or tuple of dicts with exactly a role and a content, both valid texts."""
         return isinstance(x, list | tuple) and all(
             isinstance(message, dict)
             and message.keys() == {"role", "content"}
@@ -168,11 +168,11 @@ class ConversationSpace(spaces.Sequence):
         )
 
     def to_jsonable(self, sample_n: Iterable[Conversation]) -> list[list[Any]]:
-        """Conversations as lists of dicts: they are JSON already."""
+        """Return copies of the conversations, which are already valid JSON."""
         return [copy_conversation(conversation) for conversation in sample_n]
 
     def from_jsonable(self, sample_n: list[list[Any]]) -> list[Any]:
-        """Conversations from `to_jsonable`."""
+        """Return the conversations from the output of `to_jsonable`."""
         return [copy_conversation(conversation) for conversation in sample_n]
 
     def __repr__(self) -> str:
@@ -183,7 +183,7 @@ class ConversationSpace(spaces.Sequence):
 
 
 def _batch(space: UnicodeText | ConversationSpace, n: int = 1) -> spaces.Tuple[Any]:
-    """Gymnasium's own version copies every space in depth: six times slower for 1,024 environments."""
+    """Batch a space with shallow copies; Gymnasium's deep copies are six times slower for 1,024 environments."""
     seeds = copy.deepcopy(space.np_random).integers(0, int(1e8), n).tolist()
     copies = [copy.copy(space) for _ in range(n)]
     for each, seed in zip(copies, seeds, strict=True):
@@ -197,7 +197,7 @@ def _batch_differing(each: Sequence[UnicodeText | ConversationSpace]) -> spaces.
 
 def _refuse_shared_memory(space: UnicodeText, n: int = 1, ctx: object = None) -> Never:
     raise TypeError(
-        f"As {space} has a dynamic shape so its not possible to make a static shared memory. "
+        f"shared_memory requires a static shape, but {space} has a dynamic shape. "
         "For `AsyncVectorEnv`, disable `shared_memory`."
     )
 
@@ -226,7 +226,7 @@ def _unflatten_conversation(space: ConversationSpace, x: tuple[Any, ...]) -> lis
 
 for _space in (UnicodeText, ConversationSpace):
     batch_space.register(_space, _batch)
-    # Looked up by exact type, so that the one of `Sequence` would not be found.
+    # This function is looked up by exact type, so the one registered for `Sequence` is not used.
     batch_differing_spaces.register(_space, _batch_differing)
 
 create_empty_array.register(UnicodeText, lambda space, n=1, fn=np.zeros: (" " * space.min_length,) * n)
@@ -240,17 +240,17 @@ flatten_space.register(UnicodeText, _code_point_box)
 flatten.register(UnicodeText, _text_to_code_points)
 unflatten.register(UnicodeText, _code_points_to_text)
 unflatten.register(ConversationSpace, _unflatten_conversation)
-# `iterate` stays unregistered: a Tuple of spaces that it does not know is walked item by item, which is right here.
+# `iterate` is not registered: for a Tuple of other spaces it yields one item after another, which is correct here.
 
 
 def _keep_text_in_array_conversions() -> None:
-    """Let text pass through `NumpyToTorch` and its relatives.
+    """Make `NumpyToTorch` and similar wrappers return text unchanged.
 
-    `array_conversion` walks a string as an iterable and returns the text of a generator object, for actions as
-    for observations, and it raises on arrays of objects. Texts and arrays of texts have no other array form.
+    Without this, `array_conversion` converts a string to the text of a generator object, in actions and observations,
+    and raises an error for arrays of objects.
     """
     if importlib.util.find_spec("array_api_compat") is None:
-        return  # those wrappers cannot be imported either
+        return  # without it, those wrappers cannot be imported
     from gymnasium.wrappers.array_conversion import array_conversion
 
     convert_numeric = array_conversion.dispatch(np.ndarray)

@@ -1,4 +1,4 @@
-"""Conversations as text for people to read."""
+"""Conversations as human-readable text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from gym_rm.types import Conversation
 
 RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
-"""Metadata of our environments. Gymnasium asks for a frame rate; conversations have none."""
+"""Metadata of the environments. Gymnasium requires a frame rate, which has no effect here."""
 
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
 _VISIBLE = {point: f"\\x{point:02x}" for point in _CONTROLS if chr(point) not in "\t\n"}
 
 
 def visible(text: str) -> str:
-    """The text with control characters spelled out: a reply must not move the cursor or recolour the screen."""
+    """Return the text with control characters escaped, so that a reply cannot move the cursor or change colours."""
     return text.translate(_VISIBLE)
 
 
 def transcript(conversation: Conversation, *, title: str, outcome: str = "") -> str:
-    """A title line, one paragraph for each message and, where there is one, the outcome; controls are spelled out.
+    """Return a title line, one paragraph per message and the outcome, if any; control characters are escaped.
 
     Example:
         >>> print(transcript([{"role": "user", "content": "2 + 2?"}], title="prompt 7", outcome="reward 1"))
@@ -33,7 +33,7 @@ def transcript(conversation: Conversation, *, title: str, outcome: str = "") -> 
 
 
 def print_transcripts(transcripts: Sequence[str], *, most: int = 8) -> None:
-    """Print the first `most` to the console, and how many more there are."""
+    """Print the first `most` transcripts to the console, and the number of remaining ones."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,7 +1,7 @@
 """`RewardModel-v0`: conversations are the observations, replies the actions, scores the rewards.
 
-A step checks the replies, scores the conversations in one call, asks the user for the next turns in one call, and only
-then changes anything. An exception on the way leaves the environment as it was.
+A step checks the replies, scores the conversations in one call, and gets the user's next turns in one call. Only then
+does it change the state of the environment, so that an exception leaves the environment unchanged.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
 
 
 class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
-    """N conversations whose replies are scored together, in one `Scorer.score` call a step.
+    """N conversations whose replies are scored together, with one `Scorer.score` call per step.
 
-    Observations are a tuple of N conversations (lists of `{"role", "content"}`), actions N strings, rewards
-    float64 `[N]` and always finite. `infos` hold arrays `[N]` with masks, laid out as `SyncVectorEnv` does:
+    Observations are a tuple of N conversations (lists of `{"role", "content"}`). Actions are N strings. Rewards are
+    float64 `[N]` and always finite. `infos` contain arrays `[N]` with masks, in the format of `SyncVectorEnv`:
 
-    - `prompt_id`; `answer` where the prompt has one; with `group_size > 1` `group_id` (int64), equal for siblings that
-      answer the same prompt and for no others;
+    - `prompt_id`; `answer` if the prompt has one; with `group_size > 1` also `group_id` (int64), which is equal only
+      for the episodes of one group that answer the same prompt;
     - for rows that were scored: `score_ok` (bool), `num_tokens`, `truncated_tokens` (int64), `components` (float64)
-      and the scorer's own infos; for rows that took a turn `metrics`, the `count`, `mean`, `std`, `min` and `max` of
-      the episode's rewards so far.
+      and the scorer's own infos;
+    - for rows whose reply was used: `metrics`, the `count`, `mean`, `std`, `min` and `max` of the rewards of the
+      episode so far.
 
     Args:
-        num_envs: N.
+        num_envs: N, the number of environments.
         **settings: the fields of `EnvSettings`: `reward_model`, `prompts`, `group_size`, `max_turns`, `respond`, ...
 
     Raises:
-        ConfigError: an unknown or invalid setting.
+        ConfigError: a setting is unknown or invalid.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -74,7 +75,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self.group_size = self.settings.group_size
         if num_envs % self.group_size:
             raise ConfigError(
-                "num_envs must be a multiple of group_size, so that every group is whole; "
+                "num_envs must be a multiple of group_size, so that every group is complete; "
                 f"got num_envs={num_envs} and group_size={self.group_size}."
             )
         self.render_mode = self.settings.render_mode
@@ -107,22 +108,22 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self._running = RunningMetrics(self.num_envs)
         self._transcripts = [""] * self.num_envs
 
-    # --- the contract ------------------------------------------------------------------------------------------
+    # --- interface of Gymnasium --------------------------------------------------------------------------------
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, Infos]:
-        """Start new episodes, in all rows or in those of `options["reset_mask"]` (bool `[N]`).
+        """Start new episodes, in all rows or in the rows of `options["reset_mask"]` (bool `[N]`).
 
         Args:
-            seed: an int (environment i gets `seed + i`), a list with a seed or None for each environment, or None to
-                continue the order of prompts. A group has the seed of its first environment.
-            options: `reset_mask`, as Gymnasium defines it; `prompt_indices`, integers `[N]`: row i starts at
-                `envs.prompts[prompt_indices[i]]`. The order of prompts is not affected and continues afterwards.
+            seed: an int (environment i gets `seed + i`), a list with an int or None for each environment, or None to
+                continue the order of prompts. A group uses the seed of its first environment.
+            options: `reset_mask`, as Gymnasium defines it; `prompt_indices`, integers `[N]`: row i starts from
+                `envs.prompts[prompt_indices[i]]`. The order of prompts does not change and continues afterwards.
 
         Raises:
-            ConfigError: an unknown or invalid option, or a seed or prompt for a part of a group.
-            ResetNeeded: a mask before the first whole reset.
+            ConfigError: an option is unknown or invalid, or a seed or prompt is set for only a part of a group.
+            ResetNeeded: the mask of the first reset leaves out some rows.
         """
         self._require_open()
         options = options or {}
@@ -143,19 +144,19 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     def step(self, actions: Sequence[str], *, rows: Mask | None = None) -> Step:
         """Append N replies to N conversations and score them in one call.
 
-        In `NEXT_STEP` the rows that ended in the last step start a new episode: their reply is ignored, their reward
-        is 0.0.
+        In `NEXT_STEP` mode, rows whose episode ended in the last step start a new episode: their reply is ignored and
+        their reward is 0.0.
 
         Args:
             actions: N replies.
-            rows: bool `[N]`, to step only some environments, still with one call of the scorer. The others wait: their
-                action is ignored, their reward is 0.0 and `infos` hold nothing for them. For callers whose replies
-                are finished at different times, token by token for example. None for all.
+            rows: bool `[N]`, environments to step; None for all. Their replies are scored in one call. The other
+                environments do not change: their action is ignored, their reward is 0.0, and `infos` have no values
+                for them. Use this if replies end in different steps, for example with one token per step.
 
         Raises:
-            ActionError: a reply that is not a valid text, or a wrong number of replies; names the row.
-            ScoringError: rows without a score, where there is no `fallback_reward`; names the rows.
-            ResetNeeded: before the first reset, or for a row whose episode is over in `DISABLED`.
+            ActionError: a reply is not a valid text (the error names the row), or the number of replies is wrong.
+            ScoringError: scores are missing and `fallback_reward` is None; the error names the rows.
+            ResetNeeded: `reset` was not called, or an episode has ended in `DISABLED` mode.
         """
         rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else rows
         self._require_episodes(rows)
@@ -171,13 +172,12 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             last = [(row, messages) for row, messages, turn in zip(indices, said, turns, strict=True) if turn.ended]
             scores = self._score([row for row, _ in last], [messages for _, messages in last])
 
-        # Nothing has changed up to here: after an error or an interrupt, the same step can be tried again.
+        # The state has not changed so far: after an error or an interrupt, the same step can be repeated.
         terminations, truncations = np.zeros((2, self.num_envs), dtype=np.bool_)
         terminations[indices] = [turn.terminated for turn in turns]
         truncations[indices] = [turn.truncated for turn in turns]
         done = terminations | truncations
         for row, messages, turn in zip(indices, said, turns, strict=True):
-            # New lists and messages: the scorer and the responder had copies, but callers may keep what they get.
             user: list[Message] = [] if turn.user is None else [{"role": "user", "content": turn.user}]
             self._episodes[row].messages = [*messages, *user]
             self._episodes[row].num_replies += 1
@@ -199,15 +199,18 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         return self._observe(), scores.rewards.copy(), terminations, truncations, infos
 
     def render(self) -> tuple[str, ...] | None:
-        """N transcripts, up to the last scored reply, in `"ansi"`; None in `"human"`, which has printed them."""
+        """Return N transcripts in `"ansi"` mode, None in `"human"` mode, which has already printed them.
+
+        With autoreset, the transcript of an ended episode is kept until the next step.
+        """
         if self.render_mode is None:
             gym.logger.warn(
-                "render() shows nothing without a render_mode: make the environment with 'ansi' or 'human'."
+                "render() returns None without a render_mode; make the environment with render_mode='ansi' or 'human'."
             )
         return tuple(self._transcripts) if self.render_mode == "ansi" else None
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Release the scorer and the user simulator; a scorer object that was passed in stays open."""
+        """Release the scorer and the user simulator. A scorer object that was passed in stays open."""
         # Some versions of Gymnasium also close an environment whose constructor raised.
         if "scorer" in vars(self):
             release_scorer(self.scorer)
@@ -216,20 +219,20 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
     @property
     def metrics(self) -> RewardMetrics:
-        """Statistics of the last step over all environments; a conversation that got the fallback counts as failed."""
+        """Statistics of the last step over all environments; a fallback reward counts as a failed conversation."""
         return self._scores.metrics()
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
-        """The generator that orders each environment's prompts, as `SyncVectorEnv` has it; siblings share one."""
+        """Random generator of each environment's prompt order; the environments of a group share one."""
         return self._orders.generators
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The seed of each environment's generator."""
+        """Seed of each environment's generator."""
         return self._orders.seeds
 
-    # --- before anything changes -------------------------------------------------------------------------------
+    # --- checks and scoring, without a change of state ---------------------------------------------------------
 
     def _require_open(self) -> None:
         if self.closed:
@@ -242,7 +245,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         over = rows & self._over
         if self.autoreset_mode is AutoresetMode.DISABLED and over.any():
             raise ResetNeeded(
-                f"the episodes of environments {np.flatnonzero(over).tolist()} are over and autoreset is "
+                f"the episodes of environments {np.flatnonzero(over).tolist()} have ended and autoreset is "
                 "disabled; call reset(options={'reset_mask': terminations | truncations}) first."
             )
 
@@ -250,7 +253,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         known = ("reset_mask", "prompt_indices")
         unknown = sorted(set(options) - set(known))
         if unknown:
-            raise ConfigError(f"unknown reset options {unknown}; known: {known}.{nearest(unknown[0], known)}")
+            raise ConfigError(f"unknown reset options {unknown}; expected {known}.{nearest(unknown[0], known)}")
         if "reset_mask" not in options:
             return np.ones(self.num_envs, dtype=np.bool_)
         mask = options["reset_mask"]
@@ -262,11 +265,11 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                 f"options['reset_mask'] must have the shape ({self.num_envs},) and at least one True, got {mask}."
             )
         if not self._episodes and not mask.all():
-            raise ResetNeeded("the first reset starts every environment; call it without a reset_mask.")
+            raise ResetNeeded("reset_mask must include every environment in the first reset; call reset() without it.")
         return mask
 
     def _prompt_indices(self, options: Mapping[str, Any]) -> NDArray[np.int64] | None:
-        """The prompts to start from, int64 `[N]`."""
+        """Return the indices of the prompts to start from, int64 `[N]`."""
         if options.get("prompt_indices") is None:
             return None
         indices = np.asarray(options["prompt_indices"])
@@ -282,45 +285,51 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         for prompt in self.prompts:
             if prompt.messages not in conversation or not all(turn in text for turn in prompt.user_turns):
                 raise ConfigError(
-                    f"prompt {prompt.prompt_id!r}: expected messages of exactly a role and a content, without lone "
-                    f"surrogates and at most max_text_length={text.max_length} characters each; got messages "
+                    f"prompt {prompt.prompt_id!r}: every message must have exactly a role and a content, without lone "
+                    f"surrogates and with at most max_text_length={text.max_length} characters; got messages "
                     f"{prompt.messages!r:.200} and user_turns {prompt.user_turns!r:.200}."
                 )
 
     def _check_replies(self, rows: list[int], actions: Sequence[str]) -> list[str]:
         if isinstance(actions, str | bytes) or not isinstance(actions, Sequence | np.ndarray):
-            raise ActionError(f"expected {self.num_envs} replies in a list, tuple or array, got {actions!r:.100}.")
+            raise ActionError(
+                f"actions must be {self.num_envs} replies in a list, tuple or array, got {actions!r:.100}."
+            )
         shape = actions.shape if isinstance(actions, np.ndarray) else (len(actions),)
         if shape != (self.num_envs,):
-            raise ActionError(f"expected {self.num_envs} replies, one for each environment, got the shape {shape}.")
+            raise ActionError(
+                f"actions must be {self.num_envs} replies, one for each environment, got the shape {shape}."
+            )
         for row in rows:
             if actions[row] not in self.single_action_space:
                 raise ActionError(f"environment {row}: {self.single_action_space.fault(actions[row])}.")
         return [str(actions[row]) for row in rows]
 
     def _score(self, rows: list[int], said: list[list[Message]]) -> StepScores:
-        """Scores of the conversations of some rows, in one call."""
+        """Score the conversations of some rows in one call."""
         if not rows:
             return StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
-        # Copies: a scorer that edits messages must not change the episode.
+        # Pass copies, so that a scorer that edits messages does not change the episode.
         conversations = [copy_conversation(conversation) for conversation in said]
         scores = try_score(self.scorer, conversations, [self._episodes[row].prompt for row in rows])
         if scores.failed_rows and self.settings.fallback_reward is not None:
-            warn_once("some conversations could not be scored and got the fallback_reward; their score_ok is False.")
+            warn_once(
+                "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
+            )
             failure = ScoringError(scores.scatter(rows, self.num_envs))
             logger.info("fallback_reward=%s: %s", self.settings.fallback_reward, failure)
         return StepScores.of(scores, rows, self.num_envs, self.settings.fallback_reward)
 
     def _next_turns(self, rows: list[int], said: list[list[Message]], scores: StepScores | None) -> list[Turn]:
-        """What follows the reply of each of these rows."""
+        """Return the user's turn after the reply of each of these rows."""
         episodes = [self._episodes[row] for row in rows]
         return self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores.take(rows))
 
-    # --- what changes ------------------------------------------------------------------------------------------
+    # --- changes of state --------------------------------------------------------------------------------------
 
     def _restart(self, rows: Mask) -> None:
         self._running.clear(rows)
-        # The first reset starts every row, so what is kept is there.
+        # The first reset starts every row, so the rows that do not restart already have an episode.
         self._episodes = [
             self._new_episode(row) if starts else self._episodes[row] for row, starts in enumerate(rows.tolist())
         ]

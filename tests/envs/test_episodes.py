@@ -14,13 +14,13 @@ def order(num_prompts, seed=0, num_readers=1):
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32), st.integers(1, 4))
-def test_every_epoch_holds_every_prompt_once(num_prompts, seed, epochs):
-    walk = order(num_prompts, seed)
+def test_every_epoch_contains_every_prompt_once(num_prompts, seed, epochs):
+    stream = order(num_prompts, seed)
     for _ in range(epochs):
-        assert sorted(walk.next()[1] for _ in range(num_prompts)) == list(range(num_prompts))
+        assert sorted(stream.next()[1] for _ in range(num_prompts)) == list(range(num_prompts))
 
 
-def test_epochs_differ_and_equal_seeds_agree():
+def test_epochs_differ_and_equal_seeds_give_equal_orders():
     first, second = order(50), order(50)
     epochs = [[first.next()[1] for _ in range(50)] for _ in range(2)]
     assert epochs[0] != epochs[1]
@@ -31,75 +31,73 @@ def test_every_order_is_equally_likely():
     counts = {}
     generator = np.random.default_rng(0)
     for _ in range(6000):
-        walk = PromptOrder(3, generator)
-        key = tuple(walk.next()[1] for _ in range(3))
+        stream = PromptOrder(3, generator)
+        key = tuple(stream.next()[1] for _ in range(3))
         counts[key] = counts.get(key, 0) + 1
     assert len(counts) == 6
     assert all(850 < count < 1150 for count in counts.values())  # 1,000 expected, standard deviation 29
 
 
 @given(st.lists(st.integers(0, 2), max_size=60))
-def test_readers_walk_the_same_order_at_their_own_pace(reads):
-    walk, alone = order(5, num_readers=3), order(5)
+def test_readers_get_the_same_order_at_different_speeds(reads):
+    stream, alone = order(5, num_readers=3), order(5)
     expected = [alone.next() for _ in range(len(reads) + 1)]
     taken = [0, 0, 0]
     for reader in reads:
-        assert walk.next(reader) == expected[taken[reader]]
+        assert stream.next(reader) == expected[taken[reader]]
         taken[reader] += 1
 
 
-def test_only_what_a_slow_reader_still_needs_is_kept():
-    walk = order(1000, num_readers=2)
+def test_prompts_that_every_reader_has_read_are_not_stored():
+    stream = order(1000, num_readers=2)
     for _ in range(500):
-        walk.next(0)
-        walk.next(1)
-    assert not walk._waiting
+        stream.next(0)
+        stream.next(1)
+    assert not stream._waiting
 
 
-def test_aligned_readers_go_on_together():
-    walk = order(10, num_readers=2)
+def test_aligned_readers_continue_at_the_same_prompt():
+    stream = order(10, num_readers=2)
     for _ in range(3):
-        walk.next(0)
-    walk.align()
-    assert walk.next(0) == walk.next(1)
-    assert not walk._waiting
+        stream.next(0)
+    stream.align()
+    assert stream.next(0) == stream.next(1)
+    assert not stream._waiting
 
 
 def test_an_order_survives_pickling():
-    walk = order(10)
-    walk.next()
-    twin = pickle.loads(pickle.dumps(walk))
-    assert [walk.next() for _ in range(20)] == [twin.next() for _ in range(20)]
+    stream = order(10)
+    stream.next()
+    twin = pickle.loads(pickle.dumps(stream))
+    assert [stream.next() for _ in range(20)] == [twin.next() for _ in range(20)]
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=8), st.integers(1, 3))
-def test_inserted_prompts_come_next_and_the_order_continues_as_if_they_had_not(num_prompts, inserted, num_readers):
-    walk, plain = order(num_prompts, num_readers=num_readers), order(num_prompts)
+def test_inserted_prompts_come_next_and_do_not_change_the_order(num_prompts, inserted, num_readers):
+    stream, plain = order(num_prompts, num_readers=num_readers), order(num_prompts)
     for index in inserted:
-        walk.insert(index)
-        assert {walk.next(reader) for reader in range(num_readers)} == {(walk._next[0] - 1, index)}
-        drawn = {walk.next(reader)[1] for reader in range(num_readers)}
+        stream.insert(index)
+        assert {stream.next(reader) for reader in range(num_readers)} == {(stream._next[0] - 1, index)}
+        drawn = {stream.next(reader)[1] for reader in range(num_readers)}
         assert drawn == {plain.next()[1]}
 
 
-def test_prompts_are_inserted_for_whole_groups_only():
+def test_prompts_must_be_inserted_for_complete_groups():
     orders = PromptOrders(5, num_envs=4, group_size=2)
     rows = np.ones(4, dtype=bool)
     orders.seed([0, 1, 2, 3], rows)
     orders.insert(np.array([4, 4, 1, 1]), rows)
     assert [orders.next(row)[1] for row in range(4)] == [4, 4, 1, 1]
-    with pytest.raises(
-        ConfigError, match=r"all 2 environments of group 1 at the same prompt, got .3, 2. for 2 of them"
-    ):
+    with pytest.raises(ConfigError, match=r"equal for all 2 environments of group 1, got .3, 2. for 2 environments"):
         orders.insert(np.array([0, 0, 3, 2]), rows)
-    with pytest.raises(ConfigError, match=r"group 0 at the same prompt, got .3. for 1 of them"):
+    with pytest.raises(ConfigError, match=r"environments of group 0, got .3. for 1 environments"):
         orders.insert(np.array([3, 3, 3, 3]), np.array([True, False, True, True]))
-    with pytest.raises(ConfigError, match=r"prompt_indices\[2\] must be an index into the 5 prompts, got 5"):
+    with pytest.raises(ConfigError, match=r"prompt_indices\[2\] must be from 0 to 4, got 5"):
         orders.insert(np.array([0, 0, 5, 5]), rows)
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_one_seed_becomes_a_seed_for_each(seed):
+def test_seed_of_each_environment(seed):
     assert seed_of_each(seed, 3) == [seed, seed + 1, seed + 2]
     assert seed_of_each([seed, None], 2) == [seed, None]
     assert seed_of_each(None, 2) == [None, None]

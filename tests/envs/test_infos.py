@@ -9,7 +9,7 @@ from gym_rm.envs.infos import StepScores, add_group, add_values, infos_of_row
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=6), st.sampled_from([np.int64, np.float64, np.bool_, object]))
-def test_the_layout_is_the_one_gymnasium_builds(mask, dtype):
+def test_the_format_equals_gymnasiums(mask, dtype):
     rows, values = np.array(mask), np.arange(len(mask)).astype(dtype)
     ours = {}
     add_values(ours, "x", values, rows)
@@ -25,7 +25,7 @@ def test_the_layout_is_the_one_gymnasium_builds(mask, dtype):
         assert [str(each) for each in ours[name]] == [str(each) for each in expected[name]]
 
 
-def test_a_group_is_for_the_rows_of_any_of_its_values():
+def test_the_mask_of_nested_infos_covers_the_rows_of_every_value():
     group, infos = {}, {}
     add_values(group, "a", np.array([1.0, 2.0, 3.0]), np.array([True, False, False]))
     add_values(group, "b", np.array([1.0, 2.0, 3.0]), np.array([False, True, False]))
@@ -33,13 +33,13 @@ def test_a_group_is_for_the_rows_of_any_of_its_values():
     assert infos["_parts"].tolist() == [True, True, False]
 
 
-def test_an_empty_group_is_absent():
+def test_empty_nested_infos_are_left_out():
     infos = {}
     add_group(infos, "parts", {})
     assert infos == {}
 
 
-def test_one_row_is_a_plain_dict_again():
+def test_the_infos_of_one_row_are_a_plain_dict():
     infos, group = {}, {}
     add_values(group, "mean", np.array([1.5, 0.0]), np.array([True, False]))
     add_group(infos, "metrics", group)
@@ -48,7 +48,7 @@ def test_one_row_is_a_plain_dict_again():
     assert infos_of_row(infos, 1) == {"name": "b"}
 
 
-def test_scores_are_put_at_the_rows_they_are_for():
+def test_scores_are_stored_at_their_rows():
     scores = Scores.from_rewards([1.0, 2.0], components={"h": np.ones(2, np.float32)})
     step = StepScores.of(scores, [3, 1], 4, None)
     assert step.rewards.tolist() == [0.0, 2.0, 0.0, 1.0]
@@ -56,7 +56,7 @@ def test_scores_are_put_at_the_rows_they_are_for():
     assert step.rewards.dtype == np.float64
 
 
-def test_a_failed_row_gets_the_fallback_or_raises_with_its_environment():
+def test_a_missing_score_gets_the_fallback_or_raises_with_its_environment():
     scores = Scores.from_rewards([1.0, np.nan])
     step = StepScores.of(scores, [0, 2], 3, -3.0)
     assert step.rewards.tolist() == [1.0, 0.0, -3.0]
@@ -65,7 +65,7 @@ def test_a_failed_row_gets_the_fallback_or_raises_with_its_environment():
         StepScores.of(scores, [0, 2], 3, None)
 
 
-def test_infos_of_the_scorer_are_infos_of_the_environment():
+def test_infos_of_the_scorer_become_infos_of_the_environment():
     infos = {"verdict": np.array(["right", "wrong"], dtype=object), "steps": np.array([3, 4], dtype=np.int32)}
     found = {}
     StepScores.of(Scores.from_rewards([1.0, 0.0], infos=infos), [2, 0], 3, None).add_to(found, np.ones(3, dtype=bool))
@@ -74,7 +74,7 @@ def test_infos_of_the_scorer_are_infos_of_the_environment():
     assert found["steps"].dtype == np.int64
 
 
-def test_infos_of_the_scorer_cannot_take_the_place_of_the_environments():
+def test_an_info_of_the_scorer_with_a_reserved_name_raises_config_error():
     scores = Scores.from_rewards([1.0], infos={"prompt_id": np.array(["x"], dtype=object)})
-    with pytest.raises(ConfigError, match="the scorer's info 'prompt_id' is also an info of the environment"):
+    with pytest.raises(ConfigError, match=r"infos\['prompt_id'\] of the scorer has a name that the environment uses"):
         StepScores.of(scores, [0], 1, None)

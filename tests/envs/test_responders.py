@@ -30,7 +30,7 @@ def ending(*terminations):
     return Scores.from_rewards([1.0] * len(terminations), terminations=terminations)
 
 
-def test_a_script_ends_the_conversation_when_it_ends():
+def test_a_script_without_further_turns_ends_the_episode():
     conversation = episode("and?")
     turn = one_turn(simulator(), conversation)
     assert (turn.user, turn.terminated, turn.truncated) == ("and?", False, False)
@@ -40,7 +40,7 @@ def test_a_script_ends_the_conversation_when_it_ends():
 
 
 @given(st.lists(st.text(max_size=3), max_size=5), st.integers(1, 3))
-def test_a_script_says_its_turns_in_order_whatever_came_before(turns, length):
+def test_a_script_returns_its_turns_in_order_after_any_prompt(turns, length):
     messages = tuple({"role": "user", "content": str(k)} for k in range(length))
     prompt = Prompt(messages, "p", tuple(turns))
     said, conversation = [], list(messages)
@@ -58,30 +58,30 @@ def test_a_script_says_its_turns_in_order_whatever_came_before(turns, length):
     ("user_turns", "max_turns", "terminated", "truncated"),
     [((), None, True, False), ((), 1, True, False), (("more?",), 1, False, True), (("more?",), 2, False, False)],
 )
-def test_the_turn_limit_truncates_a_script_that_goes_on(user_turns, max_turns, terminated, truncated):
+def test_max_turns_truncates_a_script_with_further_turns(user_turns, max_turns, terminated, truncated):
     turn = one_turn(simulator(max_turns=max_turns), episode(*user_turns))
     assert (turn.terminated, turn.truncated) == (terminated, truncated)
 
 
 @pytest.mark.parametrize(("reply", "truncated"), [("x" * 5, False), ("x" * 6, True)])
-def test_an_over_long_reply_truncates(reply, truncated):
+def test_a_reply_over_max_reply_length_truncates(reply, truncated):
     turn = one_turn(simulator(max_reply_length=5), episode("more?"), reply)
     assert turn.truncated is truncated
     assert turn.user == (None if truncated else "more?")
 
 
-def test_an_over_long_last_reply_is_terminated_and_truncated():
+def test_a_last_reply_over_max_reply_length_terminates_and_truncates():
     turn = one_turn(simulator(max_reply_length=1), episode(), "xx")
     assert (turn.terminated, turn.truncated) == (True, True)
 
 
-def test_the_scorer_ends_an_episode_whatever_the_user_would_say():
+def test_the_scorer_ends_an_episode_before_the_user_does():
     turn = one_turn(simulator(), episode("more?"), scores=ending(True))
     assert (turn.user, turn.terminated, turn.truncated) == (None, True, False)
     assert one_turn(simulator(), episode("more?"), scores=ending(False)).user == "more?"
 
 
-def test_a_responder_is_asked_once_for_the_rows_that_go_on():
+def test_a_responder_is_called_once_for_the_rows_that_continue():
     asked = []
 
     def respond(conversations, prompts, scores):
@@ -109,12 +109,12 @@ def test_a_responder_is_asked_once_for_the_rows_that_go_on():
     ]
 
 
-def test_a_responder_is_not_asked_when_no_row_goes_on():
-    user = simulator(lambda *args: pytest.fail("asked"), max_turns=1)
+def test_a_responder_is_not_called_if_no_row_continues():
+    user = simulator(lambda *args: pytest.fail("the responder was called"), max_turns=1)
     assert one_turn(user, episode("more?")).truncated
 
 
-def test_a_responder_works_on_copies():
+def test_a_responder_receives_copies():
     def respond(conversations, prompts, scores):
         conversations[0][0]["content"] = "changed"
         return [None]
@@ -125,7 +125,7 @@ def test_a_responder_works_on_copies():
     assert said[0]["content"] == "hi"
 
 
-def test_async_responders_share_one_loop_also_inside_a_running_one():
+def test_async_responders_share_one_loop_also_inside_a_running_loop():
     loops = []
 
     async def respond(conversations, prompts, scores):
@@ -146,7 +146,7 @@ def test_async_responders_share_one_loop_also_inside_a_running_one():
     assert "gym_rm user simulator" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_an_async_responders_error_is_its_own():
+def test_an_exception_of_an_async_responder_is_raised():
     async def respond(conversations, prompts, scores):
         raise KeyError("no such user")
 
@@ -155,20 +155,20 @@ def test_an_async_responders_error_is_its_own():
 
 
 @pytest.mark.parametrize("answer", ["text", None, [], ["a", "b"], 3, {"a": 1}])
-def test_anything_but_a_list_of_the_right_length_is_refused(answer):
+def test_a_responder_must_return_a_list_of_the_right_length(answer):
     with pytest.raises(ConfigError, match=r"respond must return a list with the user's next turn.*each of the 1 conv"):
         one_turn(simulator(lambda conversations, prompts, scores: answer), episode())
 
 
 @pytest.mark.parametrize("turn", [3, b"bytes", "\ud800", "x" * 101])
-def test_an_invalid_turn_names_its_environment(turn):
+def test_the_error_for_an_invalid_turn_names_the_environment(turn):
     user = simulator(lambda conversations, prompts, scores: [turn])
     conversation = episode()
     with pytest.raises(ConfigError, match="environment 7: respond returned an invalid turn"):
         user.next_turns([7], [conversation], [conversation.with_reply("a")], None)
 
 
-def test_a_responder_with_another_signature_is_refused_at_once():
+def test_a_responder_with_another_signature_raises_config_error():
     with pytest.raises(ConfigError, match=r"respond must take \(conversations, prompts, scores\)"):
         simulator(lambda conversation: None)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 
-TEXTS = st.text(max_size=40)  # hypothesis leaves surrogates out of text() by default
+TEXTS = st.text(max_size=40)  # text() generates no surrogates by default
 ROLES = st.text(min_size=1, max_size=10)
 CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": ROLES, "content": TEXTS}), max_size=5)
 SPACES = [
@@ -35,7 +35,7 @@ LONE_SURROGATE = "\ud800"
 
 
 @given(TEXTS)
-def test_any_text_is_a_member(text):
+def test_every_text_is_a_member(text):
     assert text in UnicodeText(40)
 
 
@@ -45,7 +45,7 @@ def test_unusual_text_is_a_member(text):
 
 
 @pytest.mark.parametrize("value", [LONE_SURROGATE, "a" + LONE_SURROGATE, "x" * 17, b"bytes", 3, None, ["a"]])
-def test_what_is_no_text_is_not_a_member(value):
+def test_invalid_texts_are_not_members(value):
     assert value not in UnicodeText(16)
 
 
@@ -55,13 +55,13 @@ def test_length_bounds_are_inclusive():
 
 
 @pytest.mark.parametrize(("max_length", "min_length"), [(3, 4), (3, -1)])
-def test_impossible_bounds_are_refused(max_length, min_length):
+def test_invalid_bounds_raise_value_error(max_length, min_length):
     with pytest.raises(ValueError, match="0 <= min_length <= max_length"):
         UnicodeText(max_length, min_length=min_length)
 
 
 @given(CONVERSATIONS)
-def test_any_conversation_is_a_member_as_list_and_as_tuple(conversation):
+def test_conversations_are_members_as_list_and_as_tuple(conversation):
     space = ConversationSpace(40)
     assert conversation in space
     assert tuple(conversation) in space
@@ -81,7 +81,7 @@ def test_any_conversation_is_a_member_as_list_and_as_tuple(conversation):
         None,
     ],
 )
-def test_what_is_no_conversation_is_not_a_member(value):
+def test_invalid_conversations_are_not_members(value):
     assert value not in ConversationSpace()
 
 
@@ -100,20 +100,20 @@ def test_equal_seeds_give_equal_samples(space):
     assert [one.sample() for _ in range(5)] == [other.sample() for _ in range(5)]
 
 
-def test_a_generator_is_a_seed():
+def test_a_generator_is_accepted_as_seed():
     one, other = (ConversationSpace(seed=np.random.default_rng(3)) for _ in range(2))
     assert one.sample() == other.sample()
 
 
 @pytest.mark.parametrize("space", [UnicodeText(), ConversationSpace()], ids=repr)
 @pytest.mark.parametrize("arguments", [{"mask": (3, None)}, {"probability": (3, None)}])
-def test_masks_are_refused(space, arguments):
-    with pytest.raises(ValueError, match="has no mask or probability"):
+def test_masks_raise_value_error(space, arguments):
+    with pytest.raises(ValueError, match="mask and probability must be None for"):
         space.sample(**arguments)
 
 
 @each_space
-def test_copies_and_pickles_are_equal_and_go_on_alike(space):
+def test_copies_and_pickles_are_equal_and_give_the_same_samples(space):
     space = copy.deepcopy(space)
     space.seed(1)
     twins = [copy.deepcopy(space), pickle.loads(pickle.dumps(space))]
@@ -124,13 +124,13 @@ def test_copies_and_pickles_are_equal_and_go_on_alike(space):
 
 
 @each_space
-def test_samples_go_through_json(space):
+def test_samples_survive_json(space):
     samples = [space.sample() for _ in range(10)]
     rebuilt = space.from_jsonable(json.loads(json.dumps(space.to_jsonable(samples))))
     assert list(rebuilt) == samples
 
 
-def test_equality_is_of_kind_and_bounds():
+def test_spaces_are_equal_if_type_and_bounds_are_equal():
     assert UnicodeText(5) == UnicodeText(5)
     assert UnicodeText(5) != UnicodeText(6)
     assert UnicodeText(5) != gym.spaces.Text(5)
@@ -140,7 +140,7 @@ def test_equality_is_of_kind_and_bounds():
 
 
 @given(TEXTS)
-def test_texts_flatten_to_code_points_and_back(text):
+def test_texts_survive_flattening_to_code_points(text):
     space = UnicodeText(40)
     points = flatten(space, text)
     assert points in flatten_space(space)
@@ -149,7 +149,7 @@ def test_texts_flatten_to_code_points_and_back(text):
 
 
 @given(CONVERSATIONS)
-def test_conversations_flatten_and_come_back(conversation):
+def test_conversations_survive_flattening(conversation):
     space = ConversationSpace(40)
     flat = flatten(space, conversation)
     assert flat in flatten_space(space)
@@ -172,7 +172,7 @@ def test_batched_samples_are_members_and_differ(space):
 
 
 @each_space
-def test_batching_leaves_the_single_space_alone(space):
+def test_batching_does_not_change_the_single_space(space):
     one, other = copy.deepcopy(space), copy.deepcopy(space)
     one.seed(3)
     other.seed(3)
@@ -182,11 +182,11 @@ def test_batching_leaves_the_single_space_alone(space):
 
 
 @pytest.mark.parametrize("space", [UnicodeText(), ConversationSpace()], ids=repr)
-def test_batching_is_deterministic_and_matches_gymnasiums_own(space):
+def test_batching_is_deterministic_and_equals_gymnasiums(space):
     space.seed(5)
     ours, general = batch_space(space, 5), batch_space.dispatch(gym.Space)(space, 5)
     assert ours == general
-    if isinstance(space, UnicodeText):  # Gymnasium seeds a sequence's inner space too, which we do not sample from
+    if isinstance(space, UnicodeText):  # Gymnasium also seeds the inner space of a sequence, which is not used here
         assert ours.sample() == general.sample()
     assert batch_space(space, 5).sample() == batch_space(space, 5).sample()
 
@@ -217,14 +217,14 @@ def test_empty_conversations_are_distinct_lists():
     assert first is not second
 
 
-def test_differing_spaces_batch_to_a_tuple():
+def test_different_spaces_batch_to_a_tuple():
     batched = batch_differing_spaces([UnicodeText(3), UnicodeText(5)])
     assert ("abc", "abcde") in batched
     assert ("abcde", "abc") not in batched
     assert len(batch_differing_spaces([ConversationSpace(3), ConversationSpace(5)]).spaces) == 2
 
 
-def test_equivalence_of_shape_means_equal_bounds():
+def test_spaces_with_equal_max_length_are_equivalent_in_shape():
     assert is_space_dtype_shape_equiv(UnicodeText(5), UnicodeText(5, min_length=2))
     assert not is_space_dtype_shape_equiv(UnicodeText(5), UnicodeText(6))
     assert not is_space_dtype_shape_equiv(UnicodeText(5), gym.spaces.Text(5))
@@ -233,12 +233,12 @@ def test_equivalence_of_shape_means_equal_bounds():
 
 
 @pytest.mark.parametrize("space", [UnicodeText(), ConversationSpace()], ids=repr)
-def test_shared_memory_is_refused_with_the_way_out(space):
+def test_shared_memory_raises_type_error(space):
     with pytest.raises(TypeError, match="disable `shared_memory`"):
         create_shared_memory(space, n=2)
 
 
-def test_array_conversion_leaves_text_alone():
+def test_array_conversion_does_not_change_text():
     torch = pytest.importorskip("torch")
     pytest.importorskip("array_api_compat")
     from gymnasium.wrappers.array_conversion import array_conversion

@@ -1,4 +1,4 @@
-"""A user who steps through an environment with a debugger reaches the model after few calls."""
+"""Number of calls between a step of the environment and the model; few calls are easy to follow in a debugger."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ def envs():
 
 
 def calls_of_the_package():
-    """Names of the functions of gym_rm that are being called, the outermost first."""
+    """Return the names of the functions of gym_rm on the call stack, the outermost first."""
     calls = []
     frame = sys._getframe(1)
     while frame is not None:
@@ -30,7 +30,7 @@ def calls_of_the_package():
     return calls[::-1]
 
 
-def test_at_most_eight_calls_lead_from_a_step_to_the_backbone(envs):
+def test_a_step_reaches_the_backbone_in_at_most_eight_calls(envs):
     (model,) = envs.unwrapped.scorer.executor.models
     seen = []
     hook = model.base_model.register_forward_pre_hook(lambda module, inputs: seen.append(calls_of_the_package()))
@@ -45,8 +45,8 @@ def test_at_most_eight_calls_lead_from_a_step_to_the_backbone(envs):
     assert len(calls) <= 8, "\n".join(calls)
 
 
-def test_at_most_eight_calls_lead_from_a_step_to_the_fused_forward(envs, monkeypatch):
-    """Without a hook: the package's own forward stands in for the backbone's."""
+def test_a_step_reaches_the_fused_forward_in_at_most_eight_calls(envs, monkeypatch):
+    """A hook on the backbone would disable the fused forward, so the test replaces the forward of the embedding."""
     (model,) = envs.unwrapped.scorer.executor.models
     embedding, seen = model.get_input_embeddings(), []
 

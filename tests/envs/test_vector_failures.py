@@ -1,0 +1,91 @@
+"""Missing scores, fallback rewards, and exceptions of the scorer."""
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import data_equivalence
+
+from gym_rm import ConfigError, ScoringError
+from tests.envs.environments import Recorder, make, one_turn, prompt
+
+
+def test_a_missing_score_raises_and_the_same_step_can_be_repeated():
+    recorder = Recorder()
+    envs, twin = (make(2, reward_model=scorer, autoreset_mode="Disabled") for scorer in (recorder, Recorder()))
+    envs.reset(seed=4)
+    twin.reset(seed=4)
+    with pytest.raises(ScoringError, match="row 1: asked to fail") as failure:
+        envs.step(["good", "FAIL"])
+    assert failure.value.rows == (1,)
+    assert failure.value.scores.rewards[0] == 4.0
+    assert data_equivalence(envs.step(["good", "fine"]), twin.step(["good", "fine"]))
+
+
+def test_the_error_names_the_environment_not_the_row_of_the_call():
+    envs = make(3, reward_model=Recorder(), autoreset_mode="NextStep", max_reply_length=4, prompts=[prompt(0, *"abcd")])
+    envs.reset(seed=0)
+    envs.step(["too long", "x", "x"])
+    with pytest.raises(ScoringError, match="row 2: asked to fail") as failure:
+        envs.step(["ignored", "ok", "FAIL"])
+    assert failure.value.rows == (2,)
+
+
+def test_a_fallback_reward_is_marked_and_left_out_of_the_statistics():
+    envs = one_turn(3, reward_model=Recorder(), fallback_reward=-5, autoreset_mode="NextStep")
+    envs.reset(seed=0)
+    _, rewards, _, _, infos = envs.step(["aa", "FAIL", "bbbb"])
+    assert rewards.tolist() == [2.0, -5.0, 4.0]
+    assert infos["score_ok"].tolist() == [True, False, True]
+    assert infos["_components"].tolist() == [True, False, True]
+    assert infos["metrics"]["count"].tolist() == [1, 0, 1]
+    assert (envs.metrics.num_samples, envs.metrics.num_failed, envs.metrics.mean) == (2, 1, 3.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_a_reward_that_is_not_finite_raises_scoring_error(value):
+    envs = one_turn(2, reward_model=lambda conversations: [1.0, value])
+    envs.reset(seed=0)
+    with pytest.raises(ScoringError, match="row 1"):
+        envs.step(["a", "b"])
+
+
+def test_a_nan_reward_without_an_error_raises_scoring_error():
+    class NanScorer(Recorder):
+        def score(self, conversations, prompts=None):
+            scores = super().score(conversations, prompts)
+            scores.rewards[0] = np.nan
+            return scores
+
+    envs = one_turn(2, reward_model=NanScorer())
+    envs.reset(seed=0)
+    with pytest.raises(ScoringError, match="row 0: the reward is nan"):
+        envs.step(["a", "b"])
+
+
+def test_too_few_scores_raise_config_error():
+    class TooFewScores(Recorder):
+        def score(self, conversations, prompts=None):
+            return super().score(conversations[1:])
+
+    envs = one_turn(2, reward_model=TooFewScores())
+    envs.reset(seed=0)
+    with pytest.raises(ConfigError, match="returned 1 scores for 2 conversations"):
+        envs.step(["a", "b"])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_step_can_be_repeated(error):
+    class InterruptedScorer(Recorder):
+        def score(self, conversations, prompts=None):
+            super().score(conversations, prompts)
+            if len(self.calls) == 2:
+                raise error
+            return Recorder().score(conversations)
+
+    envs, twin = make(2, reward_model=InterruptedScorer()), make(2, reward_model=Recorder())
+    envs.reset(seed=0)
+    twin.reset(seed=0)
+    envs.step(["a", "b"])
+    twin.step(["a", "b"])
+    with pytest.raises(error):
+        envs.step(["cc", "dd"])
+    assert data_equivalence(envs.step(["cc", "dd"]), twin.step(["cc", "dd"]))

@@ -1,0 +1,53 @@
+"""The reset option `prompt_indices`."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from gym_rm import ConfigError
+from tests.envs.environments import PROMPTS, each_mode, length_reward, make, one_turn, prompt
+
+
+def test_prompt_indices_set_the_prompt_of_each_row():
+    envs = one_turn(3)
+    observations, infos = envs.reset(seed=0, options={"prompt_indices": [2, 0, 2]})
+    assert infos["prompt_id"].tolist() == ["p2", "p0", "p2"]
+    assert [observation[0]["content"] for observation in observations] == ["question 2", "question 0", "question 2"]
+    mask = np.array([False, True, False])
+    _, infos = envs.reset(options={"prompt_indices": np.array([0, 1, 0]), "reset_mask": mask})
+    assert (infos["prompt_id"][1], infos["_prompt_id"].tolist()) == ("p1", mask.tolist())
+
+
+@each_mode
+def test_prompt_indices_do_not_change_the_order_of_prompts(mode):
+    envs, plain = one_turn(2, autoreset_mode=mode), one_turn(2, autoreset_mode=mode)
+    envs.reset(seed=5, options={"prompt_indices": [0, 0]})
+    assert envs.reset()[1]["prompt_id"].tolist() == plain.reset(seed=5)[1]["prompt_id"].tolist()
+
+
+def test_prompt_indices_can_visit_every_prompt_once():
+    prompts = [prompt(k) for k in range(7)]
+    envs = make(7, prompts=prompts)
+    _, infos = envs.reset(options={"prompt_indices": range(7)})
+    assert infos["prompt_id"].tolist() == [f"p{k}" for k in range(7)]
+
+
+def test_prompt_indices_of_a_single_environment():
+    env = gym.make("RewardModel-v0", reward_model=length_reward, prompts=PROMPTS)
+    assert env.reset(options={"prompt_indices": [3]})[1]["prompt_id"] == "p3"
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([0, 3], r"prompt_indices\[1\] must be from 0 to 2, got 3"),
+        ([0, -1], r"prompt_indices\[1\] must be from 0 to 2, got -1"),
+        ([0], "must be 2 integers, one for each environment, got .0."),
+        ([0.0, 1.0], "must be 2 integers"),
+        ("ab", "must be 2 integers"),
+        ([True, False], "must be 2 integers"),
+    ],
+)
+def test_invalid_prompt_indices_raise_config_error(indices, message):
+    with pytest.raises(ConfigError, match=message):
+        one_turn(2).reset(options={"prompt_indices": indices})

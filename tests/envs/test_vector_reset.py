@@ -1,0 +1,79 @@
+"""Seeds, the order of prompts, and partial resets."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.error import ResetNeeded
+
+from gym_rm import ConfigError
+from tests.envs.environments import each_mode, length_reward, make, one_turn, prompt_ids
+
+
+def test_every_environment_gets_every_prompt_once_per_epoch():
+    for order in prompt_ids(one_turn(4), 6, seed=0):
+        assert sorted(order[:3]) == sorted(order[3:]) == ["p0", "p1", "p2"]
+
+
+def test_environment_i_has_the_seed_plus_i():
+    assert prompt_ids(one_turn(4), 6, seed=10)[2].tolist() == prompt_ids(one_turn(1), 6, seed=12)[0].tolist()
+    assert (
+        one_turn(3).reset(seed=[7, 8, 9])[1]["prompt_id"].tolist() == one_turn(3).reset(seed=7)[1]["prompt_id"].tolist()
+    )
+
+
+def test_reset_without_a_seed_continues_the_order():
+    envs = one_turn(1)
+    prompts = [envs.reset(seed=0), envs.reset(), envs.reset()]
+    assert sorted(infos["prompt_id"][0] for _, infos in prompts) == ["p0", "p1", "p2"]
+
+
+def test_np_random_seed_returns_the_seed_of_each_environment():
+    envs = one_turn(3)
+    assert len({*envs.np_random_seed}) == 3
+    envs.reset(seed=4)
+    assert envs.np_random_seed == (4, 5, 6)
+    envs.reset(seed=[9, None, 2])
+    assert envs.np_random_seed == (9, 5, 2)
+    assert len(envs.np_random) == 3
+
+
+@pytest.mark.parametrize("seed", [[1], [1, 2, 3], []])
+def test_a_list_of_seeds_must_have_one_per_environment(seed):
+    with pytest.raises(ValueError, match="seed must have one entry for each of the 2 environments"):
+        one_turn(2).reset(seed=seed)
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", [1, 2.0], [None, "2"], {}.keys])
+def test_a_seed_must_be_an_integer(seed):
+    with pytest.raises(ConfigError, match="seed must be an integer, None, or a list of integers and None; got "):
+        one_turn(2).reset(seed=seed)
+    with pytest.raises(ConfigError, match="seed must be an integer"):
+        gym.make("RewardModel-v0", reward_model=length_reward).reset(seed=1.5)
+
+
+# --- options -----------------------------------------------------------------------------------------------------
+
+
+@each_mode
+def test_a_partial_reset_restarts_only_its_rows(mode):
+    envs = make(3, autoreset_mode=mode)
+    before, _ = envs.reset(seed=0)
+    after, infos = envs.reset(options={"reset_mask": np.array([False, True, False])})
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert infos["_prompt_id"].tolist() == [False, True, False]
+
+
+def test_the_first_reset_must_include_every_row():
+    with pytest.raises(ResetNeeded, match="reset_mask must include every environment in the first reset"):
+        make(2).reset(options={"reset_mask": np.array([True, False])})
+
+
+def test_reset_does_not_change_its_options():
+    envs, options = make(2), {"reset_mask": np.array([True, True])}
+    envs.reset(options=options)
+    assert list(options) == ["reset_mask"]
+
+
+def test_unknown_reset_options_raise_config_error():
+    with pytest.raises(ConfigError, match=r"unknown reset options .'prompt'."):
+        make(2).reset(options={"prompt": 3})

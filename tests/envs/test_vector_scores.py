@@ -1,0 +1,123 @@
+"""Calls of the scorer: what it receives, and when it is called."""
+
+import copy
+
+import gymnasium as gym
+import pytest
+
+from gym_rm import Scores, ScoringError
+from tests.envs.environments import Recorder, make, one_turn, prompt
+
+
+def test_all_conversations_of_a_step_are_scored_in_one_call():
+    recorder = Recorder()
+    envs = one_turn(5, reward_model=recorder)
+    envs.reset(seed=0)
+    envs.step(list("abcde"))
+    assert [[c[-1]["content"] for c in call] for call in recorder.calls] == [list("abcde")]
+
+
+def test_reward_on_end_scores_only_ended_episodes():
+    recorder = Recorder()
+    envs = make(2, reward_model=recorder, reward_on="end", max_reply_length=3, prompts=[prompt(0, "why?")])
+    envs.reset(seed=0)
+    _, rewards, _, _, infos = envs.step(["x", "long"])
+    assert rewards.tolist() == [0.0, 4.0]
+    assert [len(call) for call in recorder.calls] == [1]
+    assert infos["metrics"]["count"].tolist() == [0, 0]
+    assert "mean" not in infos["metrics"]
+    _, rewards, _, _, infos = envs.step(["yy", "x"])
+    assert rewards.tolist() == [2.0, 0.0]
+    assert infos["final_info"]["metrics"]["count"].tolist() == [1, 0]
+
+
+def test_reward_on_end_does_not_call_the_scorer_if_no_episode_ends():
+    recorder = Recorder()
+    envs = make(2, reward_model=recorder, reward_on="end", prompts=[prompt(0, "why?")])
+    envs.reset(seed=0)
+    assert not envs.step(["a", "b"])[1].any()
+    assert not recorder.calls
+    assert envs.metrics.num_samples == 0
+
+
+def test_conversations_passed_to_the_scorer_do_not_change_later():
+    recorder = Recorder()
+    envs = make(1, reward_model=recorder, prompts=[prompt(0, "why?", "sure?")])
+    envs.reset(seed=0)
+    envs.step(["a"])
+    kept = copy.deepcopy(recorder.calls[0])
+    (observation,), *_ = envs.step(["b"])
+    observation[0]["content"] = "changed"
+    assert recorder.calls[0] == kept
+    (observation,), *_ = envs.step(["c"])
+    assert recorder.calls[-1][0][0]["content"] == "question 0"
+
+
+class EditingScorer:
+    """Scorer that edits its messages and raises ScoringError in the first call."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def score(self, conversations, prompts=None):
+        self.calls += 1
+        for conversation in conversations:
+            for message in conversation:
+                message["content"] = message["content"].upper()
+            conversation.append({"role": "judge", "content": "loud"})
+        errors = ["not now" if self.calls == 1 else None] * len(conversations)
+        scores = Scores.from_rewards([1.0] * len(conversations), errors=errors)
+        if scores.failed_rows:
+            raise ScoringError(scores)
+        return scores
+
+
+def test_a_scorer_that_edits_messages_does_not_change_the_episode():
+    envs = make(1, reward_model=EditingScorer(), prompts=[prompt(0, "more?")])
+    envs.reset(seed=0)
+    with pytest.raises(ScoringError):
+        envs.step(["four"])
+    (observation,), *_ = envs.step(["four"])
+    assert [message["content"] for message in observation] == ["question 0", "four", "more?"]
+    *_, infos = envs.step(["five"])
+    said = [message["content"] for message in infos["final_obs"][0]]
+    assert said == ["question 0", "four", "more?", "five"]
+    (observation,), _ = envs.reset()
+    assert observation == [{"role": "user", "content": "question 0"}]
+
+
+# --- prompts -----------------------------------------------------------------------------------------------------
+
+
+class PromptRecorder(Recorder):
+    """Recorder that also stores the prompts of every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.prompts = []
+
+    def score(self, conversations, prompts=None):
+        self.prompts.append(prompts)
+        return super().score(conversations, prompts)
+
+
+def test_every_conversation_is_scored_with_its_prompt():
+    scorer = PromptRecorder()
+    envs = make(3, reward_model=scorer, autoreset_mode="NextStep")
+    _, infos = envs.reset(seed=3)
+    started = list(infos["prompt_id"])
+    envs.step(["a", "b", "c"])
+    assert [each.prompt_id for each in scorer.prompts[0]] == started
+    for call, prompts in zip(scorer.calls, scorer.prompts, strict=True):
+        for conversation, each in zip(call, prompts, strict=True):
+            assert conversation[0] == each.messages[0]
+
+
+def test_a_verifier_is_a_function_of_conversations_and_prompts():
+    def verify(conversations, prompts):
+        return [float(p.answer in c[-1]["content"]) for c, p in zip(conversations, prompts, strict=True)]
+
+    rows = [{"question": "2 + 2?", "answer": 4}, {"question": "3 + 3?", "answer": "6"}]
+    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=verify, prompts=rows)
+    envs.reset(options={"prompt_indices": [1, 0]})
+    assert envs.step(["It is 6.", "It is 6."])[1].tolist() == [1.0, 0.0]

@@ -1,0 +1,88 @@
+"""Gymnasium's vector wrappers around `RewardVectorEnv`."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import vector as vector_wrappers
+
+from tests.envs.environments import Recorder, each_mode, make, one_turn
+
+
+@pytest.mark.skipif(gym.__version__ < "1.4", reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP")
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_record_episode_statistics(mode):
+    envs = vector_wrappers.RecordEpisodeStatistics(make(2, autoreset_mode=mode))
+    envs.reset(seed=0)
+    returns, lengths = np.zeros(2), np.zeros(2)
+    over = np.zeros(2, dtype=bool)
+    for _ in range(12):
+        _, rewards, terminations, truncations, infos = envs.step(["four", "eight888"])
+        played = ~over if mode == "NextStep" else np.array([True, True])
+        returns, lengths = returns + rewards, lengths + played
+        done = terminations | truncations
+        if done.any():
+            assert infos["episode"]["r"][done].tolist() == returns[done].tolist()
+            assert infos["episode"]["l"][done].tolist() == lengths[done].tolist()
+        returns[done], lengths[done] = 0, 0
+        over = done
+    assert envs.episode_count > 0
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+@pytest.mark.parametrize(
+    ("wrapper", "expected"),
+    [
+        (lambda envs: vector_wrappers.ClipReward(envs, 0.0, 1.5), [1.0, 1.5]),
+        (lambda envs: vector_wrappers.TransformReward(envs, lambda rewards: -rewards), [-1.0, -2.0]),
+        (lambda envs: vector_wrappers.TransformAction(envs, lambda actions: [a + a for a in actions]), [2.0, 4.0]),
+    ],
+    ids=["ClipReward", "TransformReward", "TransformAction"],
+)
+def test_reward_and_action_wrappers(mode, wrapper, expected):
+    envs = wrapper(make(2, autoreset_mode=mode))
+    envs.reset(seed=0)
+    assert envs.step(["four", "eight888"])[1].tolist() == expected
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+def test_normalised_rewards_are_finite(mode):
+    envs = vector_wrappers.NormalizeReward(make(2, autoreset_mode=mode))
+    envs.reset(seed=0)
+    for step in range(20):
+        assert np.isfinite(envs.step(["x" * step, ""])[1]).all()
+
+
+@each_mode
+def test_dict_info_to_list(mode):
+    envs = vector_wrappers.DictInfoToList(one_turn(2, autoreset_mode=mode, reward_model=Recorder()))
+    _, infos = envs.reset(seed=0)
+    assert {info["prompt_id"] for info in infos} <= {"p0", "p1", "p2"}
+    *_, infos = envs.step(["four", "eight888"])
+    info = infos[1]["final_info"] if mode == "SameStep" else infos[1]
+    assert info["components"] == {"length": 8.0, "half": 4.0}
+    assert info["metrics"]["mean"] == 8.0
+
+
+def test_observations_can_be_transformed_and_flattened():
+    envs = make(2, autoreset_mode="NextStep", max_text_length=64)
+    flat = vector_wrappers.FlattenObservation(envs)
+    observations, _ = flat.reset(seed=0)
+    assert observations in flat.observation_space
+    box = gym.spaces.Box(0, np.inf, (1,))
+    lengths = vector_wrappers.VectorizeTransformObservation(
+        envs, gym.wrappers.TransformObservation, func=lambda c: np.array([len(c)], np.float32), observation_space=box
+    )
+    observations, _ = lengths.reset(seed=0)
+    assert observations.tolist() == [[1.0], [1.0]]
+
+
+def test_array_conversion_does_not_change_text():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("array_api_compat")
+    envs = vector_wrappers.NumpyToTorch(one_turn(2))
+    observations, _ = envs.reset(seed=0)
+    assert observations[0][0]["content"].startswith("question")
+    observations, rewards, terminations, _, infos = envs.step(["four", "eight888"])
+    assert rewards.tolist() == [1.0, 2.0]
+    assert isinstance(terminations, torch.Tensor)
+    assert infos["final_obs"][1][-1] == {"role": "assistant", "content": "eight888"}
