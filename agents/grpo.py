@@ -1,14 +1,14 @@
-"""GRPO (arXiv 2402.03300) on `RewardModel-v0`, in one file: a policy learns from a reward model, through Gymnasium.
+"""GRPO (arXiv 2402.03300) on `RewardModel-v0`, in one file: train a policy against a reward model.
 
-    python agents/grpo.py                             # embedded policy, reward model and prompts: a laptop will do
-    python agents/grpo.py seed=2 steps=50             # any setting below can be changed
-    python agents/grpo.py --config run.yaml steps=50  # settings from a file, changed once more
+    python agents/grpo.py                             # embedded policy, reward model and prompts; needs no GPU
+    python agents/grpo.py seed=2 steps=50             # change any setting of the classes below
+    python agents/grpo.py --config run.yaml steps=50  # read settings from a file, then change some
     python agents/grpo.py policy.model=Qwen/Qwen3-0.6B env.reward_model=Skywork/Skywork-Reward-V2-Qwen3-0.6B \\
-        env.prompts=prompts.jsonl                     # your own: folders, hub ids, files
+        env.prompts=prompts.jsonl                     # use your own models (folders, hub ids) and prompts
 
-Read it from top to bottom: the settings, the algorithm as pure functions, the policy, one update, the loop.
-Shapes: B = completions of a step (`num_prompts * group_size`), L = tokens of the longest prompt, T = of the longest
-completion, its end mark included.
+Read the file from top to bottom: settings, algorithm (pure functions), policy, update, training loop.
+Shapes: B = number of completions in a step (`num_prompts * group_size`), L = tokens of the longest prompt, T = tokens
+of the longest completion with its end token.
 """
 
 from __future__ import annotations
@@ -51,84 +51,85 @@ from gym_rm.reports.tables import common_opening, conversations_table, results_t
 
 
 class PolicySettings(Config):
-    """The model that learns."""
+    """The model to train."""
 
     model: str | None = None
     """Folder or hub id of a chat model; null for the embedded policy."""
     max_new_tokens: PositiveInt | None = None
-    """Longest completion; one that reaches it is scored as it is. null for 24 (embedded policy) or 512."""
+    """Most tokens in a completion; longer completions are cut here and scored. null for 24 (embedded policy) or 512."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of sampling, in training and in evaluation; the log-probabilities are those of the same distribution."""
+    """Sampling temperature in training and evaluation; log-probabilities are computed at this temperature too."""
     rollout_batch_size: PositiveInt = 512
-    """Completions that are generated together."""
+    """Number of completions generated in one batch."""
 
 
 class EnvSettings(Config):
-    """The environment: keywords of `gym.make_vec("RewardModel-v0", ...)`."""
+    """Settings of the environment, passed to `gym.make_vec("RewardModel-v0", ...)`."""
 
     reward_model: str | dict[str, Any] | None = None
-    """What `gym_rm.load_scorer` takes; null for the embedded reward model."""
+    """Folder, hub id, `module:function` or dict for `gym_rm.load_scorer`; null for the embedded reward model."""
     reward_model_kwargs: dict[str, Any] = Field(default={})
     """Options of the reward model: dtype, device, max_num_batched_tokens, ..."""
     prompts: str | None = None
-    """What `gym_rm.data.prompts.load_prompts` takes: a file or a data set name; null for the embedded prompts."""
+    """File or data set name for `gym_rm.data.prompts.load_prompts`; null for the embedded prompts."""
     num_prompts: PositiveInt = 32
-    """Prompts of a step."""
+    """Number of prompts in a step."""
     group_size: int = Field(default=8, ge=2)
-    """Completions of each prompt, which are compared with each other."""
+    """Number of completions per prompt; advantages compare the completions of one prompt."""
     fallback_reward: float | None = None
-    """None stops at a conversation that cannot be scored; a number lets it pass, out of the group with advantage 0."""
+    """null stops the run if a conversation cannot be scored. With a number the run continues: the conversation gets
+    advantage 0 and is left out of its group."""
 
 
 class LossSettings(Config):
-    """The objective."""
+    """Settings of the loss."""
 
     clip_low: float = Field(default=0.2, ge=0, lt=1)
-    """The probability ratio is clipped below at 1 - clip_low ..."""
+    """The probability ratio is clipped to at least 1 - clip_low."""
     clip_high: float = Field(default=0.2, ge=0)
-    """... and above at 1 + clip_high."""
+    """The probability ratio is clipped to at most 1 + clip_high."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the divergence from the policy as it was at the start; 0 keeps no copy of it."""
+    """Weight of the KL divergence from the initial policy. 0 keeps no copy of that policy in memory."""
     std_floor: float = Field(default=0.1, gt=0)
-    """Lower bound on a group's standard deviation when advantages are divided by it; set it to the noise of the
-    scores, so that a group whose rewards differ by noise alone gets small advantages."""
+    """Lower bound on a group's standard deviation, which divides its advantages. Set it to the noise of the rewards, so
+    that a group whose rewards differ only by noise gets small advantages."""
 
 
 class OptimizerSettings(Config):
-    """AdamW."""
+    """Settings of AdamW."""
 
     learning_rate: float | None = Field(default=None, gt=0)
-    """Of every update after the warm-up. null for 5e-4 (embedded policy) or 1e-6."""
+    """Learning rate after the warm-up. null for 5e-4 (embedded policy) or 1e-6."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
     warmup_steps: NonNegativeInt = 5
-    """Updates over which the learning rate rises."""
+    """Number of updates over which the learning rate rises to its full value."""
     max_grad_norm: float = Field(default=1.0, gt=0)
-    """Longer gradients are scaled down to this."""
+    """Largest gradient norm; larger gradients are scaled down to it."""
     updates_per_step: PositiveInt = 1
-    """Optimizer steps that share the completions of one step, each on its part of them."""
+    """Number of optimizer updates per step; the completions of the step are divided among them."""
     micro_batch_size: PositiveInt = 64
-    """Completions in one forward and backward pass; neighbours in length go together, padding is cut off."""
+    """Number of completions in one forward and backward pass. Completions of similar length are batched together."""
     precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """accelerate's mixed precision; auto is bf16 where the GPU has it, else float32 throughout."""
+    """Mixed precision of accelerate. auto is bf16 if the GPU supports it, otherwise float32 without mixed precision."""
 
 
 class GRPOSettings(Config):
-    """All settings."""
+    """All settings of a run."""
 
     seed: int = 1
-    """Of the order of prompts and of sampling: the same seed on the same machine gives the same run."""
+    """Seed of the prompt order and of sampling. The same seed on the same machine repeats a run exactly."""
     steps: PositiveInt = 60
-    """Rounds of generate, step, advantages, update, log."""
+    """Number of steps. A step generates completions, scores them and updates the policy."""
     held_out_prompts: NonNegativeInt = 256
-    """Prompts (a quarter of all at most) kept out of training, to measure accuracy and reward before and after."""
+    """Number of prompts that are not trained on, at most a quarter of all. Accuracy and reward are measured on them."""
     evaluate_every: PositiveInt = 10
-    """Steps between measurements on the held-out prompts; the first step and the last are always measured."""
+    """Number of steps between measurements on the held-out prompts. The policy is always measured before the first step
+    and after the last step."""
     output: str | None = None
-    """Folder for the results; null for outputs/grpo-<date>-<time>."""
+    """Folder of the results; null for outputs/grpo-<date>-<time>."""
     threads: PositiveInt | None = None
-    """CPU threads. null for 1 (embedded policy: too small to share out, and on busy cores threads wait for each other)
-    or torch's own choice."""
+    """Number of CPU threads. null for 1 (embedded policy, which is too small to gain from more) or torch's default."""
     policy: PolicySettings = PolicySettings()
     env: EnvSettings = EnvSettings()
     loss: LossSettings = LossSettings()
@@ -136,7 +137,7 @@ class GRPOSettings(Config):
 
 
 def fill_in(settings: GRPOSettings) -> GRPOSettings:
-    """The settings with what `null` stands for."""
+    """Return the settings with every `null` replaced by its default."""
     embedded = settings.policy.model is None
     policy, optimizer = settings.policy, settings.optimizer
     return settings.model_copy(
@@ -155,12 +156,11 @@ def fill_in(settings: GRPOSettings) -> GRPOSettings:
 
 
 def group_advantages(rewards: np.ndarray, group_ids: np.ndarray, *, std_floor: float) -> np.ndarray:
-    """Each reward against those of its group: `(reward - mean) / max(std, std_floor)`, float64 `[B]`.
+    """Return the advantage of each reward within its group: `(reward - mean) / max(std, std_floor)`, float64 `[B]`.
 
-    Groups are told by their ids, never by position. The deviation is centred first and has the divisor n - 1; sums are
-    exactly rounded, so the order of the rows changes no bit. Zero for a group whose rewards are all equal (there a
-    rounding residue divided by another would be noise of full size), for a group of one, and for a NaN reward, which
-    stands for a failed score and takes no part in its group.
+    Rewards with equal group ids form a group. The standard deviation has the divisor n - 1. Sums are exactly rounded
+    (`math.fsum`), so the result does not depend on the order of the rows. The advantage is exactly 0 in a group whose
+    rewards are all equal and in a group of one. A NaN reward (a missing score) gets 0 and is left out of its group.
     """
     rewards = np.asarray(rewards, dtype=np.float64)
     advantages = np.zeros_like(rewards)
@@ -169,15 +169,15 @@ def group_advantages(rewards: np.ndarray, group_ids: np.ndarray, *, std_floor: f
         group = rewards[members]
         if len(group) < 2 or (group == group[0]).all():
             continue
-        centred = group - math.fsum(group) / len(group)
-        std = math.sqrt(math.fsum(centred**2) / (len(group) - 1))
-        advantages[members] = centred / max(std, std_floor)
+        deviations = group - math.fsum(group) / len(group)
+        std = math.sqrt(math.fsum(deviations**2) / (len(group) - 1))
+        advantages[members] = deviations / max(std, std_floor)
     return advantages
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Scalars, each a mean over the tokens of `mask`."""
+    """Loss, divergence and clipped fraction; each is a scalar, the mean over the tokens of `mask`."""
 
     loss: Tensor
     kl: Tensor
@@ -196,32 +196,32 @@ def grpo_loss(
     kl_coef: float = 0.0,
     num_tokens: int | Tensor | None = None,
 ) -> LossTerms:
-    """The clipped objective of PPO (1707.06347), every token of a completion with the completion's advantage.
+    """Return the clipped PPO loss (arXiv 1707.06347); each token has the advantage of its completion.
 
     Args:
-        log_probs: of the tokens under the policy `[B, T]`.
-        old_log_probs: under the policy that sampled them `[B, T]`.
-        advantages: `[B]`.
-        mask: True on the completion's tokens `[B, T]`.
-        clip_low, clip_high: the ratio counts only within `[1 - clip_low, 1 + clip_high]`.
-        reference_log_probs: under the reference policy `[B, T]`, for the k3 estimate of the divergence from it,
-            `exp(d) - d - 1` with `d = reference - policy` (Schulman, "Approximating KL divergence").
-        kl_coef: weight of that divergence.
-        num_tokens: what the sums are divided by, if not by the tokens of this mask: a batch that goes through in
-            parts gives its own token count with each part, and the parts add up to the whole.
+        log_probs: log-probabilities of the tokens under the policy `[B, T]`.
+        old_log_probs: log-probabilities under the policy that sampled the tokens `[B, T]`.
+        advantages: advantages of the completions `[B]`.
+        mask: True for the tokens of the completions, False for padding `[B, T]`.
+        clip_low, clip_high: the probability ratio is clipped to `[1 - clip_low, 1 + clip_high]`.
+        reference_log_probs: log-probabilities under the reference policy `[B, T]`, for the k3 estimate of the KL
+            divergence: `exp(d) - d - 1` with `d = reference - policy` (Schulman, "Approximating KL divergence").
+        kl_coef: weight of the KL divergence.
+        num_tokens: divisor of the sums; None for the number of tokens in `mask`. For micro-batches, pass the number of
+            tokens in the whole batch: the losses of the micro-batches then add up to the loss of the batch.
     """
     count = mask.sum() if num_tokens is None else num_tokens
 
     def mean(values: Tensor) -> Tensor:
         return values.masked_fill(~mask, 0.0).sum() / count
 
-    # The padding holds log-probabilities of nothing: it must not overflow before it is masked.
+    # Padding can hold any value: mask it before exp(), which could overflow.
     ratio = (log_probs - old_log_probs).masked_fill(~mask, 0.0).exp()
     clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
     gain = torch.minimum(ratio * advantages[:, None], clipped_ratio * advantages[:, None])
     kl = torch.zeros_like(log_probs)
     if reference_log_probs is not None:
-        # Past 20 the estimate is astronomically large either way; the bound keeps it and its gradient finite.
+        # The bound of 20 keeps the estimate and its gradient finite.
         difference = (reference_log_probs - log_probs).masked_fill(~mask, 0.0).clamp(-20.0, 20.0)
         kl = difference.expm1() - difference
     was_clipped = (ratio * advantages[:, None] != gain).float()
@@ -229,9 +229,9 @@ def grpo_loss(
 
 
 def is_right(completion: str, answer: str) -> bool:
-    """Whether a completion says the answer, told without any model.
+    """Return whether a completion contains the right answer, without using a model.
 
-    A numeric answer must be the last number of the completion; any other must stand in it as whole words.
+    A numeric answer must be the last number in the completion. Any other answer must occur in it as whole words.
     """
     numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", completion)
     try:
@@ -246,14 +246,14 @@ def is_right(completion: str, answer: str) -> bool:
 
 @dataclass(frozen=True)
 class Completions:
-    """What a policy said to B conversations.
+    """Completions of B conversations, sampled from a policy.
 
     Attributes:
-        texts: the completions without their end mark, B strings.
-        input_ids: prompts, padded on the left, then completions, padded on the right, `[B, L + T]`.
-        attention_mask: 1 on both, 0 on the padding `[B, L + T]`.
-        mask: True on the tokens of the completions `[B, T]`.
-        finished: whether the end mark came before `max_new_tokens` ran out `[B]`.
+        texts: the completions without their end token, B strings.
+        input_ids: prompts (padded on the left) followed by completions (padded on the right) `[B, L + T]`.
+        attention_mask: 1 for prompts and completions, 0 for padding `[B, L + T]`.
+        mask: True for the tokens of the completions `[B, T]`.
+        finished: whether the completion ended with an end token within `max_new_tokens` `[B]`.
     """
 
     texts: list[str]
@@ -263,7 +263,7 @@ class Completions:
     finished: Tensor
 
     def select(self, rows: Tensor) -> Completions:
-        """These rows, without the columns that are padding in all of them."""
+        """Return the completions of these rows, without columns that hold only padding."""
         used = self.attention_mask[rows].any(0)
         mask = self.mask[rows]
         return Completions(
@@ -276,9 +276,9 @@ class Completions:
 
 
 class Policy:
-    """A chat model with the two forward passes of policy gradients: sampling, and log-probabilities of the samples.
+    """A chat model that samples completions and computes their log-probabilities.
 
-    Weights are float32 and stay so (mixed precision is a matter of the forward pass); dropout is off.
+    Weights are always float32; mixed precision applies to the forward pass only. Dropout is off.
     """
 
     def __init__(self, settings: PolicySettings) -> None:
@@ -286,7 +286,7 @@ class Policy:
         path = settings.model or str(embedded)
         self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
         if self.tokenizer.chat_template is None:
-            raise ConfigError(f"policy.model={path!r} has no chat template; a policy for conversations needs one.")
+            raise ConfigError(f"policy.model={path!r} has no chat template; use a chat model, whose tokenizer has one.")
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
@@ -294,8 +294,8 @@ class Policy:
 
         ends = self.model.generation_config.eos_token_id
         ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id}
-        # All of it is said here: what a checkpoint brings along (top_k, top_p, a repetition penalty) would sample
-        # from one distribution and train another.
+        # Set every option, because the checkpoint's own generation settings (top_k, repetition_penalty, ...) would make
+        # samples come from another distribution than the one that log_probs computes.
         self.sampling = GenerationConfig(
             do_sample=True,
             temperature=settings.temperature,
@@ -328,10 +328,10 @@ class Policy:
         tokens = torch.nn.utils.rnn.pad_sequence(sampled, batch_first=True, padding_value=self.sampling.pad_token_id)
         is_end = torch.isin(tokens, torch.tensor(self.sampling.eos_token_id, device=tokens.device))
         mask = is_end.cumsum(1) - is_end.long() == 0
-        # Other special tokens stay in the text: the reward model shall see all that was said.
-        said = [row[keep].tolist() for row, keep in zip(tokens, mask & ~is_end, strict=True)]
+        # Special tokens other than the end token stay in the text, so that the reward model scores them too.
+        kept = [row[keep].tolist() for row, keep in zip(tokens, mask & ~is_end, strict=True)]
         return Completions(
-            self.tokenizer.batch_decode(said, skip_special_tokens=False),
+            self.tokenizer.batch_decode(kept, skip_special_tokens=False),
             torch.cat([ids, tokens], dim=1),
             torch.cat([attended, mask.long()], dim=1),
             mask,
@@ -339,7 +339,10 @@ class Policy:
         )
 
     def log_probs(self, completions: Completions) -> Tensor:
-        """Of the completions' tokens, at the temperature of sampling, float32 `[B, T]`; padding holds anything."""
+        """Return log-probabilities of the tokens of completions at the sampling temperature, float32 `[B, T]`.
+
+        Values at padding tokens are undefined.
+        """
         length = completions.mask.shape[1]
         options = {
             "position_ids": (completions.attention_mask.cumsum(1) - 1).clamp(min=0),
@@ -358,7 +361,7 @@ class Policy:
 
 
 class Learner:
-    """A policy, its optimizer, and the copy it must not stray from, where the loss asks for one."""
+    """Updates a policy with AdamW; holds a copy of the initial policy if the loss has a KL term."""
 
     def __init__(self, policy: Policy, settings: GRPOSettings) -> None:
         precision = settings.optimizer.precision
@@ -366,7 +369,10 @@ class Learner:
             precision = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
         self.accelerator = Accelerator(mixed_precision=precision)
         if self.accelerator.num_processes > 1:
-            raise ConfigError(f"this agent trains in one process, got {self.accelerator.num_processes}.")
+            raise ConfigError(
+                f"this agent supports one process only, got {self.accelerator.num_processes} processes; start it with "
+                "python instead of accelerate launch."
+            )
         self.settings = settings
         self.policy = policy
         self.reference = copy.copy(policy) if settings.loss.kl_coef else None
@@ -382,12 +388,12 @@ class Learner:
         )
 
     def update(self, completions: Completions, advantages: np.ndarray) -> dict[str, float]:
-        """Take `updates_per_step` optimizer steps on these completions; means over them of what happened."""
+        """Run `updates_per_step` optimizer updates on the completions and return the means of their metrics."""
         options, loss = self.settings.optimizer, self.settings.loss
         advantages = torch.as_tensor(advantages, dtype=torch.float32, device=completions.mask.device)
-        # With one update, the policy that is trained is still the one that sampled: its own are the old ones.
+        # With a single update the old log-probabilities are the current ones, so they are not computed separately.
         old = self._all_log_probs(self.policy, completions) if options.updates_per_step > 1 else None
-        anchor = self._all_log_probs(self.reference, completions) if self.reference is not None else None
+        reference = self._all_log_probs(self.reference, completions) if self.reference is not None else None
 
         totals = dict.fromkeys(("loss", "kl", "clipped", "entropy", "grad_norm"), 0.0)
         shares = torch.randperm(len(completions.texts)).chunk(options.updates_per_step)
@@ -404,13 +410,13 @@ class Learner:
                     batch.mask,
                     clip_low=loss.clip_low,
                     clip_high=loss.clip_high,
-                    reference_log_probs=None if anchor is None else anchor[rows, :width],
+                    reference_log_probs=None if reference is None else reference[rows, :width],
                     kl_coef=loss.kl_coef,
                     num_tokens=num_tokens,
                 )
                 self.accelerator.backward(terms.loss)
-                surprise = -log_probs.masked_fill(~batch.mask, 0.0).sum() / num_tokens
-                for name, value in (*vars(terms).items(), ("entropy", surprise)):
+                entropy = -log_probs.masked_fill(~batch.mask, 0.0).sum() / num_tokens  # an estimate from the samples
+                for name, value in (*vars(terms).items(), ("entropy", entropy)):
                     totals[name] += value.item()
             norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), options.max_grad_norm)
             totals["grad_norm"] += norm.item()
@@ -420,7 +426,7 @@ class Learner:
         return {name: total / len(shares) for name, total in totals.items()}
 
     def _micro_batches(self, completions: Completions, rows: Tensor) -> tuple[Tensor, ...]:
-        """The rows in parts of `micro_batch_size`, neighbours in length together."""
+        """Sort the rows by length and split them into micro-batches."""
         lengths = completions.attention_mask.sum(1).cpu()
         return rows[lengths[rows].argsort()].split(self.settings.optimizer.micro_batch_size)
 
@@ -437,13 +443,13 @@ class Learner:
 
 
 def check_answers(texts: Sequence[str], infos: dict[str, Any]) -> list[bool | None]:
-    """For each completion whether it is right; None where the prompt has no answer."""
+    """Return for each completion whether it is right, or None if its prompt has no answer."""
     answers = infos.get("answer", [None] * len(texts))
     return [None if answer is None else is_right(text, answer) for text, answer in zip(texts, answers, strict=True)]
 
 
 def describe(completions: Completions, rewards: np.ndarray, right: list[bool | None]) -> dict[str, Any]:
-    """What a batch of completions was like, as a row of metrics."""
+    """Return the metrics of a batch of completions."""
     known = [value for value in right if value is not None]
     statistics = reward_metrics(rewards)
     return {
@@ -456,20 +462,22 @@ def describe(completions: Completions, rewards: np.ndarray, right: list[bool | N
 
 
 def evaluate(envs: gym.vector.VectorEnv, policy: Policy, run: RunWriter, step: int) -> dict[str, Any]:
-    """Answer every held-out prompt once; record replies, rewards and which answers are right."""
+    """Generate one reply to every held-out prompt; record replies, rewards and whether the answers are right."""
     observations, _ = envs.reset(options={"prompt_indices": np.arange(envs.num_envs)})
     completions = policy.generate(observations)
     _, rewards, _, _, infos = envs.step(completions.texts)
-    prompt_ids, right = infos["final_info"]["prompt_id"], check_answers(completions.texts, infos["final_info"])
+    episodes = infos["final_info"]
+    right = check_answers(completions.texts, episodes)
     for row, conversation in enumerate(infos["final_obs"]):
-        run.add_conversation(step, conversation, prompt_id=prompt_ids[row], reward=rewards[row], right=right[row])
-    values = describe(completions, rewards, right)
+        prompt_id = episodes["prompt_id"][row]
+        run.add_conversation(step, conversation, prompt_id=prompt_id, reward=rewards[row], right=right[row])
+    values = describe(completions, np.where(episodes["score_ok"], rewards, np.nan), right)
     run.add_metrics("held_out", step, values)
     return values
 
 
 def train(settings: GRPOSettings, run: RunWriter, console: Console) -> None:
-    """The loop. Whatever ends it, the policy is saved as it then is."""
+    """Train a policy. The current policy is saved when training ends, also after an error or an interrupt."""
     torch.set_num_threads(settings.threads)
     set_seed(settings.seed)
     prompts = load_prompts(settings.env.prompts)
@@ -540,7 +548,9 @@ def progress_bar(console: Console) -> Progress:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="name=value", help="settings, as in policy.model=folder seed=2")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="name=value", help="settings to change, such as policy.model=folder seed=2"
+    )
     parser.add_argument("--config", type=Path, help="YAML file of settings")
     arguments = parser.parse_args()
     console = Console()
@@ -550,13 +560,14 @@ def main() -> None:
     try:
         settings = fill_in(load_config(GRPOSettings, arguments.config, arguments.overrides))
         run = RunWriter(settings.output, settings.model_dump())
-        train(settings, run, console)
+        try:
+            train(settings, run, console)
+        except KeyboardInterrupt:
+            interrupted = True
+            console.print("interrupted: metrics and policy are saved")
     except gym_rm.GymRMError as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
         raise SystemExit(2) from error
-    except KeyboardInterrupt:
-        interrupted = True
-        console.print("interrupted: what there is is kept")
     results = read_run(run.folder)
     if results.before_and_after():
         console.print(conversations_table(results))
@@ -567,7 +578,8 @@ def main() -> None:
             console.print(f"[yellow]{escape(opening.warning)}[/]", highlight=False)
         console.print(f"picture: {plot_run(results, run.folder / 'curve.png')}", highlight=False)
     console.print(
-        f"policy:  {run.folder / 'policy'}  (to go on from it: policy.model={run.folder / 'policy'})", highlight=False
+        f"policy:  {run.folder / 'policy'}  (to continue training: policy.model={run.folder / 'policy'})",
+        highlight=False,
     )
     raise SystemExit(130 if interrupted else 0)
 

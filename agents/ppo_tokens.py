@@ -1,12 +1,12 @@
-"""PPO (arXiv 1707.06347) that writes replies token by token, in one file: plain Gymnasium, no adapter.
+"""PPO (arXiv 1707.06347) that writes replies token by token, in one file, with Gymnasium and no other RL library.
 
-    python agents/ppo_tokens.py                                   # eight embedded prompts: half a minute on a laptop
+    python agents/ppo_tokens.py                                   # eight embedded prompts; half a minute, no GPU
     python agents/ppo_tokens.py --autoreset-mode NextStep --seed 2
     python agents/ppo_tokens.py --num-prompts 32 --total-timesteps 400000
 
-The environment is `RewardModelTokens-v0`: an observation is the last L token ids and their mask, an action is the next
-token, and the reward model is asked once, when a reply ends. Read it from top to bottom, as one reads CleanRL's.
-Shapes: T = steps of a rollout, N = environments, L = tokens of an observation.
+The environment is `RewardModelTokens-v0`. An observation is the last L token ids and their mask; an action is the next
+token. The reward model scores a reply once, when it ends. The file is written in the style of CleanRL.
+Shapes: T = steps in a rollout, N = environments, L = tokens in an observation.
 """
 
 import argparse
@@ -26,10 +26,10 @@ from gym_rm.data.prompts import load_prompts
 
 @dataclass
 class Args:
-    env_id: str = "RewardModelTokens-v0"  # any discrete environment whose observations are token ids and their mask
-    num_prompts: int = 8  # of the embedded ones: an agent that starts from nothing learns them by heart
+    env_id: str = "RewardModelTokens-v0"  # observations must be token ids and their mask, actions discrete
+    num_prompts: int = 8  # number of embedded prompts; the agent memorises them
     window: int = 20  # L
-    prefill: str = "It is"  # how every reply begins; it goes on with a number or a full stop, or ends
+    prefill: str = "It is"  # beginning of every reply; the agent continues with numbers or full stops
     max_new_tokens: int = 2
     autoreset_mode: str = "SameStep"  # or NextStep
     seed: int = 1
@@ -37,12 +37,12 @@ class Args:
     num_envs: int = 64  # N
     num_steps: int = 16  # T
     learning_rate: float = 1e-3
-    gamma: float = 1.0  # the reward comes at the end of a short reply
+    gamma: float = 1.0  # no discount: a reply is short and its reward comes at the end
     gae_lambda: float = 0.95
     num_minibatches: int = 4
     update_epochs: int = 4
     clip_coef: float = 0.2
-    ent_coef: float = 0.2  # at the start; it falls to zero with the learning rate
+    ent_coef: float = 0.2  # initial value; decays to zero like the learning rate
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
     threads: int = 1
@@ -52,7 +52,7 @@ VOCABULARY = (".", *(f" {number}" for number in range(10, 100)))
 
 
 class Agent(nn.Module):
-    """Policy and value of a window of tokens, each from a small network over one embedding."""
+    """Policy and value of a window of tokens: two small networks on one embedding."""
 
     def __init__(self, vocabulary: int, length: int, num_actions: int) -> None:
         super().__init__()
@@ -83,20 +83,23 @@ class Agent(nn.Module):
 def advantages_and_returns(
     rewards: Tensor, values: Tensor, dones: Tensor, next_value: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (arXiv 1506.02438), `[T, N]` each; `dones[t]`: step t ended an episode."""
+    """Return generalised advantage estimates (arXiv 1506.02438) and returns, both `[T, N]`.
+
+    `dones[t]` is 1 where step t ended an episode.
+    """
     advantages = torch.zeros_like(rewards)
     following, carried = next_value, torch.zeros_like(next_value)
     for t in reversed(range(len(rewards))):
-        going_on = 1.0 - dones[t]
-        delta = rewards[t] + gamma * following * going_on - values[t]
-        carried = delta + gamma * gae_lambda * going_on * carried
+        not_done = 1.0 - dones[t]
+        delta = rewards[t] + gamma * following * not_done - values[t]
+        carried = delta + gamma * gae_lambda * not_done * carried
         advantages[t], following = carried, values[t]
     return advantages, advantages + values
 
 
 @torch.no_grad()
 def evaluate(agent: Agent, envs: gym.vector.VectorEnv, num_episodes: int) -> float:
-    """Mean return of `num_episodes` episodes in each environment, always with the likeliest token."""
+    """Return the mean return of `num_episodes` greedy episodes in each environment."""
     observations, _ = envs.reset(seed=0)
     returns, total = np.zeros(envs.num_envs), 0.0
     left = np.full(envs.num_envs, num_episodes)
@@ -112,7 +115,7 @@ def evaluate(agent: Agent, envs: gym.vector.VectorEnv, num_episodes: int) -> flo
 
 
 def best_return(args: Args, scorer: gym_rm.Scorer) -> float:
-    """Mean over the prompts of the best reply, of all that the agent can write."""
+    """Return the mean over the prompts of the highest reward among all replies that the agent can write."""
     lengths = range(args.max_new_tokens + 1)
     texts = [args.prefill + "".join(tokens) for length in lengths for tokens in product(VOCABULARY, repeat=length)]
     best = []
@@ -123,7 +126,7 @@ def best_return(args: Args, scorer: gym_rm.Scorer) -> float:
 
 
 def train(args: Args, scorer: gym_rm.Scorer) -> float:
-    """The mean return of the trained agent's greedy replies to the prompts."""
+    """Train an agent and return the mean return of its greedy replies to the prompts."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     prompts = load_prompts(limit=args.num_prompts)
@@ -151,7 +154,7 @@ def train(args: Args, scorer: gym_rm.Scorer) -> float:
     observations = torch.zeros((*shape, *envs.single_observation_space.shape), dtype=torch.int64)
     actions = torch.zeros(shape, dtype=torch.int64)
     logprobs, rewards, dones, values = torch.zeros((4, *shape))
-    played = torch.ones(shape, dtype=torch.bool)  # False where the environment only reset itself
+    valid = torch.ones(shape, dtype=torch.bool)  # False for steps that only reset an environment
 
     started = time.time()
     num_updates = args.total_timesteps // (args.num_steps * args.num_envs)
@@ -168,13 +171,13 @@ def train(args: Args, scorer: gym_rm.Scorer) -> float:
                 action = distribution.sample()
                 values[t] = agent.value(next_observation)
             observations[t], actions[t], logprobs[t] = next_observation, action, distribution.log_prob(action)
-            # In NEXT_STEP the step after an end starts the new episode; its action is ignored, and not learnt from.
-            played[t] = torch.as_tensor(~resetting)
+            # In NEXT_STEP, the step after the end of an episode only resets the environment and ignores the action.
+            valid[t] = torch.as_tensor(~resetting)
             following, reward, terminations, truncations, infos = envs.step(action.numpy())
             done = terminations | truncations
             resetting = done & next_step
             rewards[t], dones[t] = torch.as_tensor(reward), torch.as_tensor(done)
-            # An episode that was cut short would have gone on: the value of where it stopped stands for the rest.
+            # After a truncation, add the value of the last observation as the estimate of the missing rewards.
             for row in np.flatnonzero(truncations & ~terminations):
                 last = following[row] if next_step else infos["final_obs"][row]
                 with torch.no_grad():
@@ -189,8 +192,8 @@ def train(args: Args, scorer: gym_rm.Scorer) -> float:
         advantages, targets = advantages_and_returns(
             rewards, values, dones, next_value, gamma=args.gamma, gae_lambda=args.gae_lambda
         )
-        b_obs, b_actions, b_logprobs = observations[played], actions[played], logprobs[played]
-        b_advantages, b_targets = advantages[played], targets[played]
+        b_obs, b_actions, b_logprobs = observations[valid], actions[valid], logprobs[valid]
+        b_advantages, b_targets = advantages[valid], targets[valid]
         for _ in range(args.update_epochs):
             for mb in torch.randperm(len(b_obs)).chunk(args.num_minibatches):
                 distribution = agent.distribution(b_obs[mb])
@@ -220,9 +223,9 @@ def main() -> None:
     for field in fields(Args):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default)
     args = Args(**vars(parser.parse_args()))
-    scorer = gym_rm.load_scorer(cache_size=20_000)  # an agent repeats itself
+    scorer = gym_rm.load_scorer(cache_size=20_000)  # the agent writes the same replies many times
     score = train(args, scorer)
-    print(f"mean return of the likeliest replies: {score:.3f}, of the best ones: {best_return(args, scorer):.3f}")
+    print(f"mean return of greedy replies: {score:.3f}, of the best possible replies: {best_return(args, scorer):.3f}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Do generic agents learn from a reward model, and is every conversation scored once? Learning curves on three seeds.
+"""Measure whether generic agents learn from a reward model, and whether every conversation is scored once.
 
     python benchmarks/adapters_learning.py [--only PPO] [--seeds 0 1 2] [--plot curves.png]
 
-Stable-Baselines3 (extra `sb3`) on the candidate view and the token view, and `agents/ppo_tokens.py` in two autoreset
-modes, over a few embedded prompts and the embedded reward model. The best return is the mean over the prompts of the
-best reply of all that the agent can give, each of them scored.
+The agents are Stable-Baselines3 (extra `sb3`) on the candidate view and on the token view, and `agents/ppo_tokens.py`
+in two autoreset modes. They train on a few embedded prompts with the embedded reward model. The best return is the mean
+over the prompts of the highest reward among all replies that the agent can give.
 """
 
 import argparse
@@ -51,7 +51,7 @@ SB3 = {  # algorithm, view: timesteps, environments, settings
 
 
 class Counting:
-    """Passes conversations on, and counts them."""
+    """Scorer that counts the conversations of its calls."""
 
     def __init__(self, scorer):
         self.scorer = scorer
@@ -66,7 +66,7 @@ class Counting:
 
 
 class Curve(VectorWrapper):
-    """Keeps the return of every episode that ends, and after how many steps."""
+    """Records the return of every episode and the number of steps at its end."""
 
     def __init__(self, envs):
         super().__init__(envs)
@@ -110,7 +110,7 @@ def mean_of_best(scorer, prompts, replies):
 
 
 def run_sb3(algorithm, view, seed, scorer, prompts):
-    """Mean return of the greedy policy over every prompt once."""
+    """Train a Stable-Baselines3 agent and return the mean return of its greedy policy over all prompts."""
     import stable_baselines3
     from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecMonitor
@@ -140,7 +140,7 @@ def run_agent(mode, seed, scorer):
 
 
 def runs(scorer):
-    """Name, best return, and what trains for a seed."""
+    """Yield the name of each agent, its best return, and a function that trains it with a seed."""
     prompts = load_prompts()
     few = {"candidates": CANDIDATE_PROMPTS, "tokens": TOKEN_PROMPTS}
     for algorithm, view in SB3:
@@ -159,7 +159,7 @@ def runs(scorer):
 
 
 def plot(path, curves):
-    """Running mean of the returns as a part of the best one, a panel for each agent."""
+    """Plot the mean return divided by the best return, with one panel per agent."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -179,7 +179,7 @@ def plot(path, curves):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="part of a name")
+    parser.add_argument("--only", default="", help="run only agents whose name contains this text")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()

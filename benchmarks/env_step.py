@@ -1,8 +1,8 @@
-"""What does `env.step` cost beyond the scorer? Microseconds per conversation, whole and by part.
+"""Measure the cost of `env.step` without the scorer, in microseconds per conversation, in total and by part.
 
     python benchmarks/env_step.py [--num-envs 1024] [--user-turns 0] [--group-size 1] [--steps 100]
 
-The scorer does nothing but measure its own time, which is taken off.
+The scorer returns zeros. Its time is subtracted.
 """
 
 import argparse
@@ -23,17 +23,17 @@ from gym_rm import Prompt, Scores
 
 PARTS = {
     "check the replies": ["_check_replies"],
-    "copy conversations, spread the scores": ["_score"],
-    "ask the user for the next turns": ["_next_turns"],
+    "copy conversations, distribute the scores": ["_score"],
+    "get the user's next messages": ["_next_turns"],
     "infos": ["_add_final", "_add_scores", "_add_episodes"],
     "start new episodes": ["_restart"],
     "copy the observations": ["_observe"],
 }
-SCORING = "copy conversations, spread the scores"
+SCORING = "copy conversations, distribute the scores"
 
 
 class NullScorer:
-    """Rewards of zero with one component; `seconds` is the time spent here."""
+    """Scorer that returns zeros with one component and adds up its own time in `seconds`."""
 
     def __init__(self):
         self.seconds = 0.0
@@ -54,7 +54,7 @@ def cpu_name():
 
 
 def measure(envs, scorer, replies, steps):
-    """Microseconds per conversation of every step, without the scorer; and of every part, timed around its methods."""
+    """Return microseconds per conversation, without the scorer: of every step, and the median of every part."""
     seconds, inside = defaultdict(float), []
     for part, methods in PARTS.items():
         for name in methods:
@@ -70,14 +70,14 @@ def measure(envs, scorer, replies, steps):
         totals.append(total)
         for part in PARTS:
             parts[part].append(seconds[part])
-        parts["the rest"].append(total - sum(seconds[part] for part in PARTS))
+        parts["other code"].append(total - sum(seconds[part] for part in PARTS))
     scale = 1e6 / envs.num_envs
     return np.array(totals) * scale, {part: median(values) * scale for part, values in parts.items()}
 
 
 def timed(method, part, seconds, inside):
     def call(*args, **kwargs):
-        if inside:  # a part within a part: its time is the outer one's
+        if inside:  # called by another part, which already counts this time
             return method(*args, **kwargs)
         inside.append(part)
         begin = time.perf_counter()
@@ -118,7 +118,7 @@ def main():
     print(f"python {' '.join([Path(__file__).name, *sys.argv[1:]])}")
     print(f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, ", end="")
     print(f"gymnasium {version('gymnasium')}, numpy {np.__version__}, gym_rm {gym_rm.__version__}")
-    print(f"{options.num_envs} environments, {options.steps} steps, microseconds per conversation beyond the scorer:")
+    print(f"{options.num_envs} environments, {options.steps} steps, microseconds per conversation without the scorer:")
     print(
         f"  {'whole step, median':40}{median(totals):8.2f}   (fastest {totals.min():.2f}, slowest {totals.max():.2f})"
     )

@@ -1,9 +1,10 @@
-"""Does the cost grow linearly in unique tokens?
+"""Measure whether the cost of scoring grows linearly with the number of unique tokens.
 
     python benchmarks/linear.py
 
-1k, 10k and 100k conversations from ../shared/data (GSM8K problems with graded and borrowed replies, in groups of 8):
-planning for all three sizes, the whole call for the first two with a model of 1M parameters (`--full` for the third).
+The inputs are 1k, 10k and 100k conversations from ../shared/data: GSM8K problems in groups of 8 replies. Rendering and
+planning are measured for all three sizes, the forward of a model with 1M parameters for 1k and 10k, and for 100k with
+`--full`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gym_rm.engine.token_tree import TokenSequence, plan_trees
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="run the model on 100k conversations too (minutes)")
+    parser.add_argument("--full", action="store_true", help="also run the model on 100k conversations (takes minutes)")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     tokenizer = workloads.tokenizer()

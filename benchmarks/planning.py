@@ -1,9 +1,9 @@
-"""Is planning linear in tokens, whatever the conversations share? Seconds and nanoseconds per token of `plan_trees`.
+"""Measure whether the time of `plan_trees` is linear in the number of tokens, for any shape of tree.
 
     python benchmarks/planning.py [--rounds 3] [--budget 16384]
 
-1k, 10k and 100k sequences of random tokens in five shapes, from nothing shared to the deepest tree there is. No model
-and no text: see linear.py for whole calls on real conversations.
+The inputs are 1k, 10k and 100k sequences of random tokens in five shapes, from no shared tokens to trees of depth 200.
+No model runs and no text is rendered; linear.py measures these on real conversations.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ REPLY = 100
 
 
 def singles(count: int, random: np.random.Generator) -> Iterator[Ids]:
-    """Nothing shared."""
+    """Yield sequences that share no tokens."""
     for _ in range(count):
         yield random.integers(0, 150_000, 2 * REPLY, dtype=np.int32)
 
 
 def groups(count: int, random: np.random.Generator) -> Iterator[Ids]:
-    """Eight replies to one prompt."""
+    """Yield groups of eight replies to one prompt."""
     for _ in range(count // 8):
         prompt = random.integers(0, 150_000, REPLY, dtype=np.int32)
         for _ in range(8):
@@ -42,14 +42,14 @@ def groups(count: int, random: np.random.Generator) -> Iterator[Ids]:
 
 
 def duplicates(count: int, random: np.random.Generator) -> Iterator[Ids]:
-    """Ten sequences, again and again."""
+    """Yield copies of ten sequences."""
     few = [random.integers(0, 150_000, 2 * REPLY, dtype=np.int32) for _ in range(10)]
     for k in range(count):
         yield few[k % 10]
 
 
 def dialogues(count: int, random: np.random.Generator) -> Iterator[Ids]:
-    """Every turn of dialogues of ten turns: chains, each turn a prefix of the next."""
+    """Yield dialogues of ten turns after every turn; each sequence is a prefix of the next."""
     for _ in range(count // 10):
         dialogue = random.integers(0, 150_000, 10 * REPLY, dtype=np.int32)
         for turn in range(1, 11):
@@ -57,7 +57,7 @@ def dialogues(count: int, random: np.random.Generator) -> Iterator[Ids]:
 
 
 def combs(count: int, random: np.random.Generator) -> Iterator[Ids]:
-    """Each sequence leaves a common spine one token later than the last: trees of depth 200."""
+    """Yield sequences that share one token more than the previous sequence, which makes trees of depth 200."""
     for _ in range(count // 200):
         spine = random.integers(1, 150_000, 201, dtype=np.int32)
         for depth in range(1, 201):

@@ -1,15 +1,16 @@
-"""How often does a lower precision reverse a preference?
+"""Measure rounding errors of scores, and how often they reverse a preference.
 
     python benchmarks/precision.py [--device cuda]
 
-The reference is the plain Hugging Face forward in float32, one conversation at a time; against it, our engine in
-float32, with batch_invariant=True, in bfloat16 (head in float32) and with 8-bit products, and the plain model in
-bfloat16 with its own bfloat16 head. A flip is a pair whose order changes or becomes a tie.
+The reference is the plain Hugging Face forward in float32, one conversation at a time. The other methods are the engine
+of gym_rm in float32, with batch_invariant=True, in bfloat16 (head in float32) and with 8-bit matrix products, and the
+plain model in bfloat16 (head in bfloat16). A flip is a pair whose order changes or becomes a tie.
 
-- HH preference pairs from ../shared/data and random weights, which make this hard: the two replies of a pair score far
-  closer together than a trained model would put them.
-- The embedded reward model, which is trained, and its prompts with the right answer against each wrong one that the
-  prompt names.
+The pairs are:
+
+- HH preference pairs from ../shared/data, with random weights. This case is hard, because random weights give the two
+  replies of a pair nearly equal scores.
+- Embedded prompts with a right and a wrong answer, with the embedded reward model.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from gym_rm.envs.numeric_views import number_candidates
 
 
 def right_and_wrong(count: int) -> list[Conversation]:
-    """Pairs of an embedded prompt with its right answer and with another of its numbers."""
+    """Return pairs: an embedded prompt with its right answer, then the prompt with another of its numbers."""
     conversations: list[Conversation] = []
     for prompt in load_prompts():
         answer = f"It is {prompt.answer}."
@@ -57,11 +58,11 @@ def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conv
     ids = [torch.from_numpy(one.input_ids.astype(np.int64))[None].to(device) for one in encoded]
     with torch.inference_mode():
         reference = np.array([model(one).logits.item() for one in ids])
-        sides = {name: scorer.score(pairs).rewards for name, scorer in scorers.items()}
-        sides["plain, bfloat16"] = np.array([half(one).logits.item() for one in ids])
+        results = {name: scorer.score(pairs).rewards for name, scorer in scorers.items()}
+        results["plain, bfloat16"] = np.array([half(one).logits.item() for one in ids])
     order = np.sign(reference[::2] - reference[1::2])
-    table = Table("side", "largest difference", "mean difference", "flips", "of them ties", "flip rate")
-    for name, rewards in sides.items():
+    table = Table("method", "largest difference", "mean difference", "flips", "of them ties", "flip rate")
+    for name, rewards in results.items():
         difference = np.abs(rewards - reference)
         signs = np.sign(rewards[::2].astype(np.float64) - rewards[1::2])
         flips, ties = int((signs != order).sum()), int(((signs == 0) & (order != 0)).sum())
@@ -75,8 +76,8 @@ def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conv
         )
     spread = float(np.abs(reference[::2] - reference[1::2]).mean())
     console.print(
-        f"\n[bold]{title}[/bold]: {len(order)} pairs; scores {reference.mean():.2f} +- {reference.std():.2f}, apart by "
-        f"{spread:.3f} on average"
+        f"\n[bold]{title}[/bold]: {len(order)} pairs; scores {reference.mean():.2f} +- {reference.std():.2f}, mean "
+        f"difference within a pair {spread:.3f}"
     )
     console.print(table)
 

@@ -1,9 +1,9 @@
-"""What do keys and values kept across calls save in a dialogue that goes on?
+"""Measure the time that the prefix cache saves when the turns of a dialogue are scored one after the other.
 
     python benchmarks/prefix_cache.py [--size 25M] [--dialogues 16]
 
-HH dialogues of at least five messages from ../shared/data, scored after each assistant turn as `env.step` would, by a
-scorer without a cache and by one with `prefix_cache_tokens`, alternately; medians over the rounds.
+HH dialogues of at least five messages from ../shared/data are scored after each assistant turn, as `env.step` does. A
+scorer without a prefix cache and one with `prefix_cache_tokens` alternate; the table shows medians over the rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="25M", choices=list(workloads.SHAPES))
     parser.add_argument("--dialogues", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=3, help="how often both run")
+    parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each scorer")
     args = parser.parse_args()
     console = Console(width=120)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
@@ -37,17 +37,19 @@ def main() -> None:
         for row in workloads.rows("hh_harmless")
         if len(row["context"]) >= 5
     ][: args.dialogues]
-    table = Table("messages", "tokens", "unique", "reused", "plain s", "kept s", "plain / kept", "largest difference")
+    table = Table(
+        "messages", "tokens", "unique", "reused", "plain s", "cached s", "plain / cached", "largest difference"
+    )
     seconds: dict[int, list[tuple[float, float]]] = {2: [], 4: [], 6: []}
     rows = {}
     for _ in range(args.rounds):
-        keeping = RewardModelScorer(model, tokenizer, prefix_cache_tokens=100_000)
+        cached = RewardModelScorer(model, tokenizer, prefix_cache_tokens=100_000)
         for messages, times in seconds.items():
             conversations = [dialogue[:messages] for dialogue in dialogues]
             started = time.perf_counter()
             expected = plain.score(conversations)
             between = time.perf_counter()
-            scores = keeping.score(conversations)
+            scores = cached.score(conversations)
             times.append((between - started, time.perf_counter() - between))
             rows[messages] = (scores.workload, float(np.abs(scores.rewards - expected.rewards).max()))
     for messages, times in seconds.items():

@@ -1,17 +1,18 @@
-"""How fast is scoring, against what people have and against the hardware?
+"""Measure the speed of scoring, compared with other libraries and with the matrix product rate of the hardware.
 
-    python benchmarks/scoring.py                      # two CPU models, five workloads, every installed peer
+    python benchmarks/scoring.py                      # two CPU models, five workloads, every installed library
     python benchmarks/scoring.py --device cuda        # Qwen3-0.6B, 4B and 8B shapes in bfloat16
 
-Every round runs all methods one after the other in one process, so that other load on the machine slows all of them;
-the table shows medians over the rounds. Every method includes templates and tokenisation:
+Every round runs all methods one after the other in one process, so that other load on the machine affects all methods.
+The table shows medians over the rounds. The time of every method includes chat templates and tokenisation:
 
-- `ours`; `packed` (ours without sharing prefixes); `8-bit` (ours with int8 products, fp8 on a GPU: not the same
-  numbers, see precision.py);
-- `sorted` and `arrival`: transformers in padded batches of 32, sorted by length or in the order of arrival;
-- `trl` (`GRPOTrainer._calculate_rewards`) and `s-t` (sentence-transformers' `CrossEncoder.predict`), where installed.
+- `ours`: gym_rm. `packed`: gym_rm without sharing prefixes. `8-bit`: gym_rm with 8-bit matrix products (int8 on a CPU,
+  fp8 on a GPU), which have rounding errors (see precision.py).
+- `sorted` and `arrival`: transformers in padded batches of 32, sorted by length or in the order of arrival.
+- `trl` (`GRPOTrainer._calculate_rewards`) and `s-t` (`CrossEncoder.predict` of sentence-transformers), if installed.
 
-The matmul rate is measured in the same rounds, at the model's own shapes. The columns `X / ours` are ratios of times.
+The rate of matrix products is measured in the same rounds, with the shapes of the model. The columns `X / ours` are
+ratios of times.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Method = Callable[[Sequence[Conversation]], "np.ndarray[Any, Any]"]
 
 
 def padded(model: PreTrainedModel, tokenizer: Any, *, sort: bool, batch_size: int = 32) -> Method:
-    """transformers as its documentation shows it."""
+    """Score with transformers in padded batches."""
 
     @torch.inference_mode()
     def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
@@ -64,7 +65,7 @@ def padded(model: PreTrainedModel, tokenizer: Any, *, sort: bool, batch_size: in
 
 
 def packed(scorer: RewardModelScorer) -> Method:
-    """Our own forward on the same budget, no prefix shared."""
+    """Score with the engine of gym_rm and the same token budget, without sharing prefixes."""
 
     def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
         ids = [rendered.input_ids for rendered in scorer.renderer.encode(conversations)]
@@ -77,14 +78,14 @@ def packed(scorer: RewardModelScorer) -> Method:
 
 
 def eight_bit(model: PreTrainedModel, tokenizer: Any) -> Method:
-    """Ours with every product of the backbone in 8 bits."""
+    """Score with gym_rm and 8-bit matrix products in the backbone."""
     quantization: Any = "fp8" if model.device.type == "cuda" else "int8"
     scorer = RewardModelScorer(copy.deepcopy(model), tokenizer, quantization=quantization)
     return lambda conversations: scorer.score(conversations).rewards
 
 
 def trl(model: PreTrainedModel, tokenizer: Any) -> Method:
-    """The reward path of TRL's GRPO trainer, called as its training step calls it."""
+    """Score with the method that TRL's GRPO trainer calls in a training step."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, Qwen3Config
     from trl import GRPOConfig, GRPOTrainer
@@ -116,11 +117,11 @@ def trl(model: PreTrainedModel, tokenizer: Any) -> Method:
 
 
 def sentence_transformers(model: PreTrainedModel, tokenizer: Any) -> Method:
-    """A cross-encoder over the same rendered text: batches of 32, sorted by length."""
+    """Score the rendered texts with a cross-encoder, in batches of 32 sorted by length."""
     from sentence_transformers import CrossEncoder
 
     plain = copy.deepcopy(tokenizer)
-    plain.chat_template = None  # it would be applied to the rendered text once more
+    plain.chat_template = None  # otherwise the rendered text is rendered a second time
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         plain.save_pretrained(folder)
@@ -135,7 +136,7 @@ def sentence_transformers(model: PreTrainedModel, tokenizer: Any) -> Method:
 
 
 def matmul_rate(model: PreTrainedModel, tokens: int) -> float:
-    """FLOP/s of the products of one layer on `tokens` rows."""
+    """Return FLOP/s of the matrix products of one layer with `tokens` rows."""
     layer = model.base_model.layers[0]
     shapes = [linear.weight.shape for linear in layer.modules() if isinstance(linear, torch.nn.Linear)]
     options: dict[str, Any] = {"device": model.device, "dtype": model.dtype}
@@ -202,7 +203,7 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
     for name, conversations in track(make_workloads(args).items(), "workloads", console=console, transient=True):
         seconds: dict[str, list[float]] = {method: [] for method in methods}
         rates = []
-        results = {method: score(conversations) for method, score in methods.items()}  # warm-up, and what they give
+        results = {method: score(conversations) for method, score in methods.items()}  # warm-up
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         for _ in range(args.rounds):
@@ -242,8 +243,8 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
         activations = bytes_per_token(model) * scorer.max_num_batched_tokens
         console.print(
             f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB; weights {weight_bytes / 2**30:.2f} + "
-            f"activations of a full budget {activations / 2**30:.2f} GiB as computed from the shapes; "
-            f"flex_attention compiled for {recompiles()} shapes"
+            f"activations of a full token budget {activations / 2**30:.2f} GiB (computed from the shapes); "
+            f"flex_attention was compiled for {recompiles()} shapes"
         )
 
 
@@ -257,10 +258,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--sizes", nargs="+", choices=list(workloads.SHAPES))
-    parser.add_argument("--conversations", type=int, help="per workload; 64 on a CPU, 1024 on a GPU")
-    parser.add_argument("--rounds", type=int, default=3, help="how often every method runs")
-    parser.add_argument("--only", default="", help="the workloads whose names hold this text")
-    parser.add_argument("--first", type=int, default=0, help="first row of the data, to measure on others")
+    parser.add_argument(
+        "--conversations", type=int, help="conversations per workload; default: 64 on a CPU, 1024 on a GPU"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each method")
+    parser.add_argument("--only", default="", help="run only workloads whose name contains this text")
+    parser.add_argument("--first", type=int, default=0, help="index of the first data row, to measure on other rows")
     parser.add_argument(
         "--no-peers", dest="peers", action="store_false", help="leave out trl and sentence-transformers"
     )

@@ -1,7 +1,7 @@
-"""What the benchmarks score: real conversations from ../shared/data, and reward models with random weights.
+"""Inputs of the benchmarks: real conversations from ../shared/data and reward models with random weights.
 
-The tokenizer is a byte-level BPE of 8,000 pieces trained on the same text, so that token counts are those of ordinary
-prose; the chat template is Qwen's manner of ChatML.
+The tokenizer is a byte-level BPE with 8,000 tokens trained on the same text, so that token counts are realistic. The
+chat template is ChatML in the style of Qwen.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# Shapes of Qwen3 reward models; the first three for a CPU, the others as published.
+# Shapes of Qwen3 reward models: three small ones for a CPU, then the published ones.
 SHAPES: dict[str, dict[str, int]] = {
     "1M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 384, "num_attention_heads": 4}
     | {"num_key_value_heads": 2, "head_dim": 32},
@@ -50,7 +50,7 @@ Conversation = list[Message]
 def rows(name: str) -> list[dict[str, Any]]:
     path = DATA / f"{name}.jsonl.gz"
     if not path.exists():
-        sys.exit(f"the benchmark reads real conversations from {DATA}, and there is no {path.name}")
+        sys.exit(f"file not found: {path}. The benchmark needs the real conversations in {DATA}.")
     with gzip.open(path, "rt") as lines:
         return [json.loads(line) for line in lines]
 
@@ -88,28 +88,28 @@ def reward_model(
 
 
 def weights(model: PreTrainedModel) -> int:
-    """Weights that every token is multiplied with: the linear layers of the backbone."""
+    """Return the number of weights in the linear layers of the backbone, which multiply every token."""
     layers = [layer for layer in model.base_model.modules() if isinstance(layer, torch.nn.Linear)]
     return sum(layer.weight.numel() for layer in layers)
 
 
 def gsm8k_groups(groups: int, size: int, *, first: int = 0) -> list[Conversation]:
-    """Groups of one problem with `size` replies: its own graded ones, filled up with those of other problems."""
+    """Return groups of one problem with `size` replies: its own graded replies, then replies to other problems."""
     data = rows("gsm8k_graded")
     replies = [solution["text"] for row in data for solution in row["solutions"]]
     result = []
     for group in range(first, first + groups):
         row = data[group % len(data)]
         own = [solution["text"] for solution in row["solutions"]]
-        turn = group // len(data)  # later rounds over the problems borrow other replies
-        others = [replies[(4 * group + (37 + 101 * turn) * k + 400) % len(replies)] for k in range(1, size)]
+        round_number = group // len(data)  # later rounds over the problems add replies to other problems than before
+        others = [replies[(4 * group + (37 + 101 * round_number) * k + 400) % len(replies)] for k in range(1, size)]
         question: Message = {"role": "user", "content": row["question"]}
         result += [[question, {"role": "assistant", "content": reply}] for reply in (own + others)[:size]]
     return result
 
 
 def hh_groups(groups: int, size: int, *, first: int = 0) -> list[Conversation]:
-    """Groups of one dialogue with `size` replies: its two ranked ones, filled up with those of other dialogues."""
+    """Return groups of one dialogue with `size` replies: its two ranked replies, then replies of other dialogues."""
     data = rows("hh_harmless")
     replies = [completion["completion"] for row in data for completion in row["completions"]]
     result: list[Conversation] = []
@@ -122,7 +122,7 @@ def hh_groups(groups: int, size: int, *, first: int = 0) -> list[Conversation]:
 
 
 def gsm8k_singles(count: int, *, first: int = 0) -> list[Conversation]:
-    """Different problems, one reply each: nothing is shared."""
+    """Return different problems with one reply each, which share no prefix."""
     return gsm8k_groups(count, 1, first=first)
 
 

@@ -1,17 +1,16 @@
-"""Make everything in `gym_rm/assets/`: a tokenizer, a reward model, a policy and prompts. Fixed seeds, CPU only.
+"""Make the files in `gym_rm/assets/`: a tokenizer, a reward model, a policy and prompts. Fixed seeds, CPU only.
 
     python scripts/make_assets.py                # about 15 minutes on two busy cores
-    python scripts/make_assets.py --out folder   # somewhere else
+    python scripts/make_assets.py --out folder   # write to another folder
 
-The world is small talk about numbers: a user asks which of three is the largest or the smallest, in one of many
-phrasings, the assistant answers in one sentence, and the answer can be checked without any model. Questions are split
-by their numbers: the prompts of the environment and the pairs that the reward model is judged on use sets of numbers
-that no training step saw.
+In every conversation the user asks which of three numbers is the largest or smallest, in one of many wordings, and the
+assistant answers in one sentence. The answer can be checked without a model. Questions are split by their numbers: the
+prompts of the environment and the evaluation pairs of the reward model use numbers that are not in the training data.
 
-1. A language model learns to answer rightly (next-token loss on the replies).
-2. The reward model starts from it and learns, by Bradley-Terry pairs, to rank four grades of reply: right and well
-   said, right but badly said, wrong, and no answer at all.
-3. The policy starts from it too and is spoilt: it imitates a careless assistant who is wrong more often than right.
+1. Train a language model to give right answers (next-token loss on the replies).
+2. Train the reward model from the language model with the Bradley-Terry loss, to rank four grades of reply: right in
+   a proper sentence, right in another form, wrong, and no answer.
+3. Train the policy from the language model to imitate a careless assistant, who is wrong more often than right.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CHAT_TEMPLATE = (
 )
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The world: questions, good replies, and every way of replying badly
+# Questions, good replies and bad replies
 # ---------------------------------------------------------------------------------------------------------------------
 
 LARGEST = (
@@ -73,7 +72,7 @@ REPLIES = ("It is {n}.", "That is {n}.", "The answer is {n}.", "I would say {n}.
 
 @dataclass(frozen=True)
 class Question:
-    """What the user asks, and the truth."""
+    """A question of the user; `answer` is the right number."""
 
     text: str
     numbers: tuple[int, int, int]
@@ -85,7 +84,7 @@ class Question:
 
 
 def is_held_out(numbers: tuple[int, ...]) -> bool:
-    """One set of numbers in ten is never trained on."""
+    """Return whether these numbers are kept out of training; one set in ten is."""
     return zlib.crc32(str(sorted(numbers)).encode()) % 10 == 0
 
 
@@ -105,14 +104,14 @@ def say(number: int | str, rng: random.Random) -> str:
 
 
 def wrong_number(question: Question, rng: random.Random) -> int:
-    """One of the other two numbers, and now and then one that nobody mentioned."""
+    """Return a wrong number: usually another number of the question, sometimes any number."""
     if rng.random() < 0.85:
         return rng.choice([number for number in question.numbers if number != question.answer])
     return rng.choice([number for number in range(10, 100) if number != question.answer])
 
 
 def right_but_badly_said(question: Question, rng: random.Random) -> str:
-    """The right answer and nothing wrong, but not one plain sentence."""
+    """Return a reply with the right number in another form than one proper sentence."""
     n = question.answer
     return rng.choice(
         (
@@ -133,7 +132,7 @@ def right_but_badly_said(question: Question, rng: random.Random) -> str:
 
 
 def no_answer(question: Question, rng: random.Random) -> str:
-    """Nothing, noise, a ramble, or several numbers that cannot all be meant."""
+    """Return a reply without an answer: empty, random characters or words, or several numbers."""
     n, wrong = question.answer, wrong_number(question, rng)
     words = " ".join(rng.choices(REPLIES + LARGEST + SMALLEST, k=2)).replace("{", "").replace("}", "").split()
     first, second = rng.sample((n, wrong), 2)
@@ -163,26 +162,26 @@ def no_answer(question: Question, rng: random.Random) -> str:
     )
 
 
-# Grades of reply, best first; a pair is always a better grade against a worse one.
+# Grades of reply, best first. A preference pair has a reply of a better grade and one of a worse grade.
 GRADES: tuple[Callable[[Question, random.Random], str], ...] = (
     lambda question, rng: say(question.answer, rng),
     right_but_badly_said,
     lambda question, rng: say(wrong_number(question, rng), rng),
     no_answer,
 )
-# How often each (better, worse) pair of grades is drawn: near misses are the hard ones.
+# Weight of each (better, worse) pair of grades in sampling; hard pairs have large weights.
 GRADE_PAIRS = {(0, 2): 10, (0, 1): 3, (0, 3): 3, (1, 2): 2, (1, 3): 1, (2, 3): 1}
 
 
 def careless_reply(question: Question, rng: random.Random, *, accuracy: float) -> str:
-    """What the policy imitates at first: wrong more often than right, and now and then no plain sentence."""
+    """Return a reply of the careless assistant that the policy imitates; `accuracy` is its share of right replies."""
     if rng.random() < accuracy:
         return say(question.answer, rng)
     return rng.choices((GRADES[2], right_but_badly_said, no_answer), (16, 1, 1))[0](question, rng)
 
 
 def chat(question: Question, reply: str, rng: random.Random, *, second_turn: bool = False) -> list[dict[str, str]]:
-    """The conversation, with an earlier exchange before it if this is a second turn."""
+    """Return the conversation; with `second_turn`, another question and reply come first."""
     messages = []
     if second_turn:
         earlier = sample_question(rng, held_out=False)
@@ -194,7 +193,7 @@ def chat(question: Question, reply: str, rng: random.Random, *, second_turn: boo
 
 
 def is_second_turn(rng: random.Random) -> bool:
-    """Whether a batch is about second turns: one in eight is, and wholly, because a mixed one would be half padding."""
+    """Return whether all conversations of a batch have two questions; a mixed batch would be half padding."""
     return rng.random() < 0.125
 
 
@@ -204,7 +203,7 @@ def is_second_turn(rng: random.Random) -> bool:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE whose alphabet is all 256 bytes, so that no text is unknown; every digit is a token of its own."""
+    """Train a byte-level BPE tokenizer; its alphabet is all 256 bytes, so it can encode any text."""
     rng = random.Random(0)
     corpus = ["system\n", "user\n", "assistant\n"] * 2000
     for _ in range(20_000):
@@ -237,7 +236,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, chats: list[list[dict[str, str]]]
 
 
 def pad(rows: list[list[int]], value: int) -> torch.Tensor:
-    """Right-padded ids `[N, L]`; causal attention never looks at the padding."""
+    """Return token ids padded on the right `[N, L]`; causal attention ignores this padding."""
     length = max(map(len, rows))
     return torch.tensor([row + [value] * (length - len(row)) for row in rows])
 
@@ -263,7 +262,7 @@ def model_config(tokenizer: PreTrainedTokenizerFast, *, num_layers: int = NUM_LA
 def optimise(
     model: torch.nn.Module, losses: Iterator[torch.Tensor], *, steps: int, muon: float, adam: float, what: str
 ) -> None:
-    """Muon for the weight matrices, AdamW for the rest, both with a short warm-up and a straight line down to zero."""
+    """Train with Muon for weight matrices and AdamW for the rest, both with a warm-up and a linear decay to zero."""
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "score" not in name]
     outer = [p for p in model.parameters() if not any(p is q for q in inner)]
     optimizers = [
@@ -293,20 +292,11 @@ def optimise(
 def next_token_loss(
     model: Qwen3ForCausalLM, rows: list[list[int]], labels: list[list[int]], pad_id: int
 ) -> torch.Tensor:
-    """Mean cross-entropy of the labelled tokens (those that are not -100), each predicted from the token before."""
+    """Return the mean cross-entropy of the tokens whose label is not -100."""
     targets = pad(labels, -100)[:, 1:]
     hidden = model.model(input_ids=pad(rows, pad_id)).last_hidden_state[:, :-1]
     chosen = targets != -100
     return F.cross_entropy(model.lm_head(hidden[chosen]), targets[chosen])
-
-
-@dataclass(frozen=True)
-class Sum:
-    """A sum without the dress of a chat, in tokens: the question, a reply, and the reply that would be right."""
-
-    asked: list[int]
-    said: list[int]
-    truth: list[int]
 
 
 def reply_loss(
@@ -317,7 +307,7 @@ def reply_loss(
     batch_size: int,
     seed: int,
 ) -> Iterator[torch.Tensor]:
-    """Next-token loss on the last assistant turn of fresh chats, its `<|im_end|>` included."""
+    """Yield the next-token loss on the last assistant turn of new conversations, including its `<|im_end|>`."""
     rng = random.Random(seed)
     while True:
         second_turn = is_second_turn(rng)
@@ -341,10 +331,10 @@ def reply_loss(
 def reward_model_from(
     language_model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> Qwen3ForSequenceClassification:
-    """The language model with two more layers, which start as the identity.
+    """Return the language model with two more layers, initialised to the identity.
 
-    The language model knows the right digit one position before it must stand; the layer above can compare it with the
-    digit that does stand there, and the last one can carry the result to the end of the reply.
+    The language model predicts each digit of the right answer. The first new layer can compare the prediction with the
+    digit in the reply, and the second can copy the result to the end of the reply.
     """
     model = Qwen3ForSequenceClassification(model_config(tokenizer, num_layers=NUM_LAYERS + 2, num_labels=1))
     model.model.load_state_dict(language_model.model.state_dict(), strict=False)
@@ -355,7 +345,7 @@ def reward_model_from(
 
 
 def rewards(model: Qwen3ForSequenceClassification, tokenizer: PreTrainedTokenizerFast, chats: list) -> torch.Tensor:
-    """Rewards `[N]`, read at the last token of each chat."""
+    """Return rewards `[N]`, read at the last token of each conversation."""
     rows = encode(tokenizer, chats)
     hidden = model.model(input_ids=pad(rows, tokenizer.pad_token_id)).last_hidden_state
     last = torch.tensor([len(row) - 1 for row in rows])
@@ -373,7 +363,7 @@ def sample_pair(rng: random.Random, *, held_out: bool, second_turn: bool = False
 def pair_loss(
     model: Qwen3ForSequenceClassification, tokenizer: PreTrainedTokenizerFast, *, batch_size: int, seed: int
 ) -> Iterator[torch.Tensor]:
-    """Bradley-Terry, with a weak pull of the rewards towards a mean of zero."""
+    """Yield the Bradley-Terry loss plus a small penalty on squared rewards, which keeps them near zero."""
     rng = random.Random(seed)
     while True:
         second_turn = is_second_turn(rng)
@@ -387,7 +377,7 @@ def pair_loss(
 def pair_accuracy(
     model: Qwen3ForSequenceClassification, tokenizer: PreTrainedTokenizerFast, *, pairs: int, seed: int
 ) -> dict[str, float]:
-    """Share of held-out pairs whose better reply scores strictly higher: of all pairs, and by the grades compared."""
+    """Return the share of held-out pairs whose better reply has the higher reward, for all pairs and by grades."""
     rng = random.Random(seed)
     wins = defaultdict(list)
     for _ in range(pairs // 256):
@@ -424,7 +414,7 @@ def is_right(reply: str, question: Question) -> bool:
 
 
 def make_prompts(path: Path) -> None:
-    """Distinct questions about held-out numbers, with their answers."""
+    """Write different questions about held-out numbers, with their answers."""
     rng = random.Random("prompts")
     questions: dict[str, Question] = {}
     while len(questions) < NUM_PROMPTS:
@@ -447,7 +437,7 @@ def main() -> None:
     parser.add_argument("--language-model-steps", type=int, default=600)
     parser.add_argument("--reward-model-steps", type=int, default=450)
     parser.add_argument("--policy-steps", type=int, default=100)
-    parser.add_argument("--accuracy", type=float, default=0.33, help="how often the careless teacher is right")
+    parser.add_argument("--accuracy", type=float, default=0.33, help="share of right replies of the careless assistant")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -459,7 +449,7 @@ def main() -> None:
     lengths = Counter(
         len(row) for row in encode(tokenizer, [sample_pair(random.Random(i), held_out=False)[1] for i in range(500)])
     )
-    print(f"vocabulary {len(tokenizer)}, median chat {sorted(lengths.elements())[250]} tokens")
+    print(f"vocabulary {len(tokenizer)}, median conversation {sorted(lengths.elements())[250]} tokens")
 
     held_out = [sample_question(random.Random(f"held out {i}"), held_out=True) for i in range(512)]
     language_model = Qwen3ForCausalLM(model_config(tokenizer))
@@ -482,8 +472,8 @@ def main() -> None:
     optimise(policy, losses, steps=arguments.policy_steps, muon=0.005, adam=1e-3, what="policy")
     replies = sampled_replies(policy, tokenizer, held_out)
     greedy = sampled_replies(policy, tokenizer, held_out, sample=False)
-    for name, said in (("sampled", replies), ("greedy", greedy)):
-        print(f"policy, {name}: {sum(map(is_right, said, held_out)) / len(held_out):.3f} right on held-out numbers")
+    for name, texts in (("sampled", replies), ("greedy", greedy)):
+        print(f"policy, {name}: {sum(map(is_right, texts, held_out)) / len(held_out):.3f} right on held-out numbers")
 
     make_prompts(out / "prompts.jsonl")
     for name, model in (("reward_model", reward_model), ("policy", policy)):

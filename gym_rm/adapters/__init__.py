@@ -1,6 +1,7 @@
-"""Who is calling? One thin module per RL library; each imports its library only when it is imported itself.
+"""Adapters for RL libraries, one module per library.
 
-The seam is `Scorer.score` (TRL, verl, OpenRLHF, ...) or `gym.make_vec` and `step` (SB3, TorchRL, RLlib, ...).
+An adapter imports its library when the adapter itself is imported. It calls `Scorer.score` (TRL, verl, OpenRLHF, ...)
+or `gym.make_vec` and `step` (SB3, TorchRL, RLlib, ...).
 """
 
 from __future__ import annotations
@@ -12,23 +13,24 @@ from gym_rm.errors import ConfigError
 
 
 class MissingExtraError(ConfigError, ImportError):
-    """A library that an adapter is for is not installed; says how to install it."""
+    """The library of an adapter is not installed; the message has the install command."""
 
 
 def require(module: str, *, install: str) -> Any:
-    """Import a library, or say what installs it.
+    """Import and return a module of a library.
 
     Args:
-        module: dotted name.
-        install: what to give to `pip install`.
+        module: dotted name of the module.
+        install: argument of `pip install` that installs the library.
 
     Raises:
-        MissingExtraError: it is not installed, or something that it needs is not.
+        MissingExtraError: the library or one of its dependencies is not installed.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         library = module.partition(".")[0]
         raise MissingExtraError(
-            f"this adapter needs {library}: pip install '{install}' (importing {module} failed: {error})."
+            f"{library} is required by this adapter, but importing {module} failed: {error}. Install it with "
+            f"pip install '{install}'."
         ) from error

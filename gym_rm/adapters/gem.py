@@ -1,4 +1,4 @@
-"""GEM: one conversation as its single environment, whose observations are texts."""
+"""GEM: a single conversation as a `gem.core.Env` with text observations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ Env: Any = require("gem.core", install="gem-llm").Env
 
 
 class RewardModelGemEnv(Env):  # type: ignore[misc]
-    """`gem.register("gym_rm:reward-model", "gym_rm.adapters.gem:RewardModelGemEnv")`.
+    """One `RewardModel-v0` conversation as a GEM environment.
 
-    An observation is what the user said last; after the end of an episode it is empty.
+    Register it with `gem.register("gym_rm:reward-model", "gym_rm.adapters.gem:RewardModelGemEnv")`. An observation is
+    the last user message, or an empty text after the end of an episode.
 
     Args:
-        seed: of the first reset that comes without one; `gem.make_vec` gives a different one to each environment.
-        settings: of the single `RewardModel-v0`: `reward_model`, `prompts`, `max_turns`, ...
+        seed: seed of the first `reset` if that call has none; `gem.make_vec` passes a different seed to each
+            environment.
+        settings: keywords of the single `RewardModel-v0` (`reward_model`, `prompts`, `max_turns`, ...).
     """
 
     def __init__(self, seed: int | None = None, **settings: Any) -> None:
@@ -27,7 +29,7 @@ class RewardModelGemEnv(Env):  # type: ignore[misc]
         self._first_seed = seed
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """Start the next episode."""
+        """Start the next episode and return the user's message and the info."""
         seed = self._first_seed if seed is None else seed
         self._first_seed = None
         super().reset(seed)
@@ -35,11 +37,11 @@ class RewardModelGemEnv(Env):  # type: ignore[misc]
         return conversation[-1]["content"], info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Append a reply; raises what the environment raises."""
+        """Append a reply and score it; raises the same errors as `RewardModel-v0`."""
         conversation, reward, terminated, truncated, info = self._env.step(action)
-        said = "" if terminated or truncated else conversation[-1]["content"]
-        return said, float(reward), terminated, truncated, info
+        user_message = "" if terminated or truncated else conversation[-1]["content"]
+        return user_message, float(reward), terminated, truncated, info
 
     def sample_random_action(self) -> str:
-        """A text from the action space."""
+        """Return a random text from the action space."""
         return str(self._env.action_space.sample())

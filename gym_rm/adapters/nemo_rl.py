@@ -1,6 +1,6 @@
-"""NeMo RL: an environment with its `EnvironmentInterface`, and its reward model environment's configuration as ours.
+"""NeMo RL: a reward model environment with NeMo RL's `EnvironmentInterface` and NeMo RL's configuration.
 
-`ray.remote(RewardModelEnvironment)` takes the place of NeMo RL's own, with the same configuration section.
+Use `ray.remote(RewardModelEnvironment)` instead of NeMo RL's own environment, with the same configuration section.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class EnvironmentReturn(NamedTuple):
-    """NeMo RL's fields, all of them batched."""
+    """NeMo RL's result of a step; every field has one entry per message log."""
 
     observations: list[dict[str, str]]
     metadata: list[Any]
@@ -36,12 +36,12 @@ class EnvironmentReturn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig:
-    """What a configuration of NeMo RL's reward model environment means here.
+    """NeMo RL's configuration of a reward model environment, translated for `load_scorer`.
 
     Attributes:
         reward_model: folder or hub id.
-        options: of `load_scorer`.
-        without_effect: keys that change nothing here, and why.
+        options: keywords of `load_scorer`.
+        without_effect: ignored keys, each with the reason.
     """
 
     reward_model: str
@@ -50,16 +50,16 @@ class ReadConfig:
 
 
 class RewardModelEnvironment:
-    """Scores message logs; one turn an episode.
+    """NeMo RL environment that scores message logs; every episode has one reply.
 
     Args:
-        config: the `reward_model` section of NeMo RL's `env`, see `read_config`; or a dict with a `scorer`.
-        policy_tokenizer: where the data processor stores prompts as rendered text (`math_hf_data_processor` does), the
-            policy's tokenizer, or the folder or hub id of it: the messages are read back from that text.
-        fallback_reward: reward of a log that cannot be scored; None raises.
+        config: the `reward_model` section of NeMo RL's `env` (see `read_config`), or `{"scorer": scorer}`.
+        policy_tokenizer: the policy's tokenizer, or its folder or hub id. It is needed if the data processor stores
+            prompts as rendered text (as `math_hf_data_processor` does): the messages are parsed from that text.
+        fallback_reward: reward of a message log that cannot be scored; None raises ScoringError instead.
 
     Raises:
-        ConfigError: keys that cannot be honoured, all of them named.
+        ConfigError: unknown or unsupported keys; the message lists all of them.
     """
 
     def __init__(
@@ -77,30 +77,32 @@ class RewardModelEnvironment:
             return
         read = read_config(config)
         for key, reason in read.without_effect.items():
-            logger.info("NeMo RL's %s has no effect: %s", key, reason)
+            logger.info("NeMo RL's setting %s is ignored: %s.", key, reason)
         self.scorer = acquire_scorer(read.reward_model, read.options)
 
     def step(self, message_log_batch: Sequence[Any], metadata: Sequence[Any] | None = None) -> EnvironmentReturn:
-        """Score B logs in one call; any B, an empty batch included.
+        """Score B message logs in one call; the batch may be empty.
 
         Args:
             message_log_batch: B lists of messages.
             metadata: B dicts; `ground_truth` is the reference answer for verifiers.
 
         Returns:
-            Rewards float32 `[B]` and terminateds bool `[B]` (all True) on the CPU. Observations are empty messages, for
-            their text would be appended to the sample.
+            Rewards float32 `[B]` and terminateds bool `[B]` (all True) on the CPU. Observations are empty messages,
+            because NeMo RL appends their text to the sample.
 
         Raises:
-            ConfigError: a prompt that is rendered already, without `policy_tokenizer`.
-            ScoringError: logs without a score, where there is no `fallback_reward`.
+            ConfigError: a prompt is already rendered by a chat template, and `policy_tokenizer` is None.
+            ScoringError: a message log has no score, and `fallback_reward` is None.
         """
         import torch
 
         conversations = [self._conversation(log, row) for row, log in enumerate(message_log_batch)]
         rows = metadata if metadata is not None else [None] * len(conversations)
         if len(rows) != len(conversations):
-            raise ConfigError(f"expected one metadata for each of the {len(conversations)} logs, got {len(rows)}.")
+            raise ConfigError(
+                f"metadata must have one entry for each of the {len(conversations)} message logs, got {len(rows)}."
+            )
         prompts = [_prompt(c, each, row) for row, (c, each) in enumerate(zip(conversations, rows, strict=True))]
         rewards = try_score(self.scorer, conversations, prompts).rewards_or_fallback(self.fallback_reward)
         size = len(conversations)
@@ -114,9 +116,9 @@ class RewardModelEnvironment:
         )
 
     def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, float]]:
-        """The batch as it came, and `reward_model_env/{num_samples, mean_reward, ...}` over its rewards.
+        """Return the batch unchanged, and the metrics `reward_model_env/{num_samples, mean_reward, ...}`.
 
-        The rewards are the batch's `total_reward`, as rollouts store them, or `rewards`.
+        The metrics are computed from `batch["total_reward"]`, which NeMo RL's rollouts write, or `batch["rewards"]`.
         """
         rewards = batch.get("total_reward", batch.get("rewards"))
         if rewards is None:
@@ -124,7 +126,7 @@ class RewardModelEnvironment:
         return batch, reward_metrics(rewards).as_nemo_rl()
 
     def shutdown(self) -> None:
-        """Release the scorer; can be repeated."""
+        """Release the scorer; further calls have no effect."""
         if not self._released:
             release_scorer(self.scorer)
         self._released = True
@@ -143,7 +145,7 @@ class RewardModelEnvironment:
 
 
 def _prompt(conversation: Conversation, metadata: Any, row: int) -> Prompt:
-    """NeMo RL's metadata of a row: its `ground_truth` is the reference answer, the rest goes with it."""
+    """Make the prompt of a row: `ground_truth` or `answer` is the reference answer, other keys are metadata."""
     columns = metadata if isinstance(metadata, Mapping) else {}
     answer_column = "answer" if answer_text(columns.get("ground_truth")) is None else "ground_truth"
     messages = list(itertools.takewhile(lambda message: message["role"] != "assistant", conversation))
@@ -151,16 +153,17 @@ def _prompt(conversation: Conversation, metadata: Any, row: int) -> Prompt:
 
 
 def read_config(config: Mapping[str, Any]) -> ReadConfig:
-    """NeMo RL's configuration of its reward model environment as options of `load_scorer`.
+    """Translate NeMo RL's configuration of its reward model environment into options of `load_scorer`.
 
     Raises:
-        ConfigError: keys that are unknown or ask for something that is not done here; lists all of them.
+        ConfigError: unknown or unsupported keys; the message lists all of them.
     """
     options: dict[str, Any] = {}
     without_effect: dict[str, str] = {}
     problems: list[str] = []
     if not isinstance(config.get("model_name"), str):
-        problems.append("model_name: expected the folder or hub id of the reward model")
+        found = config.get("model_name")
+        problems.append(f"model_name: expected the folder or hub id of the reward model, got {found!r}")
     for key, value in _leaves(config):
         if key in WITHOUT_EFFECT:
             without_effect[key] = WITHOUT_EFFECT[key]
@@ -178,19 +181,19 @@ def read_config(config: Mapping[str, Any]) -> ReadConfig:
             _read_template(value, options, problems)
         elif key == "tokenizer.name":
             if value != config.get("model_name"):
-                problems.append(f"{key}={value!r}: the tokenizer is read from model_name")
+                problems.append(f"{key}={value!r}: must equal model_name, which the tokenizer is loaded from")
         elif key != "model_name":
             known = [*WITHOUT_EFFECT, *REFUSED, "model_name", "precision", "max_model_len", "tokenizer.chat_template"]
             problems.append(f"{key}: unknown.{nearest(key, known)}")
     if problems:
-        raise ConfigError("NeMo RL's reward model environment cannot be taken over:\n  " + "\n  ".join(problems))
+        raise ConfigError("invalid settings of NeMo RL's reward model environment:\n  " + "\n  ".join(problems))
     given = {name: value for name, value in options.items() if value is not None}
     return ReadConfig(config["model_name"], given, without_effect)
 
 
 def _read_template(value: Any, options: dict[str, Any], problems: list[str]) -> None:
     if value is None:
-        problems.append("tokenizer.chat_template=None: contents are never joined without a template")
+        problems.append("tokenizer.chat_template=None: must be a chat template; leave the key out for the tokenizer's")
     elif str(value).endswith(".jinja"):
         try:
             options["chat_template"] = Path(value).read_text()
@@ -201,7 +204,7 @@ def _read_template(value: Any, options: dict[str, Any], problems: list[str]) -> 
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Keys with dots and their values; `chat_template_kwargs` and `generation` stay whole."""
+    """List the settings as dotted keys with their values; dicts of free keys, such as `generation`, stay values."""
     found: list[tuple[str, Any]] = []
     for key, value in config.items():
         if isinstance(value, Mapping) and key not in ("chat_template_kwargs", "generation", "custom_parallel_plan"):
@@ -212,31 +215,37 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 WITHOUT_EFFECT: dict[str, str] = {
-    "enabled": "the environment is used when the data names it",
-    "processor": "the processor of the data section is used",
-    "batch_size": "batches are made by a token budget, max_num_batched_tokens",
-    "logprob_batch_size": "nothing here computes log-probabilities",
+    "enabled": "the environment is used if the data set selects it",
+    "processor": "the processor is set in the data section",
+    "batch_size": "batches have a token budget, max_num_batched_tokens",
+    "logprob_batch_size": "no log-probabilities are computed",
     "offload_optimizer_for_logprob": "there is no optimizer",
-    "max_grad_norm": "nothing is trained",
-    "resources.gpus_per_node": "the device is the one that the actor was given",
-    "resources.num_nodes": "the device is the one that the actor was given",
-    "dtensor_cfg.enabled": "the forward is not DTensor's",
-    "dtensor_cfg._v2": "the forward is not DTensor's",
-    "dtensor_cfg.sequence_parallel": "the forward is not DTensor's",
-    "dtensor_cfg.custom_parallel_plan": "the forward is not DTensor's",
+    "max_grad_norm": "the reward model is not trained",
+    "resources.gpus_per_node": "the reward model uses the device that Ray gives to the actor",
+    "resources.num_nodes": "the reward model uses the device that Ray gives to the actor",
+    "dtensor_cfg.enabled": "the forward does not use DTensor",
+    "dtensor_cfg._v2": "the forward does not use DTensor",
+    "dtensor_cfg.sequence_parallel": "the forward does not use DTensor",
+    "dtensor_cfg.custom_parallel_plan": "the forward does not use DTensor",
     "dtensor_cfg.activation_checkpointing": "there is no backward pass",
-    "dtensor_cfg.cpu_offload": "weights are moved by the scorer's sleep() and wake()",
-    "dynamic_batching.enabled": "batches are always made by tokens",
-    "sequence_packing.enabled": "shared prefixes are always merged, and nothing is padded",
+    "dtensor_cfg.cpu_offload": "use sleep() and wake() of the scorer to move the weights",
+    "dynamic_batching.enabled": "batches always have a token budget",
+    "sequence_packing.enabled": "sequences are always packed where the model supports it",
 }
-"""Keys that may hold anything."""
+"""Ignored keys, each with the reason."""
 
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "checkpoint_path": ((None,), "a DCP folder cannot be loaded; name a Hugging Face folder in model_name"),
-    "dtensor_cfg.tensor_parallel_size": ((1,), "give load_scorer an executor for tensor parallelism instead"),
-    "dtensor_cfg.context_parallel_size": ((1,), "context parallelism is not supported"),
-    "reward_model_cfg.enabled": ((True,), "a reward model cannot be off"),
-    "reward_model_cfg.reward_model_type": (("bradley_terry",), "the kind is told by the checkpoint"),
-    "generation": ((None,), "scores are not divided by a sampling temperature"),
+    "checkpoint_path": ((None,), "DCP checkpoints cannot be loaded; set model_name to a Hugging Face folder"),
+    "dtensor_cfg.tensor_parallel_size": (
+        (1,),
+        "not supported; pass load_scorer an executor that has tensor parallelism",
+    ),
+    "dtensor_cfg.context_parallel_size": ((1,), "not supported; must be 1"),
+    "reward_model_cfg.enabled": ((True,), "must be true"),
+    "reward_model_cfg.reward_model_type": (
+        ("bradley_terry",),
+        "not supported; the kind is detected from the checkpoint",
+    ),
+    "generation": ((None,), "not supported; nothing is generated"),
 }
-"""Keys that may hold only what they do by default: these values, and what to do about others."""
+"""Keys with the values that they accept, and the error for any other value."""

@@ -1,4 +1,4 @@
-"""OpenEnv: one conversation as the environment behind its server."""
+"""OpenEnv: a single conversation as an `Environment` for OpenEnv's server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import gymnasium as gym
 from pydantic import Field
 
 from gym_rm.adapters import require
-from gym_rm.errors import ConfigError
 from gym_rm.types import Message
 
 interfaces = require("openenv.core.env_server.interfaces", install="openenv-core")
@@ -20,22 +19,24 @@ Observation: Any = types.Observation
 
 
 class ReplyAction(Action):  # type: ignore[misc]
-    """What the assistant says."""
+    """The action: a reply of the assistant."""
 
     reply: str
 
 
 class ConversationObservation(Observation):  # type: ignore[misc]
-    """The conversation so far; `done`, `reward` and `metadata` are OpenEnv's."""
+    """The observation: the conversation so far. OpenEnv defines `done`, `reward` and `metadata`."""
 
     messages: list[dict[str, str]] = Field(default_factory=list)
 
 
 class RewardModelOpenEnv(Environment):  # type: ignore[misc]
-    """`create_app(RewardModelOpenEnv, ReplyAction, ConversationObservation)`.
+    """One `RewardModel-v0` conversation as an OpenEnv environment.
+
+    Serve it with `create_app(RewardModelOpenEnv, ReplyAction, ConversationObservation)`.
 
     Args:
-        settings: of the single `RewardModel-v0`: `reward_model`, `prompts`, `max_turns`, ...
+        settings: keywords of the single `RewardModel-v0` (`reward_model`, `prompts`, `max_turns`, ...).
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -47,16 +48,14 @@ class RewardModelOpenEnv(Environment):  # type: ignore[misc]
         self._over = True
 
     def reset(self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any) -> ConversationObservation:
-        """Start the next episode."""
+        """Start the next episode and return its first observation."""
         conversation, info = self._env.reset(seed=seed)
         self._state = types.State(episode_id=episode_id or uuid.uuid4().hex, step_count=0)
         self._over = False
         return self._observation(conversation, info, reward=None)
 
     def step(self, action: ReplyAction, timeout_s: float | None = None, **kwargs: Any) -> ConversationObservation:
-        """Append a reply; raises what the environment raises."""
-        if self._over:
-            raise ConfigError("the episode is over; reset first.")
+        """Append a reply and score it; raises the same errors as `RewardModel-v0`."""
         conversation, reward, terminated, truncated, info = self._env.step(action.reply)
         self._state.step_count += 1
         self._over = terminated or truncated
@@ -64,7 +63,7 @@ class RewardModelOpenEnv(Environment):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        """The episode's name and how many replies it has."""
+        """Id of the episode and its number of replies so far."""
         return self._state
 
     def close(self) -> None:

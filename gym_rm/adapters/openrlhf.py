@@ -1,8 +1,8 @@
-"""OpenRLHF: `--reward.remote_url` as a Python file or as an HTTP endpoint.
+"""OpenRLHF: rewards for `--reward.remote_url`, from a Python file or from an HTTP endpoint (`gym-rm serve`).
 
-OpenRLHF sends texts, not messages: `prompts` as its dataset made them and `query`, the prompt and the reply decoded
-with special tokens. It asks for one sample at a time, from many threads or over many connections, so both forms merge
-calls that arrive together; `gym-rm serve` is the HTTP form. The `labels` reach verifiers as the prompts' `answer`.
+OpenRLHF sends texts, not messages: `prompts` are the texts of its data set, and `query` is a prompt with its reply,
+including special tokens. It requests one sample at a time, from many threads or connections, so concurrent calls are
+merged into one batch. The `labels` become the prompts' `answer`, for verifiers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class RewardFunction:
     """The `reward_func` of a file given to OpenRLHF as `--reward.remote_url reward_func.py`.
 
     Args:
-        reward_model: what `load_scorer` takes, `options` with it.
-        policy_tokenizer: the policy's tokenizer, or the folder or hub id to load it from: OpenRLHF sends what it
-            decoded with this tokenizer, end tokens included.
-        apply_chat_template: as OpenRLHF's `--data.apply_chat_template`; here True is the default.
-        input_template: as OpenRLHF's `--data.input_template`.
-        fallback_reward: reward of a sample that cannot be scored; its `score_ok` log is 0. None raises instead.
+        reward_model, options: arguments of `load_scorer`.
+        policy_tokenizer: the policy's tokenizer, or its folder or hub id. OpenRLHF decodes queries with it and keeps
+            the end tokens.
+        apply_chat_template: same as OpenRLHF's `--data.apply_chat_template`, but the default here is True.
+        input_template: same as OpenRLHF's `--data.input_template`.
+        fallback_reward: reward of a sample that cannot be scored; its `score_ok` log is 0. None raises ScoringError.
         max_batch_size, max_wait: see `MicroBatchingScorer`.
 
     Example:
@@ -63,12 +63,12 @@ class RewardFunction:
     def __call__(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Rewards and scores float32 `[N]`, logs `{name: [N]}`.
+        """Return rewards and scores, float32 `[N]`, and logs `{name: [N]}`.
 
         Raises:
-            ConversationError: a query that does not begin with its prompt, or a prompt that cannot be read; names the
-                row.
-            ScoringError: samples without a score, where there is no `fallback_reward`.
+            ConversationError: a query does not begin with its prompt, or a prompt cannot be parsed; the message has
+                the row.
+            ScoringError: a sample has no score, and `fallback_reward` is None.
         """
         import torch
 
@@ -84,9 +84,9 @@ class RewardFunction:
         *,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """The same as plain lists: the reply of the HTTP endpoint.
+        """Return the same values as plain lists, for the HTTP endpoint.
 
-        `scores` are the rewards through a sigmoid: OpenRLHF's dynamic filtering compares them with a range in 0..1.
+        `scores` is the sigmoid of the rewards, because OpenRLHF's dynamic filtering expects values between 0 and 1.
         """
         if len(prompts) != len(queries) or (labels is not None and len(labels) != len(queries)):
             raise ConversationError(

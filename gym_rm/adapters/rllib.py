@@ -1,7 +1,7 @@
-"""RLlib (new API stack): environments for its runners, and one reward model for all of them.
+"""RLlib (new API stack): environments for its runners, and one reward model that all runners share.
 
-A runner is a process of its own. With a `SharedScorer` the reward model is loaded once, in a Ray actor, and what the
-runners ask for at the same time is scored together.
+Each runner is a process of its own. `SharedScorer` loads the reward model once, in a Ray actor, and scores concurrent
+calls of the runners in one batch.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ tune_registry = require("ray.tune.registry", install="gym-rm[rllib]")
 
 
 class ScorerActor:
-    """What runs in the actor: a scorer, behind a queue that merges the calls of its threads."""
+    """The Ray actor: a scorer that merges concurrent calls into one batch."""
 
     def __init__(self, reward_model: ScorerLike, options: Mapping[str, Any], batching: Mapping[str, Any]) -> None:
         self._scorer = MicroBatchingScorer(load_scorer(reward_model, **options), **batching)
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
-        """Scores of all rows, NaN and a reason in those that failed."""
+        """Return the scores of all rows; a failed row has the reward NaN and an error."""
         return try_score(self._scorer, conversations, prompts)
 
     def counts(self) -> tuple[int, int]:
-        """How many score calls were made of the scorer, and with how many conversations."""
+        """Return the number of calls of the scorer and the number of conversations in them."""
         return self._scorer.num_batches, self._scorer.num_conversations
 
 
 class SharedScorer:
-    """A scorer in a Ray actor, for any number of processes: a handle that can be sent to all of them.
+    """A scorer that runs in a Ray actor; this handle to it can be sent to any number of processes.
 
     Args:
-        reward_model: what `load_scorer` takes, `options` with it; a function is sent to the actor.
-        num_cpus, num_gpus: what Ray sets aside for the actor.
-        concurrency: calls that can wait to be merged.
+        reward_model, options: arguments of `load_scorer`; a function is pickled and sent to the actor.
+        num_cpus, num_gpus: resources that Ray reserves for the actor.
+        concurrency: largest number of concurrent calls.
         max_batch_size, max_wait: see `MicroBatchingScorer`.
 
     Example:
@@ -67,48 +67,48 @@ class SharedScorer:
     ) -> None:
         actor = ray.remote(ScorerActor).options(num_cpus=num_cpus, num_gpus=num_gpus, max_concurrency=concurrency)
         self._actor = actor.remote(reward_model, options, {"max_batch_size": max_batch_size, "max_wait": max_wait})
-        self._ask(self._actor.counts)  # an error in loading is an error here
+        self._ask(self._actor.counts)  # wait for the model, so that a loading error is raised here
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedScorer:
-        """Itself: `gym.make_vec` deep-copies its keywords."""
+        """Return the handle itself: `gym.make_vec` deep-copies its keywords."""
         return self
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Score N conversations, together with what other processes ask for.
+        """Score N conversations, in one batch with concurrent calls of other processes.
 
         Raises:
             ScoringError: some rows have no score.
-            RemoteError: the actor died, or its scorer raised.
+            RemoteError: the actor died, or its scorer raised an exception.
         """
         scores: Scores = self._ask(self._actor.score, [list(conversation) for conversation in conversations], prompts)
         return scores.raise_for_errors()
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many score calls the actor has made of its scorer, and with how many conversations."""
+        """Number of calls of the actor's scorer, and number of conversations in them."""
         counts: tuple[int, int] = self._ask(self._actor.counts)
         return counts
 
     def close(self) -> None:
-        """End the actor, for all processes."""
+        """Stop the actor, for all processes."""
         ray.kill(self._actor)
 
     def _ask(self, method: Any, *arguments: Any) -> Any:
         try:
             return ray.get(method.remote(*arguments))
         except ray.exceptions.RayError as error:
-            raise RemoteError(f"the actor with the reward model did not answer: {error}") from error
+            raise RemoteError(f"the call to the Ray actor of the reward model failed: {error}") from error
 
 
 class EnvCreator:
-    """What RLlib makes environments with: a vector environment for each runner, and a single one to see the spaces.
+    """Environment factory for RLlib: a vector environment for each runner, and a single one to read the spaces.
 
     Args:
-        env_id: a numeric view, `"RewardModelCandidates-v0"` or `"RewardModelTokens-v0"`.
-        settings: its keywords; the algorithm's `env_config` goes over them.
+        env_id: id of a numeric view, `"RewardModelCandidates-v0"` or `"RewardModelTokens-v0"`.
+        settings: keywords of the environment; the algorithm's `env_config` overrides them.
 
     Raises:
-        ConfigError: an autoreset mode other than `NEXT_STEP`: RLlib would drop every transition after an end.
+        ConfigError: the autoreset mode is not `NEXT_STEP`, which RLlib requires.
     """
 
     def __init__(self, env_id: str, **settings: Any) -> None:
@@ -117,7 +117,7 @@ class EnvCreator:
         _require_next_step(settings)
 
     def __call__(self, context: Mapping[str, Any]) -> Any:
-        """The vector environment if the context names `num_envs`, else the single one."""
+        """Return a vector environment if the context has `num_envs`, otherwise a single environment."""
         settings = {**self.settings, **context}
         num_envs = settings.pop("num_envs", None)
         _require_next_step(settings)
@@ -130,28 +130,28 @@ class EnvCreator:
             spaces = (env.single_observation_space, env.single_action_space)
         if any(isinstance(space, ConversationSpace | UnicodeText) for space in spaces):
             raise ConfigError(
-                f"RLlib's networks need numbers, and {self.env_id} has texts; use a numeric view such as "
+                f"env_id must name an environment with numeric spaces, got {self.env_id!r}; use a numeric view such as "
                 "'RewardModelCandidates-v0' or 'RewardModelTokens-v0'."
             )
         return env
 
 
 def register(env_id: str, **settings: Any) -> str:
-    """Register an environment with RLlib; the name to give to `.environment(...)`.
+    """Register an environment with RLlib and return its name, the argument of `.environment(...)`.
 
-    Beside it the algorithm needs `.env_runners(gym_env_vectorize_mode="vector_entry_point")` and, for the views' token
-    ids, the connector `FlattenObservations`.
+    The algorithm also needs `.env_runners(gym_env_vectorize_mode="vector_entry_point")` and, because observations are
+    token ids, the connector `FlattenObservations`.
 
     Args:
-        env_id: a numeric view.
-        settings: its keywords, `reward_model=SharedScorer(...)` among them.
+        env_id: id of a numeric view.
+        settings: keywords of the environment, such as `reward_model=SharedScorer(...)`.
 
     Raises:
-        ConfigError: an environment of texts, another autoreset mode, or whatever else the environment refuses.
+        ConfigError: the spaces are not numeric, the autoreset mode is not `NEXT_STEP`, or another setting is invalid.
     """
     name = f"{env_id}-{uuid.uuid4().hex[:8]}"
     creator = EnvCreator(env_id, **settings)
-    creator({}).close()  # what is wrong is told here: RLlib swallows the errors of its runners
+    creator({}).close()  # RLlib hides errors of its runners, so invalid settings must raise here
     tune_registry.register_env(name, creator)
     return name
 
@@ -160,6 +160,6 @@ def _require_next_step(settings: Mapping[str, Any]) -> None:
     mode = settings.get("autoreset_mode", "NextStep")
     if parse_autoreset_mode(mode) is not gym.vector.AutoresetMode.NEXT_STEP:
         raise ConfigError(
-            f"RLlib counts on autoreset_mode='NextStep', got {mode!r}: it would throw the first transition of every "
-            "episode away after it has been scored. Leave autoreset_mode out."
+            f"autoreset_mode must be 'NextStep' for RLlib, got {mode!r}: in other modes RLlib drops the first "
+            "transition of every episode after it was scored. Leave autoreset_mode out."
         )

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: a Gymnasium vector environment as its `VecEnv`."""
+"""Stable-Baselines3: any Gymnasium vector environment as a `VecEnv`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 class VecEnvBridge(VecEnv):  # type: ignore[misc]
-    """Any Gymnasium vector environment in `SAME_STEP` for Stable-Baselines3, with one batched step.
+    """A Gymnasium vector environment in autoreset mode `SAME_STEP` as a `VecEnv` of Stable-Baselines3.
 
-    SB3 works on numbers: use `RewardModelCandidates-v0`, `RewardModelTokens-v0`, or a view of your own around
-    `RewardModel-v0`. `VecMonitor` and `VecNormalize(norm_obs=False)` go around it.
+    All environments are stepped in one call. SB3 needs numeric spaces: use `RewardModelCandidates-v0`,
+    `RewardModelTokens-v0`, or your own numeric view of `RewardModel-v0`. `VecMonitor` and
+    `VecNormalize(norm_obs=False)` can wrap the bridge.
 
     Args:
         envs: the vector environment.
 
     Raises:
-        MissingExtraError: stable-baselines3 is not installed (when this module is imported).
-        ConfigError: an observation or action space that SB3 cannot use, or another autoreset mode.
+        MissingExtraError: (on import of this module) stable-baselines3 is not installed.
+        ConfigError: SB3 does not support the observation or action space, or the autoreset mode is not `SAME_STEP`.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -44,38 +45,38 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
         if not isinstance(envs, VectorEnv):
-            raise ConfigError(f"expected a gymnasium vector environment (gym.make_vec), got {type(envs).__name__}.")
+            raise ConfigError(f"envs must be a gymnasium vector environment (gym.make_vec), got {type(envs).__name__}.")
         for what, space in (("observation", envs.single_observation_space), ("action", envs.single_action_space)):
             if not isinstance(space, NUMERIC):
                 raise ConfigError(
-                    f"Stable-Baselines3 needs numbers, and the {what} space is {space}; use a numeric view such as "
+                    f"the {what} space must be numeric for Stable-Baselines3, got {space}; use a numeric view such as "
                     "gym.make_vec('RewardModelCandidates-v0') or gym.make_vec('RewardModelTokens-v0')."
                 )
         mode = envs.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.SAME_STEP:
             raise ConfigError(
-                f"Stable-Baselines3 expects a new episode in the step that ends one, and this environment has {mode}; "
-                "make it with autoreset_mode='SameStep'."
+                f"the autoreset mode must be SAME_STEP for Stable-Baselines3, got {mode}; make the environment with "
+                "autoreset_mode='SameStep'."
             )
         self.envs = envs
         self._actions: NDArray[Any] | None = None
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> NDArray[Any]:
-        """Start new episodes; the seed of `seed()` is used once."""
+        """Start new episodes; the seeds set by `seed()` apply to this reset only."""
         if any(self._options):
-            raise ConfigError("reset options are not supported: SB3 resets all environments or none.")
+            raise ConfigError("reset options are not supported by this adapter: SB3 always resets all environments.")
         observations, infos = self.envs.reset(seed=None if None in self._seeds else list(self._seeds))  # type: ignore[arg-type]
         self.reset_infos = [infos_of_row(infos, row) for row in range(self.num_envs)]
         self._reset_seeds()
         return np.asarray(observations)
 
     def step_async(self, actions: NDArray[Any]) -> None:
-        """Keep the actions for `step_wait`."""
+        """Store the actions for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> tuple[NDArray[Any], NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Observations, rewards, whether an episode ended, and infos, of which those of an end are the final ones."""
+        """Return observations, rewards, dones and infos; where an episode ended, the info is that of its last step."""
         observations, rewards, terminations, truncations, infos = self.envs.step(self._actions)
         dones = terminations | truncations
         final_observations, final_infos = infos.pop("final_obs", None), infos.pop("final_info", {})
@@ -92,23 +93,23 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         self.envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """An attribute of the vector environment, once for each index."""
+        """Return an attribute of the vector environment, once for each index."""
         value = getattr(self.envs, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of the vector environment, which all indices share."""
+        """Set an attribute of the vector environment; `indices` is ignored."""
         setattr(self.envs, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the vector environment once; its result for each index."""
+        """Call a method of the vector environment once and return its result for each index."""
         result = getattr(self.envs, method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Any = None) -> list[bool]:
-        """False for each index: there are no single environments inside."""
+        """Return False for each index: the vector environment holds no single environments."""
         return [False for _ in self._get_indices(indices)]
 
     def get_images(self) -> Sequence[None]:
-        """Conversations have no images."""
+        """Return None for each environment: conversations have no images."""
         return [None] * self.num_envs

@@ -1,7 +1,7 @@
-"""SkyRL-gym: one conversation as a `BaseTextEnv`.
+"""SkyRL-gym: a single conversation as a `BaseTextEnv`.
 
-SkyRL makes an environment for every trajectory and steps them from many threads; they share one scorer, which merges
-calls that arrive together.
+SkyRL makes one environment per trajectory and steps the environments from many threads. They share one scorer, which
+merges concurrent calls into one batch.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ BaseTextEnv: Any = require("skyrl_gym.envs.base_text_env", install="skyrl-gym").
 
 
 class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
-    """`register("reward_model", "gym_rm.adapters.skyrl:RewardModelTextEnv")`; scores every reply of a dialogue.
+    """SkyRL environment that scores every reply of a dialogue.
+
+    Register it with `register("reward_model", "gym_rm.adapters.skyrl:RewardModelTextEnv")`.
 
     Args:
-        env_config: keys `reward_model` (what `load_scorer` takes), `reward_model_kwargs`, `max_turns`, `respond`,
-            `fallback_reward` (reward of a reply that cannot be scored; without it the error is raised).
-        extras: of the dataset's row. `user_turns` are what the user says after the first, second, ... reply;
-            `reward_spec["ground_truth"]` is the reference answer of the prompt, the rest its metadata.
+        env_config: keys `reward_model` and `reward_model_kwargs` (arguments of `load_scorer`), `max_turns`, `respond`,
+            and `fallback_reward` (reward of a reply that cannot be scored; without it, ScoringError is raised).
+        extras: other columns of the data set's row; they become the prompt's metadata. `user_turns` are the user's
+            messages after the first, second, ... reply. `reward_spec["ground_truth"]` is the reference answer.
 
     Raises:
-        ConfigError: an unknown key.
+        ConfigError: unknown key in `env_config`.
     """
 
     def __init__(self, env_config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         config = dict(env_config or {})
-        unknown = sorted(config.keys() - {"reward_model", "reward_model_kwargs", *_SETTINGS})
+        known = {"reward_model", "reward_model_kwargs", *_SETTINGS}
+        unknown = sorted(config.keys() - known)
         if unknown:
-            raise ConfigError(f"unknown keys of env_config: {unknown}.")
+            raise ConfigError(f"env_config has unknown keys {unknown}; expected only {sorted(known)}.")
         self._scorer = shared_batching_scorer(config.get("reward_model"), config.get("reward_model_kwargs") or {})
         self._settings = {name: config[name] for name in _SETTINGS if name in config}
         self._extras = dict(extras or {})
@@ -46,7 +49,7 @@ class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
         self._metrics: dict[str, float] = {}
 
     def init(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[Message], dict[str, Any]]:
-        """Start from the messages of a prompt."""
+        """Start a dialogue from the messages of a prompt."""
         messages = parse_messages(list(prompt), "the prompt", "prompt")
         ground_truth = (self._extras.get("reward_spec") or {}).get("ground_truth")
         columns = {**self._extras, "ground_truth": ground_truth}
@@ -59,7 +62,7 @@ class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
     def step(self, action: str) -> dict[str, Any]:
         """Append a reply and score the conversation."""
         if self._env is None:
-            raise ConfigError("call init(prompt) before step(action).")
+            raise ConfigError("step was called before init; call init(prompt) first.")
         conversation, reward, terminated, truncated, info = self._env.step(action)
         done = terminated or truncated
         self._metrics = {
@@ -67,11 +70,11 @@ class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
             "score_ok": min(self._metrics["score_ok"], float(info["score_ok"])),
             "num_tokens": float(info["num_tokens"]),
         }
-        said = [] if done else conversation[-1:]
-        return {"observations": said, "reward": reward, "done": done, "metadata": dict(self._metrics)}
+        user_messages = [] if done else conversation[-1:]
+        return {"observations": user_messages, "reward": reward, "done": done, "metadata": dict(self._metrics)}
 
     def get_metrics(self) -> dict[str, float]:
-        """Of this trajectory: turns taken, whether all of them have a score, tokens of the last one."""
+        """Return the number of replies, whether all of them have a score, and the tokens of the last conversation."""
         return dict(self._metrics)
 
 

@@ -1,6 +1,6 @@
-"""TorchRL: our spaces as specs, so that `GymWrapper` takes the environments, and a reward transform for `ChatEnv`.
+"""TorchRL: specs for the text spaces, so that `GymWrapper` accepts the environments, and a transform for `ChatEnv`.
 
-Importing this module registers the conversion of the spaces.
+Importing this module registers the specs with TorchRL.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Transform: Any = require("torchrl.envs", install="gym-rm[torchrl]").Transform
 
 
 class ObjectPerElement(NonTensor):  # type: ignore[misc]
-    """A spec of Python objects, one for each element of its shape: what `NonTensor` holds once for all of them.
+    """A spec with one Python object per element of its shape; `NonTensor` has one object for all elements.
 
     Args:
-        shape: as of any spec.
-        example_data: what `rand`, `zero` and `one` put everywhere.
+        shape: shape of the spec.
+        example_data: object that `rand`, `zero` and `one` return for every element.
     """
 
     def __init__(
         self, shape: Any = (), device: Any = None, dtype: Any = None, example_data: Any = None, **kwargs: Any
     ) -> None:
-        # Copies of a NonTensor forget that they are batched; this one always is.
+        # Copies of a NonTensor lose batched=True, so it is always passed here.
         super().__init__(shape, device=device, dtype=dtype, example_data=example_data, batched=True)
 
     def rand(self, shape: Any = None) -> Any:
-        """The example everywhere."""
+        """Return `example_data` for every element."""
         full = (*(shape or ()), *self.shape)
         return _stack([self.example_data] * math.prod(full), full)
 
@@ -51,14 +51,14 @@ class ObjectPerElement(NonTensor):  # type: ignore[misc]
 
 
 def wrap(env: Env[Any, Any] | VectorEnv[Any, Any, Any], **options: Any) -> Any:
-    """A TorchRL `GymWrapper` around an environment of this package, numeric view or not.
+    """Return a TorchRL `GymWrapper` around any environment of this package.
 
     Args:
-        env: a single environment, or a vector environment with autoreset `"Disabled"`.
-        options: of `GymWrapper`.
+        env: a single environment, or a vector environment in autoreset mode `"Disabled"`.
+        options: keywords of `GymWrapper`.
 
     Raises:
-        ConfigError: a vector environment in another autoreset mode.
+        ConfigError: the autoreset mode of a vector environment is not `"Disabled"`.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -73,25 +73,27 @@ def wrap(env: Env[Any, Any] | VectorEnv[Any, Any, Any], **options: Any) -> Any:
         mode = env.metadata.get("autoreset_mode")
         if mode is not AutoresetMode.DISABLED:
             raise ConfigError(
-                f"TorchRL resets environments by itself, and this one has {mode}; make it with "
-                "autoreset_mode='Disabled'."
+                f"the autoreset mode must be DISABLED for TorchRL, which resets environments itself, got {mode}; make "
+                "the environment with autoreset_mode='Disabled'."
             )
     return gym_backend.GymWrapper(env, **options)
 
 
 class RewardModelTransform(Transform):  # type: ignore[misc]
-    """The reward of a `ChatEnv` in history mode: `TransformedEnv(ChatEnv(...), RewardModelTransform(...))`.
+    """Transform that adds rewards to a `ChatEnv`: `TransformedEnv(ChatEnv(...), RewardModelTransform(...))`.
 
-    One score call a step, over the whole batch; `("next", "reward")` is float32 `[*batch, 1]`.
+    The input mode of the `ChatEnv` must be `"history"`. A step scores the whole batch in one call.
+    `("next", "reward")` is float32 `[*batch, 1]`.
 
     Args:
-        reward_model: what `load_scorer` takes, `scorer_options` with it.
-        tokenizer: the policy's; its end tokens are taken off the end of a reply, where the policy's history keeps them.
-        ends_episode: whether the reply ends the episode (one turn), or the dialogue goes on.
-        fallback_reward: reward of a conversation without a score; None raises.
+        reward_model, scorer_options: arguments of `load_scorer`.
+        tokenizer: the policy's tokenizer. Its end tokens are removed from the end of a reply, because the policy
+            keeps them in the history.
+        ends_episode: True ends the episode after one reply; False continues the dialogue.
+        fallback_reward: reward of a conversation without a score; None raises ScoringError instead.
 
     Raises:
-        ScoringError: at a step, conversations without a score, where there is no `fallback_reward`.
+        ScoringError: (during a step) a conversation has no score, and `fallback_reward` is None.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         history = tensordict.get(("history", "full"), None)
         if history is None:
             raise ConfigError(
-                "no ('history', 'full') to score; use ChatEnv(input_mode='history') and a policy that fills it."
+                "('history', 'full') is missing; use ChatEnv(input_mode='history') and a policy that writes this key."
             )
         conversations = [self._conversation(each) for each in _each(history, next_tensordict.ndim)]
         scores = try_score(self.scorer, conversations)
@@ -126,7 +128,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         return next_tensordict
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """A reward for each element of the batch."""
+        """Return a spec with one reward per element of the batch."""
         reward_spec["reward"] = specs.Unbounded((*reward_spec.shape, 1))
         return reward_spec
 
@@ -134,7 +136,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         messages: list[Any] = [{"role": turn.role, "content": turn.content} for turn in history.unbind(0)]
         for message, turn in zip(messages, history.unbind(0), strict=True):
             if turn.tool_calls is not None:
-                message["tool_calls"] = turn.tool_calls  # which the scorer refuses, rather than not see
+                message["tool_calls"] = turn.tool_calls  # kept, so that the scorer raises an error for them
         reply = messages[-1]
         if self._ends is not None and reply["role"] == "assistant" and isinstance(reply["content"], str):
             reply["content"] = self._ends.sub("", reply["content"])
@@ -142,7 +144,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
 
 
 def _each(history: Any, dims: int) -> Iterator[Any]:
-    """The histories of a batch with this many dimensions; their last one, the turns, may be ragged."""
+    """Yield the histories of a batch that has `dims` batch dimensions; histories may differ in length."""
     if dims == 0:
         yield history
     else:
@@ -151,7 +153,7 @@ def _each(history: Any, dims: int) -> Iterator[Any]:
 
 
 def _stack(values: Sequence[Any], shape: Sequence[int]) -> Any:
-    """Objects as a non-tensor of this shape."""
+    """Stack objects into non-tensor data of this shape."""
     if not shape:
         return tensordict.NonTensorData(values[0])
     size = len(values) // shape[0] if shape[0] else 0

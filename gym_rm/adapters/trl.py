@@ -1,11 +1,12 @@
 """TRL: a reward function for `reward_funcs`, and a rollout function that steps the environment.
 
-The reward function needs nothing of TRL and works with `GRPOTrainer`, `RLOOTrainer` and online DPO.
+The reward function does not import TRL. It works with `GRPOTrainer`, `RLOOTrainer` and online DPO.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,23 +29,23 @@ from gym_rm.types import Conversation, Prompt
 
 Rewards = list[float | None]
 
-# What TRL passes to reward functions besides the columns of the dataset.
+# Keywords that TRL passes to reward functions besides the columns of the data set.
 NOT_COLUMNS = frozenset({"completion_ids", "trainer_state", "log_extra", "environments"})
 
 
 class RewardModelReward:
-    """A scorer as one of TRL's `reward_funcs`: one score call a batch, None for a completion without a score.
+    """A scorer as one of TRL's `reward_funcs`: one score call per batch, None for a completion without a score.
 
-    Prompts and completions may be conversational or plain texts (a text prompt is then one user message). The columns
-    of the dataset (`answer`, ...) go to the scorer as `Prompt`s, so a verifier works as well as a reward model. TRL
-    logs `rewards/{name}/mean`; besides, this logs `{name}/unscored`, `{name}/truncated_tokens` and
-    `{name}/{component}` for each component of the reward.
+    Prompts and completions may be messages or plain texts; a text prompt becomes one user message. The columns of the
+    data set (`answer`, ...) reach the scorer as `Prompt`s, so verifiers work as well as reward models. TRL logs
+    `rewards/{name}/mean`. This class also logs `{name}/unscored`, `{name}/truncated_tokens` and `{name}/{component}`
+    for each component of the reward.
 
     Args:
-        reward_model: what `load_scorer` takes, `options` with it.
-        name: what TRL calls it in its metrics.
-        on_unscored: `"none"` gives None, which GRPO and RLOO leave out of the group. `"raise"` raises the
-            `ScoringError`: online DPO needs it, because it counts None as a reward of zero.
+        reward_model, options: arguments of `load_scorer`.
+        name: name of the reward in TRL's metrics.
+        on_unscored: result for a completion without a score. `"none"` returns None, which GRPO and RLOO leave out of
+            the group. `"raise"` raises ScoringError; use it for online DPO, which counts None as a reward of zero.
 
     Example:
         >>> reward = RewardModelReward(lambda conversations: [len(c[-1]["content"]) for c in conversations])
@@ -67,11 +68,11 @@ class RewardModelReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> Rewards:
-        """Rewards of N completions.
+        """Return the rewards of N completions.
 
         Raises:
-            ConfigError: a text prompt that a chat template has already been applied to.
-            ScoringError: completions without a score, with `on_unscored="raise"`.
+            ConfigError: a text prompt is already rendered by a chat template.
+            ScoringError: a completion has no score, and `on_unscored` is `"raise"`.
         """
         return self._report(self._score(prompts, completions, columns), log_metric)
 
@@ -92,7 +93,7 @@ class RewardModelReward:
         if self.on_unscored == "raise":
             scores.raise_for_errors()
         for row in scores.failed_rows:
-            logger.warning("no reward for completion %d: %s", row, scores.errors[row])
+            logger.warning("completion %d has no reward: %s", row, scores.errors[row])
         if log_metric is not None:
             log_metric(f"{self.__name__}/unscored", float(len(scores.failed_rows)))
             log_metric(f"{self.__name__}/truncated_tokens", float(scores.truncated_tokens.sum()))
@@ -103,7 +104,7 @@ class RewardModelReward:
 
 
 class AsyncRewardModelReward(RewardModelReward):
-    """The same for GRPO and RLOO as a coroutine: several of them, and other async rewards, run side by side."""
+    """The same reward as a coroutine, for GRPO and RLOO: several async rewards run at the same time."""
 
     async def __call__(  # type: ignore[override]
         self,
@@ -113,20 +114,20 @@ class AsyncRewardModelReward(RewardModelReward):
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> Rewards:
-        """As `RewardModelReward`, scoring in a thread of its own."""
+        """Return the rewards of N completions; scoring runs in another thread."""
         return self._report(await asyncio.to_thread(self._score, prompts, completions, columns), log_metric)
 
 
 @dataclass(slots=True)
 class Rollout:
-    """One completion in the making.
+    """Tokens and reward of one dialogue.
 
     Attributes:
-        prompt_ids: what the first reply was generated from.
-        completion_ids: everything after it, in a dialogue with what the user said.
-        mask: 1 for each of these that the policy wrote, 0 for the others.
-        logprobs: of each of these, 0.0 where the mask is 0.
-        reward: sum over the turns, None once one of them has no score.
+        prompt_ids: token ids of the prompt.
+        completion_ids: token ids after the prompt, of replies and user messages.
+        mask: for each completion token, 1 if the policy generated it, else 0.
+        logprobs: log-probability of each completion token, 0.0 where the mask is 0.
+        reward: sum of the rewards of all replies, None if a reply has no score.
     """
 
     prompt_ids: list[int]
@@ -136,23 +137,23 @@ class Rollout:
     reward: float | None = 0.0
 
     def add(self, ids: Sequence[int], *, by_policy: bool, logprobs: Sequence[float] | None = None) -> None:
-        """Append tokens."""
+        """Append tokens to the completion."""
         self.completion_ids += ids
         self.mask += [int(by_policy)] * len(ids)
         self.logprobs += logprobs if logprobs is not None else [0.0] * len(ids)
 
 
 class EnvironmentRollout:
-    """A `rollout_func` for `GRPOTrainer` that steps `RewardModel-v0`: the user's next turns come from the environment.
+    """A `rollout_func` for `GRPOTrainer` that steps `RewardModel-v0`; the environment writes the user's turns.
 
     The completion of a dialogue holds everything after the prompt; the user's turns in it are masked out of the loss.
-    The reward functions get columns beside the dataset's: `env_reward`, the sum of the environment's rewards over all
-    turns, None where a turn has no score; `prompt_id` and `answer`. `reward_funcs=rollout.env_reward` takes the first.
+    Reward functions get three more columns: `env_reward` (sum of the rewards of all replies, None if a reply has no
+    score), `prompt_id` and `answer`. Pass `reward_funcs=rollout.env_reward` to train on `env_reward`.
 
     Args:
-        prompts: what `load_prompts` takes; the dataset of the trainer is made of `dataset_rows`.
-        reward_model: what `load_scorer` takes.
-        settings: of `RewardModel-v0`: `max_turns`, `respond`, ...
+        prompts: argument of `load_prompts`. Make the trainer's data set from `dataset_rows`.
+        reward_model: argument of `load_scorer`.
+        settings: keywords of `RewardModel-v0` (`max_turns`, `respond`, ...).
 
     Example:
         >>> rollout = EnvironmentRollout(["2 + 2?"], reward_model=lambda conversations: [1.0] * len(conversations))
@@ -163,26 +164,29 @@ class EnvironmentRollout:
     def __init__(self, prompts: Source = None, *, reward_model: ScorerLike = None, **settings: Any) -> None:
         refused = sorted({"num_envs", "group_size", "autoreset_mode", "fallback_reward"} & settings.keys())
         if refused:
-            raise ConfigError(f"{refused} follow from the trainer's batch; leave them out.")
+            raise ConfigError(f"settings {refused} are determined by the trainer's batch; leave them out.")
         loaded = load_prompts(prompts)
         self._prompts = {_key(prompt.messages): prompt for prompt in loaded}
         if len(self._prompts) < len(loaded):
-            raise ConfigError("two prompts have the same messages, and the trainer tells prompts apart by these only.")
+            raise ConfigError(
+                "prompts must have different messages, because the trainer identifies a prompt by its messages; "
+                f"{len(loaded) - len(self._prompts)} of {len(loaded)} prompts have the same messages as another."
+            )
         self._scorer = load_scorer(reward_model)
         self._settings = settings
 
     @property
     def dataset_rows(self) -> list[dict[str, Any]]:
-        """Rows of `{"prompt": messages}`, for `datasets.Dataset.from_list`."""
+        """Rows `{"prompt": messages}` for `datasets.Dataset.from_list`."""
         return [{"prompt": [dict(message) for message in prompt.messages]} for prompt in self._prompts.values()]
 
     @staticmethod
     def env_reward(env_reward: Sequence[float | None], **columns: Any) -> Rewards:
-        """The reward function that goes with it."""
+        """Reward function that returns the column `env_reward`."""
         return list(env_reward)
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """Generate with the trainer's model and step, until every dialogue is over; one score call a turn."""
+        """Generate replies and step until every dialogue has ended; each step makes one score call."""
         chosen = [self._find(messages) for messages in prompts]
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         texts = PolicyTexts(tokenizer, chat_template=trainer.chat_template, **trainer.chat_template_kwargs)
@@ -193,20 +197,20 @@ class EnvironmentRollout:
 
         rollouts = [Rollout(encode(texts.prompt(observation))) for observation in observations]
         active = np.ones(len(rollouts), dtype=np.bool_)
-        while active.any():
-            replies = _generate(rollouts, active, trainer, tokenizer)
-            observations, rewards, terminations, truncations, infos = envs.step(replies, rows=active)
-            for row in np.flatnonzero(active).tolist():
-                failed = "score_ok" in infos and infos["_score_ok"][row] and not infos["score_ok"][row]
-                paid = rollouts[row].reward
-                rollouts[row].reward = None if failed or paid is None else paid + float(rewards[row])
-            active &= ~(terminations | truncations)
-            for row in np.flatnonzero(active).tolist():
-                text = texts.next_turn(observations[row][-1]["content"])
-                if rollouts[row].completion_ids[-1:] == [tokenizer.eos_token_id]:
-                    text = text.removeprefix(tokenizer.eos_token)
-                rollouts[row].add(encode(text), by_policy=False)
-        envs.close()
+        with contextlib.closing(envs):
+            while active.any():
+                replies = _generate(rollouts, active, trainer, tokenizer)
+                observations, rewards, terminations, truncations, infos = envs.step(replies, rows=active)
+                for row in np.flatnonzero(active).tolist():
+                    failed = "score_ok" in infos and infos["_score_ok"][row] and not infos["score_ok"][row]
+                    total = rollouts[row].reward
+                    rollouts[row].reward = None if failed or total is None else total + float(rewards[row])
+                active &= ~(terminations | truncations)
+                for row in np.flatnonzero(active).tolist():
+                    text = texts.next_turn(observations[row][-1]["content"])
+                    if rollouts[row].completion_ids[-1:] == [tokenizer.eos_token_id]:
+                        text = text.removeprefix(tokenizer.eos_token)
+                    rollouts[row].add(encode(text), by_policy=False)
         return {
             "prompt_ids": [rollout.prompt_ids for rollout in rollouts],
             "completion_ids": [rollout.completion_ids for rollout in rollouts],
@@ -220,13 +224,13 @@ class EnvironmentRollout:
     def _find(self, messages: Conversation) -> Prompt:
         if _key(messages) not in self._prompts:
             raise ConfigError(
-                f"the dataset holds a prompt that the environment does not know: {messages!r:.300}; make the dataset "
-                "from rollout.dataset_rows."
+                f"the data set has a prompt that is not in `prompts`: {messages!r:.300}; make the data set from "
+                "rollout.dataset_rows."
             )
         return self._prompts[_key(messages)]
 
     def _start(self, chosen: Sequence[Prompt]) -> tuple[RewardVectorEnv, Observations]:
-        """An environment whose row i starts from prompt i."""
+        """Make and reset an environment whose row i starts from prompt i."""
         distinct = {_key(prompt.messages): prompt for prompt in chosen}
         envs = gym.make_vec(
             "RewardModel-v0",
@@ -244,10 +248,10 @@ class EnvironmentRollout:
 
 
 def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any, tokenizer: Any) -> list[str]:
-    """Let the policy go on in these rows, by the trainer's own generation; the text of each reply."""
+    """Generate the replies of these rows, append them to the rollouts and return their texts."""
     indices = np.flatnonzero(rows).tolist()
     contexts = [[*rollouts[row].prompt_ids, *rollouts[row].completion_ids] for row in indices]
-    # What GRPOTrainer's own tool loop generates its later turns with, whichever backend it uses.
+    # The method that GRPOTrainer's tool loop calls for later turns; it works with every generation backend.
     completion_ids, logprobs = trainer._generate_single_turn(contexts, None, {}, num_generations=1)
     replies = [""] * len(rollouts)
     for k, row in enumerate(indices):

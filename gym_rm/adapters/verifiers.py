@@ -1,7 +1,7 @@
-"""verifiers: reward functions for its tasks (v1) and for the rubrics of its earlier releases.
+"""verifiers: reward functions for its tasks (v1) and for the rubrics of earlier releases.
 
-v1 records an exception as a reward that is missing. The earlier rubrics turn it into 0.0, so the functions for them
-return NaN instead, which no mean hides.
+v1 records an exception as a missing reward. Earlier rubrics record it as 0.0, so the functions for them return NaN
+instead, which makes the mean of a batch NaN too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from gym_rm.scorers.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.types import Prompt
 
 GROUPED = ("answer", "info", "task")
-"""What rubrics know of a rollout's row; functions of a group get the same in the plural."""
+"""Columns that rubrics pass to a reward function; a group function gets them as `answers`, `infos` and `tasks`."""
 
 
 class TraceReward:
-    """The reward of a trace, for a method marked `@vf.reward` of a `vf.Task`.
+    """Reward of a trace, for a method of a `vf.Task` marked with `@vf.reward`.
 
-    Calls that arrive together are scored together. The task's data (`answer`, ...) goes to the scorer as a `Prompt`.
+    Concurrent calls are scored in one batch. The task's data (`answer`, ...) reaches the scorer as a `Prompt`.
 
     Args:
-        reward_model: what `load_scorer` takes, `options` with it.
+        reward_model, options: arguments of `load_scorer`.
 
     Example:
         >>> score = TraceReward("Skywork/Skywork-Reward-V2-Qwen3-0.6B")  # doctest: +SKIP
@@ -43,10 +43,10 @@ class TraceReward:
         self.scorer = shared_batching_scorer(reward_model, options)
 
     async def __call__(self, trace: Any) -> float:
-        """Score the messages of the trace's last branch.
+        """Return the score of the messages in the trace's last branch.
 
         Raises:
-            ScoringError: it has no score (tool calls, images, too long, ...).
+            ScoringError: the conversation has no score (tool calls, images, too long, ...).
         """
         messages = [_plain(message) for message in trace.messages]
         data = getattr(getattr(trace, "task", None), "data", None)
@@ -58,7 +58,7 @@ class TraceReward:
 
 
 def reward_function(reward_model: ScorerLike = None, *, name: str = "reward_model", **options: Any) -> Any:
-    """A reward function for the earlier releases' `vf.Rubric(funcs=[...])`: one rollout, NaN if it has no score."""
+    """Return a reward function for `vf.Rubric(funcs=[...])` of earlier releases: one rollout, NaN without a score."""
     scorer = shared_batching_scorer(reward_model, options)
 
     async def function(prompt: Any, completion: Any, **kwargs: Any) -> float:
@@ -69,7 +69,10 @@ def reward_function(reward_model: ScorerLike = None, *, name: str = "reward_mode
 
 
 def group_reward_function(reward_model: ScorerLike = None, *, name: str = "reward_model", **options: Any) -> Any:
-    """The same for the rollouts of a group, in one score call; the rubric tells it by its plural parameters."""
+    """Return a reward function for all rollouts of a group, scored in one call.
+
+    Rubrics recognise a group function by its plural parameter names.
+    """
     scorer = shared_batching_scorer(reward_model, options)
 
     async def function(prompts: Sequence[Any], completions: Sequence[Any], **kwargs: Any) -> list[float]:
@@ -94,14 +97,14 @@ async def _rewards(
         scores = await asyncio.wrap_future(scorer.submit(conversations, rows))
     except ScoringError as error:
         scores = error.scores
-    except Exception as error:  # these rubrics would turn it into a reward of 0.0
-        logger.error("no reward for %d rollouts: %s", len(prompts), error)
+    except Exception as error:  # the rubric would record a reward of 0.0
+        logger.error("%d rollouts have no reward: %s", len(prompts), error)
         return [math.nan] * len(prompts)
     return scores.rewards_or_fallback(math.nan)
 
 
 def _prompt(prompt: Any, columns: Mapping[str, Any], index: int) -> Prompt:
-    """The row of a rollout: its `answer`, and everything in `info` and the other columns."""
+    """Make the prompt of a rollout; the keys of `info` and the columns except `answer` are metadata."""
     info = columns.get("info")
     named = {name: columns[name] for name in GROUPED if name in columns and name != "info"}
     return prompt_of_columns(prompt_messages(prompt), {**(info if isinstance(info, Mapping) else {}), **named}, index)

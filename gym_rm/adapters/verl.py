@@ -1,8 +1,8 @@
 """verl: a reward function, its batched form, and a reward manager.
 
-verl decodes the reply for a reward function but does not pass the prompt, so the functions read it from `extra_info`;
-the manager reads the messages that verl's dataset keeps (`raw_prompt`). The `ground_truth` reaches verifiers as the
-prompt's `answer`. A failure is raised: verl has no missing reward, and would train on any number in its place.
+verl does not pass the prompt to reward functions, so these functions read it from `extra_info`. The manager reads the
+messages that verl's data set stores in `raw_prompt`. The `ground_truth` becomes the prompt's `answer`, for verifiers.
+A reply without a score raises an error: verl has no missing reward and would train on any number returned instead.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ async def compute_score(
     reward_model: Any = None,
     **options: Any,
 ) -> Result:
-    """verl's `custom_reward_function`: `path=pkg://gym_rm.adapters.verl name=compute_score`.
+    """Score one reply; use it as verl's `custom_reward_function`: `path=pkg://gym_rm.adapters.verl name=compute_score`.
 
-    The prompt is `extra_info["prompt"]` (a text or messages) or `extra_info["question"]`. Calls that arrive together
-    are scored together.
+    The prompt is `extra_info["prompt"]` (a text or messages) or `extra_info["question"]`. Concurrent calls are scored
+    in one batch.
 
     Args:
-        data_source: goes to the scorer in the prompt's `metadata`.
+        data_source: name of the data set; stored in the prompt's `metadata`.
         solution_str: the reply.
-        ground_truth: the prompt's `answer`; a value that is neither text nor a number goes to its `metadata`.
-        extra_info: the other columns of the dataset's row.
-        reward_model: what `load_scorer` takes, `options` with it, as `reward_kwargs` of the configuration.
+        ground_truth: the prompt's `answer`. A value that is neither a text nor a number is stored in `metadata`.
+        extra_info: other columns of the data set's row.
+        reward_model, options: arguments of `load_scorer`; verl takes them from `reward_kwargs` of its configuration.
 
     Returns:
         `score`, `num_tokens`, `truncated_tokens` and `component_{name}` for each component of the reward.
@@ -63,7 +63,7 @@ def compute_scores(
     reward_model: Any = None,
     **options: Any,
 ) -> list[Result]:
-    """The same for verl's reward manager `batch`: N replies in one score call."""
+    """Score N replies in one call, for verl's reward manager `batch`; see `compute_score`."""
     sizes = [len(each) for each in (data_sources, solution_strs, ground_truths, extra_infos)]
     if len(set(sizes)) > 1:
         raise ConfigError(
@@ -77,18 +77,17 @@ def compute_scores(
 
 
 class RewardModelManager:
-    """A reward manager in both of verl's forms: `manager(data, return_dict=True)` and `await manager.run_single(data)`.
+    """A reward manager with both of verl's interfaces: `manager(data)` and `await manager.run_single(data)`.
 
-    With `reward.reward_manager.source=importlib` verl makes it by itself from
-    `module.path=pkg://gym_rm.adapters.verl` and `name=RewardModelManager`; the reward model is then
-    `config.reward.reward_kwargs`.
+    verl makes the manager if its configuration has `reward.reward_manager.source=importlib`, with
+    `module.path=pkg://gym_rm.adapters.verl` and `name=RewardModelManager`.
 
     Args:
-        config: verl's configuration.
-        tokenizer: the policy's, to decode replies.
-        compute_score, num_examine, reward_fn_key, reward_router_address, reward_model_tokenizer: not used; verl passes
+        config: verl's configuration; `config.reward.reward_kwargs` holds arguments of `load_scorer`.
+        tokenizer: the policy's tokenizer, to decode replies.
+        compute_score, num_examine, reward_fn_key, reward_router_address, reward_model_tokenizer: ignored; verl passes
             them to every manager.
-        reward_model: what `load_scorer` takes, `options` with it.
+        reward_kwargs: arguments of `load_scorer`; they override those of the configuration.
     """
 
     def __init__(
@@ -109,7 +108,12 @@ class RewardModelManager:
         self.scorer = shared_batching_scorer(options.pop("reward_model", None), options)
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
-        """Rewards `[B, response_length]`, each at the last token of its reply, in one score call."""
+        """Score B replies in one call.
+
+        Returns:
+            Rewards `[B, response_length]`, each at the last token of its reply; with `return_dict=True` a dict of
+            these (`reward_tensor`) and of token counts and components (`reward_extra_info`).
+        """
         rows = [self._row(data[row], row) for row in range(len(data))]
         scores = self.scorer.score([conversation for conversation, _ in rows], [prompt for _, prompt in rows])
         results = _results(scores)
@@ -120,7 +124,7 @@ class RewardModelManager:
         return {"reward_tensor": rewards, "reward_extra_info": info}
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """The reward of one sample (the last, where there are several); concurrent calls are scored together."""
+        """Return the reward of one sample, the last one in `data`; concurrent calls are scored in one batch."""
         loop = asyncio.get_running_loop()
         conversation, prompt = await loop.run_in_executor(None, self._row, data[-1:][0], 0)
         (result,) = _results(await asyncio.wrap_future(self.scorer.submit([conversation], [prompt])))
@@ -128,7 +132,7 @@ class RewardModelManager:
 
     @classmethod
     def assemble_rm_scores(cls, data: Any, scores: Sequence[float]) -> Any:
-        """N rewards as `[N, response_length]`, each at the last token of its reply."""
+        """Return N rewards as `[N, response_length]`, each at the last token of its reply."""
         import torch
 
         lengths = data.batch["attention_mask"][:, data.batch["prompts"].shape[-1] :].sum(dim=1)
@@ -140,8 +144,8 @@ class RewardModelManager:
         columns = item.non_tensor_batch
         if "raw_prompt" not in columns:
             raise ConfigError(
-                "the batch has no 'raw_prompt', the messages of the prompt; set data.return_raw_chat=True "
-                f"(it has {sorted(columns)})."
+                "the batch has no column 'raw_prompt' with the messages of the prompt, only the columns "
+                f"{sorted(columns)}; set data.return_raw_chat=True."
             )
         responses = item.batch["responses"]
         length = int(item.batch["attention_mask"][-responses.shape[-1] :].sum())
@@ -159,9 +163,9 @@ def _row(
     text = info.get("prompt", info.get("question"))
     if text is None:
         raise ConfigError(
-            "a reward model needs the prompt, which verl does not pass to reward functions: put it into the "
-            f"dataset's extra_info as 'prompt' (messages or a text) or 'question'; got {sorted(info)}. "
-            "RewardModelManager needs no such column."
+            f"extra_info has no prompt, only the keys {sorted(info)}. verl does not pass the prompt to reward "
+            "functions: put it into extra_info as 'prompt' (messages or a text) or 'question', or use "
+            "RewardModelManager, which reads 'raw_prompt'."
         )
     conversation = join_reply(text, reply, "extra_info['prompt']")
     return conversation, _prompt(conversation, {"data_source": data_source, **info}, ground_truth, index)

@@ -1,8 +1,8 @@
-"""PPO as single-file scripts write it, knowing nothing of reward models: any id, `gym.make_vec`, a box of numbers in.
+"""PPO in the style of CleanRL, without code for reward models: it makes any id with `gym.make_vec`.
 
     python cleanrl_style_ppo.py RewardModelCandidates-v0 --import-module gym_rm
 
-Like many such scripts it has never heard of autoreset modes: in `NEXT_STEP` it learns from the reset steps too.
+Like many such scripts, it ignores the autoreset mode: in `NEXT_STEP` it also trains on the steps that only reset.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class Agent(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("env_id")
-    parser.add_argument("--import-module", default="gymnasium", help="what registers the id")
+    parser.add_argument("--import-module", default="gymnasium", help="module that registers the id")
     parser.add_argument("--env-kwargs", type=json.loads, default={})
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--total-timesteps", type=int, default=16384)
@@ -87,10 +87,10 @@ def main():
             next_value = agent.get_action_and_value(next_obs)[3]
             advantages, last = torch.zeros_like(rewards), 0
             for t in reversed(range(args.num_steps)):
-                going_on = 1.0 - (next_done if t == args.num_steps - 1 else dones[t + 1])
+                not_done = 1.0 - (next_done if t == args.num_steps - 1 else dones[t + 1])
                 following = next_value if t == args.num_steps - 1 else values[t + 1]
-                delta = rewards[t] + args.gamma * following * going_on - values[t]
-                advantages[t] = last = delta + args.gamma * args.gae_lambda * going_on * last
+                delta = rewards[t] + args.gamma * following * not_done - values[t]
+                advantages[t] = last = delta + args.gamma * args.gae_lambda * not_done * last
         b_obs, b_actions, b_logprobs = obs.flatten(0, 1), actions.flatten(), logprobs.flatten()
         b_advantages, b_returns = advantages.flatten(), (advantages + values).flatten()
         for _ in range(4):

@@ -14,7 +14,7 @@ ASSETS = importlib.resources.files("gym_rm") / "assets"
 if importlib.util.find_spec("torch"):
     import torch
 
-    torch.set_num_threads(1)  # the models are tiny: more threads wait for each other
+    torch.set_num_threads(1)  # models this small run faster on one thread
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def policy_path():
 
 @pytest.fixture
 def import_adapter(monkeypatch):
-    """A function that imports an adapter, with stand-ins for its library's modules where that is not installed."""
+    """Function that imports an adapter; modules that are not installed are replaced by stand-ins."""
 
     def load(name, stand_ins):
         module = f"gym_rm.adapters.{name}"
         if not all(map(is_installed, stand_ins)):
-            monkeypatch.setitem(sys.modules, module, None)  # so that the end of the test takes it out again
+            monkeypatch.setitem(sys.modules, module, None)  # makes monkeypatch remove the module after the test
             del sys.modules[module]
             for library, names in stand_ins.items():
                 monkeypatch.setitem(sys.modules, library, SimpleNamespace(**names))
@@ -56,5 +56,5 @@ def import_adapter(monkeypatch):
 def is_installed(module):
     try:
         return importlib.util.find_spec(module) is not None
-    except ImportError:  # a package that it is in
+    except ImportError:  # the parent package is not installed
         return False

@@ -1,4 +1,4 @@
-"""What OpenRLHF sends: prompts that the policy's chat template has been applied to, and the same with a reply."""
+"""Requests as OpenRLHF sends them: prompts rendered by the policy's chat template, and queries with a reply."""
 
 import json
 import urllib.error
@@ -17,7 +17,7 @@ def query(reply, prompt=PROMPT):
 
 
 def post(url, body, headers=None):
-    """The status and the reply to a body, which is sent as JSON unless it is bytes."""
+    """Post a body (bytes, or an object that is sent as JSON) and return the status and the JSON response."""
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", **(headers or {})})
     try:

@@ -1,4 +1,4 @@
-"""Scorers that tests can predict and that remember what they were asked."""
+"""Scorers with predictable rewards that record their calls."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from gym_rm import Scores, ScoringError
 
 
 class RecordingScorer:
-    """Scores by the length of the last message; a reply that holds FAIL has no score, one that holds CRASH raises."""
+    """Reward = length of the reply / 4. A reply with FAIL has no score; a reply with CRASH raises OSError."""
 
     def __init__(self, seconds=0.0):
         self.calls = []
@@ -41,7 +41,7 @@ class RecordingScorer:
             components={"length": lengths},
             num_tokens=np.array([sum(len(m["content"]) for m in c) for c in conversations], dtype=np.int64),
             truncated_tokens=np.zeros(len(conversations), dtype=np.int64),
-            errors=tuple("asked to fail" if each else None for each in failed),
+            errors=tuple("the reply contains FAIL" if each else None for each in failed),
         )
         if scores.failed_rows:
             raise ScoringError(scores)
@@ -49,9 +49,9 @@ class RecordingScorer:
 
 
 class Verifier:
-    """A reward function: 1.0 where the reply holds the row's answer, 0.0 elsewhere, no score without an answer.
+    """Reward function: 1.0 if the reply contains the prompt's answer, else 0.0; None for a prompt without an answer.
 
-    `rows` are the conversations that it was given, each with its prompt.
+    `rows` records the conversations of all calls, each with its prompt.
     """
 
     def __init__(self):
@@ -70,7 +70,7 @@ class Verifier:
 
 
 def holds_answer(conversations, prompts):
-    """The same without a memory, for settings that name a function: `"recording:holds_answer"`."""
+    """`Verifier` as a plain function, for settings that name a function (`"recording:holds_answer"`)."""
     return [
         None if prompt.answer is None else float(prompt.answer in conversation[-1]["content"])
         for conversation, prompt in zip(conversations, prompts, strict=True)
@@ -78,14 +78,14 @@ def holds_answer(conversations, prompts):
 
 
 def answer_must_be_text(conversations, prompts):
-    """A verifier that does not expect a row without an answer."""
+    """Verifier that raises AttributeError for a prompt without an answer."""
     return [float(p.answer.strip() in c[-1]["content"]) for c, p in zip(conversations, prompts, strict=True)]
 
 
 NO_ANSWERS = [None, ["4"], {"value": "4"}, True, float("nan")]
-"""What a broken row may hold in place of its answer: a verifier must be told that there is none."""
+"""Invalid answers in a data set; the prompt's `answer` must be None for each of them."""
 
 
 def chat(*texts):
-    """Messages of alternating user and assistant turns."""
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    """Return messages of alternating user and assistant turns."""
+    return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]

@@ -1,4 +1,4 @@
-"""Code that knows nothing of reward models, pointed at the ids that are registered."""
+"""RL scripts without code for reward models learn in the registered environments."""
 
 import json
 import re
@@ -16,8 +16,8 @@ SCRIPT = Path(__file__).parent / "cleanrl_style_ppo.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
-def test_a_single_file_script_learns(mode, embedded_scorer):
-    prompts = task_prompts(CANDIDATES)[:2]  # to a network that reads token ids as amounts more look alike
+def test_a_cleanrl_style_script_learns(mode, embedded_scorer):
+    prompts = task_prompts(CANDIDATES)[:2]  # this network cannot distinguish more prompts by their token ids
     rows = [{"messages": list(prompt.messages)} for prompt in prompts]
     settings = {"prompts": rows, "window": WINDOW, "autoreset_mode": mode}
     run = subprocess.run(
@@ -25,11 +25,13 @@ def test_a_single_file_script_learns(mode, embedded_scorer):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     returns = [float(value) for value in re.findall(r"episodic_return=(\S+)", run.stdout)]
-    assert returns[-1] > 0.95 * best_return(CANDIDATES, embedded_scorer, prompts) > returns[0]  # with exploration
+    assert (
+        returns[-1] > 0.95 * best_return(CANDIDATES, embedded_scorer, prompts) > returns[0]
+    )  # below the best return because of exploration
 
 
 @pytest.mark.slow
-def test_a_script_like_the_sb3_zoos_learns(tmp_path):
+def test_a_script_in_the_style_of_the_sb3_zoo_learns(tmp_path):
     sb3 = pytest.importorskip("stable_baselines3", reason="Stable-Baselines3 is not installed")
     from stable_baselines3.common.callbacks import EvalCallback
     from stable_baselines3.common.env_util import make_vec_env

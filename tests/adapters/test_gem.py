@@ -11,14 +11,14 @@ SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"]}
 
 @pytest.fixture(scope="module")
 def gem():
-    """The library, with our environment in its registry."""
+    """The library GEM with `RewardModelGemEnv` registered."""
     gem = pytest.importorskip("gem", reason="GEM is not installed")
     gem.register(NAME, "gym_rm.adapters.gem:RewardModelGemEnv")
     return gem
 
 
 class Base:
-    """What the environment needs of its base class."""
+    """Stand-in of the base class, with the methods that the environment calls."""
 
     def reset(self, seed=None):
         pass
@@ -26,14 +26,14 @@ class Base:
 
 @pytest.fixture
 def make(import_adapter, request):
-    """Environments made by GEM's registry; where it is not installed, over a stand-in of its base class."""
+    """Function that makes environments with GEM's registry, or on a stand-in if GEM is not installed."""
     if importlib.util.find_spec("gem") is None:
         return import_adapter("gem", {"gem.core": {"Env": Base}}).RewardModelGemEnv
     gem = request.getfixturevalue("gem")
     return lambda **settings: gem.make(NAME, **settings)
 
 
-def test_texts_in_and_texts_out(make, recorder):
+def test_observations_and_actions_are_texts(make, recorder):
     env = make(reward_model=recorder, prompts=[{"prompt": "2 + 2?", "user_turns": ["sure?"]}])
     observation, info = env.reset(seed=3)
     assert observation == "2 + 2?"
@@ -46,7 +46,7 @@ def test_texts_in_and_texts_out(make, recorder):
     assert isinstance(env.sample_random_action(), str)
 
 
-def test_gems_vector_environment(gem, recorder):
+def test_gem_makes_a_vector_environment(gem, recorder):
     envs = gem.make_vec([NAME] * 3, vec_kwargs=[{"reward_model": recorder, "prompts": ["2 + 2?"]}] * 3)
     observations, _ = envs.reset(seed=0)
     assert list(observations) == ["2 + 2?"] * 3
@@ -55,10 +55,10 @@ def test_gems_vector_environment(gem, recorder):
     assert all(terminations)
 
 
-# --- the row, for verifiers ----------------------------------------------------------------------------------------
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
-def test_a_verifier_compares_each_turn_with_the_answer_of_its_row(make, verifier):
+def test_a_verifier_compares_each_reply_with_the_answer_of_its_prompt(make, verifier):
     env = make(reward_model=verifier, prompts=SUMS)
     questions = set()
     for seed in range(8):
@@ -71,26 +71,26 @@ def test_a_verifier_compares_each_turn_with_the_answer_of_its_row(make, verifier
     assert all(conversation[0] == prompt.messages[0] for conversation, prompt in verifier.rows)
 
 
-def test_a_row_without_an_answer_is_an_error_for_a_verifier(make, verifier):
+def test_a_prompt_without_an_answer_is_an_error_for_a_verifier(make, verifier):
     env = make(reward_model=verifier, prompts=["2 + 2?"])
     env.reset(seed=0)
     with pytest.raises(ScoringError, match="row 0: the reward function returned None"):
         env.step("4")
 
 
-def test_a_row_without_an_answer_gets_the_fallback_and_is_marked(make, verifier):
+def test_a_prompt_without_an_answer_gets_the_fallback_reward_and_score_ok_is_false(make, verifier):
     env = make(reward_model=verifier, prompts=["2 + 2?"], fallback_reward=-2.0)
     env.reset(seed=0)
     _, reward, _, _, info = env.step("4")
     assert (reward, info["score_ok"]) == (-2.0, False)
 
 
-def test_an_answer_that_is_not_text_is_refused(make, verifier):
+def test_an_answer_that_is_neither_text_nor_a_number_is_refused(make, verifier):
     with pytest.raises(ConfigError, match="'answer' must be a text or a number"):
         make(reward_model=verifier, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
 
 
-def test_a_verifier_in_gems_vector_environment(gem, verifier):
+def test_gems_vector_environment_passes_answers_to_a_verifier(gem, verifier):
     envs = gem.make_vec([NAME] * 3, vec_kwargs=[{"reward_model": verifier, "prompts": [row]} for row in SUMS])
     envs.reset(seed=0)
     _, rewards, *_ = envs.step(["It is 2.", "It is 5.", "It is 6."])

@@ -6,7 +6,7 @@ import pytest
 
 from gym_rm.errors import GymRMError
 
-NEEDS = {  # adapter: what it imports, what installs that
+NEEDS = {  # adapter: module that it imports, argument of pip install
     "sb3": ("stable_baselines3.common.vec_env", "gym-rm[sb3]"),
     "torchrl": ("torchrl.data", "gym-rm[torchrl]"),
     "rllib": ("ray", "gym-rm[rllib]"),
@@ -17,7 +17,7 @@ NEEDS = {  # adapter: what it imports, what installs that
 
 
 @pytest.mark.parametrize("adapter", NEEDS)
-def test_a_missing_library_is_an_import_error_that_says_how_to_install_it(adapter, monkeypatch):
+def test_a_missing_library_is_an_import_error_with_the_install_command(adapter, monkeypatch):
     module, install = NEEDS[adapter]
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, f"gym_rm.adapters.{adapter}", raising=False)
@@ -27,7 +27,7 @@ def test_a_missing_library_is_an_import_error_that_says_how_to_install_it(adapte
 
 
 @pytest.mark.parametrize("adapter", ["trl", "verl", "openrlhf", "nemo_rl", "verifiers"])
-def test_the_others_need_no_library(adapter, monkeypatch):
+def test_the_other_adapters_import_no_library(adapter, monkeypatch):
     for library in ("trl", "verl", "openrlhf", "nemo_rl", "verifiers"):
         monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"gym_rm.adapters.{adapter}", raising=False)

@@ -6,7 +6,7 @@ from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 from gym_rm import ConfigError, ScoringError
 from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
 
-RECIPE = {  # grpo_rm_1B.yaml, the reward_model section
+RECIPE = {  # section reward_model of NeMo RL's grpo_rm_1B.yaml
     "enabled": True,
     "model_name": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
     "tokenizer": {"name": "Skywork/Skywork-Reward-V2-Qwen3-0.6B"},
@@ -40,7 +40,7 @@ def environment(recorder):
 
 
 def log(*texts):
-    """A message log as rollouts hold it, with the tokens of each message."""
+    """Return a message log in the form of NeMo RL's rollouts, with the tokens of each message."""
     return [{**message, "token_ids": torch.arange(3)} for message in chat(*texts)]
 
 
@@ -55,7 +55,7 @@ def changed(**changes):
 # --- the interface -------------------------------------------------------------------------------------------------
 
 
-def test_step_returns_nemo_rls_fields(environment, recorder):
+def test_step_returns_the_fields_that_nemo_rl_expects(environment, recorder):
     result = environment.step([log("q", "four"), log("q", "a", "sure?", "it is four")], [{"any": 1}, None])
     assert isinstance(result, EnvironmentReturn)
     assert result._fields == ("observations", "metadata", "next_stop_strings", "rewards", "terminateds", "answers")
@@ -70,19 +70,19 @@ def test_step_returns_nemo_rls_fields(environment, recorder):
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 7])
-def test_any_batch_size(environment, size):
+def test_step_accepts_any_batch_size(environment, size):
     result = environment.step([log("q", "four")] * size, [None] * size)
     assert result.rewards.shape == result.terminateds.shape == (size,)
 
 
-def test_a_log_without_a_score_is_an_error_or_the_fallback(environment):
+def test_a_log_without_a_score_is_an_error_or_gets_the_fallback_reward(environment):
     with pytest.raises(ScoringError):
         environment.step([log("q", "FAIL"), log("q", "four")], [None, None])
     environment = RewardModelEnvironment({"scorer": RecordingScorer()}, fallback_reward=-2.0)
     assert environment.step([log("q", "FAIL"), log("q", "four")], [None, None]).rewards.tolist() == [-2.0, 1.0]
 
 
-def test_prompts_that_are_rendered_already(recorder, policy_path, environment):
+def test_rendered_prompts_need_the_policy_tokenizer(recorder, policy_path, environment):
     prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     with pytest.raises(ConfigError, match="policy_tokenizer="):
         environment.step([log(prompt, "four<|im_end|>")], [None])
@@ -92,7 +92,7 @@ def test_prompts_that_are_rendered_already(recorder, policy_path, environment):
 
 
 @pytest.mark.parametrize("name", ["total_reward", "rewards"])
-def test_metrics_have_nemo_rls_names(environment, name):
+def test_metrics_have_the_names_of_nemo_rl(environment, name):
     rewards = torch.tensor([1.0, 2.0, 6.0])
     batch = {"message_log": [None] * 3, name: rewards}
     same, metrics = environment.global_post_process_and_metrics(batch)
@@ -128,7 +128,7 @@ def test_the_last_shutdown_closes_a_scorer_that_environments_share():
     assert scorer.closed
 
 
-# --- the metadata, for verifiers -----------------------------------------------------------------------------------
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(verifying
     with pytest.raises(ScoringError, match=r"1 of 2 .* row 1: the reward function returned None"):
         verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}, {"ground_truth": ground_truth}])
     assert [prompt.answer for prompt in verifier.prompts] == ["4", None]
-    assert verifier.prompts[1].metadata["ground_truth"] is ground_truth  # for verifiers that can read it
+    assert verifier.prompts[1].metadata["ground_truth"] is ground_truth  # kept for verifiers that can read it
 
 
 @pytest.mark.parametrize("answer", [["4"], {"value": "4"}])
@@ -178,18 +178,18 @@ def test_a_log_without_metadata_is_an_error_for_a_verifier(verifying, metadata):
         verifying.step([log("q", "4")], metadata)
 
 
-def test_another_number_of_metadata_is_an_error(verifying):
-    with pytest.raises(ConfigError, match="one metadata for each of the 2 logs, got 1"):
+def test_a_wrong_number_of_metadata_is_an_error(verifying):
+    with pytest.raises(ConfigError, match="one entry for each of the 2 message logs, got 1"):
         verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
 
 
-def test_a_verifier_that_fails_on_a_broken_row_is_an_error():
+def test_an_exception_in_a_verifier_is_raised():
     environment = RewardModelEnvironment({"scorer": answer_must_be_text}, fallback_reward=-2.0)
     with pytest.raises(AttributeError, match="strip"):
         environment.step([log("q", "4")], [{"ground_truth": None}])
 
 
-def test_a_prompt_that_is_rendered_already_keeps_its_metadata(verifier, policy_path):
+def test_a_rendered_prompt_keeps_its_metadata(verifier, policy_path):
     environment = RewardModelEnvironment({"scorer": verifier}, policy_tokenizer=policy_path)
     prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     assert environment.step([log(prompt, "4<|im_end|>")], [{"ground_truth": "4"}]).rewards.tolist() == [1.0]
@@ -199,14 +199,14 @@ def test_a_prompt_that_is_rendered_already_keeps_its_metadata(verifier, policy_p
 # --- the configuration ---------------------------------------------------------------------------------------------
 
 
-def test_the_recipe_is_taken_over():
+def test_the_configuration_of_nemo_rls_recipe_is_accepted():
     read = read_config(RECIPE)
     assert read.reward_model == RECIPE["model_name"]
     assert read.options == {"dtype": "bfloat16", "max_length": 2048}
     assert {"batch_size", "dynamic_batching.enabled", "resources.num_nodes"} <= read.without_effect.keys()
 
 
-def test_templates(tmp_path):
+def test_chat_templates_are_read_from_files_and_texts(tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text("{{ messages }}")
     tokenizer = {**RECIPE["tokenizer"], "chat_template_kwargs": {"enable_thinking": False}}
@@ -234,19 +234,19 @@ def test_templates(tmp_path):
         ({"modle_name": "typo"}, "modle_name: unknown. Did you mean 'model_name'?"),
     ],
 )
-def test_an_unsupported_setting_is_named(change, named):
+def test_the_error_names_an_unsupported_setting(change, named):
     with pytest.raises(ConfigError) as caught:
         read_config(changed(**change))
     assert named in str(caught.value)
 
 
-def test_every_problem_is_named_at_once():
+def test_the_error_names_every_problem():
     with pytest.raises(ConfigError) as caught:
         read_config(changed(checkpoint_path="/dcp", dtensor_cfg__tensor_parallel_size=4, surprise=1))
     assert all(name in str(caught.value) for name in ("checkpoint_path", "tensor_parallel_size", "surprise"))
 
 
-def test_a_configuration_loads_the_model(policy_path, embedded_scorer):
+def test_a_configuration_loads_the_reward_model(policy_path, embedded_scorer):
     folder = policy_path.replace("policy", "reward_model")
     config = changed(model_name=folder, tokenizer={"name": folder}, precision="float32", max_model_len=256)
     environment = RewardModelEnvironment(config)

@@ -25,10 +25,10 @@ def reward_function(recorder, policy_path):
     return RewardFunction(recorder, policy_tokenizer=policy_path)
 
 
-# --- the Python form -----------------------------------------------------------------------------------------------
+# --- the reward function -------------------------------------------------------------------------------------------
 
 
-def test_the_function_returns_what_openrlhf_reads(reward_function, recorder):
+def test_the_function_returns_the_fields_that_openrlhf_expects(reward_function, recorder):
     result = reward_function([query("four"), query("4")], [PROMPT] * 2, ["4", "4"])
     assert recorder.calls == [[chat("How much is 90 - 50?", "four"), chat("How much is 90 - 50?", "4")]]
     assert result.keys() == {"rewards", "scores", "extra_logs"}
@@ -38,7 +38,7 @@ def test_the_function_returns_what_openrlhf_reads(reward_function, recorder):
     assert all(values.shape == (2,) for values in result["extra_logs"].values())
 
 
-def test_a_sample_without_a_score_is_an_error_or_the_fallback(recorder, policy_path):
+def test_a_sample_without_a_score_is_an_error_or_gets_the_fallback_reward(recorder, policy_path):
     queries, prompts = [query("FAIL"), query("four")], [PROMPT] * 2
     with pytest.raises(ScoringError):
         RewardFunction(recorder, policy_tokenizer=policy_path)(queries, prompts, ["", ""])
@@ -47,12 +47,12 @@ def test_a_sample_without_a_score_is_an_error_or_the_fallback(recorder, policy_p
     assert result["extra_logs"]["score_ok"].tolist() == [0.0, 1.0]
 
 
-def test_the_row_that_cannot_be_read_is_named(reward_function):
+def test_the_error_names_the_row_of_a_query_without_its_prompt(reward_function):
     with pytest.raises(ConversationError, match="query 1: the text does not begin with its prompt"):
         reward_function([query("four"), "cut"], [PROMPT] * 2, ["", ""])
 
 
-def test_the_file_form_loads_as_openrlhf_loads_it(tmp_path, policy_path, embedded_scorer):
+def test_the_python_file_loads_the_way_openrlhf_loads_it(tmp_path, policy_path, embedded_scorer):
     file = tmp_path / "reward_func.py"
     file.write_text(
         textwrap.dedent(f"""
@@ -68,7 +68,7 @@ def test_the_file_form_loads_as_openrlhf_loads_it(tmp_path, policy_path, embedde
     assert rewards.tolist() == expected_rewards(embedded_scorer)
 
 
-def test_the_reward_is_the_environments(policy_path, embedded_scorer):
+def test_the_reward_equals_that_of_the_environment(policy_path, embedded_scorer):
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
     envs = gym.make_vec("RewardModel-v0", num_envs=4, reward_model=embedded_scorer)
     observations, _ = envs.reset(seed=0)
@@ -83,7 +83,7 @@ def test_the_reward_is_the_environments(policy_path, embedded_scorer):
     assert rewards.tolist() == pytest.approx(envs.step(replies)[1].tolist(), abs=1e-5)
 
 
-# --- the row, for verifiers ----------------------------------------------------------------------------------------
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_each_label_reaches_a_verifier_as_the_answer_of_its_query(verifying, ver
     prompts = [PROMPT, prompt_text("How much is 2 + 2?")]
     queries = [query("It is 40."), query("It is 40.", prompts[1])]
     assert verifying(queries, prompts, ["40", "4 "])["rewards"].tolist() == [1.0, 0.0]
-    assert [prompt.answer for prompt in verifier.prompts] == ["40", "4 "]  # as it came
+    assert [prompt.answer for prompt in verifier.prompts] == ["40", "4 "]  # labels are not stripped
     assert verifier.prompts[1].messages == tuple(chat("How much is 2 + 2?"))
 
 
@@ -103,41 +103,41 @@ def test_a_label_that_is_a_number_is_compared_as_text(verifying):
     assert verifying([query("It is 40.")] * 2, [PROMPT] * 2, [40, 41])["rewards"].tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("label", ["", *NO_ANSWERS])  # OpenRLHF passes an empty text for a row without a label
+@pytest.mark.parametrize("label", ["", *NO_ANSWERS])  # OpenRLHF passes an empty text if the label is missing
 def test_a_missing_or_unusable_label_is_an_error_for_a_verifier(verifying, verifier, label):
     with pytest.raises(ScoringError, match="row 1: the reward function returned None"):
         verifying([query("40")] * 2, [PROMPT] * 2, ["40", label])
     assert [prompt.answer for prompt in verifier.prompts] == ["40", None]
 
 
-def test_an_unusable_label_goes_to_the_metadata(verifying, verifier):
+def test_an_unusable_label_is_stored_in_the_metadata(verifying, verifier):
     with pytest.raises(ScoringError):
         verifying([query("40")], [PROMPT], [{"value": "40"}])
-    assert verifier.prompts[0].metadata == {"label": {"value": "40"}}  # for verifiers that can read it
+    assert verifier.prompts[0].metadata == {"label": {"value": "40"}}  # kept for verifiers that can read it
 
 
-def test_a_row_without_a_label_gets_the_fallback_and_is_marked(verifier, policy_path):
+def test_a_sample_without_a_label_gets_the_fallback_reward_and_score_ok_is_zero(verifier, policy_path):
     reward_function = RewardFunction(verifier, policy_tokenizer=policy_path, fallback_reward=-3.0)
     result = reward_function([query("40")] * 2, [PROMPT] * 2, ["40", None])
     assert result["rewards"].tolist() == [1.0, -3.0]
     assert result["extra_logs"]["score_ok"].tolist() == [1.0, 0.0]
 
 
-def test_another_number_of_labels_is_refused(verifying):
+def test_a_wrong_number_of_labels_is_refused(verifying):
     with pytest.raises(ConversationError, match="one label for each query, got 2 queries, 2 prompts and 1 labels"):
         verifying([query("40")] * 2, [PROMPT] * 2, ["40"])
 
 
-def test_a_verifier_that_fails_on_a_broken_row_is_an_error(policy_path):
+def test_an_exception_in_a_verifier_is_raised(policy_path):
     with pytest.raises(AttributeError, match="strip"):
         RewardFunction(answer_must_be_text, policy_tokenizer=policy_path)([query("40")], [PROMPT], [None])
 
 
-# --- OpenRLHF's own client -----------------------------------------------------------------------------------------
+# --- OpenRLHF's client ---------------------------------------------------------------------------------------------
 
 
 class OneReply:
-    """The part of an inference engine that OpenRLHF's executor uses."""
+    """Inference engine with the method that OpenRLHF's executor calls; it always returns the same tokens."""
 
     def __init__(self, token_ids):
         self.token_ids = token_ids
@@ -162,7 +162,7 @@ def run_executors(executor, tokenizer, replies, labels=None):
     return asyncio.run(rollouts())
 
 
-def test_openrlhfs_executor_over_http(policy_path):
+def test_openrlhfs_executor_gets_rewards_over_http(policy_path):
     agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
     recorder = RecordingScorer(seconds=0.1)
@@ -173,7 +173,7 @@ def test_openrlhfs_executor_over_http(policy_path):
     assert len(recorder.calls) < 16
 
 
-def test_openrlhfs_executor_with_the_file(tmp_path, policy_path, embedded_scorer):
+def test_openrlhfs_executor_gets_rewards_from_the_python_file(tmp_path, policy_path, embedded_scorer):
     agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
     file = tmp_path / "reward_func.py"
     file.write_text(

@@ -1,4 +1,4 @@
-"""Every Python block of `docs/adapters` runs, page by page, each page in a process of its own."""
+"""The Python code of every page in `docs/adapters` runs, in one process per page."""
 
 import importlib
 import importlib.util
@@ -52,7 +52,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_every_page_has_code_and_is_in_the_table():
+def test_every_page_has_python_code_and_is_in_the_table():
     table = (DOCS / "README.md").read_text()
     for page in PAGES:
         assert blocks(page), page
@@ -64,7 +64,7 @@ def test_every_adapter_has_a_page():
     assert adapters <= {page.stem for page in PAGES}
 
 
-def test_rllibs_versions_differ_in_gymnasium_only():
+def test_the_constraints_for_rllib_differ_in_gymnasium_only():
     pins = [
         dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / name).read_text(), re.MULTILINE))
         for name in ("constraints.txt", "constraints-rllib.txt")
@@ -72,7 +72,7 @@ def test_rllibs_versions_differ_in_gymnasium_only():
     assert [name for name in pins[0].keys() & pins[1].keys() if pins[0][name] != pins[1][name]] == ["gymnasium"]
 
 
-def test_the_settings_on_verls_page_name_what_exists():
+def test_the_settings_on_the_page_of_verl_name_existing_objects():
     for block in blocks(DOCS / "verl.md", "bash"):
         settings = dict(line.lstrip("+").split("=", 1) for line in block.split())
         path = next(value for name, value in settings.items() if name.endswith(".path"))

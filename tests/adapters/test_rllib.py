@@ -35,7 +35,7 @@ def cluster():
             include_dashboard=False,
             object_store_memory=2 * 10**8,
             log_to_driver=False,
-            runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},  # `recording`
+            runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).parent)}},  # lets actors import `recording`
         )
         yield
         ray.shutdown()
@@ -69,7 +69,7 @@ def algorithm(env_name, num_env_runners):
 
 
 def train(env_name, *, num_env_runners, iterations):
-    """Mean returns of the iterations, and how many steps the runners kept."""
+    """Return the mean return of each iteration and the number of steps that the runners kept."""
     algo = algorithm(env_name, num_env_runners)
     try:
         results = [algo.train()["env_runners"] for _ in range(iterations)]
@@ -82,10 +82,10 @@ def registered(scorer, env_id=CANDIDATES, **settings):
     return register(env_id, reward_model=scorer, prompts=task_prompts(env_id), window=WINDOW, **settings)
 
 
-# --- the scorer that runners share ---------------------------------------------------------------------------------
+# --- the shared scorer ---------------------------------------------------------------------------------------------
 
 
-def test_it_is_a_scorer_with_the_embedded_models_numbers(embedded_scorer):
+def test_a_shared_scorer_returns_the_rewards_of_the_embedded_reward_model(embedded_scorer):
     scorer = SharedScorer(num_cpus=0)
     check_scorer(scorer)
     conversations = [chat(PROMPTS[0], reply) for reply in ("It is 10.", "It is 37.")]
@@ -94,7 +94,7 @@ def test_it_is_a_scorer_with_the_embedded_models_numbers(embedded_scorer):
     scorer.close()
 
 
-def test_calls_of_several_processes_are_scored_together():
+def test_calls_of_several_processes_are_scored_in_one_batch():
     scorer = SharedScorer(RecordingScorer(seconds=0.3), num_cpus=0)
 
     @ray.remote(num_cpus=0.25)
@@ -108,7 +108,7 @@ def test_calls_of_several_processes_are_scored_together():
     scorer.close()
 
 
-def test_failed_rows_are_named_and_the_other_scores_are_kept():
+def test_the_error_names_failed_rows_and_keeps_the_other_scores():
     scorer = SharedScorer(RecordingScorer(), num_cpus=0)
     with pytest.raises(ScoringError) as caught:
         scorer.score([chat("q", "four"), chat("q", "FAIL")])
@@ -119,18 +119,18 @@ def test_failed_rows_are_named_and_the_other_scores_are_kept():
     scorer.close()
 
 
-def test_a_dead_actor_is_an_error(shared):
+def test_a_call_of_a_stopped_actor_is_an_error(shared):
     shared.close()
-    with pytest.raises(RemoteError, match="did not answer"):
+    with pytest.raises(RemoteError, match="the call to the Ray actor of the reward model failed"):
         shared.score([chat("q", "a")])
 
 
-def test_a_reward_model_that_cannot_be_loaded_is_an_error_at_once(tmp_path):
+def test_a_reward_model_that_cannot_be_loaded_is_an_error_of_the_constructor(tmp_path):
     with pytest.raises(RemoteError, match="ConfigError"):
         SharedScorer(str(tmp_path), num_cpus=0)
 
 
-# --- the row, for verifiers ----------------------------------------------------------------------------------------
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
 SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n)} for n in range(1, 5)]
@@ -160,14 +160,14 @@ def test_calls_of_several_processes_keep_their_own_answers(shared_verifier):
     assert rewards == [[float(number < 3)] for number in range(8)]
 
 
-def test_a_row_without_an_answer_is_an_error_for_a_verifier(shared_verifier):
+def test_a_prompt_without_an_answer_is_an_error_for_a_verifier(shared_verifier):
     prompts = [Prompt(tuple(chat("q")), "a", answer="4"), Prompt(tuple(chat("q")), "b")]
     with pytest.raises(ScoringError, match="row 1: the reward function returned None") as caught:
         shared_verifier.score([chat("q", "4")] * 2, prompts)
     assert caught.value.scores.rewards[0] == 1.0
 
 
-def test_a_verifier_compares_each_action_with_the_answer_of_its_row(shared_verifier):
+def test_a_verifier_compares_each_action_with_the_answer_of_its_prompt(shared_verifier):
     creator = EnvCreator(CANDIDATES, reward_model=shared_verifier, prompts=SUMS, candidates=NUMBERS, window=WINDOW)
     envs = creator({"num_envs": 3})
     _, infos = envs.reset(seed=0)
@@ -175,26 +175,26 @@ def test_a_verifier_compares_each_action_with_the_answer_of_its_row(shared_verif
         right = [NUMBERS.index(answer) for answer in infos["answer"]]
         _, rewards, *_ = envs.step([*right[:2], (right[2] + 1) % 4])
         assert rewards.tolist() == [1.0, 1.0, 0.0]
-        _, rewards, *_, infos = envs.step([0, 0, 0])  # NEXT_STEP: the step that starts the next episodes
+        _, rewards, *_, infos = envs.step([0, 0, 0])  # NEXT_STEP: this step only starts new episodes
         assert rewards.tolist() == [0.0] * 3
 
 
 # --- the environments ----------------------------------------------------------------------------------------------
 
 
-def test_the_creator_makes_what_rllib_asks_for():
+def test_the_creator_makes_vector_and_single_environments():
     creator = EnvCreator(CANDIDATES, reward_model=length, prompts=PROMPTS)
     envs = creator({"num_envs": 4})
     assert envs.num_envs == 4
     assert envs.metadata["autoreset_mode"] is gym.vector.AutoresetMode.NEXT_STEP
     assert creator({}).observation_space == envs.single_observation_space
-    assert creator({"window": 8}).observation_space.shape == (16,)  # env_config goes over the settings
+    assert creator({"window": 8}).observation_space.shape == (16,)  # env_config overrides the settings
 
 
-def test_another_autoreset_mode_is_refused():
-    with pytest.raises(ConfigError, match="autoreset_mode='NextStep'"):
+def test_other_autoreset_modes_are_refused():
+    with pytest.raises(ConfigError, match="autoreset_mode must be 'NextStep'"):
         EnvCreator(CANDIDATES, autoreset_mode="SameStep")
-    with pytest.raises(ConfigError, match="autoreset_mode='NextStep'"):
+    with pytest.raises(ConfigError, match="autoreset_mode must be 'NextStep'"):
         EnvCreator(CANDIDATES)({"autoreset_mode": "Disabled"})
 
 
@@ -208,16 +208,16 @@ def test_text_environments_are_refused():
 # --- learning ------------------------------------------------------------------------------------------------------
 
 
-def test_ppo_learns_and_every_scored_conversation_is_a_step_it_keeps(shared, embedded_scorer):
+def test_ppo_learns_and_keeps_every_step_that_was_scored(shared, embedded_scorer):
     best = best_return(CANDIDATES, embedded_scorer)
     returns, steps_kept = train(registered(shared), num_env_runners=0, iterations=16)
-    assert returns[-1] > 0.95 * best > returns[0]  # with exploration
+    assert returns[-1] > 0.95 * best > returns[0]  # below the best return because of exploration
     calls, conversations = shared.counts
     assert conversations == steps_kept == 16 * 256
     assert calls == conversations / 8
 
 
-def test_replies_of_several_tokens_are_scored_once(shared):
+def test_a_reply_of_several_tokens_is_scored_once(shared):
     name = registered(shared, TOKENS, vocabulary=["It", " is", " 10", "."], max_new_tokens=3)
     algo = algorithm(name, num_env_runners=0)
     result = algo.train()["env_runners"]
@@ -231,4 +231,4 @@ def test_runners_share_one_reward_model(shared):
     assert returns[-1] > returns[0] + 2
     calls, conversations = shared.counts
     assert conversations == steps_kept
-    assert calls < conversations / 8  # each runner asks for 8 at a time
+    assert calls < conversations / 8  # each runner scores 8 conversations per call

@@ -31,7 +31,7 @@ def cart_pole(num_envs=3, mode=AutoresetMode.SAME_STEP):
 # --- the bridge ----------------------------------------------------------------------------------------------------
 
 
-def test_the_bridge_gives_the_same_steps_as_sb3s_own_vec_env():
+def test_the_bridge_returns_the_same_steps_as_dummy_vec_env():
     ours = VecEnvBridge(cart_pole())
     theirs = DummyVecEnv([lambda: gym.make("CartPole-v1", max_episode_steps=20)] * 3)
     for envs in (ours, theirs):
@@ -53,7 +53,7 @@ def test_the_bridge_gives_the_same_steps_as_sb3s_own_vec_env():
     assert num_ends > 6
 
 
-def test_infos_of_an_end_are_those_of_the_step_that_ended(recorder):
+def test_the_infos_of_an_ended_episode_are_those_of_its_last_step(recorder):
     prompts = [{"prompt": "2 + 2?", "prompt_id": "first"}, {"prompt": "3 + 3?", "prompt_id": "second"}]
     envs = VecEnvBridge(gym.make_vec(TOKENS, 2, reward_model=recorder, prompts=prompts, window=12))
     envs.seed(0)
@@ -70,11 +70,11 @@ def test_infos_of_an_end_are_those_of_the_step_that_ended(recorder):
 
 
 @each_view
-def test_sb3s_check_env_takes_the_single_environments(env_id, recorder):
+def test_sb3s_check_env_passes_on_the_single_environments(env_id, recorder):
     check_env(gym.make(env_id, reward_model=recorder))
 
 
-def test_attributes_and_methods_reach_the_environment(recorder):
+def test_get_attr_and_env_is_wrapped_answer_for_each_index(recorder):
     envs = VecEnvBridge(make_task(CANDIDATES, recorder, 3))
     assert envs.get_attr("num_actions") == [4, 4, 4]
     assert envs.get_attr("num_actions", 1) == [4]
@@ -85,7 +85,7 @@ def test_attributes_and_methods_reach_the_environment(recorder):
     envs.close()
 
 
-def test_an_unsuitable_environment_is_refused_with_advice(recorder):
+def test_the_error_for_an_unsupported_environment_names_an_alternative(recorder):
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
         VecEnvBridge(gym.make_vec("RewardModel-v0", 2, reward_model=recorder))
     with pytest.raises(ConfigError, match="autoreset_mode='SameStep'"):
@@ -101,7 +101,7 @@ def test_reset_options_are_refused(recorder):
         envs.reset()
 
 
-# --- the row, for verifiers ----------------------------------------------------------------------------------------
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
 SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "prompt_id": f"sum {n}"} for n in range(1, 5)]
@@ -113,11 +113,11 @@ def make_sums(reward_model, num_envs, prompts=SUMS, **settings):
     return VecEnvBridge(gym.make_vec(CANDIDATES, num_envs, reward_model=reward_model, **settings))
 
 
-def test_a_verifier_compares_each_action_with_the_answer_of_its_row(verifier):
+def test_a_verifier_compares_each_action_with_the_answer_of_its_prompt(verifier):
     envs = make_sums(verifier, 3)
     envs.seed(0)
     envs.reset()
-    for step in range(8):  # every step ends the episodes and draws new rows
+    for step in range(8):  # every step ends all episodes and draws new prompts
         answers = [info["answer"] for info in envs.reset_infos]
         right = np.array([NUMBERS.index(answer) for answer in answers])
         wrong = (right + 1) % len(NUMBERS)
@@ -136,14 +136,14 @@ def test_ppo_trains_on_a_verifier(verifier):
     assert all(prompt.answer == expected[conversation[0]["content"]] for conversation, prompt in verifier.rows)
 
 
-def test_a_row_without_an_answer_is_an_error_for_a_verifier(verifier):
+def test_a_prompt_without_an_answer_is_an_error_for_a_verifier(verifier):
     envs = make_sums(verifier, 2, prompts=[{"prompt": "1 + 1?"}])
     envs.reset()
     with pytest.raises(ScoringError, match=r"2 of 2 .* row 0: the reward function returned None"):
         envs.step(np.array([0, 0]))
 
 
-def test_a_row_without_an_answer_gets_the_fallback_and_is_marked(verifier):
+def test_a_prompt_without_an_answer_gets_the_fallback_reward_and_score_ok_is_false(verifier):
     envs = make_sums(verifier, 2, prompts=[{"prompt": "1 + 1?"}], fallback_reward=-1.0)
     envs.reset()
     _, rewards, _, infos = envs.step(np.array([0, 0]))
@@ -151,15 +151,15 @@ def test_a_row_without_an_answer_gets_the_fallback_and_is_marked(verifier):
     assert [info["score_ok"] for info in infos] == [False, False]
 
 
-def test_an_answer_that_is_not_text_is_refused_before_training(verifier):
+def test_an_answer_that_is_neither_text_nor_a_number_is_refused_before_training(verifier):
     with pytest.raises(ConfigError, match=r"prompts\[1\]: 'answer' must be a text or a number, got list \['4'\]"):
         make_sums(verifier, 2, prompts=[SUMS[0], {"prompt": "2 + 2?", "answer": ["4"]}])
 
 
-# --- SB3's tools around it -----------------------------------------------------------------------------------------
+# --- SB3's wrappers and evaluation ---------------------------------------------------------------------------------
 
 
-def test_monitor_normalisation_saving_and_evaluation(scorer, tmp_path):
+def test_a_model_with_monitor_and_normalisation_is_saved_loaded_and_evaluated(scorer, tmp_path):
     envs = VecNormalize(VecMonitor(VecEnvBridge(make_task(CANDIDATES, scorer, 8))), norm_obs=False)
     model = sb3.PPO("MlpPolicy", envs, n_steps=8, batch_size=32, seed=0).learn(256)
     assert len(model.ep_info_buffer) == 100
@@ -198,7 +198,7 @@ ALGORITHMS = {
 
 
 def learnt_return(algorithm, env_id, scorer, *, timesteps, num_envs, **settings):
-    """Mean return of the greedy policy over every prompt once."""
+    """Train an agent and return the mean return of its greedy policy over all prompts."""
     envs = VecEnvBridge(make_task(env_id, scorer, num_envs))
     model = getattr(sb3, algorithm)("MlpPolicy", envs, **settings).learn(timesteps)
     fresh = VecMonitor(VecEnvBridge(make_task(env_id, scorer, 1)))
@@ -208,7 +208,7 @@ def learnt_return(algorithm, env_id, scorer, *, timesteps, num_envs, **settings)
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_candidate_view_is_learnt(algorithm, seed, scorer):
+def test_the_best_candidates_are_learnt(algorithm, seed, scorer):
     settings = ALGORITHMS[algorithm]
     found = learnt_return(algorithm, CANDIDATES, scorer, timesteps=8192, num_envs=32, seed=seed, **settings)
     assert found >= 0.98 * best_return(CANDIDATES, scorer)
@@ -216,7 +216,7 @@ def test_the_candidate_view_is_learnt(algorithm, seed, scorer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_token_view_is_learnt(seed, scorer):
+def test_the_best_tokens_are_learnt(seed, scorer):
     settings = {"n_steps": 8, "batch_size": 256, "n_epochs": 4, "learning_rate": 1e-3, "ent_coef": 0.1, "gamma": 1.0}
     found = learnt_return("PPO", TOKENS, scorer, timesteps=40960, num_envs=128, seed=seed, **settings)
     assert found >= 0.98 * best_return(TOKENS, scorer)

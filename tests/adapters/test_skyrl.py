@@ -9,7 +9,7 @@ from gym_rm import ConfigError, ScoringError
 
 
 class Base:
-    """What the environment needs of its base class."""
+    """Stand-in of the base class, with the methods that the environment calls."""
 
     def close(self):
         pass
@@ -17,7 +17,7 @@ class Base:
 
 @pytest.fixture
 def make(import_adapter):
-    """Environments made by SkyRL-gym's registry; where it is not installed, over a stand-in of its base class."""
+    """Function that makes environments with SkyRL-gym's registry, or on a stand-in if SkyRL-gym is not installed."""
     if importlib.util.find_spec("skyrl_gym") is None:
         adapter = import_adapter("skyrl", {"skyrl_gym.envs.base_text_env": {"BaseTextEnv": Base}})
         return lambda env_config, extras=None: adapter.RewardModelTextEnv(env_config, extras or {})
@@ -28,7 +28,7 @@ def make(import_adapter):
     return lambda env_config, extras=None: skyrl_gym.make(name, env_config=env_config, extras=extras or {})
 
 
-def test_one_turn(make, recorder):
+def test_an_episode_of_one_turn(make, recorder):
     env = make({"reward_model": recorder})
     observations, metadata = env.init(chat("2 + 2?"))
     assert (observations, metadata) == (chat("2 + 2?"), {})
@@ -43,7 +43,7 @@ def test_one_turn(make, recorder):
     env.close()
 
 
-def test_a_dialogue_goes_on_with_the_rows_user_turns(make, recorder):
+def test_a_dialogue_continues_with_the_user_turns_of_the_extras(make, recorder):
     env = make({"reward_model": recorder}, {"user_turns": ["sure?", "really?"]})
     env.init(chat("2 + 2?"))
     assert env.step("four")["observations"] == [{"role": "user", "content": "sure?"}]
@@ -53,13 +53,13 @@ def test_a_dialogue_goes_on_with_the_rows_user_turns(make, recorder):
     assert env.get_metrics()["num_turns"] == 3.0
 
 
-def test_turns_can_be_limited(make, recorder):
+def test_max_turns_ends_a_dialogue(make, recorder):
     env = make({"reward_model": recorder, "max_turns": 1}, {"user_turns": ["sure?"]})
     env.init(chat("2 + 2?"))
     assert env.step("four")["done"]
 
 
-def test_a_reply_without_a_score_is_an_error_or_the_fallback(make):
+def test_a_reply_without_a_score_is_an_error_or_gets_the_fallback_reward(make):
     env = make({"reward_model": RecordingScorer()})
     env.init(chat("q"))
     with pytest.raises(ScoringError):
@@ -70,7 +70,7 @@ def test_a_reply_without_a_score_is_an_error_or_the_fallback(make):
     assert env.get_metrics()["score_ok"] == 0.0
 
 
-def test_environments_of_many_threads_are_scored_together(make):
+def test_environments_of_many_threads_are_scored_in_one_batch(make):
     scorer = RecordingScorer(seconds=0.05)
 
     def trajectory(length):
@@ -83,7 +83,7 @@ def test_environments_of_many_threads_are_scored_together(make):
     assert len(scorer.calls) <= 6
 
 
-def test_metrics_are_averaged_as_skyrl_does(make, recorder):
+def test_skyrls_aggregate_metrics_averages_the_metrics(make, recorder):
     pytest.importorskip("skyrl_gym", reason="SkyRL-gym is not installed")
     from gym_rm.adapters.skyrl import RewardModelTextEnv
 
@@ -96,7 +96,7 @@ def test_metrics_are_averaged_as_skyrl_does(make, recorder):
     assert RewardModelTextEnv.aggregate_metrics(metrics) == {"num_turns": 1.0, "score_ok": 1.0, "num_tokens": 3.0}
 
 
-def test_an_unknown_key_is_refused(make, recorder):
+def test_an_unknown_key_of_env_config_is_refused(make, recorder):
     with pytest.raises(ConfigError, match="unknown keys"):
         make({"reward_model": recorder, "modle": 1})
 
@@ -106,12 +106,12 @@ def test_a_step_before_init_is_refused(make, recorder):
         make({"reward_model": recorder}).step("four")
 
 
-# --- the row, for verifiers ----------------------------------------------------------------------------------------
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def reward_of(make):
-    """A function: the reward of a reply to a prompt, in the environment of a row of the dataset."""
+    """Function that makes an environment and returns the reward of one reply in it."""
 
     def reward_of(reward_model, reply, extras=None, question="2 + 2?", **env_config):
         env = make({"reward_model": reward_model, **env_config}, extras)
@@ -140,7 +140,7 @@ def test_trajectories_of_many_threads_keep_their_own_ground_truth(reward_of, ver
     assert all(f" {prompt.answer} " in conversation[0]["content"] for conversation, prompt in verifier.rows)
 
 
-def test_every_turn_of_a_dialogue_is_compared_with_the_same_row(make, verifier):
+def test_every_reply_of_a_dialogue_is_compared_with_the_same_answer(make, verifier):
     extras = {"reward_spec": {"ground_truth": "4"}, "user_turns": ["Are you sure?"]}
     env = make({"reward_model": verifier}, extras)
     env.init(chat("2 + 2?"))
@@ -157,17 +157,19 @@ def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(reward_of
     with pytest.raises(ScoringError):
         reward_of(verifier, "4", {"reward_spec": {"ground_truth": ground_truth}})
     assert verifier.prompts[0].answer is None
-    assert verifier.prompts[0].metadata["reward_spec"]["ground_truth"] is ground_truth  # for verifiers that can read it
+    assert (
+        verifier.prompts[0].metadata["reward_spec"]["ground_truth"] is ground_truth
+    )  # kept for verifiers that can read it
 
 
 @pytest.mark.parametrize("extras", [None, {}, {"reward_spec": None}, {"reward_spec": {}}])
-def test_a_row_without_a_ground_truth_is_an_error_or_the_fallback(reward_of, verifier, extras):
+def test_extras_without_a_ground_truth_are_an_error_or_give_the_fallback_reward(reward_of, verifier, extras):
     with pytest.raises(ScoringError):
         reward_of(verifier, "4", extras)
     assert reward_of(verifier, "4", extras, fallback_reward=-2.0) == -2.0
 
 
-def test_a_verifier_that_fails_on_a_broken_row_is_an_error(reward_of):
+def test_an_exception_in_a_verifier_is_raised(reward_of):
     with pytest.raises(AttributeError, match="strip"):
         reward_of(answer_must_be_text, "4", {"reward_spec": {"ground_truth": None}}, fallback_reward=-2.0)
 

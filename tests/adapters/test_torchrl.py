@@ -18,7 +18,7 @@ from gym_rm.adapters.torchrl import RewardModelTransform, wrap
 
 @pytest.fixture
 def make(recorder):
-    """An environment of an id, single with num_envs=None."""
+    """Function that makes a vector environment, or a single environment if `num_envs` is None."""
 
     def make(env_id="RewardModel-v0", num_envs=3, **settings):
         if num_envs is None:
@@ -35,11 +35,11 @@ def make(recorder):
 
 @pytest.mark.parametrize("num_envs", [None, 1, 3])
 @pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelCandidates-v0", "RewardModelTokens-v0"])
-def test_specs_hold(make, env_id, num_envs):
+def test_check_env_specs_passes(make, env_id, num_envs):
     check_env_specs(GymWrapper(make(env_id, num_envs)))
 
 
-def test_texts_go_in_and_conversations_come_out(make, recorder):
+def test_actions_are_texts_and_observations_are_conversations(make, recorder):
     envs = wrap(make(prompts=["one", "two", "three"]))
     start = envs.reset(seed=0)
     assert {conversation[0]["content"] for conversation in start["observation"]} <= {"one", "two", "three"}
@@ -49,17 +49,17 @@ def test_texts_go_in_and_conversations_come_out(make, recorder):
     assert len(recorder.calls) == 1
 
 
-def test_only_rows_that_are_over_start_anew(make, recorder):
+def test_a_rollout_resets_only_the_rows_whose_episode_has_ended(make, recorder):
     prompts = [{"prompt": "short"}, {"prompt": "long", "user_turns": ["and then?"] * 3}]
     envs = wrap(make(num_envs=4, prompts=prompts))
     rollout = envs.rollout(6, break_when_any_done=False)
     assert rollout["next", "reward"].shape == (4, 6, 1)
-    assert recorder.num_conversations == 24  # one for each row and step: nothing in vain
+    assert recorder.num_conversations == 24  # one conversation per row and step
     ends = rollout["next", "done"].sum(dim=1).flatten().tolist()
     assert all(1 < count <= 6 for count in ends)
 
 
-def test_specs_keep_one_object_per_element_through_copies(make):
+def test_copies_of_a_spec_keep_one_object_per_element(make):
     spec = wrap(make()).full_action_spec["action"]
     for copied in (spec.clone(), spec.to("cpu"), spec.expand(2, 3), spec.unsqueeze(0), spec[:2], spec.reshape(3, 1)):
         assert list(copied.rand().batch_size) == list(copied.shape)
@@ -67,22 +67,22 @@ def test_specs_keep_one_object_per_element_through_copies(make):
         assert copied.is_in(copied.rand())
 
 
-def test_another_autoreset_mode_is_refused(make):
+def test_other_autoreset_modes_are_refused(make):
     with pytest.raises(ConfigError, match="autoreset_mode='Disabled'"):
         wrap(make(autoreset_mode="SameStep"))
 
 
-# --- the row, for verifiers ----------------------------------------------------------------------------------------
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
 SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"] * (n % 2)} for n in range(1, 5)]
 ANSWERS = {row["prompt"]: row["answer"] for row in SUMS}
 
 
-def test_a_verifier_compares_each_reply_with_the_answer_of_its_row(verifier):
+def test_a_verifier_compares_each_reply_with_the_answer_of_its_prompt(verifier):
     envs = wrap(gym.make_vec("RewardModel-v0", 3, reward_model=verifier, prompts=SUMS, autoreset_mode="Disabled"))
     start = envs.reset(seed=0)
-    for _ in range(6):  # rows are over after one reply or two
+    for _ in range(6):  # episodes end after one or two replies
         right = [ANSWERS[conversation[0]["content"]] for conversation in start["observation"]]
         step, start = envs.step_and_maybe_reset(start.set("action", NonTensorStack(right[0], right[1], "?")))
         assert step["next", "reward"].flatten().tolist() == [1.0, 1.0, 0.0]
@@ -90,7 +90,7 @@ def test_a_verifier_compares_each_reply_with_the_answer_of_its_row(verifier):
     assert all(prompt.answer == ANSWERS[conversation[0]["content"]] for conversation, prompt in verifier.rows)
 
 
-def test_a_verifier_pays_a_reply_that_is_composed_token_by_token(verifier):
+def test_a_verifier_scores_a_reply_that_is_written_token_by_token(verifier):
     prompts = [{"prompt": "1 + 1?", "answer": "2"}, {"prompt": "2 + 1?", "answer": "3"}]
     settings = {"vocabulary": [" 2", " 3"], "max_new_tokens": 1, "window": 12, "autoreset_mode": "Disabled"}
     envs = wrap(gym.make_vec("RewardModelTokens-v0", 8, reward_model=verifier, prompts=prompts, **settings))
@@ -101,7 +101,7 @@ def test_a_verifier_pays_a_reply_that_is_composed_token_by_token(verifier):
     assert {prompt.answer for prompt in verifier.prompts} == {"2", "3"}
 
 
-def test_a_row_without_an_answer_is_an_error_for_a_verifier(verifier):
+def test_a_prompt_without_an_answer_is_an_error_for_a_verifier(verifier):
     envs = wrap(gym.make_vec("RewardModel-v0", 1, reward_model=verifier, prompts=["q"], autoreset_mode="Disabled"))
     with pytest.raises(ScoringError, match="row 0: the reward function returned None"):
         envs.step(envs.reset().set("action", NonTensorStack("4")))
@@ -120,7 +120,7 @@ def chat_env(transform, batch_size):
     return env, env.reset(TensorDict({"query": query}, batch_size=batch_size))
 
 
-def test_a_reply_is_rewarded_and_ends_the_episode(recorder):
+def test_a_reply_gets_a_reward_and_ends_the_episode(recorder):
     env, start = chat_env(RewardModelTransform(recorder), (3,))
     start["history"].full = histories("four", "", "it is four")
     step = env.step(start)
@@ -130,7 +130,7 @@ def test_a_reply_is_rewarded_and_ends_the_episode(recorder):
     assert env.reward_spec.shape == (3, 1)
 
 
-def test_a_dialogue_can_go_on(recorder):
+def test_ends_episode_false_continues_the_dialogue(recorder):
     env, start = chat_env(RewardModelTransform(recorder, ends_episode=False), (2,))
     start["history"].full = histories("four", "five")
     step = env.step(start)
@@ -141,7 +141,7 @@ def test_a_dialogue_can_go_on(recorder):
     assert recorder.calls[1][0] == chat("q", "four", "sure?", "yes!")
 
 
-def test_a_conversation_without_a_score_is_an_error_or_the_fallback():
+def test_a_conversation_without_a_score_is_an_error_or_gets_the_fallback_reward():
     env, start = chat_env(RewardModelTransform(RecordingScorer()), (2,))
     start["history"].full = histories("FAIL", "four")
     with pytest.raises(ScoringError):
@@ -151,7 +151,7 @@ def test_a_conversation_without_a_score_is_an_error_or_the_fallback():
     assert env.step(start)["next", "reward"].flatten().tolist() == [-2.0, 1.0]
 
 
-def test_tool_calls_are_refused_and_not_overlooked(embedded_scorer):
+def test_a_conversation_with_tool_calls_has_no_score(embedded_scorer):
     env, start = chat_env(RewardModelTransform(embedded_scorer, fallback_reward=-2.0), (1,))
     start["history"].full = History.from_chats(
         [[*chat("q"), {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}]]
@@ -165,7 +165,7 @@ def test_a_step_without_a_history_is_an_error(recorder):
         env.step(start)
 
 
-def test_a_chat_env_has_no_rows_for_a_verifier_and_says_so(verifier):
+def test_a_verifier_without_prompts_is_an_error(verifier):
     env, start = chat_env(RewardModelTransform(verifier), (2,))
     start["history"].full = histories("40", "41")
     with pytest.raises(ScoringError, match="prompts="):
@@ -173,7 +173,7 @@ def test_a_chat_env_has_no_rows_for_a_verifier_and_says_so(verifier):
     assert verifier.rows == []
 
 
-def test_torchrls_own_policy_and_the_environments_reward(embedded_scorer, policy_path):
+def test_the_reward_of_torchrls_policy_equals_that_of_the_environment(embedded_scorer, policy_path):
     from torchrl.modules.llm import TransformersWrapper
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

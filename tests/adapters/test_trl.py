@@ -19,10 +19,10 @@ def assistant(text):
     return [{"role": "assistant", "content": text}]
 
 
-# --- the reward function alone -------------------------------------------------------------------------------------
+# --- the reward function without a trainer -------------------------------------------------------------------------
 
 
-def test_conversational_and_plain_rows_are_the_same_conversation(recorder):
+def test_messages_and_plain_texts_make_the_same_conversation(recorder):
     reward = RewardModelReward(recorder)
     assert reward(prompts=[chat("2 + 2?")], completions=[assistant("four")], answer=["4"]) == [1.0]
     assert reward(prompts=["2 + 2?"], completions=["four"]) == [1.0]
@@ -40,22 +40,22 @@ def test_a_completion_without_a_score_is_none(embedded_scorer):
     assert rewards[1:] == [None, None, None]
 
 
-def test_online_dpo_gets_an_error_instead(recorder):
+def test_on_unscored_raise_raises_an_error(recorder):
     with pytest.raises(ScoringError):
         RewardModelReward(recorder, on_unscored="raise")(prompts=["q"], completions=["FAIL"])
 
 
-def test_an_unknown_on_unscored_is_refused(recorder):
+def test_an_invalid_on_unscored_is_refused(recorder):
     with pytest.raises(ConfigError, match=r"on_unscored must be one of \['none', 'raise'\], got 'nan'"):
         RewardModelReward(recorder, on_unscored="nan")
 
 
-def test_a_prompt_that_is_rendered_already_is_refused(recorder):
+def test_a_rendered_prompt_is_refused(recorder):
     with pytest.raises(ConfigError, match="chat template has been applied"):
         RewardModelReward(recorder)(prompts=["<|im_start|>user\nHi<|im_end|>\n"], completions=["Hello"])
 
 
-def test_the_reward_is_the_environments(embedded_scorer):
+def test_the_reward_equals_that_of_the_environment(embedded_scorer):
     envs = gym.make_vec("RewardModel-v0", num_envs=4, reward_model=embedded_scorer)
     observations, _ = envs.reset(seed=0)
     replies = ["It is 40.", "The answer is 12.", "", "<|im_end|> or not"]
@@ -74,16 +74,16 @@ def test_metrics_have_stable_names(recorder):
     assert trl.trainer.utils.get_callable_name(RewardModelReward(recorder)) == "reward_model"
 
 
-def test_the_coroutine_gives_the_same(recorder):
+def test_the_coroutine_returns_the_same_rewards(recorder):
     reward = AsyncRewardModelReward(recorder)
     assert trl.trainer.utils.is_async_callable(reward)
     assert asyncio.run(reward(prompts=["q"] * 2, completions=["four", "FAIL"])) == [1.0, None]
 
 
-# --- the dataset's columns -----------------------------------------------------------------------------------------
+# --- columns of the data set ---------------------------------------------------------------------------------------
 
 
-def test_the_columns_of_a_row_reach_the_scorer_as_its_prompt(verifier):
+def test_the_columns_of_the_data_set_reach_the_scorer_as_prompts(verifier):
     reward = RewardModelReward(verifier)
     columns = {"answer": ["4", "6"], "prompt_id": ["a", "b"], "level": ["easy", "hard"]}
     not_columns = {"completion_ids": [[1], [2]], "trainer_state": object(), "log_extra": print, "environments": [1, 2]}
@@ -95,7 +95,7 @@ def test_the_columns_of_a_row_reach_the_scorer_as_its_prompt(verifier):
     ]
 
 
-def test_the_columns_reach_the_scorer_of_the_coroutine_too(verifier):
+def test_the_columns_of_the_data_set_reach_the_scorer_of_the_coroutine(verifier):
     reward = AsyncRewardModelReward(verifier)
     assert asyncio.run(reward(prompts=["2 + 2?"] * 2, completions=["4", "5"], answer=["4"] * 2)) == [1.0, 0.0]
 
@@ -107,18 +107,18 @@ def test_an_answer_that_is_a_number_is_compared_as_text(verifier, answer, text):
 
 
 @pytest.mark.parametrize("answer", NO_ANSWERS)
-def test_a_row_without_a_usable_answer_gets_no_score_from_a_verifier(verifier, answer):
+def test_a_completion_without_a_usable_answer_has_no_score(verifier, answer):
     rewards = RewardModelReward(verifier)(prompts=["q"] * 2, completions=["4", "4"], answer=["4", answer])
     assert rewards == [1.0, None]
-    assert verifier.prompts[1].metadata["answer"] is answer  # for verifiers that can read it
+    assert verifier.prompts[1].metadata["answer"] is answer  # kept for verifiers that can read it
 
 
-def test_a_verifier_that_fails_on_a_broken_row_stops_the_training():
+def test_an_exception_in_a_verifier_is_raised():
     with pytest.raises(AttributeError, match="strip"):
         RewardModelReward(answer_must_be_text)(prompts=["q"] * 2, completions=["4", "4"], answer=["4", None])
 
 
-def test_a_verifier_without_the_dataset_column_scores_nothing(verifier):
+def test_a_verifier_without_the_answer_column_returns_none(verifier):
     assert RewardModelReward(verifier)(prompts=["q"], completions=["4"], solution=["4"]) == [None]
 
 
@@ -127,7 +127,7 @@ def test_a_verifier_without_the_dataset_column_scores_nothing(verifier):
 
 @pytest.fixture
 def make_trainer(policy_path, tmp_path):
-    """A trainer of the embedded policy on the embedded prompts, or on `rows`."""
+    """Function that makes a trainer of the embedded policy on the embedded prompts or on `rows`."""
 
     def make(kind, reward_funcs, *, rows=None, max_steps=2, batch_size=8, rollout_func=None, **options):
         classes = {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig)}
@@ -182,11 +182,11 @@ def test_each_training_step_makes_one_score_call(make_trainer, recorder, kind):
     assert logged(trainer, "reward_model/unscored") == [0.0, 0.0]
 
 
-def test_trl_leaves_none_out_of_the_group(make_trainer):
+def test_trl_leaves_a_missing_reward_out_of_the_group(make_trainer):
     class EveryOther(RecordingScorer):
         def score(self, conversations, prompts=None):
-            for place, conversation in enumerate(conversations):
-                if place % 2:
+            for index, conversation in enumerate(conversations):
+                if index % 2:
                     conversation[-1]["content"] = "FAIL"
             return super().score(conversations, prompts)
 
@@ -200,14 +200,14 @@ def test_trl_leaves_none_out_of_the_group(make_trainer):
     assert advantages[1::2] == [0.0] * 4
 
 
-def test_sync_and_async_rewards_side_by_side(make_trainer, recorder):
+def test_sync_and_async_rewards_are_equal_in_one_trainer(make_trainer, recorder):
     rewards = [RewardModelReward(recorder), AsyncRewardModelReward(recorder, name="another")]
     trainer = make_trainer("grpo", rewards, max_steps=1)
     trainer.train()
     assert logged(trainer, "rewards/reward_model/mean") == logged(trainer, "rewards/another/mean")
 
 
-def test_online_dpo_runs(make_trainer, recorder):
+def test_online_dpo_logs_the_mean_reward(make_trainer, recorder):
     trainer = make_trainer("online dpo", RewardModelReward(recorder, on_unscored="raise"))
     trainer.train()
     assert [len(call) for call in recorder.calls] == [16, 16]
@@ -216,7 +216,7 @@ def test_online_dpo_runs(make_trainer, recorder):
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo", "online dpo"])
-def test_a_verifier_compares_each_completion_with_the_answer_of_its_own_row(make_trainer, verifier, kind):
+def test_a_verifier_compares_each_completion_with_the_answer_of_its_prompt(make_trainer, verifier, kind):
     prompts = {prompt.messages[0]["content"]: prompt for prompt in load_prompts()}
     rows = [
         {"prompt": list(prompt.messages), "answer": prompt.answer, "prompt_id": prompt.prompt_id, "level": "easy"}
@@ -232,10 +232,10 @@ def test_a_verifier_compares_each_completion_with_the_answer_of_its_own_row(make
     rewards = [float(prompt.answer in conversation[-1]["content"]) for conversation, prompt in verifier.rows]
     steps = np.array(rewards).reshape(2, -1)
     assert logged(trainer, MEAN_REWARD[kind]) == pytest.approx(steps.mean(axis=1).tolist(), abs=1e-6)
-    assert 0 < np.mean(rewards) < 1  # right and wrong replies, so that a row mixed up would show
+    assert 0 < np.mean(rewards) < 1  # with only right or only wrong replies, swapped answers would go unnoticed
 
 
-def test_rows_without_an_answer_are_left_out_by_grpo(make_trainer, verifier):
+def test_grpo_leaves_out_completions_without_an_answer(make_trainer, verifier):
     rows = [{"prompt": list(prompt.messages), "answer": prompt.answer} for prompt in load_prompts()[:2]]
     rows[1]["answer"] = None
     trainer = make_trainer("grpo", RewardModelReward(verifier), rows=rows, max_steps=1)  # 2 prompts, 4 completions each
@@ -246,9 +246,9 @@ def test_rows_without_an_answer_are_left_out_by_grpo(make_trainer, verifier):
     assert logged(trainer, "rewards/reward_model/mean") == pytest.approx([np.mean(rewards)], abs=1e-6)
 
 
-def test_rows_without_an_answer_end_online_dpo(make_trainer, verifier):
+def test_online_dpo_raises_for_completions_without_an_answer(make_trainer, verifier):
     rows = [{"prompt": list(prompt.messages), "answer": None} for prompt in load_prompts()[:8]]
-    rows[0]["answer"] = "4"  # a column of texts, one of them there
+    rows[0]["answer"] = "4"  # one text, so that the column has the type text
     trainer = make_trainer("online dpo", RewardModelReward(verifier, on_unscored="raise"), rows=rows)
     with pytest.raises(ScoringError):
         trainer.train()
@@ -274,22 +274,24 @@ def test_a_rollout_gets_the_rewards_of_the_environment(make_trainer, embedded_sc
     assert from_env == pytest.approx(from_scorer, abs=1e-4)
 
 
-def test_a_dialogue_is_one_completion_whose_user_turns_are_masked(make_trainer, recorder):
+def test_a_dialogue_is_one_completion_with_masked_user_turns(make_trainer, recorder):
     rollout = EnvironmentRollout(dialogues(), reward_model=recorder)
     seen = {}
 
-    def look(prompts, trainer):
+    def record_and_return(prompts, trainer):
         seen.update(rollout(prompts, trainer), prompts=prompts, tokenizer=trainer.processing_class)
         return {name: values for name, values in seen.items() if name not in ("prompts", "tokenizer")}
 
-    trainer = make_trainer("grpo", rollout.env_reward, rows=rollout.dataset_rows, rollout_func=look, max_steps=1)
+    trainer = make_trainer(
+        "grpo", rollout.env_reward, rows=rollout.dataset_rows, rollout_func=record_and_return, max_steps=1
+    )
     trainer.train()
     turns = {json.dumps(p.messages[0]): len(p.user_turns) + 1 for p in dialogues()}
     for row, prompt in enumerate(seen["prompts"]):
         ids, mask = np.array(seen["completion_ids"][row]), np.array(seen["env_mask"][row], dtype=bool)
         num_turns = turns[json.dumps(prompt[0])]
-        heard = seen["tokenizer"].decode(ids[~mask])
-        assert heard.count("Are you sure?") == heard.count("<|im_start|>assistant\n") == num_turns - 1
+        masked_text = seen["tokenizer"].decode(ids[~mask])
+        assert masked_text.count("Are you sure?") == masked_text.count("<|im_start|>assistant\n") == num_turns - 1
         assert "Are you sure?" not in seen["tokenizer"].decode(ids[mask])
         whole = seen["tokenizer"].decode([*seen["prompt_ids"][row], *ids])
         assert whole.startswith(f"<|im_start|>user\n{prompt[0]['content']}<|im_end|>\n<|im_start|>assistant\n")
@@ -298,20 +300,20 @@ def test_a_dialogue_is_one_completion_whose_user_turns_are_masked(make_trainer, 
     assert seen["answer"] == [str(int(prompt[0]["content"].split()[3]) + 11) for prompt in seen["prompts"]]
 
 
-def test_a_rollout_gives_a_verifier_the_rows_of_the_environment(make_trainer, verifier):
+def test_a_rollout_passes_the_prompts_to_a_verifier(make_trainer, verifier):
     answers = {prompt.messages[0]["content"]: prompt.answer for prompt in load_prompts()}
     rollout = EnvironmentRollout(reward_model=verifier)
     rewards = [rollout.env_reward, RewardModelReward(verifier)]
     trainer = make_trainer("grpo", rewards, rows=rollout.dataset_rows, rollout_func=rollout, batch_size=16, max_steps=1)
     trainer.train()
-    assert len(verifier.rows) == 32  # each completion by the environment and, with TRL's columns, by the function
+    assert len(verifier.rows) == 32  # the environment and the reward function score each of 16 completions
     assert all(prompt.answer == answers[conversation[0]["content"]] for conversation, prompt in verifier.rows)
     expected = np.mean([float(prompt.answer in c[-1]["content"]) for c, prompt in verifier.rows[:16]])
     assert logged(trainer, "rewards/env_reward/mean") == pytest.approx([expected], abs=1e-6)
     assert logged(trainer, "rewards/reward_model/mean") == pytest.approx([expected], abs=1e-6)
 
 
-def test_a_rollout_without_a_score_is_none(make_trainer):
+def test_a_rollout_without_a_score_has_the_reward_none(make_trainer):
     class Fails(RecordingScorer):
         def score(self, conversations, prompts=None):
             return super().score([[*c[:-1], {**c[-1], "content": "FAIL"}] for c in conversations])
@@ -322,13 +324,13 @@ def test_a_rollout_without_a_score_is_none(make_trainer):
     assert rollout(prompts, trainer)["env_reward"] == [None] * 3
 
 
-def test_a_prompt_that_the_environment_does_not_know_is_refused(recorder):
+def test_a_prompt_that_is_not_in_the_prompts_of_the_environment_is_refused(recorder):
     rollout = EnvironmentRollout(["known"], reward_model=recorder)
     with pytest.raises(ConfigError, match=r"rollout\.dataset_rows"):
         rollout([chat("unknown")], None)
 
 
-def test_settings_that_follow_from_the_batch_are_refused():
+def test_settings_that_the_batch_determines_are_refused():
     with pytest.raises(ConfigError, match="'num_envs'"):
         EnvironmentRollout(["q"], num_envs=4)
 
@@ -342,7 +344,7 @@ def test_two_prompts_with_the_same_messages_are_refused():
 
 
 @pytest.mark.parametrize("kind", ["grpo", "rloo", "online dpo"])
-def test_the_reward_rises(make_trainer, embedded_scorer, kind):
+def test_training_raises_the_reward(make_trainer, embedded_scorer, kind):
     reward = RewardModelReward(embedded_scorer, on_unscored="raise")
     options = {"learning_rate": 3e-4, "lr_scheduler_type": "constant"}
     if kind != "online dpo":

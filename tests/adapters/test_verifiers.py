@@ -11,7 +11,7 @@ from gym_rm.adapters.verifiers import TraceReward, group_reward_function, reward
 
 
 class Message:
-    """A message of a trace, as far as a reward reads it."""
+    """Message of a trace with the one method that rewards call."""
 
     def __init__(self, **fields):
         self.fields = fields
@@ -25,7 +25,7 @@ class Message:
 
 
 def trace(*texts, **data):
-    """A trace of these turns, and of a task with this data."""
+    """Return a trace of these messages whose task has this data."""
     task = SimpleNamespace(data=Message(idx=3, id=None, prompt=texts[0], system_prompt=None, **data))
     return SimpleNamespace(messages=[Message(**message, tool_calls=None) for message in chat(*texts)], task=task)
 
@@ -33,18 +33,18 @@ def trace(*texts, **data):
 # --- v1 ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_trace_is_scored(recorder):
+def test_a_trace_gets_the_score_of_its_messages(recorder):
     assert asyncio.run(TraceReward(recorder)(trace("q", "a", "sure?", "four"))) == 1.0
     assert recorder.calls == [[chat("q", "a", "sure?", "four")]]
 
 
-def test_content_in_parts_is_text(recorder):
+def test_text_parts_of_a_message_are_joined(recorder):
     user = Message(role="user", content=[{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}])
     asyncio.run(TraceReward(recorder)(SimpleNamespace(messages=[user, Message(role="assistant", content="four")])))
     assert recorder.calls == [[chat("2 + 2?", "four")]]
 
 
-def test_traces_are_scored_together():
+def test_concurrent_traces_are_scored_in_one_batch():
     scorer = RecordingScorer(seconds=0.05)
     score = TraceReward(scorer)
 
@@ -55,12 +55,12 @@ def test_traces_are_scored_together():
     assert len(scorer.calls) <= 3
 
 
-def test_a_trace_without_a_score_raises(recorder):
+def test_a_trace_without_a_score_is_an_error(recorder):
     with pytest.raises(ScoringError):
         asyncio.run(TraceReward(recorder)(trace("q", "FAIL")))
 
 
-def test_a_task_of_verifiers_records_rewards_and_failures(recorder):
+def test_verifiers_calls_the_reward_of_a_task(recorder):
     vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
     from verifiers.v1.utils.decorators import discover_decorated, invoke_all
 
@@ -86,7 +86,7 @@ def test_the_data_of_the_task_reaches_a_verifier(verifier):
     assert prompt.metadata["level"] == "easy"
 
 
-def test_traces_that_are_scored_together_keep_their_own_answers(verifier):
+def test_concurrent_traces_keep_their_own_answers(verifier):
     score = TraceReward(verifier)
 
     async def rollouts():
@@ -101,15 +101,15 @@ def test_traces_that_are_scored_together_keep_their_own_answers(verifier):
 def test_a_missing_or_unusable_answer_of_a_task_is_an_error_for_a_verifier(verifier, answer):
     with pytest.raises(ScoringError):
         asyncio.run(TraceReward(verifier)(trace("q", "4", answer=answer)))
-    assert verifier.prompts[0].metadata["answer"] is answer  # for verifiers that can read it
+    assert verifier.prompts[0].metadata["answer"] is answer  # kept for verifiers that can read it
 
 
-def test_a_verifier_that_fails_on_a_broken_row_is_an_error():
+def test_an_exception_in_a_verifier_is_raised():
     with pytest.raises(AttributeError, match="strip"):
         asyncio.run(TraceReward(answer_must_be_text)(trace("q", "4", answer=None)))
 
 
-def test_a_task_of_verifiers_gives_its_data_to_a_verifier(verifier):
+def test_the_task_data_of_the_library_reaches_a_verifier(verifier):
     vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
     score = TraceReward(verifier)
 
@@ -131,10 +131,10 @@ def test_a_task_of_verifiers_gives_its_data_to_a_verifier(verifier):
     ]
 
 
-# --- rubrics of the earlier releases -------------------------------------------------------------------------------
+# --- rubrics of earlier releases -----------------------------------------------------------------------------------
 
 
-def test_a_rubric_function(recorder):
+def test_a_reward_function_scores_one_rollout(recorder):
     function = reward_function(recorder, name="helpfulness")
     assert function.__name__ == "helpfulness"
     assert asyncio.run(function(prompt=chat("q"), completion=chat("q", "four")[1:], answer="4", state={})) == 1.0
@@ -142,21 +142,23 @@ def test_a_rubric_function(recorder):
     assert recorder.calls == [[chat("q", "four")]] * 2
 
 
-def test_a_group_function_makes_one_call(recorder):
+def test_a_group_function_makes_one_score_call(recorder):
     function = group_reward_function(recorder)
-    assert {"prompts", "completions"} <= set(inspect.signature(function).parameters)  # how a rubric tells it
+    assert {"prompts", "completions"} <= set(
+        inspect.signature(function).parameters
+    )  # rubrics recognise group functions by these parameters
     rewards = asyncio.run(function(prompts=["q"] * 3, completions=["four", "FAIL", ""], answers=[""] * 3))
     assert (rewards[0], rewards[2], len(recorder.calls)) == (1.0, 0.0, 1)
     assert math.isnan(rewards[1])
 
 
 @pytest.mark.parametrize(("prompt", "completion"), [("q", "FAIL"), ("q", "CRASH"), ("<|im_start|>user\nq", "a")])
-def test_a_rubric_never_sees_an_exception(recorder, prompt, completion):
-    # It would log it and count 0.0.
+def test_a_reward_function_returns_nan_instead_of_raising(recorder, prompt, completion):
+    # A rubric logs exceptions and records the reward 0.0.
     assert math.isnan(asyncio.run(reward_function(recorder)(prompt=prompt, completion=completion)))
 
 
-def test_the_row_of_a_rollout_reaches_a_verifier(verifier):
+def test_the_columns_of_a_rollout_reach_a_verifier(verifier):
     function = reward_function(verifier)
     row = {"answer": "4", "info": {"level": "easy"}, "task": "sums", "state": {"turn": 1}}
     assert asyncio.run(function(prompt=chat("2 + 2?"), completion=chat("", "It is 4.")[1:], **row)) == 1.0
@@ -173,19 +175,19 @@ def test_each_rollout_of_a_group_is_compared_with_its_own_answer(verifier):
     assert [prompt.metadata for prompt in verifier.prompts] == [{"level": "easy", "task": "sums"}, {"task": "sums"}]
 
 
-@pytest.mark.parametrize("answer", ["", *NO_ANSWERS])  # rubrics pass an empty text for a row without an answer
+@pytest.mark.parametrize("answer", ["", *NO_ANSWERS])  # rubrics pass an empty text if the answer is missing
 def test_a_rollout_without_a_usable_answer_is_nan(verifier, answer):
     reward = asyncio.run(reward_function(verifier)(prompt="q", completion="4", answer=answer, info={}, task="sums"))
     assert math.isnan(reward)
 
 
-def test_a_group_with_a_broken_row_keeps_the_other_rewards(verifier):
+def test_a_group_with_a_missing_answer_keeps_the_other_rewards(verifier):
     function = group_reward_function(verifier)
     rewards = asyncio.run(function(prompts=["q"] * 3, completions=["4"] * 3, answers=["4", None, "5"]))
     assert (rewards[0], rewards[2]) == (1.0, 0.0)
     assert math.isnan(rewards[1])
 
 
-def test_a_rubric_gets_nan_from_a_verifier_that_fails_on_a_broken_row():
+def test_a_reward_function_returns_nan_if_the_verifier_raises():
     function = reward_function(answer_must_be_text)
     assert math.isnan(asyncio.run(function(prompt="q", completion="4", answer=None)))

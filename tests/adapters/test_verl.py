@@ -20,7 +20,7 @@ def tokenizer(policy_path):
 
 
 class Batch:
-    """The part of verl's DataProto that managers read, as its documentation describes it."""
+    """Stand-in of verl's DataProto with the attributes that reward managers read."""
 
     def __init__(self, batch, non_tensor_batch):
         self.batch, self.non_tensor_batch, self.meta_info = batch, non_tensor_batch, {}
@@ -39,7 +39,7 @@ class Batch:
 
 
 def make_batch(tokenizer, replies, *, answers=None, make=Batch):
-    """Prompts padded on the left, replies on the right, as verl's rollouts are."""
+    """Return a batch in the layout of verl's rollouts: prompts padded on the left, replies on the right."""
     answers = ["40"] * len(replies) if answers is None else answers
     prompt = tokenizer.apply_chat_template(chat(QUESTION), add_generation_prompt=True, return_dict=False)
     ids = [tokenizer(f"{reply}<|im_end|>")["input_ids"] for reply in replies]
@@ -70,13 +70,13 @@ def last_tokens(batch):
 
 
 @pytest.mark.parametrize("info", [{"question": QUESTION}, {"prompt": QUESTION}, {"prompt": chat(QUESTION), "index": 3}])
-def test_the_function_scores_the_prompt_with_the_reply(recorder, info):
+def test_the_function_scores_the_prompt_and_the_reply(recorder, info):
     result = asyncio.run(compute_score("sums", "four", "40", info, reward_model=recorder))
     assert result == {"score": 1.0, "num_tokens": 24.0, "truncated_tokens": 0.0, "component_length": 4.0}
     assert recorder.calls == [[chat(QUESTION, "four")]]
 
 
-def test_concurrent_calls_are_scored_together():
+def test_concurrent_calls_are_scored_in_one_batch():
     scorer = RecordingScorer(seconds=0.05)
 
     async def rollouts():
@@ -88,27 +88,27 @@ def test_concurrent_calls_are_scored_together():
     assert len(scorer.calls) <= 3
 
 
-def test_the_batched_function_makes_one_call(recorder):
+def test_the_batched_function_makes_one_score_call(recorder):
     results = compute_scores(["s"] * 3, REPLIES, ["40"] * 3, [{"question": QUESTION}] * 3, reward_model=recorder)
     assert [result["score"] for result in results] == [len(reply) / 4 for reply in REPLIES]
     assert len(recorder.calls) == 1
 
 
-def test_without_a_prompt_nothing_is_scored(recorder):
+def test_extra_info_without_a_prompt_is_an_error(recorder):
     with pytest.raises(ConfigError, match="extra_info as 'prompt'"):
         asyncio.run(compute_score("s", "four", "40", {"index": 1}, reward_model=recorder))
     with pytest.raises(ConfigError, match="extra_info as 'prompt'"):
         compute_scores(["s"], ["four"], ["40"], [None], reward_model=recorder)
 
 
-def test_a_failure_is_an_error_and_never_a_number(recorder):
+def test_a_reply_without_a_score_is_an_error(recorder):
     with pytest.raises(ScoringError):
         asyncio.run(compute_score("s", "FAIL", "40", {"question": QUESTION}, reward_model=recorder))
     with pytest.raises(ScoringError):
         compute_scores(["s"] * 2, ["ok", "FAIL"], ["40"] * 2, [{"question": QUESTION}] * 2, reward_model=recorder)
 
 
-def test_the_embedded_model_is_loaded_once_and_gives_the_environments_reward(embedded_scorer):
+def test_the_rewards_equal_those_of_the_embedded_reward_model(embedded_scorer):
     scores = compute_scores(["s"] * 3, REPLIES, [None] * 3, [{"question": QUESTION}] * 3)
     expected = embedded_scorer.score([chat(QUESTION, reply) for reply in REPLIES]).rewards
     assert [score["score"] for score in scores] == pytest.approx(expected.tolist(), abs=1e-5)
@@ -116,7 +116,7 @@ def test_the_embedded_model_is_loaded_once_and_gives_the_environments_reward(emb
     assert again["score"] == pytest.approx(expected[0], abs=1e-5)
 
 
-# --- the row, for verifiers ----------------------------------------------------------------------------------------
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
 def score_one(reply, ground_truth, info, reward_model):
@@ -154,22 +154,22 @@ def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(verifier,
     with pytest.raises(ScoringError):
         score_one("It is 40.", ground_truth, {"question": QUESTION}, verifier)
     assert verifier.prompts[0].answer is None
-    assert verifier.prompts[0].metadata["ground_truth"] is ground_truth  # for verifiers that can read it
+    assert verifier.prompts[0].metadata["ground_truth"] is ground_truth  # kept for verifiers that can read it
 
 
-def test_a_batch_with_a_broken_row_is_an_error_that_names_the_row(verifier):
+def test_the_error_names_the_row_without_an_answer(verifier):
     with pytest.raises(ScoringError, match=r"1 of 2 .* row 1: the reward function returned None"):
         compute_scores(["s"] * 2, ["40", "40"], ["40", None], [{"question": QUESTION}] * 2, reward_model=verifier)
 
 
-def test_a_verifier_that_fails_on_a_broken_row_is_an_error():
+def test_an_exception_in_a_verifier_is_raised():
     with pytest.raises(AttributeError, match="strip"):
         score_one("It is 40.", None, {"question": QUESTION}, answer_must_be_text)
 
 
 @pytest.mark.parametrize("ground_truth", [None, ["40"]])
-def test_an_answer_in_the_extra_info_does_not_take_the_place_of_the_ground_truth(verifier, ground_truth):
-    # verl's own GSM8K rows hold the whole solution there.
+def test_an_answer_in_the_extra_info_does_not_replace_the_ground_truth(verifier, ground_truth):
+    # In verl's GSM8K data set, extra_info['answer'] is the whole solution.
     info = {"question": QUESTION, "answer": "90 - 50 = 40. #### 40"}
     with pytest.raises(ScoringError):
         score_one("It is 40.", ground_truth, info, verifier)
@@ -199,13 +199,13 @@ async def run_singles(manager, batch):
     return await asyncio.gather(*(manager.run_single(batch[row : row + 1]) for row in range(len(batch))))
 
 
-def test_the_manager_puts_rewards_on_the_last_tokens(tokenizer, recorder):
+def test_the_manager_writes_each_reward_at_the_last_token_of_its_reply(tokenizer, recorder):
     manager = RewardModelManager(tokenizer=tokenizer, num_examine=0, reward_fn_key="data_source", reward_model=recorder)
     recorded = [[chat(QUESTION, reply) for reply in REPLIES]]
     check_manager(manager, make_batch(tokenizer, REPLIES), recorder, recorded)
 
 
-def test_single_samples_are_scored_together(tokenizer):
+def test_concurrent_samples_are_scored_in_one_batch(tokenizer):
     scorer = RecordingScorer(seconds=0.05)
     replies = ["x" * (n + 1) for n in range(24)]
     manager = RewardModelManager(tokenizer=tokenizer, reward_model=scorer)
@@ -215,20 +215,20 @@ def test_single_samples_are_scored_together(tokenizer):
     assert len(scorer.calls) <= 4
 
 
-def test_the_configuration_can_name_the_reward_model(tokenizer, recorder):
+def test_the_configuration_sets_the_reward_model(tokenizer, recorder):
     config = SimpleNamespace(reward={"reward_kwargs": {"reward_model": recorder}})
     manager = RewardModelManager(config=config, tokenizer=tokenizer, compute_score=None)
     assert asyncio.run(run_singles(manager, make_batch(tokenizer, ["four"])))[0]["reward_score"] == 1.0
 
 
-def test_a_batch_without_messages_is_an_error(tokenizer, recorder):
+def test_a_batch_without_raw_prompt_is_an_error(tokenizer, recorder):
     batch = make_batch(tokenizer, REPLIES)
     del batch.non_tensor_batch["raw_prompt"]
     with pytest.raises(ConfigError, match=r"data\.return_raw_chat=True"):
         RewardModelManager(tokenizer=tokenizer, reward_model=recorder)(batch)
 
 
-def test_the_manager_gives_a_verifier_the_rows_of_the_batch(tokenizer, verifier):
+def test_the_manager_passes_prompts_to_a_verifier(tokenizer, verifier):
     batch = make_batch(tokenizer, REPLIES, answers=["40", "no", "37"])
     rewards = RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
     assert rewards[torch.arange(3), last_tokens(batch)].tolist() == [1.0, 1.0, 0.0]
@@ -237,27 +237,27 @@ def test_the_manager_gives_a_verifier_the_rows_of_the_batch(tokenizer, verifier)
     assert prompt.metadata.items() >= {"data_source": "sums", "question": QUESTION, "index": 1}.items()
 
 
-def test_single_samples_keep_their_own_ground_truth(tokenizer, verifier):
+def test_concurrent_samples_keep_their_own_ground_truth(tokenizer, verifier):
     batch = make_batch(tokenizer, REPLIES, answers=["40", "no", "37"])
     results = asyncio.run(run_singles(RewardModelManager(tokenizer=tokenizer, reward_model=verifier), batch))
     assert [result["reward_score"] for result in results] == [1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("ground_truth", NO_ANSWERS)
-def test_the_manager_names_the_row_without_a_usable_ground_truth(tokenizer, verifier, ground_truth):
+def test_the_error_of_the_manager_names_the_row_without_a_usable_ground_truth(tokenizer, verifier, ground_truth):
     batch = make_batch(tokenizer, REPLIES, answers=["40", ground_truth, "37"])
     with pytest.raises(ScoringError, match="row 1"):
         RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
 
 
-def test_a_row_without_the_column_of_the_ground_truth_has_no_answer(tokenizer, verifier):
+def test_a_batch_without_the_ground_truth_column_is_an_error_for_a_verifier(tokenizer, verifier):
     batch = make_batch(tokenizer, REPLIES)
     del batch.non_tensor_batch["reward_model"]
     with pytest.raises(ScoringError, match="3 of 3"):
         RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
 
 
-# --- verl's own classes --------------------------------------------------------------------------------------------
+# --- verl's classes ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ def real_batch(make_real_batch):
     return make_real_batch()
 
 
-def test_a_verifier_with_verls_dataproto(make_real_batch, tokenizer, verifier):
+def test_the_manager_passes_the_prompts_of_a_dataproto_to_a_verifier(make_real_batch, tokenizer, verifier):
     batch = make_real_batch(["40", "no", "37"])
     manager = RewardModelManager(tokenizer=tokenizer, reward_model=verifier)
     assert manager(batch)[torch.arange(3), last_tokens(batch)].tolist() == [1.0, 1.0, 0.0]
@@ -286,14 +286,14 @@ def test_a_verifier_with_verls_dataproto(make_real_batch, tokenizer, verifier):
     assert [result["reward_score"] for result in results] == [1.0, 1.0, 0.0]
 
 
-def test_the_manager_with_verls_dataproto(real_batch, tokenizer, recorder):
+def test_the_manager_scores_a_dataproto(real_batch, tokenizer, recorder):
     manager = RewardModelManager(tokenizer=tokenizer, reward_model=recorder)
     check_manager(manager, real_batch, recorder, [[chat(QUESTION, reply) for reply in REPLIES]])
     results = asyncio.run(run_singles(manager, real_batch))
     assert [result["reward_score"] for result in results] == [len(reply) / 4 for reply in REPLIES]
 
 
-def test_verls_batch_manager_with_our_function(real_batch, tokenizer, recorder):
+def test_verls_batch_manager_calls_compute_scores(real_batch, tokenizer, recorder):
     from verl.workers.reward_manager.batch import BatchRewardManager
 
     manager = BatchRewardManager(tokenizer, 0, compute_scores, reward_model=recorder)
@@ -324,7 +324,7 @@ def rewards_of_loaded_manager(config, tokenizer, batch):
     return [result["reward_score"] for result in asyncio.run(run())]
 
 
-def test_verl_loads_our_function_and_our_manager_from_its_configuration(real_batch, tokenizer, embedded_scorer):
+def test_verl_loads_compute_score_and_the_manager_from_its_configuration(real_batch, tokenizer, embedded_scorer):
     pytest.importorskip("verl.experimental.reward_loop.reward_manager.base")
     expected = embedded_scorer.score([chat(QUESTION, reply) for reply in REPLIES]).rewards.tolist()
     function = {"path": "pkg://gym_rm.adapters.verl", "name": "compute_score", "reward_kwargs": {"dtype": "float32"}}
@@ -339,7 +339,7 @@ def test_verl_loads_our_function_and_our_manager_from_its_configuration(real_bat
     assert rewards_of_loaded_manager(config, tokenizer, real_batch) == pytest.approx(expected, abs=1e-5)
 
 
-def test_verls_own_manager_gives_a_verifier_its_ground_truth(make_real_batch, tokenizer):
+def test_verl_passes_the_ground_truth_to_a_verifier(make_real_batch, tokenizer):
     pytest.importorskip("verl.experimental.reward_loop.reward_manager.base")
     batch = make_real_batch(["40", "no", "37"])
     verifier = {"reward_model": "recording:holds_answer"}
