@@ -1,5 +1,5 @@
-# make demo | test | lint | test-adapters | clean. Needs python 3.11 to 3.13; everything is installed into .venv.
-# Another interpreter or folder: make test PYTHON=python3.12 VENV=/tmp/venv312
+# make demo | test | lint | test-adapters | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
+# To use another interpreter or folder: make test PYTHON=python3.12 VENV=/tmp/venv312
 
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
@@ -8,28 +8,28 @@ INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet 
 
 .PHONY: demo test test-adapters lint clean
 
-demo: $(VENV)/core ## train the embedded policy against the embedded reward model, with a picture at the end
+demo: $(VENV)/core ## train the embedded policy against the embedded reward model and plot the run
 	$(VENV)/bin/python agents/grpo.py
 
-test: $(VENV)/dev ## everything; what needs an extra is skipped where that is not installed
+test: $(VENV)/dev ## run all tests; tests that need an extra are skipped if it is not installed
 	$(VENV)/bin/python -m pytest -q
 
-test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## what the tests of other libraries and file formats skip without their extras
+test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## run the tests that need the libraries of the extras
 	$(VENV)/bin/python -m pytest -q tests/adapters tests/engine/loading tests/data tests/test_scores.py
 	$(VENV)-rllib/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
 
-lint: $(VENV)/dev ## style and types
+lint: $(VENV)/dev ## check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy gym_rm
 
-clean: ## remove what make made
+clean: ## remove installed and generated files
 	rm -rf $(VENV) $(VENV)-rllib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# The installs leave an empty file behind, so that they run again only when what they read has changed.
+# An install creates an empty file, so that it runs again only if its inputs have changed.
 $(VENV)/core: pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "no python 3.11, 3.12 or 3.13 found; name one: make PYTHON=..." >&2; exit 1; }
-	@echo "installing gym-rm into $(VENV) (torch is large: this takes a minute or more)"
+	@test -n "$(PYTHON)" || { echo "Python 3.11, 3.12 or 3.13 not found; set its path: make PYTHON=..." >&2; exit 1; }
+	@echo "installing gym-rm into $(VENV) (takes a minute or more, because torch is large)"
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e .
 	@touch $@
@@ -42,7 +42,7 @@ $(VENV)/extras: $(VENV)/dev
 	$(INSTALL) -e '.[data,lora,sb3,torchrl,trl]' skrl
 	@touch $@
 
-# Ray pins an older gymnasium: an environment of its own, with constraints of its own.
+# Ray requires an older gymnasium, so it is installed into a separate environment with separate constraints.
 $(VENV)-rllib/extras: pyproject.toml constraints-rllib.txt | $(VENV)/core
 	$(PYTHON) -m venv $(VENV)-rllib
 	$(VENV)-rllib/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-rllib.txt -e '.[dev,rllib]'

@@ -55,7 +55,7 @@ gymnasium.register(
     vector_entry_point="gym_rm.envs.numeric_views:make_tokens",
 )
 
-# Names whose modules import torch: resolved on first use, so that `import gym_rm` stays light.
+# Names whose modules import torch. They are imported on first use, so that `import gym_rm` is fast.
 _LAZY = {
     "PairwiseScorer": "gym_rm.scorers.pairwise",
     "RewardModelScorer": "gym_rm.engine.reward_model_scorer",

@@ -1,4 +1,4 @@
-"""`python -m gym_rm` is the command `gym-rm`."""
+"""Run the command `gym-rm` as `python -m gym_rm`."""
 
 from gym_rm.cli.main import main
 

@@ -1,7 +1,7 @@
-"""The one settings system: pydantic schemas, filled from keywords, YAML files and dotted overrides.
+"""Settings as pydantic schemas, filled from keywords, YAML files and overrides such as `a.b=value`.
 
-The package's own options (`load_scorer`, `RewardModel-v0`), the commands and the agents are all checked here, so that
-an unknown or invalid setting gets the same error everywhere.
+The options of the package (`load_scorer`, `RewardModel-v0`), of the commands and of the agents are all validated here,
+so that an unknown or invalid setting gets the same error everywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 
 class Config(pydantic.BaseModel):
-    """Base of all schemas: frozen, unknown settings refused, defaults validated; the text under a field is its help.
+    """Base class of all schemas. They are frozen, reject unknown settings and validate their defaults.
+
+    The docstring under a field is its help text.
 
     Example:
         >>> class Optimizer(Config):
@@ -63,14 +65,14 @@ Finite: TypeAlias = Annotated[float, pydantic.BeforeValidator(_finite)]
 
 
 def load_config(schema: type[Schema], file: str | Path | None = None, overrides: Sequence[str] = ()) -> Schema:
-    """The schema's defaults, changed by a YAML file, changed by `a.b=value` overrides.
+    """Fill a schema from its defaults, then a YAML file, then `a.b=value` overrides.
 
-    Mappings merge key by key, everything else replaces. Override values are YAML (`null`, `true`, `3e-4`, `[1, 2]`);
-    list entries are reached by index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are texts, `3e-4` is
-    a number.
+    Mappings are merged key by key; other values are replaced. The value of an override is YAML (`null`, `true`, `3e-4`,
+    `[1, 2]`). A list entry is addressed by its index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are
+    texts, `3e-4` is a number.
 
     Raises:
-        ConfigError: the file cannot be read, or some settings are invalid; lists every problem at once.
+        ConfigError: the file cannot be read, or settings are invalid. The message lists all problems.
     """
     values = _merge(_defaults(schema), _read(file) if file is not None else {})
     problems = []
@@ -89,10 +91,10 @@ def load_config(schema: type[Schema], file: str | Path | None = None, overrides:
 
 
 def parse_settings(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
-    """A schema filled from keywords.
+    """Fill a schema from keywords.
 
     Raises:
-        ConfigError: unknown or invalid settings; lists every problem at once.
+        ConfigError: settings are unknown or invalid. The message lists all problems.
     """
     config, problems = _validate(schema, dict(values))
     if config is None:
@@ -101,21 +103,22 @@ def parse_settings(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
 
 
 def divide_settings(values: Mapping[str, Any], *schemas: type[pydantic.BaseModel], owner: str) -> tuple[Any, ...]:
-    """Each schema filled from the keywords that are its fields.
+    """Fill each schema from the keywords that are its fields.
 
     Args:
-        values: keywords.
-        schemas: to fill, in the order of the result.
-        owner: whose options these are, for the error.
+        values: the keywords.
+        schemas: the schemas to fill. The results have the same order.
+        owner: name of the object with these options, for error messages.
 
     Raises:
-        ConfigError: keywords that no schema has, or invalid values.
+        ConfigError: a keyword is not a field of any schema, or a value is invalid.
     """
     known = [name for schema in schemas for name in schema.model_fields]
     unknown = [name for name in values if name not in known]
     if unknown:
         raise ConfigError(
-            f"unknown option {unknown[0]!r} for {owner}.{nearest(unknown[0], known)} It has {', '.join(sorted(known))}."
+            f"unknown option {unknown[0]!r} for {owner}.{nearest(unknown[0], known)} "
+            f"Known options: {', '.join(sorted(known))}."
         )
     return tuple(
         parse_settings(schema, {name: values[name] for name in schema.model_fields if name in values})
@@ -124,10 +127,10 @@ def divide_settings(values: Mapping[str, Any], *schemas: type[pydantic.BaseModel
 
 
 def override_values(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values of `a.b=value` texts alone, nested as they say.
+    """Return the values of `a.b=value` overrides as nested mappings.
 
     Raises:
-        ConfigError: a text of another form, or a value that is not YAML.
+        ConfigError: an override has another form, or its value is not valid YAML.
     """
     values: dict[str, Any] = {}
     for override in overrides:
@@ -139,7 +142,7 @@ def override_values(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _validate(schema: type[Schema], values: dict[str, Any]) -> tuple[Schema | None, list[str]]:
-    """The filled schema, or None and all problems."""
+    """Return the filled schema (None if it is invalid) and all problems."""
     try:
         return schema.model_validate(values), []
     except pydantic.ValidationError as error:
@@ -147,7 +150,7 @@ def _validate(schema: type[Schema], values: dict[str, Any]) -> tuple[Schema | No
 
 
 def _defaults(schema: type[pydantic.BaseModel]) -> dict[str, Any]:
-    """Plain values of all defaults, so that a file or an override can change one key of a nested one."""
+    """Return all defaults as plain values, so that a file or an override can change one key of a nested schema."""
     values = {}
     for name, field in schema.model_fields.items():
         if not field.is_required():
@@ -172,7 +175,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
     try:
         value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is not YAML ({_reason(error)}); quote it.") from error
+        raise ConfigError(
+            f"override {override!r}: the value is not valid YAML ({_reason(error)}); quote it."
+        ) from error
     node: Any = values
     for depth, part in enumerate(parts[:-1], start=1):
         node = _child(node, part, parts[depth], ".".join(parts[:depth]), override)
@@ -183,7 +188,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
 
 
 def _child(node: Any, part: str, next_part: str, above: str, override: str) -> Any:
-    """The mapping or list at `part`, created if it does not exist."""
+    """Return the mapping or list at `part`. Create a mapping if there is none."""
     key: Any = _index(node, part, override) if isinstance(node, list) else part
     child = node.get(key) if isinstance(node, dict) else node[key]
     if isinstance(child, tuple):
@@ -206,7 +211,7 @@ def _index(node: list[Any], part: str, override: str) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with the plain scalars of YAML 1.2, and with repeated keys refused."""
+    """Safe YAML loader that reads plain scalars as in YAML 1.2, and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -262,28 +267,28 @@ def _explain(problem: Any, schema: type[pydantic.BaseModel]) -> str:
         case "extra_forbidden":
             return f"{key}: unknown setting.{_nearest_setting(location, schema)}"
         case "missing":
-            return f"{key}: has no default and must be given."
+            return f"{key}: missing; this setting has no default."
         case "literal_error":
             expected = problem["ctx"]["expected"]
             hint = nearest(str(value), re.findall("'([^']*)'", expected))
             return f"{key} must be {expected}, got {value!r}.{hint}"
         case "value_error":
             reason = str(problem["ctx"]["error"])
-            # Our own checks name the field already; only the groups that it is in are added.
+            # Messages of `gym_rm.checks` already start with the name of the field; add the names of its groups.
             named = bool(location) and reason.startswith(f"{location[-1]} ")
             return key.removesuffix(str(location[-1])) + reason if named else f"{key}: {reason}" if key else reason
     return f"{key}: {problem['msg'].lower()}, got {type(value).__name__} {value!r:.200}."
 
 
 def _nearest_setting(location: tuple[str | int, ...], schema: type[pydantic.BaseModel]) -> str:
-    """A sibling with a similar name, else a setting of that name elsewhere."""
+    """Return a hint: a setting of the group with a similar name, or the same name in another group."""
     *parents, name = [part for part in location if isinstance(part, str)]
     keys = list(_keys(schema))
     siblings = [key[-1] for key in keys if list(key[:-1]) == parents]
     if hint := nearest(name, siblings):
         return hint
     elsewhere = [".".join(key) for key in keys if key[-1] == name]
-    return f" Did you mean {elsewhere[0]!r}?" if elsewhere else f" Known here: {', '.join(siblings)}."
+    return f" Did you mean {elsewhere[0]!r}?" if elsewhere else f" Known settings: {', '.join(siblings)}."
 
 
 def _keys(
@@ -297,7 +302,7 @@ def _keys(
 
 
 def _model_in(annotation: Any) -> type[pydantic.BaseModel] | None:
-    """The model that a field holds: itself, `Model | None`, `list[Model]`, ..."""
+    """Return the schema in the annotation of a field (`Schema`, `Schema | None`, `list[Schema]`, ...), or None."""
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, pydantic.BaseModel) else None
     models = (_model_in(argument) for argument in typing.get_args(annotation))

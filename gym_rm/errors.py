@@ -1,4 +1,4 @@
-"""One exception per boundary that a failure can cross, and one way to warn."""
+"""Exceptions of the package, and a function that logs each warning once."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ logger = logging.getLogger("gym_rm")
 
 
 class GymRMError(Exception):
-    """Base of every error that gym_rm raises on purpose."""
+    """Base class of all exceptions of gym_rm."""
 
 
 class ConfigError(GymRMError, ValueError):
-    """An invalid setting: says what was expected, what came, and what to do."""
+    """Invalid setting. The message has the expected value, the given value, and what to do."""
 
 
 class RenderModeError(ConfigError, TypeError):
-    """An unknown render mode. Stable-Baselines3 probes for `rgb_array` and expects a `TypeError`."""
+    """Unknown render mode. It is also a TypeError, because Stable-Baselines3 tries `rgb_array` and expects one."""
 
 
 class ActionError(GymRMError, ValueError):
-    """An invalid reply; the environment has not changed."""
+    """Invalid reply. The environment has not changed."""
 
 
 class ConversationError(GymRMError, ValueError):
-    """A conversation that this scorer cannot read: malformed, too long, or refused by the chat template."""
+    """Conversation that the scorer cannot read: invalid, too long, or rejected by the chat template."""
 
 
 class RemoteError(GymRMError, ConnectionError):
-    """A scorer in another process or on another host failed to answer."""
+    """Failure of a scorer in another process or on another host."""
 
 
 class ScoringError(GymRMError, ValueError):
-    """Some conversations have no score; the scores of the others are kept.
+    """Some conversations have no score. The error contains the scores of the others.
 
     Attributes:
-        scores: the `Scores` of the whole call, NaN and a reason in the failed rows.
+        scores: `Scores` of the whole call. Failed rows have the reward NaN and an error message.
         rows: indices of the failed rows.
     """
 
@@ -63,12 +63,12 @@ class ScoringError(GymRMError, ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` for the known name closest to `name`, or an empty string."""
+    """Return `" Did you mean 'x'?"` for the most similar known name, or an empty string if none is similar."""
     matches = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Log a warning the first time this exact message comes up in the process."""
+    """Log a warning, but each message only once per process."""
     logger.warning(message)

@@ -1,4 +1,4 @@
-"""The one contract of the package: conversations in, `Scores` out. And what makes a scorer of what a user has."""
+"""The `Scorer` protocol (conversations in, `Scores` out), and functions that load and share scorers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gym_rm.types import Conversation, Prompts
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Anything that scores conversations.
+    """Protocol for objects that score conversations.
 
-    `score` returns one entry per conversation, in order, and raises `ScoringError` (which carries the scores that
-    succeeded) when a row has none. An empty list gives empty `Scores`. `gym_rm.testing.check_scorer` checks an
+    `score` returns one entry per conversation, in order. It raises `ScoringError`, which contains the other scores, if
+    a score is missing. It returns empty `Scores` for an empty list. `gym_rm.testing.check_scorer` checks an
     implementation.
     """
 
@@ -33,19 +33,19 @@ class Scorer(Protocol):
 
         Args:
             conversations: N lists of messages.
-            prompts: the rows that the conversations started from, a `Prompt` or None for each; None where there are
-                none. A reward model ignores them, a verifier compares with their `answer`.
+            prompts: the data rows that the conversations started from: a `Prompt` or None for each, or None if there
+                are none. A reward model ignores them; a verifier compares replies with their `answer`.
         """
         ...
 
 
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]
-"""`(conversations)` or `(conversations, prompts)` to N numbers, None for "no score"."""
+"""Function of `(conversations)` or `(conversations, prompts)` that returns N numbers, None for a missing score."""
 
 ScorerLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Scorer | RewardFunction | None"
 
-# What `kind` can name besides the kinds of reward model (`gym_rm.engine.kinds.KINDS`), as entry points: nothing is
-# imported until such a scorer is asked for.
+# Values of `kind` in addition to the kinds of reward model (`gym_rm.engine.kinds.KINDS`), as entry points, which are
+# imported on first use.
 SCORER_KINDS: dict[str, str] = {
     "pairwise": "gym_rm.scorers.pairwise:PairwiseScorer",
     "weighted": "gym_rm.scorers.combined:WeightedScorer",
@@ -57,18 +57,19 @@ _OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
-    """Make a scorer from what a user has.
+    """Load a scorer, or create one from a function.
 
     Args:
         reward_model: None for the embedded reward model; a folder or hub id of a Hugging Face checkpoint; a dict
-            `{"path": ..., "kind": ..., **options}`; a `Scorer`, returned as it is; a function from conversations, or
-            from conversations and prompts, to numbers; or the name of either, `"module:name"`.
-        **options: of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one of `SCORER_KINDS` or
-            of the kinds of reward model; a reward model's kind is detected where it is not given.
+            `{"path": ..., "kind": ..., **options}`; a `Scorer`, which is returned unchanged; a function from
+            conversations, or from conversations and prompts, to numbers; or the name of a scorer, a scorer class or a
+            function, `"module:name"`.
+        **options: options of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one of
+            `SCORER_KINDS` or a kind of reward model. If it is not given, the kind of a reward model is detected.
 
     Raises:
-        ConfigError: unknown kind or option, invalid value, options for a scorer that already exists, or something that
-            is not a scorer.
+        ConfigError: unknown kind or option, invalid value, options for an existing scorer, or a value that is not a
+            scorer.
 
     Example:
         >>> import gym_rm
@@ -86,8 +87,8 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
         return _make({**reward_model, **options})
     if options:
         raise ConfigError(
-            f"options {sorted(options)} came with a ready-made scorer {type(reward_model).__name__}; "
-            "give them to its constructor instead."
+            f"options {sorted(options)} cannot be applied to an existing scorer, {type(reward_model).__name__}; "
+            "pass them to its constructor instead."
         )
     if isinstance(reward_model, type) and hasattr(reward_model, "score"):
         raise ConfigError(f"reward_model must be a scorer, got the class {reward_model.__name__}; pass an instance.")
@@ -103,12 +104,12 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
 
 
 def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Prompts = None, **options: Any) -> Scores:
-    """The scores of N conversations, with the reasons of failed rows in `errors` instead of an exception.
+    """Score N conversations, and return failures in `Scores.errors` instead of raising ScoringError.
 
-    A reward that is not finite and has no error gets one.
+    A reward that is not finite gets an error.
 
     Raises:
-        ConfigError: the scorer returned something else than `Scores` of N rows.
+        ConfigError: the scorer did not return `Scores` with N rows.
     """
     try:
         scores = scorer.score(conversations, prompts, **options)
@@ -120,12 +121,12 @@ def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Pr
     if not len(scores) == len(scores.rewards) == len(conversations):
         raise ConfigError(
             f"{name}.score returned {len(scores.rewards)} scores for {len(conversations)} conversations; a scorer "
-            "returns one for each, in order."
+            "must return one for each, in order."
         )
     return scores.mark_failures()
 
 
-# --- a scorer that several users share ---------------------------------------------------------------------------
+# --- shared scorers --------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(slots=True)
@@ -139,10 +140,10 @@ _shared_lock = threading.RLock()
 
 
 def acquire_scorer(reward_model: ScorerLike, options: Mapping[str, Any]) -> Scorer:
-    """Like `load_scorer`, but equal plain settings return one scorer that all users in the process share.
+    """Load a scorer, or return the one that this process has already loaded with equal plain settings.
 
-    `SyncVectorEnv` makes one environment per row, other libraries make one per episode; the model is loaded only once.
-    A folder whose files have changed is loaded again. Call `release_scorer` when done.
+    `SyncVectorEnv` creates one environment per row, other libraries create one per episode. All of them share one
+    model. If the files in its folder have changed, the model is loaded again. Call `release_scorer` when done.
     """
     with _shared_lock:
         key = _key(reward_model, options) or _key_of(reward_model)
@@ -157,7 +158,7 @@ def acquire_scorer(reward_model: ScorerLike, options: Mapping[str, Any]) -> Scor
 
 
 def release_scorer(scorer: Scorer) -> None:
-    """Return a scorer from `acquire_scorer`. The last user closes it; a user's own scorer object stays open."""
+    """Release a scorer from `acquire_scorer`. The last release closes it, unless the user created the object."""
     with _shared_lock:
         key = _key_of(scorer)
         if key is None:
@@ -171,12 +172,12 @@ def release_scorer(scorer: Scorer) -> None:
 
 
 def _key_of(scorer: Any) -> str | None:
-    """The key of a scorer that is shared already."""
+    """Return the key of a shared scorer, or None if it is not shared."""
     return next((key for key, entry in _shared.items() if entry.scorer is scorer), None)
 
 
 def _belongs_to_user(scorer: Scorer, reward_model: ScorerLike) -> bool:
-    """Whether the scorer is an object that was passed in, or that a module holds."""
+    """Return whether the scorer is an object that was passed in, or an attribute of a module."""
     return scorer is reward_model or (_is_object_name(reward_model) and scorer is load_object("", str(reward_model)))
 
 
@@ -185,7 +186,7 @@ def _is_object_name(reward_model: Any) -> bool:
 
 
 def _key(reward_model: ScorerLike, options: Mapping[str, Any]) -> str | None:
-    """Plain settings as text, with the state of the folders in them; None for settings that hold other objects."""
+    """Return plain settings and the state of their folders as text; None if the settings contain other objects."""
     if reward_model is not None and not isinstance(reward_model, str | os.PathLike | Mapping):
         return None
     named = dict(reward_model) if isinstance(reward_model, Mapping) else {"path": reward_model}
@@ -196,7 +197,7 @@ def _key(reward_model: ScorerLike, options: Mapping[str, Any]) -> str | None:
 
 
 def _files(settings: Any) -> list[tuple[str, int, int]]:
-    """Name, size and modification time of the files in every folder that the settings name."""
+    """Return name, size and modification time of the files in every folder in the settings."""
     if isinstance(settings, Mapping):
         settings = list(settings.values())
     if isinstance(settings, list | tuple):
@@ -206,13 +207,13 @@ def _files(settings: Any) -> list[tuple[str, int, int]]:
     return sorted((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in Path(settings).iterdir())
 
 
-# --- from options to a scorer ------------------------------------------------------------------------------------
+# --- creating scorers --------------------------------------------------------------------------------------------
 
 
 def _make(options: dict[str, Any]) -> Scorer:
     kind = options.get("kind", "auto")
     if not isinstance(kind, str):
-        raise ConfigError(f"the kind of a scorer must be a text, got {type(kind).__name__} {kind!r}.")
+        raise ConfigError(f"kind must be a text, got {type(kind).__name__} {kind!r}.")
     if kind not in SCORER_KINDS:
         return _entry_point(REWARD_MODEL)(**options)
     arguments = {name: value for name, value in options.items() if name != "kind"}
@@ -240,7 +241,7 @@ def _entry_point(name: str) -> Callable[..., Scorer]:
 
 
 def check_signature(scorer: Scorer) -> None:
-    """Raise `ConfigError` if the scorer's `score` has no second parameter for the prompts."""
+    """Raise ConfigError if the scorer's `score` does not accept prompts as its second argument."""
     try:
         inspect.signature(scorer.score).bind([], None)
     except TypeError as error:
@@ -248,5 +249,5 @@ def check_signature(scorer: Scorer) -> None:
             f"{type(scorer).__name__}.score must take (conversations, prompts=None): {error}; a scorer that does not "
             "need the prompts ignores them."
         ) from error
-    except ValueError:  # a builtin does not tell
+    except ValueError:  # builtins can have no signature
         return

@@ -1,6 +1,6 @@
-"""The result of scoring: one reward per conversation, its named components, and what made them.
+"""Results of scoring: one reward per conversation, its named components, and how they were computed.
 
-Shapes: `[N]` is one entry per conversation of a `score` call, in the order they were given.
+Shapes: `[N]` has one entry per conversation of a `score` call, in the given order.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ FloatArray: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What made a score: enough to find out why two runs disagree.
+    """How scores were computed, to find out why two runs have different scores.
 
     Attributes:
         scorer: class of the scorer.
-        model: folder, hub id, URL or name of what scored.
-        revision: commit of the weights, where known.
+        model: folder, hub id, URL or name of the model or function.
+        revision: commit of the weights, or None if unknown.
         template_hash: first 16 hex digits of the SHA-256 of the chat template.
         dtype: precision of the backbone; the head is always float32.
-        device: where the forward ran.
-        layout: how batches were laid out: `"tree"`, `"padded"` or `"one_by_one"`.
-        settings: all other settings that change the number (pooling, max_length, overlong, ...).
+        device: device of the forward passes.
+        layout: layout of the batches: `"tree"`, `"padded"` or `"one_by_one"`.
+        settings: all other settings that change the scores (pooling, max_length, overlong, ...).
     """
 
     scorer: str
@@ -49,17 +49,17 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a `score` call cost.
+    """Cost of a `score` call.
 
     Attributes:
-        num_tokens: tokens of all conversations, each counted in full.
-        unique_tokens: tokens left after shared prefixes are merged.
-        reused_tokens: of these, the tokens whose keys and values came from the prefix cache.
-        padded_tokens: padding tokens that went through the model.
-        num_batches: forwards run.
-        render_seconds: time for templates and tokenisation.
+        num_tokens: number of tokens of all conversations, before shared prefixes are merged.
+        unique_tokens: number of tokens after shared prefixes are merged.
+        reused_tokens: number of unique tokens whose keys and values came from the prefix cache.
+        padded_tokens: number of padding tokens in the batches.
+        num_batches: number of forward passes.
+        render_seconds: time for chat templates and tokenisation.
         plan_seconds: time to build trees or padded batches.
-        run_seconds: time of the forwards, with the copies to and from the device.
+        run_seconds: time of the forward passes, including copies to and from the device.
     """
 
     num_tokens: int = 0
@@ -72,7 +72,7 @@ class Workload:
     run_seconds: float = 0.0
 
     def __add__(self, other: Workload) -> Workload:
-        """The cost of both."""
+        """Return the sum of two costs."""
         names = [each.name for each in dataclasses.fields(self)]
         return Workload(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
@@ -82,15 +82,15 @@ class Score:
     """One row of `Scores`.
 
     Attributes:
-        reward: NaN where `error` holds a reason.
-        components: the named parts of the reward.
-        num_tokens: tokens of the conversation as it was scored.
-        truncated_tokens: tokens that were cut to fit.
-        error: why there is no score, or None.
+        reward: the reward, or NaN if there is an `error`.
+        components: named components of the reward.
+        num_tokens: number of tokens that were scored.
+        truncated_tokens: number of tokens that were removed to fit `max_length`.
+        error: why the score is missing, or None.
         turn_rewards: one value per assistant turn, with `turns="all"`.
         step_rewards: one value per step of the last reply, for process reward models.
-        terminated: True where the scorer ends the episode.
-        infos: what else the scorer tells about this conversation.
+        terminated: whether the scorer ends the episode.
+        infos: other results of the scorer for this conversation.
     """
 
     reward: float
@@ -111,23 +111,23 @@ class Scores:
     `scores[2]` and iteration give rows (`Score`); `scores[2:5]`, `take`, `scatter` and `concatenate` give `Scores`.
 
     Attributes:
-        rewards: float32 `[N]`, NaN where `errors` holds a reason.
-        components: the named parts of the reward, each float32 `[N]` (objectives, ensemble members, ...).
-        num_tokens: int64 `[N]`, tokens of the conversation as it was scored; 0 where the scorer does not count them.
-        truncated_tokens: int64 `[N]`, tokens that were cut to fit.
-        errors: `[N]`, None or why this conversation has no score.
+        rewards: float32 `[N]`, NaN where `errors` has a message.
+        components: named components of the reward, each float32 `[N]` (objectives, ensemble members, ...).
+        num_tokens: int64 `[N]`, number of tokens that were scored; 0 if the scorer does not count them.
+        truncated_tokens: int64 `[N]`, number of tokens that were removed to fit `max_length`.
+        errors: `[N]`, None or why the score is missing.
         turn_rewards: with `turns="all"`, `[N]` arrays of float32, one value per assistant turn.
-        step_rewards: of a process reward model, `[N]` arrays of float32, one value per step of the last reply.
-        terminations: bool `[N]`, True where the scorer ends the episode; None leaves that to the user's turns.
-        infos: what else the scorer tells about each conversation, `[N]` arrays by name (a verdict, an extracted
-            answer, ...). Environments put them into their `infos`.
-        provenance: what made these numbers.
-        workload: what they cost.
+        step_rewards: for process reward models, `[N]` arrays of float32, one value per step of the last reply.
+        terminations: bool `[N]`, whether the scorer ends the episode; None if it never does.
+        infos: other results of the scorer, `[N]` arrays by name (a verdict, an extracted answer, ...). Environments
+            copy them to their `infos`.
+        provenance: how the scores were computed.
+        workload: cost of the `score` call.
 
     Example:
         >>> scores = Scores.from_rewards([0.5, 1.0])
         >>> scores
-        Scores(rewards=[0.5, 1.0])
+        Scores(rewards=[0.5, 1])
         >>> scores[1].reward, len(scores)
         (1.0, 2)
     """
@@ -155,7 +155,7 @@ class Scores:
         infos: Mapping[str, NDArray[Any]] | None = None,
         provenance: Provenance | None = None,
     ) -> Scores:
-        """Scores from rewards alone, with token counts of 0 and failures marked (see `mark_failures`)."""
+        """Create scores from rewards, with token counts of 0 and failures marked (see `mark_failures`)."""
         values = np.array(rewards, dtype=np.float32).reshape(-1)
         return cls(
             values,
@@ -170,10 +170,10 @@ class Scores:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Scores]) -> Scores:
-        """The rows of all parts, in order.
+        """Concatenate the rows of all parts.
 
-        A component, info or optional column that a part lacks is NaN, None or empty in its rows. The provenance is
-        kept where all parts have the same one; workloads are added up.
+        If a part lacks a component, an info or an optional column, its rows get missing values (NaN, None, 0 or empty).
+        The provenance is kept if it is the same for all parts. Workloads are added.
         """
         columns = [part._columns() for part in parts] or [cls.from_rewards([])._columns()]
         examples = {key: column for named in reversed(columns) for key, column in named.items()}
@@ -196,7 +196,7 @@ class Scores:
         )
 
     def take(self, rows: Iterable[int]) -> Scores:
-        """The scores of some rows, in the order given; provenance and workload are those of the whole call."""
+        """Return the given rows in the given order. Provenance and workload are still those of the whole call."""
         index = [operator.index(row) for row in rows]
         columns = {
             key: column[index] if isinstance(column, np.ndarray) else tuple(column[row] for row in index)
@@ -205,7 +205,7 @@ class Scores:
         return self._of_columns(columns, self.provenance, self.workload)
 
     def scatter(self, rows: Iterable[int], size: int) -> Scores:
-        """Scores of `size` rows, of which `rows[i]` holds row i of these; the others hold NaN and no error."""
+        """Return scores of `size` rows: row i moves to `rows[i]`, and all other rows have NaN and no error."""
         index = [operator.index(row) for row in rows]
         columns: dict[_Key, _Column] = {}
         for key, column in self._columns().items():
@@ -221,7 +221,7 @@ class Scores:
         return self._of_columns(columns, self.provenance, self.workload)
 
     def mark_failures(self) -> Scores:
-        """Give every reward that is not finite an error, and every row with an error the reward NaN."""
+        """Set an error for every reward that is not finite, and the reward NaN for every row with an error."""
         finite = np.isfinite(self.rewards)
         errors = [
             error if error is not None or ok else f"the reward is {reward}"
@@ -234,10 +234,10 @@ class Scores:
         return dataclasses.replace(self, rewards=rewards, errors=tuple(errors))
 
     def raise_for_errors(self) -> Scores:
-        """These scores, if every row has one.
+        """Return these scores if no score is missing.
 
         Raises:
-            ScoringError: some rows have none; names them and keeps the others.
+            ScoringError: some scores are missing. The error contains the others.
         """
         if self.failed_rows:
             raise ScoringError(self)
@@ -249,22 +249,22 @@ class Scores:
         return tuple(row for row, error in enumerate(self.errors) if error is not None)
 
     def rewards_or_none(self) -> list[float | None]:
-        """N rewards as Python floats, None where there is no score."""
+        """Return N rewards as Python floats, with None for missing scores."""
         rewards = self.rewards.tolist()
         return [None if error is not None else reward for reward, error in zip(rewards, self.errors, strict=True)]
 
     def rewards_or_fallback(self, fallback_reward: float | None) -> list[float]:
-        """N rewards as Python floats, the fallback where there is no score.
+        """Return N rewards as Python floats, with `fallback_reward` for missing scores.
 
         Raises:
-            ScoringError: some rows have no score, and `fallback_reward` is None.
+            ScoringError: some scores are missing, and `fallback_reward` is None.
         """
         if fallback_reward is None:
             self.raise_for_errors()
         return [fallback_reward if reward is None else reward for reward in self.rewards_or_none()]  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain Python values by field, ready for JSON; NaN becomes None, and what is not there is left out."""
+        """Return plain Python values by field, ready for JSON. NaN becomes None; empty fields are omitted."""
         plain: dict[str, Any] = {name: {} for name in _BY_NAME}
         for (field_name, name), column in self._columns().items():
             values = [_plain(value) for value in column]
@@ -278,9 +278,9 @@ class Scores:
         return {name: value for name, value in plain.items() if name not in _BY_NAME or value}
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame` with one row per conversation and the columns of `Score`.
+        """Return a `pandas.DataFrame` with one row per conversation and the columns of `Score`.
 
-        Components become `component/<name>`, infos keep their names.
+        The columns of components are `component/<name>`. Infos keep their names.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -288,7 +288,9 @@ class Scores:
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
-            raise ConfigError(f"to_pandas needs pandas: pip install 'gym-rm[data]' ({error}).") from error
+            raise ConfigError(
+                f"to_pandas needs the package pandas; run pip install 'gym-rm[data]' ({error})."
+            ) from error
         rows = []
         for row in self:
             values = {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
@@ -312,7 +314,7 @@ class Scores:
             return self.take(range(*rows.indices(len(self))))
         row = operator.index(rows)
         if not -len(self) <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)} scores.")
+            raise IndexError(f"row {row} is out of range for {len(self)} scores.")
         return Score(
             reward=float(self.rewards[row]),
             components={name: float(values[row]) for name, values in self.components.items()},
@@ -338,7 +340,7 @@ class Scores:
         return f"Scores({', '.join(parts)})"
 
     def _columns(self) -> dict[_Key, _Column]:
-        """Everything that has one entry per row, by field and, in components and infos, by name."""
+        """Return all columns with one entry per row, by field and, for components and infos, by name."""
         columns: dict[_Key, _Column] = {}
         for name in _PER_ROW:
             value = getattr(self, name)
@@ -368,7 +370,7 @@ _PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name n
 
 
 def _absent(key: _Key, like: _Column, size: int) -> _Column:
-    """A column of this kind for rows that were not scored."""
+    """Return a column of `size` missing values, of the same type as the column `like`."""
     if not isinstance(like, np.ndarray):
         return (None if key[0] == "errors" else np.empty(0, dtype=np.float32),) * size
     fill = {"f": np.nan, "O": None}.get(like.dtype.kind, 0)

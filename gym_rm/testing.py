@@ -1,6 +1,6 @@
-"""Conformance checks for scorers and vector environments: ours, and those that others write.
+"""Conformance checks for scorers and vector environments, of this package or your own.
 
-Each raises an `AssertionError` that says what was expected of what, and returns None when all is well.
+Each check raises an `AssertionError` with the expected and the actual value, and returns None if there is no error.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def check_scorer(
     *,
     atol: float = 1e-5,
 ) -> None:
-    """Check that scores are well formed, do not depend on their batch, and that failures are reported.
+    """Check that scores are valid and do not depend on the batch, and that errors are reported.
 
     Args:
-        scorer: what to check.
-        conversations: at least two that it can score; None for a few of all kinds.
-        prompts: the rows that they started from; None makes one of each, with `answer="4"`.
-        atol: how far a reward may move with its neighbours; 0.0 demands bit-equality. Equal conversations in one call
-            must get bit-equal rewards in any case.
+        scorer: scorer to check.
+        conversations: at least two conversations that it can score; None for a built-in set.
+        prompts: prompt of each conversation; None makes one for each, with `answer="4"`.
+        atol: maximum difference of a reward between batches; 0.0 requires bit-equal rewards. Equal conversations in
+            one call must always get bit-equal rewards.
 
     Raises:
         AssertionError: the scorer breaks the contract of `gym_rm.scorer.Scorer`.
@@ -70,27 +70,29 @@ def check_scorer(
         >>> import gym_rm
         >>> check_scorer(gym_rm.load_scorer(lambda conversations: [len(c) for c in conversations]))
     """
-    assert isinstance(scorer, Scorer), f"{scorer!r} has no method score(conversations, prompts=None)."
+    assert isinstance(scorer, Scorer), f"{scorer!r} must have a method score(conversations, prompts=None)."
     try:
         check_signature(scorer)
     except ConfigError as error:
         raise AssertionError(str(error)) from error
     given = [list(conversation) for conversation in (CONVERSATIONS if conversations is None else conversations)]
-    assert len(given) >= 2, "check_scorer needs at least two conversations."
+    assert len(given) >= 2, "conversations must have at least two entries."
     rows = list(prompts) if prompts is not None else [_prompt(one, k) for k, one in enumerate(given)]
-    assert len(rows) == len(given), f"got {len(rows)} prompts for {len(given)} conversations."
+    assert len(rows) == len(given), (
+        f"prompts must have one entry per conversation, got {len(rows)} entries for {len(given)}."
+    )
     kept = copy.deepcopy((given, rows))
     whole = scorer.score(given, rows)
-    assert (given, rows) == kept, "score changed the conversations or prompts that it was given."
+    assert (given, rows) == kept, "score must not change its conversations and prompts."
     _check_scores(whole, len(given), "score(conversations, prompts)")
-    assert not whole.failed_rows, f"rows {whole.failed_rows} have errors, but no ScoringError was raised."
+    assert not whole.failed_rows, f"rows {whole.failed_rows} have errors, but score raised no ScoringError."
     _check_scores(scorer.score([]), 0, "score([])")
     _check_scores(scorer.score([], []), 0, "score([], [])")
 
     backwards = scorer.score(given[::-1], rows[::-1])
-    _check_close(backwards.rewards[::-1], whole.rewards, atol, "in the reverse order")
+    _check_close(backwards.rewards[::-1], whole.rewards, atol, "in reverse order")
     alone = np.concatenate([scorer.score([one], [row]).rewards for one, row in zip(given, rows, strict=True)])
-    _check_close(alone, whole.rewards, atol, "one call each")
+    _check_close(alone, whole.rewards, atol, "with one call per conversation")
     half = len(given) // 2
     split = [scorer.score(given[part], rows[part]).rewards for part in (slice(half), slice(half, None))]
     _check_close(np.concatenate(split), whole.rewards, atol, "in two calls")
@@ -98,7 +100,7 @@ def check_scorer(
     assert np.array_equal(doubled[: len(given)], doubled[len(given) :]), (
         f"equal conversations in one call got different rewards: {doubled[: len(given)]} and {doubled[len(given) :]}."
     )
-    _check_close(doubled[: len(given)], whole.rewards, atol, "with each one repeated")
+    _check_close(doubled[: len(given)], whole.rewards, atol, "with every conversation repeated")
     _check_failures(scorer, given, rows, whole, atol)
 
 
@@ -118,7 +120,7 @@ def _check_scores(scores: Scores, size: int, call: str) -> None:
         assert isinstance(values, np.ndarray), f"{call}: {name} is a {type(values).__name__}, expected a numpy array."
         assert values.shape == (size,), f"{call}: {name} has the shape {values.shape}, expected ({size},)."
         assert values.dtype == dtype, f"{call}: {name} has the dtype {values.dtype}, expected {np.dtype(dtype)}."
-    assert len(scores.errors) == size, f"{call}: {len(scores.errors)} errors for {size} conversations."
+    assert len(scores.errors) == size, f"{call}: errors has {len(scores.errors)} entries for {size} conversations."
     finite = np.isfinite(scores.rewards)
     if scores.terminations is not None:
         assert scores.terminations.shape == (size,), f"{call}: terminations have the shape {scores.terminations.shape}."
@@ -128,19 +130,23 @@ def _check_scores(scores: Scores, size: int, call: str) -> None:
     for row, error in enumerate(scores.errors):
         assert finite[row] == (error is None), (
             f"{call}: row {row} has the reward {scores.rewards[row]} and the error {error!r}; "
-            "a reward is finite exactly where there is no error, and NaN elsewhere."
+            "expected a finite reward without an error, or NaN with an error."
         )
-    assert (scores.num_tokens >= 0).all(), f"{call}: negative num_tokens {scores.num_tokens}."
-    assert (scores.truncated_tokens >= 0).all(), f"{call}: negative truncated_tokens {scores.truncated_tokens}."
+    assert (scores.num_tokens >= 0).all(), f"{call}: num_tokens must not be negative, got {scores.num_tokens}."
+    assert (scores.truncated_tokens >= 0).all(), (
+        f"{call}: truncated_tokens must not be negative, got {scores.truncated_tokens}."
+    )
 
 
 def _check_close(found: NDArray[Any], expected: NDArray[Any], atol: float, how: str) -> None:
     difference = np.abs(found - expected).max(initial=0.0)
-    assert difference <= atol, f"scored {how}, rewards move by {difference:.3g}, more than {atol}: {found}, {expected}."
+    assert difference <= atol, (
+        f"rewards scored {how} differ by {difference:.3g}, more than {atol}: got {found}, expected {expected}."
+    )
 
 
 def _check_failures(scorer: Scorer, given: list[list[Any]], rows: list[Prompt], whole: Scores, atol: float) -> None:
-    """One bad conversation gets a score or a `ScoringError` of its own; either way its neighbours keep theirs."""
+    """Check that an invalid conversation gets a score or an error, and that the other rows keep their scores."""
     bad: Conversation = ({"role": "user", "content": "?"}, {"role": "assistant", "content": LONE_SURROGATE})
     try:
         scores = scorer.score([given[0], bad, given[1]], [rows[0], _prompt(bad, 1), rows[1]])
@@ -151,26 +157,28 @@ def _check_failures(scorer: Scorer, given: list[list[Any]], rows: list[Prompt], 
             f"a conversation with a lone surrogate raised {type(error).__name__}: {error}; expected a ScoringError "
             "that keeps the scores of the other conversations."
         ) from error
-    _check_scores(scores, 3, "score with a bad conversation")
-    assert scores.failed_rows in ((), (1,)), f"a bad conversation in row 1 made rows {scores.failed_rows} fail."
-    _check_close(scores.rewards[[0, 2]], whole.rewards[:2], atol, "next to a bad conversation")
+    _check_scores(scores, 3, "score with an invalid conversation")
+    assert scores.failed_rows in ((), (1,)), (
+        f"an invalid conversation in row 1 gave errors in rows {scores.failed_rows}; expected none in other rows."
+    )
+    _check_close(scores.rewards[[0, 2]], whole.rewards[:2], atol, "together with an invalid conversation")
 
 
 # --- vector environments -----------------------------------------------------------------------------------------
 
 
 def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **options: Any) -> None:
-    """Check that a vector environment keeps Gymnasium's contract, which `check_env` cannot do for vector ones.
+    """Check that a vector environment follows Gymnasium's contract; `check_env` accepts only single environments.
 
-    Spaces, shapes and dtypes, the layout of `infos`, fresh data at every call, seeding, partial resets, and
-    what each autoreset mode demands. Text environments must refuse bad replies. What an id makes is also compared with
-    `SyncVectorEnv` over the single environment of that id, step by step, numbers within 1e-5.
+    Checks spaces, shapes, dtypes, the format of `infos`, new arrays in every call, seeding, partial resets, and the
+    rules of each autoreset mode. Text environments must raise ActionError for invalid replies. An environment made
+    from an id is also compared with `SyncVectorEnv` over the single environment of that id, with a tolerance of 1e-5.
 
     Args:
-        envs: an environment, which is reset and stepped; or an id, made with `options`, and also closed.
-        num_steps: steps of random actions in each check.
-        seed: of the actions and of the resets.
-        **options: for `gymnasium.make_vec`, with an id only.
+        envs: an environment, which is reset and stepped; or an id, which is made with `options` and closed.
+        num_steps: number of steps with random actions in each check.
+        seed: seed of the actions and of the resets.
+        **options: options of `gymnasium.make_vec`, only for an id.
 
     Raises:
         AssertionError: the environment breaks the contract.
@@ -185,19 +193,21 @@ def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **o
         _check_against_sync(made, seed, num_steps)
         made.close()
         made.close()
-        assert made.closed, "close() left envs.closed False."
+        assert made.closed, "close() must set envs.closed to True."
         return
     assert isinstance(envs, VectorEnv), f"expected a gymnasium.vector.VectorEnv, got {type(envs).__name__}."
-    assert not options, f"options {sorted(options)} go with an id only."
+    assert not options, f"options must be empty unless envs is an id, got {sorted(options)}."
     mode = _check_declarations(envs)
     first = _rollout(envs, mode, seed, num_steps)
     second = _rollout(envs, mode, seed, num_steps)
-    assert data_equivalence(first, second), "the same seed and actions gave different data."
+    assert data_equivalence(first, second), "the same seed and actions must return the same data, but it differs."
     for (call, earlier), (other, later) in itertools.combinations(enumerate(first), 2):
-        assert not _mutable_ids(earlier) & _mutable_ids(later), f"calls {call} and {other} returned the same objects."
+        assert not _mutable_ids(earlier) & _mutable_ids(later), (
+            f"calls {call} and {other} must not return the same objects."
+        )
     envs.reset(seed=seed)
     listed = envs.reset(seed=[seed + row for row in range(envs.num_envs)])  # type: ignore[arg-type]
-    assert data_equivalence(listed, first[0]), f"seed={seed} and seed=[{seed}, {seed + 1}, ...] differ."
+    assert data_equivalence(listed, first[0]), f"seed={seed} must equal seed=[{seed}, {seed + 1}, ...]."
     _check_partial_reset(envs, seed)
     if isinstance(envs.single_action_space, UnicodeText):
         _check_replies(envs, seed)
@@ -210,12 +220,12 @@ def _check_declarations(envs: Envs) -> AutoresetMode:
     for name in ("observation", "action"):
         single, batched = getattr(envs, f"single_{name}_space"), getattr(envs, f"{name}_space")
         expected = batch_space(single, envs.num_envs)
-        assert batched == expected, f"{name}_space is not batch_space(single_{name}_space, {envs.num_envs})."
+        assert batched == expected, f"{name}_space must be batch_space(single_{name}_space, {envs.num_envs})."
     return mode
 
 
 def _rollout(envs: Envs, mode: AutoresetMode, seed: int, num_steps: int) -> list[Any]:
-    """A reset and some checked steps; the data of every call."""
+    """Reset, take some steps and check them; return the data of every call."""
     envs.action_space.seed(seed)
     calls: list[Any] = [envs.reset(seed=seed)]
     observations, infos = calls[0]
@@ -246,15 +256,15 @@ def _check_step(envs: Envs, mode: AutoresetMode, step: Step, was_over: NDArray[n
         for name in ("final_obs", "_final_obs", "final_info", "_final_info"):
             assert name in infos, f"SAME_STEP: episodes ended, but infos have no {name!r}."
         for name in ("_final_obs", "_final_info"):
-            assert np.array_equal(infos[name], done), f"SAME_STEP: infos[{name!r}] is not terminations | truncations."
+            assert np.array_equal(infos[name], done), f"SAME_STEP: infos[{name!r}] must be terminations | truncations."
         for row in np.flatnonzero(done):
             final = infos["final_obs"][row]
-            assert final in envs.single_observation_space, f"SAME_STEP: final_obs[{row}] is outside of its space."
+            assert final in envs.single_observation_space, f"SAME_STEP: final_obs[{row}] must be in its space."
     else:
         assert "final_obs" not in infos, "infos have final_obs, but no episode ended with a reset in this step."
     if mode is AutoresetMode.NEXT_STEP:
         assert not rewards[was_over].any(), f"NEXT_STEP: resetting rows must have reward 0, got {rewards[was_over]}."
-        assert not done[was_over].any(), "NEXT_STEP: a row cannot end in the step that resets it."
+        assert not done[was_over].any(), "NEXT_STEP: a row must not end in the step that resets it."
 
 
 def _check_infos(infos: dict[str, Any], num_envs: int, where: str) -> None:
@@ -279,16 +289,16 @@ def _check_partial_reset(envs: Envs, seed: int) -> None:
     before, _ = envs.reset(seed=seed)
     after, infos = envs.reset(options={"reset_mask": mask.copy()})
     kept = list(zip(iterate(envs.observation_space, before), iterate(envs.observation_space, after), strict=True))[1:]
-    assert all(data_equivalence(one, other) for one, other in kept), "a partial reset touched other rows."
+    assert all(data_equivalence(one, other) for one, other in kept), "a partial reset must not change other rows."
     for name in (name for name in infos if name.startswith("_")):
         assert not infos[name][1:].any(), f"a partial reset has infos[{name!r}] for rows that were not reset."
     for value in (mask.tolist(), mask.astype(np.int64), np.zeros_like(mask), np.append(mask, True)):
-        refusals = (TypeError, ValueError, AssertionError)  # the last in SyncVectorEnv of older versions
+        refusals = (TypeError, ValueError, AssertionError)  # older versions of SyncVectorEnv raise AssertionError
         _expect(refusals, f"reset_mask={value!r}", envs.reset, options={"reset_mask": value})
 
 
 def _check_replies(envs: Envs, seed: int) -> None:
-    """What is no reply must be refused, with the row, and must leave the environment as it was."""
+    """Check that an invalid reply raises ActionError with its row, and does not change the environment."""
     good = envs.action_space.sample()
     envs.reset(seed=seed)
     expected = envs.step(good)
@@ -296,10 +306,12 @@ def _check_replies(envs: Envs, seed: int) -> None:
     last = envs.num_envs - 1
     for bad in (None, 3, b"bytes", ["text"], f"half {LONE_SURROGATE}"):
         error = _expect(ActionError, f"the reply {bad!r}", envs.step, [*good[:last], bad])
-        assert str(last) in str(error), f"the error for the reply {bad!r} does not name row {last}: {error}"
+        assert str(last) in str(error), f"the error for the reply {bad!r} must name row {last}, got: {error}"
     for bad in ("text", [], [*good, "one more"], None):
         _expect(ActionError, f"the actions {bad!r:.60}", envs.step, bad)
-    assert data_equivalence(envs.step(good), expected), "a refused step has changed the environment."
+    assert data_equivalence(envs.step(good), expected), (
+        "a step that raises ActionError must not change the environment."
+    )
 
 
 def _check_against_sync(envs: Envs, seed: int, num_steps: int) -> None:
@@ -318,11 +330,11 @@ def _check_against_sync(envs: Envs, seed: int, num_steps: int) -> None:
 
 
 def _mutable_ids(data: Any) -> set[int]:
-    """The identities of everything in `data` that a caller could change."""
+    """Return the ids of all mutable objects in `data`."""
     found: set[int] = set() if isinstance(data, tuple) else {id(data)}
     if isinstance(data, np.ndarray):
         if data.base is not None:
-            found.add(id(data.base))  # another view of a buffer that is used again
+            found.add(id(data.base))  # finds views of a buffer that is reused
         inside = list(data.flat) if data.dtype == object else []
     elif isinstance(data, dict):
         inside = list(data.values())

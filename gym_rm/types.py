@@ -1,4 +1,4 @@
-"""Conversations, and the rows of data that they come from."""
+"""Types for conversations, and for the data rows that they come from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypedDict
 
 
 class Message(TypedDict):
-    """One turn of a conversation; `role` is the speaker (`"system"`, `"user"`, `"assistant"`, ...)."""
+    """One turn of a conversation. `role` is the speaker (`"system"`, `"user"`, `"assistant"`, ...)."""
 
     role: str
     content: str
@@ -18,20 +18,20 @@ Conversation: TypeAlias = Sequence[Message]
 
 
 def copy_conversation(conversation: Conversation) -> list[Message]:
-    """A new list of new messages."""
+    """Return a new list with a copy of every message."""
     return [message.copy() for message in conversation]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The row of data that an episode starts from.
+    """Data row that an episode starts from.
 
-    Scorers and responders get it beside the conversation; the policy sees only `messages`.
+    Scorers and responders receive the prompt and the conversation. The policy receives only `messages`.
 
     Attributes:
         messages: the conversation up to and including the message that the policy answers.
         prompt_id: stable name of the prompt, reported in `infos`.
-        user_turns: what the scripted user says after the first, second, ... reply.
+        user_turns: messages of the scripted user after the first, second, ... reply.
         answer: the reference answer, for verifiers.
         metadata: all other fields of the row.
     """
@@ -44,18 +44,18 @@ class Prompt:
 
 
 Prompts: TypeAlias = "Sequence[Prompt | None] | None"
-"""One prompt, or None, per conversation; None where no conversation has one."""
+"""One prompt or None per conversation; None if no conversation has a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreferencePair:
-    """One prompt with the reply that was preferred and the one that was not.
+    """One prompt with a preferred and a rejected reply.
 
     Attributes:
-        prompt: the shared context.
+        prompt: the messages that both conversations share.
         chosen: the messages after the prompt in the preferred conversation.
-        rejected: the messages after the prompt in the other conversation.
-        margin: how much better `chosen` was rated, where the data says so.
+        rejected: the messages after the prompt in the rejected conversation.
+        margin: how much better `chosen` was rated than `rejected`, or None.
         metadata: all other fields of the row (subset, source, ...).
     """
 

@@ -1,7 +1,7 @@
 """Small checkpoints with heads as public reward models store them, and conversations to score.
 
-Not a test: `save_with_heads(folder, heads=...)` writes a random backbone and named head tensors as one Hugging Face
-folder, under whatever architecture name the family uses.
+This is not a test file. `save_with_heads(folder, heads=...)` saves a random backbone and named head tensors as one
+Hugging Face folder, with the architecture name that the family uses.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HIDDEN = 32
 
 
 def conversation(question: str, *replies: str) -> list[dict[str, str]]:
-    """A dialogue: the question, a reply, then "And now?" before every further reply."""
+    """Return a dialogue: the question, a reply, then "And now?" before every further reply."""
     messages = [{"role": "user", "content": question}]
     for index, reply in enumerate(replies):
         if index:
@@ -40,7 +40,7 @@ CONVERSATIONS = [
 
 
 def tensor(*shape: int, seed: int, scale: float = 0.4) -> torch.Tensor:
-    """Random numbers, the same for the same seed."""
+    """Return random numbers, which are the same for the same seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
 
 
@@ -54,7 +54,7 @@ def save_with_heads(
     tokenizer: Any = None,
     **config: Any,
 ) -> Path:
-    """Save a random backbone under `prefix` with the head tensors beside it; returns the folder."""
+    """Save a random backbone under `prefix` together with the head tensors, and return the folder."""
     tokenizer = tokenizer or tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
     settings = tiny_models._config(architecture, tokenizer, initializer_range=0.3, **config)
     torch.manual_seed(1)
@@ -72,7 +72,7 @@ def save_with_heads(
 
 
 def hidden_states(folder: Path, ids: list[int], prefix: str = "model") -> torch.Tensor:
-    """The plain backbone's last hidden states of one sequence `[L, hidden]`."""
+    """Return the last hidden states of the plain backbone for one sequence, `[L, hidden]`."""
     from safetensors.torch import load_file
 
     config = AutoConfig.from_pretrained(folder)
@@ -85,6 +85,6 @@ def hidden_states(folder: Path, ids: list[int], prefix: str = "model") -> torch.
 
 
 def token_ids(folder: Path, messages: list[dict[str, str]], **options: Any) -> list[int]:
-    """What Hugging Face's own chat template gives, for conversations that spell no control token."""
+    """Return the ids of Hugging Face's own chat template, for conversations without control tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)

@@ -1,7 +1,8 @@
-"""Fixtures that several test files share: real conversations, and tiny reward models saved once a session."""
+"""Fixtures that several test files share: real conversations, and tiny reward models saved once per session."""
 
 import gzip
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -31,9 +32,22 @@ def assistant(text):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Models this small take longer on several threads than on one."""
+    """Use one thread, which is faster than several for such small models."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def children_hear_sigint():
+    """Child processes of the test receive SIGINT, also if pytest runs in the background of a shell.
+
+    A shell starts background processes with SIGINT ignored. Child processes inherit this, and a Python process that
+    starts with SIGINT ignored installs no handler. A handler in the parent resets the child to the default action.
+    (`preexec_fn` is not used because it is not safe with the threads of torch.)
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
@@ -53,15 +67,15 @@ def hh_pairs():
 
 @pytest.fixture(scope="session")
 def real_conversations(gsm8k_groups, hh_pairs):
-    """A group and two short dialogues that every chat template takes: 8 conversations of 60 to 400 tokens."""
+    """8 conversations of 60 to 400 tokens that every chat template accepts: one group and two pairs of dialogues."""
     short = [pair for pair in hh_pairs if len(pair[0]) >= 4 and sum(len(m["content"]) for m in pair[0]) < 500]
     return [conversation for group in [gsm8k_groups[0], *short[:2]] for conversation in group]
 
 
 @pytest.fixture(scope="session")
 def saved_model(tmp_path_factory):
-    """A function: folder of a tiny reward model of an architecture, with overrides of its configuration."""
-    import tiny_models  # loads torch
+    """Function that saves a tiny reward model of an architecture, with overrides, and returns its folder."""
+    import tiny_models  # imports torch
 
     folders = {}
 
@@ -77,7 +91,7 @@ def saved_model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def scorer_of(saved_model):
-    """A function: a scorer of `saved_model(...)`, loaded once with its defaults."""
+    """Function that returns a scorer of `saved_model(...)`, loaded once with default options."""
     import gym_rm
 
     scorers = {}

@@ -1,4 +1,4 @@
-"""The embedded reward model, policy and prompts: sound, small, and what the script that makes them says they are."""
+"""Checks of the embedded reward model, policy and prompts, and of the script that makes them."""
 
 import json
 import random
@@ -41,13 +41,13 @@ def with_reply(asked, reply):
     return [{"role": "user", "content": asked.text}, {"role": "assistant", "content": reply}]
 
 
-def test_the_assets_are_small_and_plain_files():
+def test_the_assets_are_small_files_of_known_types():
     files = [path for path in ASSETS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 10e6
     assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".py"}
 
 
-def test_the_configurations_fit_what_the_folders_hold(tokenizer):
+def test_the_configurations_match_the_models_and_the_tokenizer(tokenizer):
     reward_model, policy = (AutoConfig.from_pretrained(ASSETS / name) for name in ("reward_model", "policy"))
     assert reward_model.architectures == ["Qwen3ForSequenceClassification"]
     assert policy.architectures == ["Qwen3ForCausalLM"]
@@ -57,13 +57,13 @@ def test_the_configurations_fit_what_the_folders_hold(tokenizer):
     assert min(reward_model.max_position_embeddings, policy.max_position_embeddings) >= 4096
 
 
-def test_both_folders_share_one_tokenizer():
+def test_both_folders_have_the_same_tokenizer():
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (ASSETS / "reward_model" / name).read_bytes() == (ASSETS / "policy" / name).read_bytes()
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=200))
-def test_every_text_survives_the_tokenizer(text):
+def test_the_tokenizer_decodes_every_text_to_itself(text):
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / "policy")
     ids = tokenizer(text, split_special_tokens=True)["input_ids"]
     assert tokenizer.unk_token is None
@@ -74,7 +74,7 @@ def test_the_script_makes_this_tokenizer_and_these_prompts(tmp_path):
     make_assets.make_tokenizer().save_pretrained(tmp_path)
     make_assets.make_prompts(tmp_path / "prompts.jsonl")
     made, shipped = (json.loads((folder / "tokenizer.json").read_text()) for folder in (tmp_path, ASSETS / "policy"))
-    assert made | {"padding": None} == shipped | {"padding": None}  # the shipped one has been padding batches
+    assert made | {"padding": None} == shipped | {"padding": None}  # padding is set when a tokenizer pads a batch
     assert (tmp_path / "prompts.jsonl").read_bytes() == (ASSETS / "prompts.jsonl").read_bytes()
 
 
@@ -82,7 +82,7 @@ def numbers_of(prompt):
     return tuple(map(int, re.findall(r"\d+", prompt.messages[0]["content"])))
 
 
-def test_prompts_have_right_answers_and_names_of_their_own():
+def test_prompts_are_distinct_and_have_right_answers():
     prompts = load_prompts(None)
     assert len(prompts) >= 500
     assert len({prompt.prompt_id for prompt in prompts}) == len(prompts)
@@ -92,14 +92,14 @@ def test_prompts_have_right_answers_and_names_of_their_own():
         assert int(prompt.answer) == (max if asks_for_most else min)(numbers_of(prompt)), prompt
 
 
-def test_prompts_are_about_numbers_that_no_training_step_saw():
+def test_numbers_in_prompts_are_not_in_the_training_data():
     assert all(make_assets.is_held_out(numbers_of(prompt)) for prompt in load_prompts(None))
 
 
 def test_the_reward_model_ranks_held_out_pairs(scorer):
     rng = random.Random("pairs")
     pairs = [make_assets.sample_pair(rng, held_out=True) for _ in range(1000)]
-    chosen, rejected = (scores(scorer, [pair[side] for pair in pairs]) for side in (1, 2))
+    chosen, rejected = (scores(scorer, [pair[column] for pair in pairs]) for column in (1, 2))
     assert (chosen > rejected).mean() >= 0.97
 
 
@@ -120,7 +120,7 @@ BAD_REPLIES = (
 
 
 @pytest.mark.parametrize("bad", BAD_REPLIES)
-def test_the_reward_model_is_not_fooled(scorer, bad):
+def test_the_reward_model_prefers_right_replies_to_bad_ones(scorer, bad):
     questions = [question(number) for number in range(50)]
     rng = random.Random(0)
     good = [with_reply(q, f"It is {q.answer}.") for q in questions]
@@ -131,7 +131,7 @@ def test_the_reward_model_is_not_fooled(scorer, bad):
     assert (scores(scorer, good) > scores(scorer, other)).mean() >= 0.96
 
 
-def test_the_reward_model_reads_the_last_question_of_a_dialogue(scorer):
+def test_the_reward_model_scores_the_answer_to_the_last_question_of_a_dialogue(scorer):
     questions = [question(number) for number in range(101)]
     earlier = [with_reply(q, f"That makes {q.answer}.") for q in questions[1:]]
     now = zip(earlier, questions, strict=False)

@@ -71,7 +71,7 @@ def test_defaults():
     assert load_config(Run) == Run()
 
 
-def test_overrides_go_over_the_file_over_the_defaults(tmp_path):
+def test_overrides_replace_the_file_which_replaces_defaults(tmp_path):
     file = file_with(tmp_path, "seed: 1\nname: file\noptimizer:\n  betas: [0.5, 0.6]\n")
     config = load_config(Run, file, ["name=override"])
     assert (config.seed, config.name) == (1, "override")
@@ -127,7 +127,7 @@ def test_a_config_is_frozen():
 
 
 @given(st.floats(allow_nan=False))
-def test_every_float_comes_back(value):
+def test_every_float_is_read_exactly(value):
     class Number(Config):
         value: float = 0.0
 
@@ -141,7 +141,7 @@ def test_every_float_comes_back(value):
         ("policy.modle=x", "policy.modle: unknown setting. Did you mean 'model'?"),
         ("learning_rate=1", "learning_rate: unknown setting. Did you mean 'optimizer.learning_rate'?"),
         ("scorers.0.weigth=1", "scorers.0.weigth: unknown setting. Did you mean 'weight'?"),
-        ("optimizer.zzz=1", "optimizer.zzz: unknown setting. Known here: learning_rate, betas."),
+        ("optimizer.zzz=1", "optimizer.zzz: unknown setting. Known settings: learning_rate, betas."),
         ("seed=many", "seed: input should be a valid integer, unable to parse string as an integer, got str 'many'."),
         ("optimizer.learning_rate=-1", "optimizer.learning_rate: input should be greater than 0, got int -1."),
         ("policy.dtype=flaot32", "policy.dtype must be 'auto' or 'float32', got 'flaot32'. Did you mean 'float32'?"),
@@ -149,32 +149,32 @@ def test_every_float_comes_back(value):
         ("name=true", "name: input should be a valid string, got bool True."),
         ("seed", "override 'seed': expected the form name=value or group.name=value."),
         ("a..b=1", "override 'a..b=1': expected the form"),
-        ("name=[1", "override 'name=[1': the value is not YAML"),
+        ("name=[1", "override 'name=[1': the value is not valid YAML"),
         ("scorers.2.weight=1", "override 'scorers.2.weight=1': '2' is not an index into a list of 2 entries."),
         ("scorers.a.weight=1", "override 'scorers.a.weight=1': 'a' is not an index"),
         ("seed.x=1", "override 'seed.x=1': 'seed' is 0, which has no 'x'."),
-        ("judge.dtype=auto", "judge.model: has no default and must be given."),
+        ("judge.dtype=auto", "judge.model: missing; this setting has no default."),
     ],
 )
-def test_a_bad_override_is_explained(override, message):
+def test_an_invalid_override_is_refused(override, message):
     assert message in problems(override)
 
 
-def test_all_problems_come_at_once():
+def test_all_problems_are_in_one_error():
     message = problems("sed=1", "seed=x", "nonsense", "policy.dtype=int8")
     assert message.startswith("4 problems in the settings:\n")
     assert message.count("\n  ") == 4
 
 
-def test_a_nested_group_without_default_is_asked_for_by_name():
+def test_a_missing_setting_of_a_group_is_named_in_full():
     class Needs(Config):
         policy: Policy
 
-    assert "policy.model: has no default and must be given." in problems(schema=Needs)
+    assert "policy.model: missing; this setting has no default." in problems(schema=Needs)
     assert load_config(Needs, overrides=["policy.model=x"]).policy.dtype == "auto"
 
 
-def test_a_rule_between_settings_is_reported_in_its_own_words():
+def test_the_message_of_a_validator_is_kept():
     class Ruled(Config):
         low: int = 0
         high: int = 1
@@ -188,7 +188,7 @@ def test_a_rule_between_settings_is_reported_in_its_own_words():
     assert "\n  low=2 must not be above high=1." in problems("low=2", schema=Ruled)
 
 
-def test_a_schema_that_holds_itself_still_names_the_nearest():
+def test_the_error_of_a_recursive_schema_suggests_a_similar_name():
     class Node(Config):
         value: int = 0
         child: "Node | None" = None
@@ -206,7 +206,7 @@ def test_a_schema_that_holds_itself_still_names_the_nearest():
         ("name: !!python/object:os.system {}", "run.yaml: not valid YAML: "),
     ],
 )
-def test_a_bad_file_is_explained(tmp_path, text, message):
+def test_an_invalid_file_is_refused(tmp_path, text, message):
     with pytest.raises(ConfigError) as caught:
         load_config(Run, file_with(tmp_path, text))
     assert message in str(caught.value)
@@ -240,13 +240,13 @@ def test_yaml_merge_keys_work(tmp_path):
         ({"lenght": 1}, "lenght: unknown setting. Did you mean 'length'?"),
     ],
 )
-def test_an_invalid_keyword_is_explained(values, message):
+def test_an_invalid_keyword_is_refused(values, message):
     with pytest.raises(ConfigError) as caught:
         parse_settings(Limits, values)
     assert str(caught.value) == message
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     found = parse_settings(
         Limits, {"length": np.int64(3), "cache": np.int32(0), "tree": np.bool_(False), "penalty": np.float32(0.5)}
     )
@@ -263,7 +263,8 @@ def test_a_keyword_that_no_schema_has_is_refused():
     with pytest.raises(ConfigError) as caught:
         divide_settings({"model": "small", "chache": 3}, Limits, Policy, owner="a test")
     assert str(caught.value) == (
-        "unknown option 'chache' for a test. Did you mean 'cache'? It has cache, dtype, length, model, penalty, tree."
+        "unknown option 'chache' for a test. Did you mean 'cache'? "
+        "Known options: cache, dtype, length, model, penalty, tree."
     )
 
 
@@ -285,7 +286,7 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_every_config_loads_and_holds_only_what_differs(file):
+def test_every_config_loads_and_contains_only_changed_settings(file):
     from agents.grpo import GRPOSettings
 
     schema = {"grpo": GRPOSettings}[file.parent.name]
@@ -293,7 +294,7 @@ def test_every_config_loads_and_holds_only_what_differs(file):
     differing = load_config(schema, file).model_dump()
     for path, value in leaves(yaml.safe_load(file.read_text())):
         assert read_path(differing, path) == value
-        assert read_path(defaults, path) != value, f"{'.'.join(path)} is the default already"
+        assert read_path(defaults, path) != value, f"{'.'.join(path)} is already the default"
 
 
 def leaves(values: dict, path: tuple[str, ...] = ()) -> list:

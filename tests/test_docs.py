@@ -1,7 +1,7 @@
-"""The pages in docs: their python runs, with small checkpoints under the names that they use, and their links resolve.
+"""Tests of the pages in docs: their Python code runs and their links are valid.
 
-The blocks of a page run one after the other, in an empty folder. A block that cannot run here is marked
-```` ```python no-run ````. The pages of docs/adapters run in tests/adapters/test_pages.py, where their libraries are.
+The Python blocks of a page run one after the other in an empty folder, with small checkpoints under the names that the
+page uses. A block marked ```` ```python no-run ```` is skipped. tests/adapters/test_pages.py runs docs/adapters.
 """
 
 import functools
@@ -24,7 +24,7 @@ from tests.checkpoints import HIDDEN, save_with_heads, tensor
 
 try:
     import peft
-except ImportError:  # the blocks about adapters are left out
+except ImportError:  # blocks with LoRA adapters are skipped
     peft = None
 
 ROOT = Path(__file__).parents[1]
@@ -114,17 +114,17 @@ def text_of(page):
 
 
 def python_blocks(page):
-    """Number of the line before each python block that is not marked `no-run`, and the block."""
+    """Yield the Python blocks that are not marked `no-run`, each with the number of the line before it."""
     text = text_of(page)
     for found in re.finditer(r"^```python *([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        assert found[1] in ("", "no-run"), f"{page.name}: unknown mark {found[1]!r} of a python block"
+        assert found[1] in ("", "no-run"), f"{page.name}: unknown mark {found[1]!r} of a Python block"
         if not found[1] and (peft is not None or "my/adapter" not in found[2]):
             yield text.count("\n", 0, found.start(2)), found[2]
 
 
 @pytest.fixture(scope="module")
 def names_after(tmp_path_factory):
-    """A function: the names that the python blocks of a page leave behind, and the folder they ran in."""
+    """Function that runs the Python blocks of a page and returns the names they define and the folder."""
 
     @functools.cache
     def run(page):
@@ -137,7 +137,9 @@ def names_after(tmp_path_factory):
                     save(name)
             names = {"__name__": page.stem}
             for line, block in python_blocks(page):
-                exec(compile("\n" * line + block, page, "exec"), names)  # a traceback then shows the line of the page
+                exec(
+                    compile("\n" * line + block, page, "exec"), names
+                )  # so that tracebacks show line numbers of the page
         finally:
             os.chdir(before)
         return names, folder
@@ -151,13 +153,13 @@ def test_the_python_blocks_of_a_page_run_one_after_the_other(page, names_after):
 
 
 def anchors(page):
-    """The anchors that GitHub gives the headings of a page."""
+    """Return the anchors that GitHub makes from the headings of a page."""
     headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text_of(page), flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
-def test_the_links_of_a_page_lead_somewhere(page):
+def test_the_links_of_a_page_are_valid(page):
     text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", link):
@@ -171,7 +173,7 @@ def test_the_links_of_a_page_lead_somewhere(page):
 # --- docs/reward-models.md ---------------------------------------------------------------------------------------
 
 
-def test_the_examples_of_reward_models_give_finite_rewards(names_after):
+def test_the_examples_of_reward_models_return_finite_rewards(names_after):
     names, folder = names_after(DOCS / "reward-models.md")
     for name in ("rewards", "helpfulness", "safety", "log_odds", "tournament", "absolute"):
         assert np.isfinite(names[name]).all(), name
@@ -180,9 +182,9 @@ def test_the_examples_of_reward_models_give_finite_rewards(names_after):
     assert (folder / "calibration.json").exists()
 
 
-def test_every_kind_and_family_is_on_the_page_of_reward_models():
+def test_the_page_of_reward_models_lists_every_kind_and_family():
     page = text_of(DOCS / "reward-models.md")
-    kinds = {*KINDS, *SCORER_KINDS} - {"pair_encoder"}  # what "pairwise" makes of a pair encoder
+    kinds = {*KINDS, *SCORER_KINDS} - {"pair_encoder"}  # the page lists it as "pairwise"
     assert {"decoder", "process", "pairwise", "weighted"} <= kinds
     assert [kind for kind in kinds if f"| `{kind}` |" not in page] == []
     assert [each.name for each in FAMILIES if each.name.split()[0].split("-")[0] not in page] == []
@@ -191,14 +193,14 @@ def test_every_kind_and_family_is_on_the_page_of_reward_models():
 # --- docs/scoring.md ---------------------------------------------------------------------------------------------
 
 
-def test_the_examples_of_scoring_show_what_they_say(names_after):
+def test_the_examples_of_scoring_have_the_described_results(names_after):
     names, _ = names_after(DOCS / "scoring.md")
     assert names["scores"].rewards.argmax() == 0
     assert names["second"].workload.reused_tokens > 0
     assert names["scorer"].provenance.layout == "tree"
 
 
-def test_the_options_of_scoring_exist():
+def test_the_options_on_the_page_of_scoring_exist():
     schemas = (LoadOptions, EngineOptions, TextOptions, *(kind.Options for kind in KINDS.values()))
     known = {name for schema in schemas for name in schema.model_fields}
     rows = re.findall(r"^\| (`.*?) \|", text_of(DOCS / "scoring.md"), re.MULTILINE)
@@ -206,6 +208,6 @@ def test_the_options_of_scoring_exist():
     assert [name for name in re.findall(r"`(\w+)`", " ".join(rows)) if name not in known] == []
 
 
-def test_the_keywords_of_the_environment_are_complete():
+def test_the_page_of_the_environment_lists_every_keyword():
     first_table = text_of(DOCS / "environment.md").split("| keyword |")[1].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)` \|", first_table, re.MULTILINE) == list(EnvSettings.model_fields)

@@ -1,4 +1,4 @@
-"""The floors: a file imports from its own floor or from below, never from above, and never in a circle."""
+"""Floors of the package: a file imports only from its own floor or lower floors, and imports are never circular."""
 
 import ast
 import functools
@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "gym_rm"
 
-# A folder stands for every file in it that is not named itself.
+# The floor of a folder applies to all of its files that are not listed separately.
 FLOORS = {
     "types": 0,
     "errors": 0,
@@ -43,7 +43,7 @@ def sources() -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """`engine/kinds/decoder` for a file, `engine/kinds` for the `__init__` of a folder."""
+    """Return `engine/kinds/decoder` for a file, and `engine/kinds` for the `__init__` of a folder."""
     relative = path.relative_to(PACKAGE).with_suffix("")
     folder = relative.name == "__init__" and len(relative.parts) > 1
     return (relative.parent if folder else relative).as_posix()
@@ -62,7 +62,7 @@ def modules() -> dict[str, Path]:
 
 @functools.cache
 def imported(name: str) -> frozenset[str]:
-    """Files of gym_rm that a file imports when it runs; imports for type checking alone do not count."""
+    """Return the files of gym_rm that a file imports at runtime. Imports for type checking are ignored."""
     tree = ast.parse(modules()[name].read_text())
     hidden = {
         id(node)
@@ -78,12 +78,12 @@ def imported(name: str) -> frozenset[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: relative import on line {node.lineno}"
-            # `from gym_rm.engine import text` names a file, `from gym_rm.types import Scores` does not.
+            # `from gym_rm.engine import text` imports a file, `from gym_rm.types import Prompt` does not.
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
     ours = {each.removeprefix("gym_rm").removeprefix(".").replace(".", "/") or "__init__" for each in found
             if each.split(".")[0] == "gym_rm"}  # fmt: skip
     if "__init__" in ours and any("/" not in each and each in modules() for each in ours - {"__init__"}):
-        ours.discard("__init__")  # `from gym_rm import scorer` wants the file
+        ours.discard("__init__")  # `from gym_rm import scorer` imports the file scorer.py
     return frozenset(ours & modules().keys() - {name})
 
 
@@ -92,18 +92,18 @@ def test_every_file_has_a_floor():
         assert floor_of(name) >= 0
 
 
-def test_every_floor_is_of_a_file_that_exists():
+def test_every_floor_belongs_to_an_existing_file():
     assert not [name for name in FLOORS if name not in modules() and not (PACKAGE / name).is_dir()]
 
 
-def test_imports_point_down():
+def test_files_import_only_from_their_own_or_lower_floors():
     upward = [
         f"{name} imports {other}" for name in modules() for other in imported(name) if floor_of(other) > floor_of(name)
     ]
     assert not upward
 
 
-def test_no_circles_between_files():
+def test_imports_are_not_circular():
     finished: set[str] = set()
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
@@ -117,15 +117,15 @@ def test_no_circles_between_files():
         visit(name, ())
 
 
-def test_the_adapters_stand_apart():
-    """One file per library: what two of them share is a room's of its own."""
+def test_adapters_do_not_import_each_other():
+    """Code that several adapters share is in `adapters/__init__.py` or in another package."""
     shared = {"adapters"}
     for name in modules():
         if name.startswith("adapters/"):
             assert not {each for each in imported(name) if each.startswith("adapters/")} - shared, name
 
 
-def test_nothing_is_called_utils():
+def test_no_file_is_called_utils():
     assert not [path for path in PACKAGE.rglob("*") if path.stem in {"utils", "common", "helpers", "util", "misc"}]
 
 

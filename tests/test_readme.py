@@ -17,7 +17,7 @@ def blocks(language: str) -> list[str]:
 
 
 @pytest.fixture
-def folder_of_a_user(tmp_path, monkeypatch):
+def user_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny_models.save_reward_model("my-reward-model")
     row = {"prompt": "What is 2 + 2?", "response": "4"}
@@ -26,7 +26,7 @@ def folder_of_a_user(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_python_blocks_run_one_after_the_other(folder_of_a_user):
+def test_the_python_blocks_run_one_after_the_other(user_folder):
     names = {}
     for block in blocks("python"):
         exec(block, names)
@@ -36,11 +36,11 @@ def test_the_python_blocks_run_one_after_the_other(folder_of_a_user):
     assert names["scores"].rewards.shape == (1,)
 
 
-def test_the_loop_has_ten_lines():
+def test_the_first_example_has_at_most_ten_lines():
     assert len(blocks("python")[0].strip().splitlines()) <= 10
 
 
-def test_the_command_runs(folder_of_a_user):
+def test_the_gym_rm_command_runs(user_folder):
     (command,) = re.findall(r"^gym-rm .*", README, re.MULTILINE)
     result = CliRunner().invoke(app, command.replace(".jsonl.gz", ".jsonl").split()[1:])
     assert result.exit_code == 0, result.output
@@ -52,6 +52,6 @@ def test_the_make_targets_exist():
     assert set(re.findall(r"^make ([\w-]+)", README, re.MULTILINE)) <= set(targets)
 
 
-def test_the_files_it_names_exist():
+def test_linked_files_exist():
     missing = [link for link in re.findall(r"\]\(([^):]+)\)", README) if not (ROOT / link).exists()]
     assert not missing

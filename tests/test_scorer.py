@@ -1,4 +1,4 @@
-"""What `load_scorer` makes of what a user has, and scorers that several users of a process share."""
+"""`load_scorer`, `try_score`, and scorers that several users in one process share."""
 
 import shutil
 import sys
@@ -32,12 +32,12 @@ def right(conversations, prompts):
 
 
 class Lengths:
-    """A scorer of the user's own, which counts how often it was made and closed."""
+    """A user's scorer that counts how often it was created and closed."""
 
     made = closed = 0
 
     def __init__(self, scale=1.0):
-        time.sleep(0.01)  # long enough for another thread to come in between
+        time.sleep(0.01)  # long enough for another thread to run
         type(self).made += 1
         self.scale = scale
 
@@ -80,13 +80,15 @@ def user_module(monkeypatch):
     return module
 
 
-# --- what there is already
+# --- existing scorers and functions
 
 
-def test_a_scorer_is_returned_as_it_is_and_takes_no_options():
+def test_an_existing_scorer_is_returned_unchanged_and_takes_no_options():
     scorer = load_scorer(length)
     assert load_scorer(scorer) is scorer
-    with pytest.raises(ConfigError, match=r"options \['dtype'\] came with a ready-made scorer FunctionScorer"):
+    with pytest.raises(
+        ConfigError, match=r"options \['dtype'\] cannot be applied to an existing scorer, FunctionScorer"
+    ):
         load_scorer(scorer, dtype="float32")
 
 
@@ -98,7 +100,7 @@ def test_a_function_becomes_a_scorer():
 
 
 @pytest.mark.parametrize("thing", [3, 1.5, b"path"])
-def test_anything_else_is_refused(thing):
+def test_other_types_are_refused(thing):
     with pytest.raises(ConfigError, match="must be None, a folder, a hub id, a dict, a Scorer or a function"):
         load_scorer(thing)
 
@@ -143,7 +145,7 @@ def test_a_scorer_by_name(user_module):
     assert load_scorer("user_scorers:instance") is user_module.instance
 
 
-def test_a_class_by_name_is_made_with_the_options():
+def test_a_class_by_name_is_created_with_the_options():
     assert load_scorer("user_scorers:Lengths").score(SAID).rewards.tolist() == [3, 5, 0]
     assert load_scorer("user_scorers:Lengths", scale=2.0).score(SAID).rewards.tolist() == [6, 10, 0]
 
@@ -153,14 +155,14 @@ def test_a_scorer_of_this_package_by_name():
     assert scorer.score(SAID).rewards.tolist() == [6, 10, 0]
 
 
-def test_a_name_among_the_scorers_of_a_combined_one():
+def test_a_combined_scorer_accepts_names():
     scorer = load_scorer({"kind": "weighted", "scorers": ["user_scorers:length", "user_scorers:right"]})
     assert scorer.score(SAID, PROMPTS).rewards.tolist() == [4, 5, 0]
 
 
 @pytest.mark.parametrize("name", ["length", "instance"])
-def test_what_exists_already_takes_no_options_by_name_either(name):
-    with pytest.raises(ConfigError, match=r"options \['scale'\] came with a ready-made scorer"):
+def test_existing_objects_by_name_take_no_options(name):
+    with pytest.raises(ConfigError, match=r"options \['scale'\] cannot be applied to an existing scorer"):
         load_scorer(f"user_scorers:{name}", scale=2.0)
 
 
@@ -169,17 +171,17 @@ def test_options_that_a_class_does_not_take_are_refused():
         load_scorer("user_scorers:Lengths", scael=2.0)
 
 
-def test_a_module_that_does_not_exist_is_named():
+def test_a_module_that_does_not_exist_is_an_error():
     with pytest.raises(ConfigError, match="'no_such_module:length': No module named 'no_such_module'"):
         load_scorer("no_such_module:length")
 
 
-def test_a_name_that_does_not_exist_offers_the_nearest():
+def test_the_error_of_an_unknown_name_suggests_a_similar_one():
     with pytest.raises(ConfigError, match=r"'user_scorers:lenght'.*Did you mean 'length'"):
         load_scorer("user_scorers:lenght")
 
 
-def test_a_name_of_something_else_is_refused():
+def test_the_name_of_another_object_is_refused():
     with pytest.raises(ConfigError, match="a Scorer or a function from conversations to numbers; got int: 3"):
         load_scorer("user_scorers:number")
 
@@ -187,7 +189,7 @@ def test_a_name_of_something_else_is_refused():
 # --- by settings
 
 
-def test_unknown_kinds_offer_the_nearest():
+def test_the_error_of_an_unknown_kind_suggests_a_similar_one():
     with pytest.raises(ConfigError, match="Did you mean 'weighted'"):
         load_scorer({"kind": "weigthed"})
     with pytest.raises(ConfigError, match="Did you mean 'process'"):
@@ -200,8 +202,8 @@ def test_unknown_kinds_offer_the_nearest():
     ("options", "message"),
     [
         ({"path": 3}, "path must be a folder or a hub id, got int 3"),
-        ({"kind": ["x"]}, r"the kind of a scorer must be a text, got list \['x'\]"),
-        ({"kind": None}, "the kind of a scorer must be a text, got NoneType None"),
+        ({"kind": ["x"]}, r"^kind must be a text, got list \['x'\]"),
+        ({"kind": None}, "^kind must be a text, got NoneType None"),
         ({"kind": "decoder", "max_length": "abc"}, "max_length must be an integer of at least 1, got str 'abc'"),
         ({"cache_size": "abc"}, "cache_size must be an integer of at least 0, got str 'abc'"),
         ({"cache_size": True}, "cache_size must be an integer of at least 0, got bool True"),
@@ -214,19 +216,19 @@ def test_unknown_kinds_offer_the_nearest():
         ({"kind": "weighted", "scorrs": [length]}, "invalid options for a scorer: kind='weighted', scorrs="),
     ],
 )
-def test_an_invalid_option_is_named(options, message):
+def test_an_invalid_option_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         load_scorer(options)
 
 
-def test_every_kind_can_be_imported_and_has_one_meaning():
+def test_every_kind_can_be_imported_and_has_a_unique_name():
     for name in SCORER_KINDS.values():
         assert callable(_entry_point(name))
     assert {name: kind.name for name, kind in KINDS.items()} == {name: name for name in KINDS}
     assert not KINDS.keys() & SCORER_KINDS.keys()
 
 
-def test_path_and_kind_mean_the_same_in_a_dict_and_as_options(tmp_path):
+def test_path_and_kind_in_a_dict_or_as_options_give_equal_scores(tmp_path):
     folder = str(tiny_models.save_reward_model(tmp_path, num_labels=2, id2label={0: "a", 1: "b"}))
     options = {"kind": "multi_head", "weights": {"a": 1.0, "b": 2.0}}
     as_dict = gym_rm.load_scorer({"path": folder, **options}).score(SAID)
@@ -234,11 +236,11 @@ def test_path_and_kind_mean_the_same_in_a_dict_and_as_options(tmp_path):
     np.testing.assert_array_equal(as_dict.rewards, as_options.rewards)
 
 
-# --- trying to score
+# --- try_score
 
 
 class Returns:
-    """A scorer that returns what it is told to, and remembers what it was asked."""
+    """A scorer that returns a given value, and records the arguments of the call."""
 
     def __init__(self, returned):
         self.returned, self.asked = returned, None
@@ -248,7 +250,7 @@ class Returns:
         return self.returned
 
 
-def test_failed_rows_are_told_instead_of_raised():
+def test_failed_rows_are_returned_instead_of_raised():
     scores = try_score(load_scorer(lambda conversations: [1.0, None, 2.0]), SAID)
     assert scores.errors == (None, "the reward function returned None", None)
     assert scores.rewards_or_none() == [1.0, None, 2.0]
@@ -260,7 +262,7 @@ def test_prompts_and_options_reach_the_scorer():
     assert scorer.asked == (SAID, PROMPTS, {"turns": "all"})
 
 
-def test_a_reward_that_is_not_a_number_gets_a_reason():
+def test_a_reward_that_is_not_finite_gets_an_error():
     scores = Scores.from_rewards([1, 2, 3])
     scores.rewards[1:] = [np.nan, -np.inf]
     assert try_score(Returns(scores), SAID).errors == (None, "the reward is nan", "the reward is -inf")
@@ -274,12 +276,12 @@ def test_a_reward_that_is_not_a_number_gets_a_reason():
         (Scores.from_rewards([1, 2]), "Returns.score returned 2 scores for 3 conversations; .* one for each, in order"),
     ],
 )
-def test_a_scorer_that_breaks_its_contract_is_named(returned, message):
+def test_an_invalid_return_value_of_a_scorer_is_an_error(returned, message):
     with pytest.raises(ConfigError, match=message):
         try_score(Returns(returned), SAID)
 
 
-def test_another_exception_of_a_scorer_is_not_hidden():
+def test_other_exceptions_of_a_scorer_are_raised():
     def crash(conversations):
         raise OSError("the scorer crashed")
 
@@ -287,12 +289,12 @@ def test_another_exception_of_a_scorer_is_not_hidden():
         try_score(load_scorer(crash), SAID)
 
 
-def test_reasons_that_are_sentences_make_one_sentence():
+def test_several_error_messages_are_joined_to_one_sentence():
     error = ScoringError(gym_rm.Scores.from_rewards([1, 2, 3], errors=["too long.", None, "too bad."]))
     assert "scored: row 0: too long; row 2: too bad. The other scores are in" in str(error)
 
 
-# --- one scorer for everyone in the process
+# --- shared scorers
 
 
 @pytest.fixture
@@ -303,7 +305,7 @@ def folder(saved_model, tmp_path):
 
 @pytest.fixture
 def closed(monkeypatch):
-    """The executors that were closed in this test."""
+    """List of the executors that were closed in this test."""
     executors = []
     close = LocalExecutor.close
 
@@ -315,7 +317,7 @@ def closed(monkeypatch):
     return executors
 
 
-def test_the_same_folder_gives_the_same_scorer_until_everyone_has_released_it(folder, closed):
+def test_the_same_folder_gives_the_same_scorer_until_all_users_released_it(folder, closed):
     first, second = acquire_scorer(str(folder), {}), acquire_scorer(str(folder), {})
     assert first is second
     release_scorer(first)
@@ -325,7 +327,7 @@ def test_the_same_folder_gives_the_same_scorer_until_everyone_has_released_it(fo
     assert closed == [first.executor]
 
 
-def test_after_the_last_release_a_scorer_is_loaded_anew(folder, closed):
+def test_after_the_last_release_a_scorer_is_loaded_again(folder, closed):
     first = acquire_scorer(str(folder), {})
     rewards = first.score(SAID).rewards
     release_scorer(first)
@@ -336,14 +338,14 @@ def test_after_the_last_release_a_scorer_is_loaded_anew(folder, closed):
     assert closed == [first.executor, second.executor]
 
 
-def test_every_spelling_of_a_folder_is_the_same(folder):
+def test_all_forms_of_a_folder_share_one_scorer(folder):
     scorers = [acquire_scorer(model, {}) for model in (str(folder), folder, {"path": str(folder)}, {"path": folder})]
     assert len(set(map(id, scorers))) == 1
     for scorer in scorers:
         release_scorer(scorer)
 
 
-def test_other_options_are_another_scorer(folder):
+def test_different_options_give_different_scorers(folder):
     first, second = acquire_scorer(str(folder), {}), acquire_scorer(str(folder), {"max_length": 100})
     assert first is not second
     assert second.renderer.max_length == 100
@@ -352,7 +354,7 @@ def test_other_options_are_another_scorer(folder):
     release_scorer(second)
 
 
-def test_a_folder_whose_files_have_changed_is_loaded_anew(folder, closed):
+def test_a_folder_whose_files_have_changed_is_loaded_again(folder, closed):
     old = acquire_scorer(str(folder), {})
     before = old.score(SAID).rewards
     tiny_models.save_reward_model(folder, seed=1)
@@ -366,7 +368,7 @@ def test_a_folder_whose_files_have_changed_is_loaded_anew(folder, closed):
     assert closed == [old.executor, new.executor]
 
 
-def test_a_folder_inside_of_the_settings_is_loaded_anew_too(folder):
+def test_a_changed_folder_inside_the_settings_is_loaded_again(folder):
     settings = {"kind": "weighted", "scorers": {"quality": {"path": str(folder)}}}
     old = acquire_scorer(settings, {})
     tiny_models.save_reward_model(folder, seed=1)
@@ -378,7 +380,7 @@ def test_a_folder_inside_of_the_settings_is_loaded_anew_too(folder):
         release_scorer(new)
 
 
-def test_threads_that_ask_at_once_share_one_scorer():
+def test_concurrent_threads_share_one_scorer():
     with ThreadPoolExecutor(8) as pool:
         scorers = list(pool.map(lambda _: acquire_scorer("user_scorers:Lengths", {}), range(8)))
         assert Lengths.made == 1
@@ -389,7 +391,7 @@ def test_threads_that_ask_at_once_share_one_scorer():
     assert scorers[0].closed == 1
 
 
-def test_a_scorer_that_could_not_be_loaded_is_tried_again():
+def test_loading_is_tried_again_after_an_error():
     with pytest.raises(OSError, match="not there yet"):
         acquire_scorer("user_scorers:FailsFirst", {})
     scorer = acquire_scorer("user_scorers:FailsFirst", {})
@@ -399,7 +401,7 @@ def test_a_scorer_that_could_not_be_loaded_is_tried_again():
 
 
 def test_settings_that_are_not_plain_are_not_shared(folder, closed):
-    """An object in the options has no text to compare by: each user gets, and closes, a scorer of its own."""
+    """Settings with objects cannot be compared, so each user gets and closes its own scorer."""
     first, second = (acquire_scorer(str(folder), {"dtype": torch.float32}) for _ in range(2))
     assert first is not second
     release_scorer(first)
@@ -421,15 +423,15 @@ def test_a_scorer_that_was_passed_in_is_never_closed():
     assert mine.closed == 0
 
 
-def test_a_scorer_that_a_module_holds_is_never_closed(user_module):
-    """Its module may use it elsewhere, and the next environment would get it closed."""
+def test_a_scorer_of_a_module_is_never_closed(user_module):
+    """The module may still use it, and the next environment would get a closed scorer."""
     scorer = acquire_scorer("user_scorers:instance", {})
     assert scorer is user_module.instance
     release_scorer(scorer)
     assert scorer.closed == 0
 
 
-def test_a_combined_scorer_closes_what_it_loaded_and_not_what_it_was_given(folder, closed):
+def test_a_combined_scorer_closes_only_the_scorers_that_it_loaded(folder, closed):
     mine = Lengths()
     scorer = acquire_scorer({"kind": "weighted", "scorers": {"mine": mine, "model": str(folder)}}, {})
     assert isinstance(scorer, WeightedScorer)

@@ -1,4 +1,4 @@
-"""The algebra of scores: rows are taken, scattered and concatenated, and nothing of them is lost."""
+"""Scores: rows are taken, scattered and concatenated without losing values."""
 
 import json
 import pickle
@@ -43,12 +43,12 @@ def scores(draw, size=None):
 
 
 def same(one, other):
-    """Equal in every field, NaN included."""
+    """Return whether two scores are equal in every field, including NaN."""
     return pickle.dumps(one.to_dict()) == pickle.dumps(other.to_dict())
 
 
 @given(st.data())
-def test_taking_all_rows_in_any_order_and_back_changes_nothing(data):
+def test_taking_all_rows_in_another_order_and_back(data):
     whole = data.draw(scores())
     order = data.draw(st.permutations(range(len(whole))))
     assert same(whole.take(order).take(np.argsort(order)), whole)
@@ -65,7 +65,7 @@ def test_concatenating_the_parts_gives_the_whole(data):
 
 
 @given(st.data())
-def test_taking_what_was_scattered_gives_it_back(data):
+def test_take_is_the_inverse_of_scatter(data):
     whole = data.draw(scores())
     size = len(whole) + data.draw(st.integers(0, 3))
     rows = data.draw(st.permutations(range(size)))[: len(whole)]
@@ -79,7 +79,7 @@ def test_taking_what_was_scattered_gives_it_back(data):
 
 
 @given(st.data())
-def test_rows_hold_what_the_columns_hold(data):
+def test_rows_have_the_values_of_the_columns(data):
     whole = data.draw(scores())
     for row, one in enumerate(whole):
         assert one.error == whole.errors[row]
@@ -93,7 +93,7 @@ def test_rows_hold_what_the_columns_hold(data):
 
 
 @given(scores(), scores())
-def test_what_one_part_lacks_is_absent_in_its_rows(one, other):
+def test_columns_that_a_part_lacks_have_missing_values(one, other):
     joined = Scores.concatenate([one, other])
     assert joined.components.keys() == one.components.keys() | other.components.keys()
     for name, values in joined.components.items():
@@ -106,7 +106,7 @@ def test_what_one_part_lacks_is_absent_in_its_rows(one, other):
 
 
 @given(scores())
-def test_every_export_is_complete(whole):
+def test_to_dict_is_complete(whole):
     plain = json.loads(json.dumps(whole.to_dict()))
     assert plain["rewards"] == whole.rewards_or_none()
     assert plain["errors"] == list(whole.errors)
@@ -115,18 +115,18 @@ def test_every_export_is_complete(whole):
     assert plain["workload"]["num_tokens"] == whole.workload.num_tokens
 
 
-def test_nothing_concatenated_is_empty_scores():
+def test_concatenating_no_parts_gives_empty_scores():
     assert len(Scores.concatenate([])) == 0
     assert Scores.concatenate([]).rewards.dtype == np.float32
 
 
-def test_another_provenance_is_not_claimed_for_all():
+def test_concatenating_different_provenances_gives_none():
     parts = [Scores.from_rewards([1.0], provenance=Provenance("A", name)) for name in ("x", "y")]
     assert Scores.concatenate(parts).provenance is None
     assert Scores.concatenate(parts[:1] * 2).provenance == Provenance("A", "x")
 
 
-def test_raise_for_errors_gives_the_scores_or_names_the_rows():
+def test_raise_for_errors_returns_the_scores_or_raises():
     good = Scores.from_rewards([1.0])
     assert good.raise_for_errors() is good
     with pytest.raises(ScoringError, match="row 1: too long") as caught:
@@ -151,7 +151,7 @@ def test_the_repr_is_short():
 def test_rows_out_of_range_are_index_errors():
     scores = Scores.from_rewards([1.0, 2.0])
     assert scores[-1].reward == 2.0
-    with pytest.raises(IndexError, match="row 2 of 2 scores"):
+    with pytest.raises(IndexError, match="row 2 is out of range for 2 scores"):
         scores[2]
     with pytest.raises(IndexError):
         scores.take([5])
@@ -171,7 +171,7 @@ def test_a_data_frame_has_a_row_for_each_conversation():
     assert frame["error"].isna().tolist() == [True, False]
 
 
-def test_a_data_frame_without_pandas_says_what_to_install(monkeypatch):
+def test_the_error_without_pandas_has_the_install_command(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(ConfigError, match="pip install 'gym-rm\\[data\\]'"):
         Scores.from_rewards([1.0]).to_pandas()

@@ -19,21 +19,21 @@ def count_characters(conversations):
 
 
 class Broken:
-    """A good scorer, but for what `spoil` does to its scores."""
+    """Valid scorer whose scores are changed by `change_scores`."""
 
-    def __init__(self, spoil):
-        self.spoil = spoil
+    def __init__(self, change_scores):
+        self.change_scores = change_scores
 
     def score(self, conversations, prompts=None):
         scores = Scores.from_rewards(count_characters(conversations))
-        return self.spoil(scores, conversations) or scores
+        return self.change_scores(scores, conversations) or scores
 
 
 class BrokenVerifier:
-    """A good verifier, but for what `spoil` does with its scores and prompts."""
+    """Valid verifier whose scores or prompts are changed by `change_scores`."""
 
-    def __init__(self, spoil=lambda scores, prompts: None):
-        self.spoil = spoil
+    def __init__(self, change_scores=lambda scores, prompts: None):
+        self.change_scores = change_scores
 
     def score(self, conversations, prompts=None):
         prompts = [None] * len(conversations) if prompts is None else prompts
@@ -42,7 +42,7 @@ class BrokenVerifier:
             for conversation, prompt in zip(conversations, prompts, strict=True)
         ]
         scores = Scores.from_rewards(right)
-        return self.spoil(scores, prompts) or scores
+        return self.change_scores(scores, prompts) or scores
 
 
 def replaced(scores, **columns):
@@ -70,32 +70,32 @@ def hide_nan(scores, conversations):
     scores.rewards[:1] = np.nan
 
 
-def raise_for_bad_text(scores, conversations):
+def raise_for_invalid_text(scores, conversations):
     str(conversations).encode()
     "".join(message["content"] for conversation in conversations for message in conversation).encode()
 
 
-def fail_all_for_bad_text(scores, conversations):
+def fail_all_for_invalid_text(scores, conversations):
     if any("\ud800" in message["content"] for conversation in conversations for message in conversation):
         raise ScoringError(Scores.from_rewards([np.nan] * len(conversations)))
 
 
-def fail_next_to_bad_text(scores, conversations):
+def change_rows_next_to_invalid_text(scores, conversations):
     if any("\ud800" in message["content"] for conversation in conversations for message in conversation):
         scores.rewards[:] += 1.0
 
 
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("change_scores", "message"),
     [
-        (shift_by_batch_size, "scored one call each, rewards move by"),
-        (shift_by_position, "scored in the reverse order, rewards move by"),
+        (shift_by_batch_size, "rewards scored with one call per conversation differ by"),
+        (shift_by_position, "rewards scored in reverse order differ by"),
         (shift_second_copy, "equal conversations in one call got different rewards"),
-        (edit, "score changed the conversations"),
+        (edit, "score must not change its conversations and prompts"),
         (hide_nan, "row 0 has the reward nan and the error None"),
-        (raise_for_bad_text, "a conversation with a lone surrogate raised UnicodeEncodeError"),
-        (fail_all_for_bad_text, r"a bad conversation in row 1 made rows \(0, 1, 2\) fail"),
-        (fail_next_to_bad_text, "scored next to a bad conversation, rewards move by"),
+        (raise_for_invalid_text, "a conversation with a lone surrogate raised UnicodeEncodeError"),
+        (fail_all_for_invalid_text, r"an invalid conversation in row 1 gave errors in rows \(0, 1, 2\)"),
+        (change_rows_next_to_invalid_text, "rewards scored together with an invalid conversation differ by"),
         (lambda scores, _: [0.0] * len(scores), "returned a list, expected gym_rm.Scores"),
         (
             lambda scores, _: replaced(scores, rewards=scores.rewards[1:]),
@@ -103,7 +103,7 @@ def fail_next_to_bad_text(scores, conversations):
         ),
         (lambda scores, _: replaced(scores, rewards=scores.rewards.astype(float)), "rewards has the dtype float64"),
         (lambda scores, _: replaced(scores, num_tokens=[0]), "num_tokens is a list"),
-        (lambda scores, _: replaced(scores, num_tokens=scores.num_tokens - 1), "negative num_tokens"),
+        (lambda scores, _: replaced(scores, num_tokens=scores.num_tokens - 1), "num_tokens must not be negative"),
         (
             lambda scores, _: replaced(scores, components={"a": scores.num_tokens}),
             r"components\['a'\] has the dtype int64",
@@ -120,9 +120,9 @@ def fail_next_to_bad_text(scores, conversations):
         ),
     ],
 )
-def test_a_broken_scorer_is_found_out(spoil, message):
+def test_a_broken_scorer_raises_assertion_error(change_scores, message):
     with pytest.raises(AssertionError, match=message):
-        check_scorer(Broken(spoil))
+        check_scorer(Broken(change_scores))
 
 
 def edit_the_prompts(scores, prompts):
@@ -139,46 +139,46 @@ def fail_for_a_prompt_alone(scores, prompts):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "error", "message"),
+    ("change_scores", "error", "message"),
     [
-        (edit_the_prompts, AssertionError, "score changed the conversations or prompts"),
-        (shift_by_the_first_prompt, AssertionError, "rewards move by"),
+        (edit_the_prompts, AssertionError, "score must not change its conversations and prompts"),
+        (shift_by_the_first_prompt, AssertionError, "rewards scored .* differ by"),
         (fail_for_a_prompt_alone, ScoringError, "1 of 1 conversations could not be scored"),
     ],
 )
-def test_a_broken_verifier_is_found_out(spoil, error, message):
+def test_a_broken_verifier_raises(change_scores, error, message):
     conversations = [[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": text}] for text in "457"]
     prompts = [Prompt(({"role": "user", "content": "2 + 2?"},), "p" * size, answer="4") for size in (1, 2, 3)]
     check_scorer(BrokenVerifier(), conversations, prompts)
     with pytest.raises(error, match=message):
-        check_scorer(BrokenVerifier(spoil), conversations, prompts)
+        check_scorer(BrokenVerifier(change_scores), conversations, prompts)
 
 
-def test_a_scorer_is_given_a_prompt_for_every_conversation():
+def test_a_scorer_receives_a_prompt_for_every_conversation():
     asked = []
     check_scorer(BrokenVerifier(lambda scores, prompts: asked.append(len([p for p in prompts if p is not None]))))
     assert max(asked) == 10
     assert 1 in asked
 
 
-def test_prompts_must_be_as_many_as_conversations():
+def test_the_number_of_prompts_must_equal_the_number_of_conversations():
     conversations = [[{"role": "user", "content": text}] for text in "ab"]
-    with pytest.raises(AssertionError, match="got 1 prompts for 2 conversations"):
+    with pytest.raises(AssertionError, match="prompts must have one entry per conversation, got 1 entries for 2"):
         check_scorer(BrokenVerifier(), conversations, [Prompt((), "0", answer="a")])
 
 
-def test_one_conversation_proves_too_little():
-    with pytest.raises(AssertionError, match="needs at least two conversations"):
+def test_one_conversation_is_not_enough():
+    with pytest.raises(AssertionError, match="conversations must have at least two entries"):
         check_scorer(gym_rm.load_scorer(count_characters), [[{"role": "user", "content": "a"}]])
 
 
-def test_good_scorers_pass():
+def test_valid_scorers_pass():
     check_scorer(gym_rm.load_scorer(count_characters))
     check_scorer(Broken(lambda scores, conversations: None))
     check_scorer(BrokenVerifier())
 
 
-def test_a_scorer_may_refuse_one_bad_conversation():
+def test_a_scorer_may_have_no_score_for_an_invalid_conversation():
     def refuse(scores, conversations):
         bad = ["\ud800" in conversation[-1]["content"] for conversation in conversations]
         if any(bad):
@@ -188,12 +188,12 @@ def test_a_scorer_may_refuse_one_bad_conversation():
     check_scorer(Broken(refuse))
 
 
-def test_an_object_without_a_score_method_is_refused():
-    with pytest.raises(AssertionError, match="has no method score"):
+def test_an_object_without_a_score_method_raises_assertion_error():
+    with pytest.raises(AssertionError, match="must have a method score"):
         check_scorer(count_characters)
 
 
-def test_a_scorer_without_a_parameter_for_prompts_is_found_out():
+def test_a_scorer_without_a_prompts_parameter_raises_assertion_error():
     class WithoutPrompts:
         def score(self, conversations):
             return Scores.from_rewards(count_characters(conversations))
@@ -202,7 +202,7 @@ def test_a_scorer_without_a_parameter_for_prompts_is_found_out():
         check_scorer(WithoutPrompts())
 
 
-def test_own_conversations_are_checked():
+def test_conversations_of_the_caller_are_checked():
     with pytest.raises(AssertionError, match="reverse order"):
         check_scorer(
             Broken(shift_by_position), [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]
@@ -210,7 +210,7 @@ def test_own_conversations_are_checked():
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_gymnasiums_own_vector_environments_pass(mode):
+def test_vector_environments_of_gymnasium_pass(mode):
     check_vector_env(gym.make_vec("CartPole-v1", 3, "sync", vector_kwargs={"autoreset_mode": mode}))
 
 
@@ -218,62 +218,62 @@ def make(kind, **options):
     return kind(2, reward_model=count_characters, prompts=PROMPTS, **options)
 
 
-class KeepsObservations(RewardVectorEnv):
-    """Hands out the conversations that it goes on working with."""
+class ReusedObservations(RewardVectorEnv):
+    """Environment that returns its own lists of messages instead of copies."""
 
     def _observe(self):
         return tuple(episode.messages for episode in self._episodes)
 
 
-class ForgetsTheSeed(RewardVectorEnv):
+class IgnoredSeed(RewardVectorEnv):
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=None, options=options)
 
 
-class Returns(RewardVectorEnv):
-    """Changes what a good step returned."""
+class ChangedStep(RewardVectorEnv):
+    """Environment that changes the return values of a valid step."""
 
     def step(self, actions):
         return self.change(*super().step(actions))
 
 
-class SinglePrecision(Returns):
+class SinglePrecision(ChangedStep):
     def change(self, observations, rewards, terminations, truncations, infos):
         return observations, rewards.astype(np.float32), terminations, truncations, infos
 
 
-class NotANumber(Returns):
+class NotANumber(ChangedStep):
     def change(self, observations, rewards, terminations, truncations, infos):
         return observations, rewards * np.nan, terminations, truncations, infos
 
 
-class ScalarInfo(Returns):
+class ScalarInfo(ChangedStep):
     def change(self, observations, rewards, terminations, truncations, infos):
         return observations, rewards, terminations, truncations, {**infos, "mean": 3.0}
 
 
-class InfoWithoutMask(Returns):
+class InfoWithoutMask(ChangedStep):
     def change(self, observations, rewards, terminations, truncations, infos):
         return observations, rewards, terminations, truncations, {**infos, "extra": np.zeros(2)}
 
 
-class NoFinalObservation(Returns):
+class NoFinalObservation(ChangedStep):
     def change(self, observations, rewards, terminations, truncations, infos):
         infos = {name: value for name, value in infos.items() if name != "final_obs"}
         return observations, rewards, terminations, truncations, infos
 
 
-class PaysForResets(Returns):
+class RewardForReset(ChangedStep):
     def change(self, observations, rewards, terminations, truncations, infos):
         return observations, rewards + 1.0, terminations, truncations, infos
 
 
-class TakesAnything(RewardVectorEnv):
+class UncheckedReplies(RewardVectorEnv):
     def _check_replies(self, rows, actions):
         return [str(actions[row]) for row in rows]
 
 
-class ResetsEverything(RewardVectorEnv):
+class IgnoredMask(RewardVectorEnv):
     def reset(self, *, seed=None, options=None):
         return super().reset(seed=seed)
 
@@ -287,38 +287,40 @@ class TextMode(RewardVectorEnv):
 @pytest.mark.parametrize(
     ("kind", "mode", "message"),
     [
-        (KeepsObservations, "SameStep", "returned the same objects"),
-        (ForgetsTheSeed, "SameStep", "the same seed and actions gave different data"),
+        (ReusedObservations, "SameStep", "must not return the same objects"),
+        (IgnoredSeed, "SameStep", "the same seed and actions must return the same data"),
         (SinglePrecision, "SameStep", "rewards has the dtype float32, expected float64"),
         (NotANumber, "SameStep", "rewards must be finite"),
         (ScalarInfo, "SameStep", r"infos\['mean'\] is a float, not an array"),
         (InfoWithoutMask, "SameStep", r"infos\['extra'\] has no mask"),
         (NoFinalObservation, "SameStep", "infos have no 'final_obs'"),
-        (PaysForResets, "NextStep", "NEXT_STEP: resetting rows must have reward 0"),
-        (TakesAnything, "SameStep", "the reply None"),
-        (ResetsEverything, "SameStep", "a partial reset"),
+        (RewardForReset, "NextStep", "NEXT_STEP: resetting rows must have reward 0"),
+        (UncheckedReplies, "SameStep", "the reply None"),
+        (IgnoredMask, "SameStep", "a partial reset"),
         (TextMode, "SameStep", "must be an AutoresetMode, got 'SameStep'"),
     ],
 )
-def test_a_broken_vector_environment_is_found_out(kind, mode, message):
+def test_a_broken_vector_environment_raises_assertion_error(kind, mode, message):
     with pytest.raises(AssertionError, match=message):
         check_vector_env(make(kind, autoreset_mode=mode))
 
 
-def test_a_vector_environment_that_differs_from_its_single_one_is_found_out(monkeypatch):
-    gym.register("Test/Pays-v0", entry_point="gym_rm.envs.single:RewardEnv", vector_entry_point=PaysForResets)
+def test_a_vector_environment_that_differs_from_its_single_environment_raises(monkeypatch):
+    gym.register(
+        "Test/RewardForReset-v0", entry_point="gym_rm.envs.single:RewardEnv", vector_entry_point=RewardForReset
+    )
     try:
         with pytest.raises(AssertionError, match="differs from SyncVectorEnv"):
-            check_vector_env("Test/Pays-v0", num_envs=2, reward_model=count_characters, prompts=PROMPTS)
+            check_vector_env("Test/RewardForReset-v0", num_envs=2, reward_model=count_characters, prompts=PROMPTS)
     finally:
-        gym.registry.pop("Test/Pays-v0")
+        gym.registry.pop("Test/RewardForReset-v0")
 
 
-def test_an_object_that_is_not_a_vector_environment_is_refused():
+def test_a_single_environment_raises_assertion_error():
     with pytest.raises(AssertionError, match=r"expected a gymnasium\.vector\.VectorEnv, got OrderEnforcing"):
         check_vector_env(gym.make("RewardModel-v0", reward_model=count_characters, prompts=PROMPTS))
 
 
-def test_options_can_only_go_with_an_id():
-    with pytest.raises(AssertionError, match="go with an id only"):
+def test_options_require_an_id():
+    with pytest.raises(AssertionError, match="options must be empty unless envs is an id"):
         check_vector_env(make(RewardVectorEnv), max_turns=3)

@@ -1,8 +1,8 @@
 """Small random models of real architectures, saved as plain Hugging Face folders.
 
-Not a test: fixtures and benchmarks call `tokenizer(style)`, `save_reward_model(folder, architecture)` and
-`save_policy(folder)`. The tokenizers are byte-level BPE (or Unigram, WordPiece) trained on a few lines, with chat
-templates written in the manner of the named families.
+This is not a test file. Fixtures and benchmarks call `tokenizer(style)`, `save_reward_model(folder, architecture)` and
+`save_policy(folder)`. The tokenizers are byte-level BPE (or Unigram, WordPiece), trained on a few lines. Their chat
+templates resemble those of the named families.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ STYLES: dict[str, tuple[str | None, list[str], str | None, str | None, str | Non
 
 
 def tokenizer(style: str = "chatml", vocab_size: int = 400, **overrides: Any) -> PreTrainedTokenizerFast:
-    """A small tokenizer with the chat template and control tokens of a family; overrides reach transformers."""
+    """Return a small tokenizer in the style of a family. `overrides` are arguments of `PreTrainedTokenizerFast`."""
     template, special, bos, eos, pad = STYLES[style]
     tokens = [AddedToken(token, normalized=False, special=True) for token in special]
     if style == "bert":
@@ -204,15 +204,15 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"pad_token_id": 2, "cls_token_id": 0, "sep_token_id": 1},
     ),
 }
-# What no tree can hold, and the layout that is exact for it.
+# Architectures that the tree layout does not support, and the layout that is exact for them.
 FALLBACKS = {
-    "bloom": "padded",  # a position bias, not positions
+    "bloom": "padded",  # a position bias instead of positions
     "doge": "padded",  # a mask that depends on the text
     "jamba": "padded",  # a recurrent state
     "minimax": "padded",  # linear attention
     "t5": "padded",  # an encoder and a decoder
     "bart": "padded",
-    "xlnet": "one_by_one",  # padding moves its positions
+    "xlnet": "one_by_one",  # padding shifts its positions
 }
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox", "opt", "gpt2", "bloom", "mixtral")
 ENCODERS = ("bert", "roberta", "deberta_v2", "modernbert")
@@ -226,20 +226,20 @@ def _config(architecture: str, tokenizer: PreTrainedTokenizerFast, **overrides: 
 
 
 def reward_model(architecture: str = "qwen3", *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
-    """A random sequence classifier in float32, weights large enough for scores to differ clearly."""
+    """Return a random sequence classifier in float32. Its weights are large, so that scores differ clearly."""
     overrides = {"num_labels": 1, "initializer_range": 0.3} | overrides
     config = _config(architecture, tokenizer(ARCHITECTURES[architecture][1]), **overrides)
     torch.manual_seed(seed)
     model = AutoModelForSequenceClassification.from_config(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.unique().numel() == 1:  # biases and norms, whose first values hide what is done with them
+            if parameter.unique().numel() == 1:  # initial biases and norms, which could hide errors
                 parameter += 0.1 * torch.randn_like(parameter)
     return model
 
 
 def save_reward_model(folder: Path | str, architecture: str = "qwen3", *, seed: int = 0, **overrides: Any) -> Path:
-    """Save `reward_model(...)` with its tokenizer and template; returns the folder."""
+    """Save `reward_model(...)` with its tokenizer and template, and return the folder."""
     model = reward_model(architecture, seed=seed, **overrides)
     model.save_pretrained(folder)
     tokenizer(ARCHITECTURES[architecture][1]).save_pretrained(folder)
@@ -247,7 +247,7 @@ def save_reward_model(folder: Path | str, architecture: str = "qwen3", *, seed: 
 
 
 def plain_ids(tok: Any, conversation: list[dict[str, str]]) -> dict[str, torch.Tensor]:
-    """What a user of transformers would give the model: the chat template, or a text pair where there is none."""
+    """Return the inputs that transformers computes: with the chat template, or as a text pair without one."""
     if tok.chat_template is not None:
         ids = tok.apply_chat_template(conversation, tokenize=True, return_dict=False)
         return {"input_ids": torch.tensor([ids])}
@@ -257,12 +257,12 @@ def plain_ids(tok: Any, conversation: list[dict[str, str]]) -> dict[str, torch.T
 
 @torch.inference_mode()
 def plain_rewards(folder: Path | str, conversations: list[list[dict[str, str]]]) -> np.ndarray[Any, Any]:
-    """The reference: transformers alone, one conversation at a time, in float32."""
+    """Return reference rewards: transformers alone, one conversation at a time, in float32."""
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
     tok = AutoTokenizer.from_pretrained(folder)
     fresh, rewards = model, []
     for conversation in conversations:
-        model = copy.deepcopy(fresh)  # dynamic rotary frequencies remember the longest text seen
+        model = copy.deepcopy(fresh)  # dynamic rotary frequencies depend on earlier texts
         inputs = plain_ids(tok, conversation)
         if getattr(model.config, "type_vocab_size", 0) < 2:
             inputs.pop("token_type_ids", None)
@@ -271,7 +271,7 @@ def plain_rewards(folder: Path | str, conversations: list[list[dict[str, str]]])
 
 
 def save_policy(folder: Path | str, architecture: str = "qwen3", *, seed: int = 0, **overrides: Any) -> Path:
-    """Save a random causal language model with its tokenizer and template; returns the folder."""
+    """Save a random causal language model with its tokenizer and template, and return the folder."""
     tok = tokenizer(ARCHITECTURES[architecture][1])
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(_config(architecture, tok, **overrides)).float()

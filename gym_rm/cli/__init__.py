@@ -1,1 +1,1 @@
-"""The command `gym-rm`, one file per sub-command."""
+"""The command `gym-rm`, with one file per sub-command."""

@@ -1,4 +1,4 @@
-"""What the commands share on the terminal."""
+"""Terminal functions that the commands share."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def fail(error: Exception, code: int) -> NoReturn:
-    """Print an error in one paragraph and end with this exit code."""
+    """Print an error in one paragraph and exit with this code."""
     for text in (f"error: {error}", *getattr(error, "__notes__", ())):
         stderr.print(text, style="red", markup=False)
     raise typer.Exit(code)
 
 
 def find_own_modules() -> None:
-    """Let `module:function` name a module in the working directory, as `python -m` does."""
+    """Add the working directory to `sys.path`, so that `module:function` can name a module in it."""
     sys.path.insert(0, os.getcwd())
 
 
 def quiet_loading() -> None:
-    """No progress bars of transformers in a log file."""
+    """Disable the progress bars of transformers if stderr is not a terminal."""
     if not stderr.is_terminal:
-        from transformers.utils import logging  # slow to import, and only loading needs it
+        from transformers.utils import logging  # imported here because the import is slow
 
         logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""The command `gym-rm`: its sub-commands, one file each."""
+"""The command `gym-rm` and its sub-commands."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ def _command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Reward-model rewards for any RL library."""
+    """Score conversations with a reward model, for any RL library."""

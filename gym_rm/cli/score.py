@@ -26,56 +26,56 @@ def score(
         typer.Option(help="Folder, hub id, module:function, or a JSON object as for load_scorer. Default: embedded."),
     ] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="File to write, or go on writing; - for standard output, or a pipe.")
+        str, typer.Option("--output", "-o", help="File to write or to continue; - for standard output. May be a pipe.")
     ] = "-",
     on_error: Annotated[
-        Literal["stop", "skip"], typer.Option(help="At a line without a score: stop there, or write why and go on.")
+        Literal["stop", "skip"], typer.Option(help="If a line has no score: stop, or write the error and continue.")
     ] = "stop",
     turns: Annotated[
-        Literal["last", "all"], typer.Option(help="Score the last turn, or every assistant turn as well.")
+        Literal["last", "all"], typer.Option(help="Score only the last turn, or also every assistant turn.")
     ] = "last",
-    batch_size: Annotated[int, typer.Option(min=1, help="Conversations held in memory and scored together.")] = 128,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens in one forward.")] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Longest conversation in tokens.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of conversations that are scored together.")] = 128,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Token budget of a forward pass.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a conversation.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Any other option of the scorer; may be repeated.")
     ] = None,
-    key: Annotated[str, typer.Option(help="Name of the added field; the others begin with it and _.")] = "score",
+    key: Annotated[str, typer.Option(help="Name of the added field, and prefix of the other fields.")] = "score",
     provenance: Annotated[
-        bool, typer.Option("--provenance", help="Write what made the score into every line.")
+        bool, typer.Option("--provenance", help="Add model, revision and settings to every line.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew where the output exists.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
 ) -> None:
     """Score every line of a JSON Lines file.
 
-    A line holds, in this order of preference, a prompt with a list of replies (completions, solutions or
-    responses), with chosen and rejected, or with a response; or a whole conversation in messages. The prompt is in
-    messages, prompt, context or question; texts and lists of messages are both fine.
+    The command reads these fields of a line, in this order: a prompt with a list of replies (completions, solutions
+    or responses), with chosen and rejected, or with a response; or a whole conversation in messages. The prompt is in
+    messages, prompt, context or question, as a text or a list of messages.
 
-    The same lines come out in the same order, with these fields added:
+    The output has the same lines in the same order, with these added fields:
 
     \b
     score                    a number; {"chosen": .., "rejected": ..}; or a list, one per reply
-    score_components         the same for each component of the reward, where the model has components
+    score_components         the same for each component of the reward, if the model has components
     score_turns              with --turns all: a list, one number per assistant turn
-    score_truncated_tokens   where tokens were cut to fit
-    score_error              why there is no score (score is null)
+    score_truncated_tokens   number of tokens that were cut, if any
+    score_error              reason for a missing score (score is null)
     score_provenance         with --provenance: model, revision, template, dtype, ...
 
-    With -o, the same command goes on where an interrupted one stopped; OUTPUT.settings.json says how the scores were
-    made, and other settings are refused.
+    With -o, repeat the same command to continue after an interruption. OUTPUT.settings.json contains the settings of
+    the scores. The command does not continue an output with different settings.
 
-    Exit codes: 0 all lines are scored; 1 an error (it names the line; what was finished is in the output); 2 bad
-    arguments; 3 finished, but lines lack a score (--on-error skip); 130 interrupted.
+    Exit codes: 0 all lines have a score; 1 error (the message names the line, finished lines are in the output); 2
+    invalid arguments; 3 finished, but some lines have no score (--on-error skip); 130 interrupted.
     """
     try:
         options = {**override_values(option or []), **_given(max_length=max_length, dtype=dtype)}
         model = json.loads(reward_model) if reward_model is not None and reward_model.startswith("{") else reward_model
     except ValueError as error:
         fail(error, code=2)
-    placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # does not change a score
+    placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # these do not change a score
     path = None if source == "-" else Path(source)
     written = None if output in ("-", "/dev/stdout") else Path(output)
     bar = _progress_bar(path, hidden=written is None and sys.stdout.isatty())
@@ -103,20 +103,22 @@ def score(
         with bar:
             scoring.run()
     except KeyboardInterrupt:
-        advice = "with -o FILE a later run can go on" if is_stream(written) else "the same command goes on from there"
+        advice = "use -o FILE to be able to continue" if is_stream(written) else "repeat the same command to continue"
         stderr.print(f"interrupted after {last.lines} finished lines; {advice}.")
         raise typer.Exit(130) from None
     except GymRMError as error:
         fail(error, code=1)
-    except OSError as error:  # a full disk, or the reader of a pipe has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # takes what Python flushes at its end
+    except OSError as error:  # for example a full disk or a closed pipe
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # avoids a second error when Python flushes stdout at exit
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(1) from None
         fail(error, code=1)
     if stderr.is_terminal:
         stderr.print(f"{last.lines} lines in {last.seconds:.1f} s{_speed(last)}")
     if last.failed:
-        stderr.print(f"{last.failed} of {last.lines} lines lack a score; their field {key}_error says why.")
+        stderr.print(f"{last.failed} of {last.lines} lines have no score; their field {key}_error has the reason.")
         raise typer.Exit(3)
 
 

@@ -1,7 +1,7 @@
-"""Score a JSON Lines file: every line comes out again, in order, with its scores; a stopped run can go on.
+"""Score a JSON Lines file: write every line with its scores, in the same order. A stopped run can be continued.
 
-What makes that simple: an output line is the input line, byte for byte, with fields added before its last brace. So
-the lines that an earlier run finished are recognised by how they begin.
+An output line is the input line, byte for byte, with fields added before its last brace. Therefore the lines that an
+earlier run finished are recognised by their first bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gym_rm.scorer import Scorer, try_score
 from gym_rm.scores import Provenance, Scores
 
 ADDED = ("components", "turns", "truncated_tokens", "error", "provenance")
-# What of a provenance must stay the same for two parts of one output to belong together.
+# Fields of the provenance that must be equal for all lines of one output.
 SAME_SCORES = ("scorer", "model", "revision", "template_hash", "dtype", "settings")
 
 
@@ -37,10 +37,10 @@ class Line:
     """One line of the input.
 
     Attributes:
-        where: its file and number.
-        stem: the output line up to the added fields.
-        row: what is to be scored; None where the line cannot be scored.
-        error: why it cannot.
+        where: file name and line number.
+        stem: start of the output line, up to the added fields.
+        row: conversations to score; None if the line is invalid.
+        error: why the line is invalid.
     """
 
     where: str
@@ -50,25 +50,25 @@ class Line:
 
     @property
     def labels(self) -> Labels:
-        """How the scores are written."""
+        """Labels of the scores in the output line."""
         return None if self.row is None else self.row.labels
 
     def __len__(self) -> int:
-        """Conversations."""
+        """Return the number of conversations."""
         return 0 if self.row is None else len(self.row.conversations)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        lines: lines in the output.
-        resumed: how many of them an earlier run wrote.
-        failed: how many lack a score.
-        num_tokens: tokens that this run scored.
-        bytes_read: how much of the input was read, as it is stored; 0 where it comes through a pipe.
-        seconds: since the scorer was made.
+        lines: number of lines in the output.
+        resumed: number of these lines from an earlier run.
+        failed: number of these lines without a score.
+        num_tokens: number of tokens scored in this run.
+        bytes_read: number of bytes read from the stored input; 0 for a pipe.
+        seconds: seconds since the scorer was created.
     """
 
     lines: int = 0
@@ -81,21 +81,21 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class FileScoring:
-    """One run over a file.
+    """One scoring run over a file.
 
     Attributes:
-        make_scorer: called once, when there is something to score.
+        make_scorer: creates the scorer; called once, if there is a line to score.
         source: a `.jsonl` or `.jsonl.gz` file; None for standard input.
-        output: the file to write, continued where an earlier run stopped; None for standard output. A pipe or a device
-            is written like standard output: from the beginning, with no settings beside it.
-        settings: what decides the scores; an output that was begun with others is refused.
-        overwrite: begin anew where `output` exists.
-        turns: score the last turn only, or every assistant turn as well.
-        key: name of the added field, and beginning of the names of the others (`key` + `_` + one of `ADDED`).
-        on_error: at a line without a score: stop there, or write the reason in its place and go on.
-        batch_size: conversations in one call of the scorer; a line is never divided.
-        provenance: write what made the score into every line.
-        report: called after every batch.
+        output: file to write, or to continue if an earlier run stopped; None for standard output. A pipe or a device
+            is written from the start, without a settings file.
+        settings: settings that affect the scores; an existing output must have the same settings.
+        overwrite: replace an existing output.
+        turns: `"last"` scores only the last turn, `"all"` also every assistant turn.
+        key: name of the added field. The other added fields are named `key` + `_` + one of `ADDED`.
+        on_error: if a line has no score, `"stop"` ends the run, and `"skip"` writes the error and continues.
+        batch_size: number of conversations in one call of the scorer; a line is never split.
+        provenance: whether to add the provenance of the score to every line.
+        report: called with the progress after every batch.
     """
 
     make_scorer: Callable[[], Scorer]
@@ -111,21 +111,22 @@ class FileScoring:
     report: Callable[[Progress], None] = lambda progress: None
 
     def run(self) -> Progress:
-        """Score what is not scored yet.
+        """Score the lines that are not in the output yet.
 
         Raises:
-            ConfigError: a line without a score (`on_error="stop"`), an output of another run, an unusable file.
-            GymRMError: what the scorer raises for a whole batch. The finished lines are in the output then, too.
+            ConfigError: a line has no score (`on_error="stop"`), the output is from a different run, or a file is
+                invalid.
+            GymRMError: the scorer failed for a whole batch. The output contains the lines that were finished before.
         """
         name = str(self.source) if self.source else "standard input"
         if self.batch_size < 1:
             raise ConfigError(f"batch_size must be at least 1, got {self.batch_size}.")
         if self.source and self.output and self.output.exists() and self.output.samefile(self.source):
-            raise ConfigError(f"the output {str(self.output)!r} is the input; choose another file.")
+            raise ConfigError(f"output must not be the input {str(self.output)!r}; choose another file.")
         if self.output and self.output.is_dir():
-            raise ConfigError(f"cannot write {str(self.output)!r}: it is a folder; name a file in it.")
+            raise ConfigError(f"output must be a file, got the folder {str(self.output)!r}.")
         if self.output and self.output.suffix == ".gz":
-            raise ConfigError(f"the output {str(self.output)!r} is written plain; choose a name without .gz.")
+            raise ConfigError(f"output is not compressed; choose a name without .gz, got {str(self.output)!r}.")
         with ExitStack() as stack:
             stored, file = _open_source(self.source, stack)
             output = _Output(self.output, self.key, self.settings, self.overwrite, stack)
@@ -158,13 +159,13 @@ class FileScoring:
         anything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
         if self.turns == "all" and "turns" not in taken and not anything:
             raise ConfigError(
-                "turns='all' needs a scorer that reads every turn, as a single reward model does; "
-                f"{type(scorer).__name__} scores whole conversations only: use turns='last'."
+                "turns='all' needs a scorer that scores every turn, for example a single reward model; "
+                f"{type(scorer).__name__} scores only whole conversations. Use turns='last'."
             )
         return scorer
 
     def _score_batch(self, scorer: Scorer, batch: list[Line], output: _Output) -> tuple[int, str | None]:
-        """Score and write the lines; the tokens scored, and why to stop after them."""
+        """Score and write the lines; return the number of scored tokens and the reason to stop, or None."""
         stopped = None
         if (
             self.on_error == "stop"
@@ -200,7 +201,7 @@ class FileScoring:
             raise
 
     def _added(self, labels: Labels, scores: Scores, rows: slice, reason: str | None) -> dict[str, Any]:
-        """The fields that a line gains."""
+        """Return the fields to add to a line."""
         if rows.start == rows.stop:
             return {self.key: None, f"{self.key}_error": reason}
         added = {self.key: _shaped(labels, map(_number, scores.rewards[rows]))}
@@ -224,7 +225,7 @@ class FileScoring:
 
 
 def _open_source(source: Path | None, stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    """The file as it is stored, whose position is the progress, and the file to read lines from."""
+    """Return the stored file, whose position is the progress, and the file to read lines from."""
     if source is None:
         return sys.stdin.buffer, sys.stdin.buffer
     try:
@@ -236,7 +237,7 @@ def _open_source(source: Path | None, stack: ExitStack) -> tuple[IO[bytes], IO[b
 
 def _read_line(raw: bytes, where: str, number: int, key: str) -> Line:
     text = raw.strip()
-    # A line that is not a row comes out as a row that holds it.
+    # An invalid line is written as an object with the line in its field `line`.
     stem = json.dumps({"line": text.decode(errors="replace")}).encode()[:-1]
     try:
         row = parse_line(text, where)
@@ -244,7 +245,7 @@ def _read_line(raw: bytes, where: str, number: int, key: str) -> Line:
             raise ConfigError(f"{where}: expected a JSON object, got {show(row)}.")
         for name in (key, *(f"{key}_{suffix}" for suffix in ADDED)):
             if name in row:
-                raise ConfigError(f"{where}: the field {name!r} is there already; choose another name with --key.")
+                raise ConfigError(f"{where}: the field {name!r} already exists; choose another name with --key.")
         if row:
             stem = text[:-1].rstrip()
         return Line(where, stem, row_to_score(row, where, number))
@@ -269,16 +270,16 @@ def _batches(lines: Iterable[Line], batch_size: int) -> Iterator[list[Line]]:
 
 
 def is_stream(output: Path | None) -> bool:
-    """Whether an output cannot be read again: standard output (None), a pipe, a device."""
+    """Return whether an output cannot be read again: standard output (None), a pipe or a device."""
     return output is None or (output.exists() and not output.is_file())
 
 
 class _Output:
-    """The output, with a file beside it that says how it was made; a stream has neither that nor a beginning to read.
+    """The output and its settings file. A stream has no settings file and cannot be continued.
 
     Attributes:
-        lines: how many lines it holds.
-        failed: how many of them lack a score.
+        lines: number of lines in the output.
+        failed: number of these lines without a score.
     """
 
     def __init__(
@@ -306,7 +307,7 @@ class _Output:
             raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}.") from error
 
     def skip_finished(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """The lines that are not in the output yet; cuts off a last line that was only half written."""
+        """Return the lines that are not in the output yet; remove an incomplete last line of the output."""
         if self._path is None:
             return lines
         for line in lines:
@@ -318,17 +319,17 @@ class _Output:
                 return itertools.chain([line], lines)
             if not finished.startswith(line.stem + self._begin_added):
                 raise ConfigError(
-                    f"{self._path} line {self.lines + 1} is not the scored {line.where}: the input has changed since. "
-                    "Choose another output, or begin anew with --overwrite."
+                    f"{self._path} line {self.lines + 1} does not match {line.where}: the input has changed. "
+                    "Choose another output, or start again with --overwrite."
                 )
             self.lines += 1
             self.failed += f'"{self._key}_error": '.encode() in finished[len(line.stem) :]
         if self._file.readline():
-            raise ConfigError(f"{self._path} has more lines than the input; begin anew with --overwrite.")
+            raise ConfigError(f"{self._path} has more lines than the input; start again with --overwrite.")
         return iter(())
 
     def write(self, finished: Sequence[tuple[Line, Mapping[str, Any]]]) -> None:
-        """Append lines with the fields that they gain, all at once."""
+        """Append the lines with their added fields, in one write."""
         self._file.write(
             b"".join(
                 line.stem + b", " + json.dumps(added, default=str).encode()[1:] + b"\n" for line, added in finished
@@ -339,14 +340,14 @@ class _Output:
         self.failed += sum(f"{self._key}_error" in added for _, added in finished)
 
     def check_provenance(self, provenance: Provenance | None) -> None:
-        """The same name may hold other weights today: what made the earlier lines must be what makes the next."""
+        """Raise ConfigError if the earlier lines have a different provenance, for example another model revision."""
         if self._path is None or provenance is None:
             return
         ours = _plain({name: getattr(provenance, name) for name in SAME_SCORES})
         if self._provenance is None:
             self._provenance = ours
             self._save_record()
-        self._refuse_other("model", self._provenance, ours)
+        self._require_equal("a different model", self._provenance, ours)
 
     @property
     def _begin_added(self) -> bytes:
@@ -358,13 +359,13 @@ class _Output:
             fields = record if isinstance(record, dict) else {}
             settings, self._provenance = fields.get("settings"), fields.get("provenance")
             if not isinstance(settings, dict) or not isinstance(self._provenance, dict | None):
-                raise ValueError(f"it holds {show(record)}")
+                raise ValueError(f"expected an object with settings, got {show(record)}")
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{self._path} exists, but {self._record.name} beside it, which says how it was made, cannot be read "
-                f"({error}). Choose another output, or begin anew with --overwrite."
+                f"{self._path} exists, but its settings file {self._record.name} cannot be read ({error}). "
+                "Choose another output, or start again with --overwrite."
             ) from error
-        self._refuse_other("settings", settings, self._settings)
+        self._require_equal("different settings", settings, self._settings)
 
     def _save_record(self) -> None:
         half_written = self._record.with_suffix(".tmp")
@@ -372,18 +373,18 @@ class _Output:
         half_written.write_text(json.dumps(record, indent=2) + "\n")
         half_written.replace(self._record)
 
-    def _refuse_other(self, what: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    def _require_equal(self, difference: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         different = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
         if different:
-            shown = "; ".join(f"{name}: {theirs.get(name)!r} then, {ours.get(name)!r} now" for name in different)
+            shown = "; ".join(f"{name}: earlier {theirs.get(name)!r}, now {ours.get(name)!r}" for name in different)
             raise ConfigError(
-                f"{self._path} was begun with another {what} ({shown}). "
-                "Use the same, choose another output, or begin anew with --overwrite."
+                f"{self._path} was written with {difference} ({shown}). "
+                "Use the earlier values, choose another output, or start again with --overwrite."
             )
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON makes of the values, so that they compare equal with what a file held."""
+    """Convert the values to JSON and back, so that they can be compared with values from a file."""
     return cast(dict[str, Any], json.loads(json.dumps(values, default=str)))
 
 
@@ -399,5 +400,5 @@ def _shaped(labels: Labels, values: Iterable[Any]) -> Any:
 
 
 def _number(value: np.float32) -> float | None:
-    """The shortest decimal that reads back as the same float32."""
+    """Return the shortest decimal that reads back as the same float32, or None if the value is not finite."""
     return float(str(value)) if np.isfinite(value) else None

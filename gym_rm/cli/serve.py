@@ -1,4 +1,4 @@
-"""`gym-rm serve`: answer OpenRLHF's requests for rewards over HTTP."""
+"""`gym-rm serve`: answer reward requests of OpenRLHF over HTTP."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def serve(
         str | None, typer.Option(help="Folder, hub id or module:function. Default: the embedded reward model.")
     ] = None,
     chat_template: Annotated[
-        bool, typer.Option(help="Prompts were written by the policy's chat template; or they are plain texts.")
+        bool, typer.Option(help="Whether the policy's chat template wrote the prompts; otherwise they are plain texts.")
     ] = True,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; all but loopback addresses need --key.")
+        str, typer.Option(help="Address to listen on; an address other than loopback needs --key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any port that is free.")] = 5000,
-    key: Annotated[str | None, typer.Option(help="Asked for as a bearer token, or as the password of the URL.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any free port.")] = 5000,
+    key: Annotated[str | None, typer.Option(help="Required as a bearer token, or as the password of the URL.")] = None,
 ) -> None:
-    """Answer OpenRLHF's POST /get_reward until interrupted.
+    """Answer OpenRLHF's POST /get_reward requests until interrupted.
 
-    The address is printed once the server listens; it goes to OpenRLHF as --reward.remote_url.
+    The command prints its address when it is ready. Pass the address to OpenRLHF as --reward.remote_url.
     """
     from gym_rm.adapters.openrlhf import RewardFunction
     from gym_rm.server.get_reward import RewardServer
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a container stops its server with SIGTERM
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # containers are stopped with SIGTERM
     quiet_loading()
     find_own_modules()
     try:
@@ -42,7 +42,7 @@ def serve(
         server = RewardServer(reward_function, host=host, port=port, key=key)
     except (GymRMError, OSError) as error:
         fail(error, code=2)
-    typer.echo(f"answering at {server.url}")
+    typer.echo(f"listening at {server.url}")
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""What do rows mean? Prompts for episodes, preference pairs, conversations to score."""
+"""Read prompts for episodes, preference pairs, and conversations to score."""
 
 from gym_rm.data.pairs import load_pairs
 from gym_rm.data.prompts import load_prompts

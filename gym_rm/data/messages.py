@@ -1,4 +1,4 @@
-"""Messages, from all the forms in which files and libraries hold them."""
+"""Parse messages from the forms in which files and libraries store them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
 
-# What chat templates write around turns: ChatML and Qwen, Llama 3, Gemma, Llama 2 and Mistral, Phi, DeepSeek.
+# Markup that chat templates write around turns: ChatML and Qwen, Llama 3, Gemma, Llama 2 and Mistral, Phi, DeepSeek.
 _RENDERED = re.compile(
     r"<\|(im_start|im_end|start_header_id|eot_id|user|assistant|end|begin_of_text)\|>|<start_of_turn>|\[INST\]|<｜User｜>"
 )
 
 
 def parse_messages(value: Any, where: str, field: str, *, text_role: str = "user") -> tuple[Message, ...]:
-    """Messages of a field that holds a text (one message of `text_role`) or a list of `{"role", "content"}`.
+    """Return the messages of a field: a text (one message of `text_role`) or a list of `{"role", "content"}`.
 
     Raises:
-        ConfigError: anything else, or an empty list.
+        ConfigError: the value is neither of these, or the list is empty.
     """
     if isinstance(value, str):
         return ({"role": text_role, "content": value},)
@@ -30,13 +30,14 @@ def parse_messages(value: Any, where: str, field: str, *, text_role: str = "user
 
 
 def join_reply(prompt: Any, reply: Any, where: str = "prompt") -> Conversation:
-    """A prompt and a reply as trainers hold them, each a text or messages, as one conversation.
+    """Join a prompt and a reply, each a text or messages, into one conversation.
 
-    A text prompt becomes one user message, a text reply one assistant message. Messages are passed on unchanged; the
-    scorer refuses rows with content that it cannot read (images, tool calls).
+    A text prompt becomes one user message, a text reply one assistant message. Other content than text (images, tool
+    calls) is kept; the scorer returns an error for its row.
 
     Raises:
-        ConfigError: a prompt that is neither text nor messages, or that a chat template has already been applied to.
+        ConfigError: the prompt or the reply is neither a text nor messages, or a chat template has already been applied
+            to the prompt.
     """
     if isinstance(reply, str):
         reply = [Message(role="assistant", content=reply)]
@@ -44,7 +45,7 @@ def join_reply(prompt: Any, reply: Any, where: str = "prompt") -> Conversation:
 
 
 def prompt_messages(prompt: Any, where: str = "prompt") -> list[Message]:
-    """The messages of a prompt, see `join_reply`."""
+    """Return the messages of a prompt, as in `join_reply`."""
     if isinstance(prompt, str):
         refuse_rendered(prompt, where)
         prompt = [Message(role="user", content=prompt)]
@@ -52,25 +53,25 @@ def prompt_messages(prompt: Any, where: str = "prompt") -> list[Message]:
 
 
 def refuse_rendered(text: str, where: str) -> None:
-    """Raise `ConfigError` for a prompt that a chat template has been applied to: it would be applied twice."""
+    """Raise ConfigError if a chat template has already been applied to the prompt."""
     found = _RENDERED.search(text)
     if found is not None:
         raise ConfigError(
-            f"{where} holds {found[0]!r}: the policy's chat template has been applied to it, and the reward model's "
-            "would be applied on top. Give messages, or name the tokenizer that wrote it with policy_tokenizer= where "
-            f"the adapter has that; got {text[:200]!r}."
+            f"{where} contains {found[0]!r}: the policy's chat template has been applied to it, and the reward model's "
+            "template would be applied as well. Pass messages instead, or policy_tokenizer= if the adapter has this "
+            f"option; got {text[:200]!r}."
         )
 
 
 def plain_content(content: Any) -> Any:
-    """The text of a content in parts, `[{"type": "text", "text": ...}]`; any other content unchanged."""
+    """Join content in text parts, `[{"type": "text", "text": ...}]`; return other content unchanged."""
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         return "".join(part["text"] for part in content)
     return content
 
 
 def _messages(value: Any, where: str) -> list[Message]:
-    """Messages from a list, a tuple or an array of dicts."""
+    """Return messages from a list, a tuple or an array of dicts, with text parts joined."""
     try:
         messages = [{**message, "content": plain_content(message.get("content"))} for message in value]
     except (TypeError, AttributeError):
@@ -87,5 +88,5 @@ def _message(message: Any, where: str, field: str) -> Message:
         if not isinstance(message.get(key), str):
             found = show(message[key]) if key in message else f"only the keys {sorted(message)}"
             raise ConfigError(f"{where}: '{field}.{key}' must be a text, got {found}.")
-    # Column formats (parquet, datasets) fill the keys that only other messages have with None.
+    # Column formats (parquet, datasets) add the keys of other messages with the value None.
     return cast(Message, {key: value for key, value in message.items() if value is not None})

@@ -1,4 +1,4 @@
-"""Preference pairs: one prompt, the reply that was preferred and the one that was not."""
+"""Read preference pairs: a prompt with a preferred and a rejected reply."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ PROMPT_FIELDS = ("prompt", "context", "question")
 
 
 def load_pairs(source: Source) -> tuple[PreferencePair, ...]:
-    """Preference pairs from a file, a hub data set or an iterable (see `load_prompts`), in any of these rows.
+    """Load preference pairs from a file, a hub data set or an iterable (see `load_prompts`).
 
-    - `prompt` (or `context`, `question`), `chosen`, `rejected`: each a text or messages; the latter two may repeat
-      the prompt.
-    - `chosen`, `rejected` alone: two conversations, whose shared first messages are the prompt; also
-      texts in the `"\\n\\nHuman: ...\\n\\nAssistant: ..."` form.
-    - `context`, `completions` of `{"rank", "completion"}`: one pair for every two ranks that differ, lower is better.
+    A row has one of these forms:
 
-    `margin`, or else `score_chosen - score_rejected`, becomes the margin. Other fields go to `metadata`.
+    - `prompt` (or `context`, `question`), `chosen`, `rejected`: each a text or messages. `chosen` and `rejected` may
+      repeat the prompt.
+    - `chosen`, `rejected` alone: two conversations, each messages or a text in the form
+      `"\\n\\nHuman: ...\\n\\nAssistant: ..."`. The messages that they share at the start are the prompt.
+    - `context`, `completions` of `{"rank", "completion"}`: one pair for every two completions with different ranks.
+      The lower rank is better.
+
+    The margin is `margin`, or else `score_chosen - score_rejected`. Other fields go to `metadata`.
 
     Raises:
-        ConfigError: a source that cannot be read, no rows, or a bad row (names the file, line and field).
+        ConfigError: the source cannot be read, it has no rows, or a row is invalid.
 
     Example:
         >>> pair, = load_pairs([{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}])
@@ -36,12 +39,12 @@ def load_pairs(source: Source) -> tuple[PreferencePair, ...]:
     """
     pairs = tuple(itertools.chain.from_iterable(pairs_of_row(row, where) for where, row in rows_of(source, "pairs")))
     if not pairs:
-        raise ConfigError(f"pairs: {describe_source(source)} holds no rows; expected at least one.")
+        raise ConfigError(f"pairs: {describe_source(source)} has no rows; expected at least one.")
     return pairs
 
 
 def pairs_of_row(row: Any, where: str) -> tuple[PreferencePair, ...]:
-    """The pairs of one row, as `load_pairs` reads it."""
+    """Return the pairs of one row, in any form that `load_pairs` reads."""
     if isinstance(row, PreferencePair):
         return (row,)
     if not isinstance(row, Mapping):
@@ -61,7 +64,7 @@ def pairs_of_row(row: Any, where: str) -> tuple[PreferencePair, ...]:
 
 
 def _conversation(value: Any, where: str, field: str) -> tuple[Message, ...]:
-    """`parse_messages` for a reply, which may also be a whole dialogue in the `Human: / Assistant:` text form."""
+    """Parse a reply, or a whole dialogue in the text form `Human: / Assistant:`."""
     if isinstance(value, str) and value.startswith("\n\nHuman:"):
         turns = re.split(r"\n\n(Human|Assistant):", value)[1:]
         roles = {"Human": "user", "Assistant": "assistant"}
@@ -73,13 +76,13 @@ def _conversation(value: Any, where: str, field: str) -> tuple[Message, ...]:
 
 
 def _after(prompt: tuple[Message, ...], reply: tuple[Message, ...], where: str, field: str) -> tuple[Message, ...]:
-    """What follows the prompt, where `reply` is either only that or the whole conversation."""
+    """Return the messages after the prompt; `reply` is either these messages or the whole conversation."""
     if reply[: len(prompt)] == prompt and len(reply) > len(prompt):
         return reply[len(prompt) :]
     if reply[0]["role"] in ("system", "user"):
         raise ConfigError(
-            f"{where}: {field!r} begins with a {reply[0]['role']} turn that is not the prompt's; "
-            "expected the reply alone, or the whole conversation with the prompt word for word."
+            f"{where}: {field!r} begins with a {reply[0]['role']} turn that is not in the prompt; "
+            "expected only the reply, or the whole conversation with exactly the same prompt."
         )
     return reply
 
@@ -88,13 +91,13 @@ def _split_prompt(
     row: Mapping[str, Any], chosen: tuple[Message, ...], rejected: tuple[Message, ...], where: str
 ) -> tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]:
     shared = 0
-    # Both keep at least one message, also where one conversation is a prefix of the other.
+    # Each reply keeps at least one message, even if one conversation is a prefix of the other.
     while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
         shared += 1
     if not shared:
         raise ConfigError(
-            f"{where}: no 'prompt', and 'chosen' and 'rejected' do not begin with the same messages "
-            f"({show(row['chosen'])}); add the field 'prompt' or give whole conversations."
+            f"{where}: the field 'prompt' is missing, and 'chosen' and 'rejected' do not begin with the same message; "
+            f"add the field 'prompt' or give whole conversations. 'chosen' is {show(row['chosen'])}."
         )
     return chosen[:shared], chosen[shared:], rejected[shared:]
 
@@ -103,7 +106,9 @@ def _ranked_pairs(row: Mapping[str, Any], where: str) -> tuple[PreferencePair, .
     context = parse_messages(_required(row, "context", where), where, "context")
     completions = row["completions"]
     if isinstance(completions, str) or not isinstance(completions, Sequence) or len(completions) < 2:
-        raise ConfigError(f"{where}: 'completions' must be a list of at least two, got {show(completions)}.")
+        raise ConfigError(
+            f"{where}: 'completions' must be a list of at least two completions, got {show(completions)}."
+        )
     ranked = []
     for index, completion in enumerate(completions):
         field = f"completions[{index}]"
@@ -123,7 +128,7 @@ def _ranked_pairs(row: Mapping[str, Any], where: str) -> tuple[PreferencePair, .
         if better < worse
     )
     if not pairs:
-        raise ConfigError(f"{where}: all completions have the rank {ranked[0][0]}; a pair needs a preference.")
+        raise ConfigError(f"{where}: all completions have the rank {ranked[0][0]}; a pair needs two different ranks.")
     return pairs
 
 
@@ -141,7 +146,7 @@ def _margin(row: Mapping[str, Any], where: str) -> float | None:
 
 def _required(row: Mapping[str, Any], field: str, where: str) -> Any:
     if row.get(field) is None:
-        raise ConfigError(f"{where}: the field {field!r} is missing, got {sorted(row)}.")
+        raise ConfigError(f"{where}: the field {field!r} is missing, got the fields {sorted(row)}.")
     return row[field]
 
 

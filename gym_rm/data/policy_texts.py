@@ -1,8 +1,8 @@
-"""A chat template read backwards: the text that a trainer rendered for its policy, as messages again.
+"""Recover the messages of a text that a trainer rendered with the chat template of its policy.
 
-Some trainers keep a prompt only as the text that the policy reads. A reward model has a template of its own, so the
-messages must come back first. How the template writes turns is learnt by rendering a conversation of markers, and
-every result is rendered again: what does not give the same text is an error, never a guess.
+Some trainers store a prompt only as the text that the policy reads. A reward model has a different template, so it
+needs the messages. `PolicyTexts` renders a conversation of markers to find the text between turns, and splits prompts
+at this text. It renders the result again, and raises an error if the text is not the same.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ _SYSTEM, _USER, _ASSISTANT, _LAST = (f"MARKER {name}" for name in ("ONE", "TWO",
 
 
 class PolicyTexts:
-    """Turns a trainer's prompt texts, and the same with a reply behind them, back into messages.
+    """Convert a trainer's prompt texts, with or without a reply, back to messages.
 
     Args:
         tokenizer: the policy's tokenizer, or the folder or hub id to load it from.
         apply_chat_template: whether the trainer renders its prompts with the tokenizer's chat template. If not, a
             prompt is the text of one user message.
-        input_template: with `apply_chat_template=False`, what the trainer writes around that text, `"User: {}\\n"`.
-        chat_template_kwargs: extra variables that the trainer gives to the chat template.
+        input_template: text that the trainer writes around the user message, such as `"User: {}\\n"`. It is only used
+            with `apply_chat_template=False`.
+        chat_template_kwargs: extra variables that the trainer passes to the chat template.
 
     Raises:
-        ConfigError: the tokenizer cannot be loaded, or has no chat template, or one that does not write turns one after
-            the other.
+        ConfigError: the tokenizer cannot be loaded, has no chat template, or its template does not write turns one
+            after the other.
 
     Example:
         >>> import importlib.resources
@@ -66,41 +67,41 @@ class PolicyTexts:
         self._ends = re.compile(f"(?:{'|'.join(map(re.escape, sorted(ends)))})+$") if ends else re.compile("$")
 
     def messages(self, prompt: str) -> list[Message]:
-        """The messages of a prompt text, whose generation prompt is left off.
+        """Return the messages of a prompt text, without its generation prompt.
 
         Raises:
-            ConversationError: they do not render to this text.
+            ConversationError: the messages do not render to this text.
         """
         messages = self._read(prompt) if self._rendered else self._plain(prompt)
         if self._rendered and self._render(messages) != prompt:
             raise ConversationError(
-                "the prompt was not written by the chat template of policy_tokenizer: read as messages and rendered "
-                f"again it is {self._render(messages)!r:.300}, but it came as {prompt!r:.300}."
+                "the prompt was not written by the chat template of policy_tokenizer: its messages render to "
+                f"{self._render(messages)!r:.300}, but the prompt is {prompt!r:.300}."
             )
         return messages
 
     def conversation(self, prompt: str, text: str) -> Conversation:
-        """The conversation of a prompt text and the same text with the policy's reply behind it.
+        """Return the conversation of a text that consists of a prompt text and the policy's reply.
 
-        Whatever follows the prompt is one reply, whichever control tokens the policy sampled into it; only the end
-        tokens at its end are taken off.
+        All text after the prompt is one reply, even if the policy sampled control tokens. Only end tokens at the end of
+        the reply are removed.
 
         Raises:
             ConversationError: the text does not begin with the prompt, or the prompt cannot be read.
         """
         if not text.startswith(prompt):
             raise ConversationError(
-                "the text does not begin with its prompt (was the prompt cut to fit?), so the reply in it cannot be "
-                f"told: the prompt is {prompt!r:.200}, the text {text!r:.200}."
+                "the text does not begin with its prompt (was the prompt truncated?), so the reply cannot be found: "
+                f"the prompt is {prompt!r:.200}, the text is {text!r:.200}."
             )
         return [*self.messages(prompt), Message(role="assistant", content=self._ends.sub("", text[len(prompt) :]))]
 
     def prompt(self, conversation: Conversation) -> str:
-        """What the policy reads to continue a conversation."""
+        """Return the text that the policy reads to continue a conversation."""
         return self._render(list(conversation))
 
     def next_turn(self, said: str) -> str:
-        """What stands between one reply and the next when the user says this in between."""
+        """Return the text between one reply and the next, which contains the user message `said`."""
         return self._to_user + said + self._to_reply
 
     def _plain(self, prompt: str) -> list[Message]:
@@ -111,7 +112,7 @@ class PolicyTexts:
     def _read(self, prompt: str) -> list[Message]:
         messages: list[Message] = []
         rest = prompt.removesuffix(self._to_reply)
-        # A template with a default system message begins with it: the longer beginning decides.
+        # If the template has a default system message, both starts can match; the longer one is correct.
         start = max((start for start in self._starts if rest.startswith(start)), key=len, default="")
         if self._system is not None and start == self._system[0]:
             content, _, rest = rest.removeprefix(self._system[0]).partition(self._system[1])
@@ -126,22 +127,25 @@ class PolicyTexts:
         return messages
 
     def _learn(self) -> None:
-        """What the template writes between turns."""
+        """Find the text that the template writes between turns."""
         if not getattr(self._tokenizer, "chat_template", None):
             raise ConfigError(
                 "policy_tokenizer has no chat template, so the trainer cannot have applied one; pass "
-                "apply_chat_template=False where prompts are plain texts."
+                "apply_chat_template=False if prompts are plain texts."
             )
         pieces = self._pieces((_USER, _ASSISTANT, _LAST))
         if pieces is None:
-            raise ConfigError("the chat template of policy_tokenizer does not write the turns one after the other.")
+            raise ConfigError(
+                "the chat template of policy_tokenizer does not write the turns one after the other, so the messages "
+                "of a prompt cannot be recovered."
+            )
         start, self._to_assistant, self._to_user, self._to_reply = pieces
         with_system = self._pieces((_SYSTEM, _USER, _ASSISTANT, _LAST))
         self._system = None if with_system is None or with_system[0] == start else with_system[:2]
         self._starts = [start] if self._system is None else [start, self._system[0]]
 
     def _pieces(self, contents: tuple[str, ...]) -> list[str] | None:
-        """What the template writes before, between and after the contents; None where it does not write them all."""
+        """Return the text before, between and after the contents, or None if the template does not write them all."""
         roles = ("system", "user", "assistant", "user")[-len(contents) :]
         try:
             text = self._render([Message(role=r, content=c) for r, c in zip(roles, contents, strict=True)])
@@ -158,6 +162,6 @@ class PolicyTexts:
             )
         except jinja2.TemplateError as error:
             raise ConversationError(
-                f"the chat template of policy_tokenizer refuses {messages!r:.300}: {error}"
+                f"the chat template of policy_tokenizer cannot write {messages!r:.300}: {error}"
             ) from error
         return text

@@ -1,4 +1,4 @@
-"""Prompts: the rows that episodes start from."""
+"""Read prompts, the data rows that episodes start from."""
 
 from __future__ import annotations
 
@@ -19,21 +19,27 @@ _FIELDS = ("messages", "prompt", "context", "question")
 
 
 def load_prompts(source: Source = None, *, limit: int | None = None) -> tuple[Prompt, ...]:
-    """Prompts from what a user has.
+    """Load prompts from a file, a hub data set or an iterable.
 
     Args:
         source: None for the embedded set; a `.jsonl`, `.json`, `.csv` or `.parquet` file (the first three also
             gzipped); a hub data set `"org/name"` or `"org/name:split"` (default split: train; needs the extra
             `data`); or an iterable of texts, message lists, rows and `Prompt`s.
-        limit: read the first `limit` rows only; None for all.
+        limit: maximum number of rows to read; None for all.
 
-    A row holds its conversation in `messages`, `prompt` (text or messages), `context` or `question`, in this order
-    of preference; what the user says next in `user_turns`, a reference in `answer`, a name in `prompt_id` or `id`
-    (default: its index). Other fields go to `metadata`. Where the messages end with an assistant turn, that
-    turn is the reference reply: it moves to `metadata["reference_reply"]` and the policy answers what came before.
+    A row has these fields:
+
+    - `messages`, `prompt` (text or messages), `context` or `question`: the conversation. The first one present is used.
+    - `user_turns`: the messages of the user after the first, second, ... reply.
+    - `answer`: the reference answer.
+    - `prompt_id` or `id`: the name of the prompt. The default is the index of the row.
+    - All other fields go to `metadata`.
+
+    If the messages end with an assistant turn, this turn is the reference reply. It goes to
+    `metadata["reference_reply"]`, and the policy answers the messages before it.
 
     Raises:
-        ConfigError: a source that cannot be read, no rows, or a bad row (names the file, line and field).
+        ConfigError: the source cannot be read, it has no rows, or a row is invalid.
 
     Example:
         >>> load_prompts(["What is 2 + 2?"])[0].messages
@@ -42,7 +48,7 @@ def load_prompts(source: Source = None, *, limit: int | None = None) -> tuple[Pr
     rows = itertools.islice(rows_of(source, "prompts"), None if limit is None else integer("limit", limit, minimum=1))
     prompts = tuple(_prompt(row, where, index) for index, (where, row) in enumerate(rows))
     if not prompts:
-        raise ConfigError(f"prompts: {describe_source(source)} holds no rows; expected at least one.")
+        raise ConfigError(f"prompts: {describe_source(source)} has no rows; expected at least one.")
     return prompts
 
 
@@ -54,15 +60,16 @@ def prompt_of_columns(
     answer_column: str = "answer",
     where: str | None = None,
 ) -> Prompt:
-    """Make the prompt of one row from its messages and its other columns.
+    """Create the prompt of one row from its messages and its other columns.
 
     Args:
         messages: the conversation that the policy answers.
-        columns: `answer_column` becomes the reference answer if it is a text or a number, `user_turns` the scripted
-            user, `prompt_id` or `id` the name; all others go to `metadata` under their own names.
-        index: the name if there is no other.
-        answer_column: where the data set has the reference answer.
-        where: file and line, for errors.
+        columns: the other columns. `answer_column` becomes the reference answer if it is a text or a number,
+            `user_turns` the messages of the scripted user, and `prompt_id` or `id` the name. All others go to
+            `metadata`.
+        index: name of the prompt if the columns have none.
+        answer_column: name of the column with the reference answer.
+        where: file and line, for error messages.
 
     Raises:
         ConfigError: `user_turns` is not a list of texts.
@@ -76,7 +83,7 @@ def prompt_of_columns(
 
 
 def answer_text(value: Any) -> str | None:
-    """Return a reference answer as text: a number is written out, 4.0 as "4".
+    """Return a reference answer as text. A number is converted to text, 4.0 to "4".
 
     Returns None for a missing answer (None, NaN, an empty text) and for a value of another type.
     """
@@ -101,7 +108,7 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
         columns["reference_reply"] = messages[-1]["content"]
         messages = messages[:-1]
         if not messages or messages[-1]["role"] == "assistant":
-            raise ConfigError(f"{where}: {field!r} leaves nothing to answer once its last assistant turn is taken off.")
+            raise ConfigError(f"{where}: {field!r} must have a message to answer before its last assistant turn.")
     answer = _answer(row.get("answer"), where)
     return prompt_of_columns(messages, {**columns, "answer": answer} if answer else columns, index, where=where)
 
@@ -109,10 +116,10 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
 def _prompt_field(row: Mapping[str, Any], where: str) -> str:
     present = [name for name in _FIELDS if row.get(name) is not None]
     if not present:
-        hint = " A conversation is a list of messages: put it in a list of its own." if "role" in row else ""
+        hint = " If the row is one message, pass its conversation as a list of messages." if "role" in row else ""
         raise ConfigError(
             f"{where}: expected one of the fields 'messages', 'prompt', 'context' or 'question', "
-            f"got {sorted(row)}.{hint}"
+            f"got the fields {sorted(row)}.{hint}"
         )
     if present == ["context", "question"] and isinstance(row["context"], str):
         raise ConfigError(f"{where}: 'context' and 'question' are both texts; join them into one field 'prompt'.")

@@ -1,6 +1,6 @@
-"""Where rows come from: files, lists and data sets of the hub, as plain values with the place of each.
+"""Read rows from files, lists and data sets of the hub.
 
-Every reader yields `(where, row)`, so that an error can name the file and the line.
+Every reader yields `(where, row)`. `where` is the file and line of the row, for error messages.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w\[\]%:+-]+)?")
 _CSV_JSON_COLUMNS = ("messages", "context", "user_turns", "completions")
 _SOURCES = (
     "a .jsonl, .json, .csv or .parquet file, a data set name 'org/name' or 'org/name:split', "
-    "a list of texts, message lists, rows or records"
+    "or a list of texts, message lists, rows or records"
 )
 
 
 def rows_of(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
-    """`(where, row)` of whatever holds rows; `argument` is what errors call it.
+    """Return an iterator over `(where, row)` of a source. `argument` is the name of the source in error messages.
 
     Raises:
-        ConfigError: no such file, a format that is not known, or a line that cannot be parsed.
+        ConfigError: the file does not exist, its format is unknown, or a line cannot be parsed.
     """
     if source is None:
         text = importlib.resources.files("gym_rm").joinpath("assets", "prompts.jsonl").read_bytes()
@@ -44,7 +44,7 @@ def rows_of(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
         return ((f"embedded prompts line {n}", parse_line(line, f"embedded prompts line {n}")) for n, line in lines)
     if isinstance(source, str | os.PathLike):
         return _stored_rows(os.fspath(source), argument)
-    if type(source).__name__ == "DataFrame":  # it would iterate over its column names
+    if type(source).__name__ == "DataFrame":  # iterating over a DataFrame yields its column names
         source = cast(Any, source).to_dict("records")
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise ConfigError(f"{argument} must be {_SOURCES}; got {show(source)}.")
@@ -52,10 +52,10 @@ def rows_of(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Stream `(line number, row)` from a `.jsonl` or `.jsonl.gz` file; lines count from 1, blank ones are passed over.
+    """Yield `(line number, row)` of a `.jsonl` or `.jsonl.gz` file. Lines count from 1; blank lines are skipped.
 
     Raises:
-        ConfigError: the file cannot be opened, or a line is no JSON object.
+        ConfigError: the file cannot be opened, or a line is not a JSON object.
     """
     path = Path(path)
     with open_binary(path) as file:
@@ -67,7 +67,7 @@ def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any
 
 
 def parse_line(line: bytes | str, where: str) -> Any:
-    """The JSON value of one line.
+    """Parse one line as JSON.
 
     Raises:
         ConfigError: the line is not UTF-8 or not JSON.
@@ -77,13 +77,15 @@ def parse_line(line: bytes | str, where: str) -> Any:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not valid JSON: {error.msg} at column {error.colno}.") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: not UTF-8: byte {error.object[error.start]:#04x} at {error.start}.") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
-        raise ConfigError(f"{where}: not a row: {error}.") from error
+        raise ConfigError(
+            f"{where}: not valid UTF-8: byte {error.object[error.start]:#04x} at position {error.start}."
+        ) from error
+    except (ValueError, RecursionError) as error:  # a number with too many digits, or too many nested brackets
+        raise ConfigError(f"{where}: cannot be parsed as JSON: {error}.") from error
 
 
 def show(value: Any) -> str:
-    """A value as an error shows it: its type and the beginning of its repr."""
+    """Return a value as text for error messages: its type and the start of its repr."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
@@ -94,7 +96,7 @@ def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
         return _file_rows(path, argument)
     if path.is_dir() or _HUB_NAME.fullmatch(source):
         return _dataset_rows(source, argument)
-    raise ConfigError(f"{argument}={source!r} is no file and no data set name; expected {_SOURCES}.")
+    raise ConfigError(f"{argument}={source!r} is neither a file nor a data set name; expected {_SOURCES}.")
 
 
 def _format(path: Path) -> str | None:
@@ -104,7 +106,7 @@ def _format(path: Path) -> str | None:
 
 def _file_rows(path: Path, argument: str) -> Iterator[tuple[str, Any]]:
     if not path.is_file():
-        raise ConfigError(f"{argument}: there is no file {str(path)!r}.")
+        raise ConfigError(f"{argument}: the file {str(path)!r} does not exist.")
     match _format(path):
         case ".jsonl":
             return _jsonl_rows(path)
@@ -115,12 +117,12 @@ def _file_rows(path: Path, argument: str) -> Iterator[tuple[str, Any]]:
         case ".parquet" if path.suffix == ".parquet":
             return _parquet_rows(path)
     raise ConfigError(
-        f"{argument}: cannot read {str(path)!r}; expected one of {', '.join(_FORMATS)}, or .gz of a text."
+        f"{argument}: cannot read {str(path)!r}; expected one of {', '.join(_FORMATS)}, or a gzipped text file."
     )
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """A file for reading, unpacked on the way where its name ends in `.gz`."""
+    """Open a file for reading, and decompress it if its name ends with `.gz`."""
     try:
         return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
@@ -128,7 +130,7 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    """`(line number, line)` of the lines that are not blank; lines count from 1."""
+    """Yield `(line number, line)` of all lines that are not blank. Lines count from 1."""
     number = 0
     try:
         for number, line in enumerate(file, start=1):
@@ -152,7 +154,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     except _READ_ERRORS as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
     if not isinstance(rows, list):
-        raise ConfigError(f"{path}: a .json file must hold a list of rows, got {show(rows)}.")
+        raise ConfigError(f"{path}: a .json file must contain a list of rows, got {show(rows)}.")
     return ((f"{path} row {index}", row) for index, row in enumerate(rows))
 
 
@@ -163,14 +165,16 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Any]]:
             for cells in reader:
                 where = f"{path} line {reader.line_num}"
                 if None in cells:
-                    raise ConfigError(f"{where}: more cells than the {len(reader.fieldnames or ())} columns.")
+                    raise ConfigError(
+                        f"{where}: the row has more cells than the header, which has {len(reader.fieldnames or ())}."
+                    )
                 yield where, {name: _cell(name, text, where) for name, text in cells.items() if text}
         except (csv.Error, UnicodeDecodeError, *_READ_ERRORS) as error:
             raise ConfigError(f"{path}: not readable as CSV after line {reader.line_num}: {error}.") from error
 
 
 def _cell(name: str, text: str, where: str) -> Any:
-    """A text, but for the columns that hold lists, which a CSV file can only write as JSON."""
+    """Return a cell as text. In the columns for lists, JSON is parsed."""
     return parse_line(text, f"{where}, column {name!r}") if name in _CSV_JSON_COLUMNS and text[0] in "[{" else text
 
 
@@ -189,7 +193,7 @@ def _dataset_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
     name, _, split = source.partition(":")
     try:
         dataset = datasets.load_dataset(name, split=split or "train")
-    except Exception as error:  # whatever the hub, the network and the builders raise
+    except Exception as error:  # the hub, the network and the builders raise many types
         raise ConfigError(f"{argument}: the data set {source!r} cannot be loaded: {error}") from error
     return ((f"{source} row {index}", row) for index, row in enumerate(dataset))
 
@@ -199,12 +203,12 @@ def _import(module: str, purpose: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"{purpose} needs {module.partition('.')[0]}: pip install 'gym-rm[data]' ({error})."
+            f"{purpose} needs the package {module.partition('.')[0]}; run pip install 'gym-rm[data]' ({error})."
         ) from error
 
 
 def describe_source(source: Source) -> str:
-    """A source as an error shows it."""
+    """Return the name of a source for error messages."""
     if source is None:
         return "the embedded set"
     return repr(os.fspath(source)) if isinstance(source, str | os.PathLike) else f"the given {type(source).__name__}"

@@ -1,4 +1,4 @@
-"""What a row of a file holds to score."""
+"""Read the conversations to score from a row of a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message, Prompt
 
-# How the scores of a row are written: one number, an object of these names, or a list.
+# Labels of the scores of a row: names for an object of scores, indices for a list, None for a single score.
 Labels: TypeAlias = tuple[str, ...] | tuple[int, ...] | None
 
 _REPLY_LISTS = ("completions", "solutions", "responses")
@@ -25,9 +25,9 @@ class RowToScore:
     """The conversations of one row.
 
     Attributes:
-        conversations: what is scored.
-        labels: how the scores are written.
-        prompt: the row itself, for scorers that compare with its `answer` or its other fields.
+        conversations: the conversations to score.
+        labels: labels of their scores, see `Labels`.
+        prompt: the row as a prompt, for scorers that use its `answer` or its other fields.
     """
 
     conversations: tuple[Conversation, ...]
@@ -36,14 +36,14 @@ class RowToScore:
 
 
 def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToScore:
-    """What a row holds to score, and how its scores are written.
+    """Return the conversations of a row, and the labels of their scores.
 
-    In this order: a list of replies (`completions`, `solutions` or `responses`), `chosen` and `rejected`, `response`,
-    or a whole conversation in `messages`. The other fields (`answer`, ...) go with them as a `Prompt`, whose name is
-    the field `prompt_id` or `id`, or else `index`.
+    The first of these fields that is present is used: a list of replies (`completions`, `solutions` or `responses`),
+    `chosen` and `rejected`, `response`, or a whole conversation in `messages`. The other fields (`answer`, ...) become
+    a `Prompt`, whose name is the field `prompt_id` or `id`, or else `index`.
 
     Raises:
-        ConfigError: none of these, or one that is malformed.
+        ConfigError: none of these fields is present, or its value is invalid.
     """
     for name in _REPLY_LISTS:
         if row.get(name) is not None:
@@ -84,11 +84,13 @@ def _row(
 
 
 def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
-    """The field that holds the prompt, and its messages."""
+    """Return the name of the prompt field, and its messages."""
     for name in _PROMPTS:
         if row.get(name) is not None:
             return name, parse_messages(row[name], where, name)
-    raise ConfigError(f"{where}: a reply without its prompt; expected one of {_PROMPTS}, got {sorted(row)}.")
+    raise ConfigError(
+        f"{where}: the prompt is missing; expected one of the fields {_PROMPTS}, got the fields {sorted(row)}."
+    )
 
 
 def _reply(value: Any, where: str, name: str) -> tuple[Message, ...]:

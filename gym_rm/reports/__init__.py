@@ -1,1 +1,1 @@
-"""What happened in a run?"""
+"""Metrics of rewards; tables and plots of training runs."""

@@ -1,4 +1,4 @@
-"""What a batch of rewards looked like: NaN-safe statistics, over the conversations that have a score."""
+"""Statistics of the rewards of a batch; conversations with a missing score (NaN) are left out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class RewardMetrics:
     """Statistics of the rewards of one batch.
 
     Attributes:
-        num_samples: conversations with a score; the statistics are over these.
-        num_failed: conversations that were scored and got none.
-        mean: mean reward; this and the other statistics are None where they are undefined, never NaN.
-        std: population standard deviation (divisor N), two-pass; 0.0 for a single sample.
+        num_samples: number of conversations with a score; the statistics use only these.
+        num_failed: number of conversations with a missing score.
+        mean: mean reward. This and the other statistics are None if they are undefined, never NaN.
+        std: population standard deviation (divisor N), computed in two passes; 0.0 for a single sample.
         min: lowest reward.
         max: highest reward.
-        num_tokens: mean tokens of a conversation; None where the scorer counts none.
-        truncated: share of the conversations that lost tokens to fit.
-        length_correlation: Pearson correlation of reward with token count: a reward model that pays for length
-            shows here. None where either is constant.
+        num_tokens: mean number of tokens per conversation; None if the scorer does not count tokens.
+        truncated: share of the conversations that were truncated.
+        length_correlation: Pearson correlation of reward and number of tokens; it is high if the reward model prefers
+            long replies. None if either is constant.
         components: mean of each component of the reward.
 
     Example:
@@ -44,9 +44,9 @@ class RewardMetrics:
     components: Mapping[str, float] = field(default_factory=dict)
 
     def as_nemo_rl(self) -> dict[str, float]:
-        """The names that NeMo RL's reward model environment logs; statistics that are undefined are left out.
+        """Return the metrics under the names of NeMo RL's reward model environment; undefined ones are left out.
 
-        Its `std_reward` has the divisor N - 1 (`torch.std`), and so has this one: absent below two samples.
+        `std_reward` has the divisor N - 1 (`torch.std`), as in NeMo RL. It is left out for fewer than two samples.
         """
         named: dict[str, float | None] = {
             "reward_model_env/num_samples": self.num_samples,
@@ -70,16 +70,16 @@ def reward_metrics(
     truncated_tokens: ArrayLike | None = None,
     components: Mapping[str, ArrayLike] | None = None,
 ) -> RewardMetrics:
-    """Statistics of N rewards.
+    """Return statistics of N rewards.
 
     Args:
-        rewards: `[N]`; a value that is not finite counts as failed and enters no statistic.
-        num_tokens: `[N]`, tokens of each conversation; all zeros means that nothing was counted.
-        truncated_tokens: `[N]`, tokens of each that were cut.
-        components: `[N]` each.
+        rewards: `[N]`; a value that is not finite counts as failed and is left out of the statistics.
+        num_tokens: `[N]`, number of tokens of each conversation; all zeros if the tokens were not counted.
+        truncated_tokens: `[N]`, number of tokens cut from each conversation.
+        components: `[N]` by name.
 
     Raises:
-        ValueError: arrays of different lengths.
+        ValueError: the arrays have different lengths.
     """
     values = np.asarray(rewards, dtype=np.float64).reshape(-1)
     scored = np.isfinite(values)
@@ -87,7 +87,7 @@ def reward_metrics(
     def of_scored(column: ArrayLike | None) -> NDArray[np.float64]:
         array = np.zeros_like(values) if column is None else np.asarray(column, dtype=np.float64)
         if array.shape != values.shape:
-            raise ValueError(f"expected one entry per reward, {values.shape}, got {array.shape}.")
+            raise ValueError(f"expected one entry per reward, shape {values.shape}, got shape {array.shape}.")
         return array[scored]
 
     kept, tokens, cut = values[scored], of_scored(num_tokens), of_scored(truncated_tokens)
@@ -108,12 +108,12 @@ def reward_metrics(
 
 
 class RunningMetrics:
-    """Statistics of the rewards of N episodes, each added to as its turns are scored.
+    """Running statistics of the rewards of N episodes, updated after every scored turn.
 
-    Welford's update (Technometrics 4, 1962), which keeps its precision where sums of squares lose it.
+    Uses Welford's update (Technometrics 4, 1962), which is more precise than sums of squares.
 
     Attributes:
-        count: int64 `[N]`, rewards added to each since it was cleared.
+        count: int64 `[N]`, number of rewards of each episode since the last `clear`.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -121,13 +121,13 @@ class RunningMetrics:
         self._mean, self._squares, self._min, self._max = np.zeros((4, num_envs))
 
     def clear(self, rows: NDArray[np.bool_]) -> None:
-        """Begin anew in the rows of the mask `[N]`."""
+        """Reset the statistics of the rows in the mask `[N]`."""
         self.count[rows] = 0
         for statistic, start in ((self._mean, 0), (self._squares, 0), (self._min, np.inf), (self._max, -np.inf)):
             statistic[rows] = start
 
     def add(self, rewards: NDArray[np.float64], rows: NDArray[np.bool_]) -> None:
-        """Add `rewards[row]` in the rows of the mask; both are `[N]`."""
+        """Add `rewards[row]` for the rows in the mask; both are `[N]`."""
         values = rewards[rows]
         self.count[rows] += 1
         deviation = values - self._mean[rows]
@@ -137,19 +137,19 @@ class RunningMetrics:
         self._max[rows] = np.maximum(self._max[rows], values)
 
     def statistics(self) -> dict[str, NDArray[np.float64]]:
-        """`mean`, `std` (divisor N), `min` and `max`, float64 `[N]` each; without meaning where `count` is 0."""
+        """Return `mean`, `std` (divisor N), `min` and `max`, float64 `[N]` each; undefined where `count` is 0."""
         std = np.sqrt(self._squares / np.maximum(self.count, 1))
         return {"mean": self._mean.copy(), "std": std, "min": self._min.copy(), "max": self._max.copy()}
 
 
 def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:
-    """Pearson's r of two `[N]` arrays; None where one is constant or N < 2.
+    """Return Pearson's r of two `[N]` arrays, or None if one is constant or N < 2.
 
-    Constant means that all values are equal: the deviations from a rounded mean need not be zero.
+    The values themselves are compared, because rounding can make the deviations from the mean of a constant nonzero.
     """
     if x.size < 2 or (x == x[0]).all() or (y == y[0]).all():
         return None
-    # Scaled to 1 first: the squares of very large or very small values leave the range of float64.
+    # Scale to 1 first, because squares of very large or very small values overflow or underflow in float64.
     dx, dy = _unit(x - x.mean()), _unit(y - y.mean())
     if not (dx.any() and dy.any()):
         return None

@@ -1,4 +1,4 @@
-"""Pictures of a training run."""
+"""Plots of a training run."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ REWARD_COLOR, ACCURACY_COLOR, FAINT = "#2f6fb7", "#1f8a4c", "#8a939c"
 
 
 def plot_run(run: Run, path: str | Path) -> Path:
-    """Draw reward and accuracy over the steps into a PNG (or what the suffix says); returns the path.
+    """Plot reward and accuracy over the training steps to a file in the format of its suffix; return the path.
 
-    Lines are training steps (faint) and their running mean, dots the measurements on held-out prompts. Numbers and
-    legend stand above the axes, where no curve runs.
+    Lines show the training steps (faint) and their running mean. Dots show the measurements on held-out prompts. The
+    numbers and the legend are above the axes, so that they do not cover the curves.
 
     Raises:
-        ConfigError: a run without any step.
+        ConfigError: the run has no training step.
     """
     if not run.training:
-        raise ConfigError(f"{str(run.folder)!r}: no training step has been recorded, there is nothing to draw.")
+        raise ConfigError(f"run {str(run.folder)!r} has no training step to plot; expected at least one.")
     from matplotlib.figure import Figure
 
     panels = [("reward_mean", "Reward", REWARD_COLOR)]
@@ -86,6 +86,6 @@ def _label(name: str, value: float, other: float) -> str:
 
 
 def _smooth(values: Sequence[float], *, width: int = 5) -> list[float]:
-    """The mean of each value and up to `width - 1` before it."""
+    """Return the mean of each value and up to `width - 1` values before it."""
     windows = [values[max(0, end - width) : end] for end in range(1, len(values) + 1)]
     return [sum(window) / len(window) for window in windows]

@@ -1,7 +1,8 @@
-"""The folder of a training run: written line by line while it trains, read back afterwards.
+"""Write the folder of a training run line by line, and read it.
 
-`settings.yaml`, `metrics.jsonl` (one line a training step, `"phase": "train"`, and one a measurement on held-out
-prompts, `"phase": "held_out"`), `conversations.jsonl` (the replies to the held-out prompts, with their step).
+`settings.yaml` contains the settings. `metrics.jsonl` has one line per training step (`"phase": "train"`) and one per
+measurement on held-out prompts (`"phase": "held_out"`). `conversations.jsonl` has the replies to the held-out prompts,
+with their step.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ METRICS, CONVERSATIONS, SETTINGS = "metrics.jsonl", "conversations.jsonl", "sett
 
 
 class RunWriter:
-    """Writes the folder of a run; every line is on disk when the call returns.
+    """Writer of the folder of a run; every line is on disk when the call returns.
 
     Args:
-        folder: where; it is made if it is not there.
+        folder: folder of the run; created if it does not exist.
         settings: plain values, written once as YAML.
 
     Raises:
-        ConfigError: the folder holds a run already.
+        ConfigError: the folder already contains a run.
 
     Example:
         >>> import tempfile
@@ -43,20 +44,22 @@ class RunWriter:
     def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         if (self.folder / METRICS).exists():
-            raise ConfigError(f"{str(self.folder)!r} holds a run already; name another folder or remove it.")
+            raise ConfigError(
+                f"folder {str(self.folder)!r} already contains a run; choose another folder or remove it."
+            )
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / SETTINGS).write_text(yaml.safe_dump(dict(settings), sort_keys=False), encoding="utf-8")
         self._started = time.perf_counter()
 
     def add_metrics(self, phase: Literal["train", "held_out"], step: int, values: Mapping[str, Any]) -> None:
-        """One line of `metrics.jsonl`, with the seconds since the writer was made."""
+        """Append a line to `metrics.jsonl`, with the seconds since the writer was created."""
         seconds = round(time.perf_counter() - self._started, 3)
         self._append(METRICS, {"phase": phase, "step": step, "seconds": seconds, **values})
 
     def add_conversation(
         self, step: int, conversation: Conversation, *, prompt_id: str, reward: float, right: bool | None = None
     ) -> None:
-        """One line of `conversations.jsonl`."""
+        """Append a line to `conversations.jsonl`."""
         row = {"step": step, "prompt_id": prompt_id, "reward": reward, "right": right, "messages": list(conversation)}
         self._append(CONVERSATIONS, row)
 
@@ -67,14 +70,14 @@ class RunWriter:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What `RunWriter` wrote.
+    """Contents of the folder of a run.
 
     Attributes:
-        folder: where it was read from.
-        settings: of the run.
-        training: rows of the training steps, in order.
-        held_out: rows of the measurements on held-out prompts, in order.
-        conversations: rows of the conversations with held-out prompts, in order.
+        folder: folder that the run was read from.
+        settings: settings of the run.
+        training: lines of `metrics.jsonl` for the training steps, in order.
+        held_out: lines of `metrics.jsonl` for the measurements on held-out prompts, in order.
+        conversations: lines of `conversations.jsonl`, in order.
     """
 
     folder: Path
@@ -85,7 +88,7 @@ class Run:
 
     @property
     def caption(self) -> str:
-        """One line: steps, seconds, seed, policy and reward model."""
+        """One line with the number of steps, seconds, seed, policy and reward model."""
         if not self.training:
             return "no training step"
         parts = [f"{self.training[-1]['step']} steps in {self.training[-1]['seconds']:.0f} s"]
@@ -96,11 +99,11 @@ class Run:
         return ", ".join(parts)
 
     def before_and_after(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """Conversations of the first and of the last measurement, in pairs with the same prompt, each prompt once."""
+        """Return pairs of conversations with the same prompt, from the first and the last measurement."""
         if not self.conversations or self.conversations[0]["step"] == self.conversations[-1]["step"]:
             return []
         steps = self.conversations[0]["step"], self.conversations[-1]["step"]
-        # Of a prompt that was asked several times, the first reply counts.
+        # If a prompt occurs several times, use its first reply.
         before, after = (
             {row["prompt_id"]: row for row in reversed(self.conversations) if row["step"] == step} for step in steps
         )
@@ -111,11 +114,11 @@ def read_run(folder: str | Path) -> Run:
     """Read the folder of a run, finished or not.
 
     Raises:
-        ConfigError: no such folder, or one without a run.
+        ConfigError: the folder does not exist or contains no run.
     """
     folder = Path(folder)
     if not (folder / METRICS).is_file():
-        raise ConfigError(f"{str(folder)!r} holds no run: there is no {METRICS} in it.")
+        raise ConfigError(f"folder {str(folder)!r} must contain a run, but {METRICS} is missing.")
     rows = [row for _, row in read_rows(folder / METRICS)]
     settings = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")) if (folder / SETTINGS).exists() else {}
     has_conversations = (folder / CONVERSATIONS).exists()

@@ -1,4 +1,4 @@
-"""Tables of a training run for the console: what changed between its start and its end."""
+"""Console tables that compare the start and the end of a training run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rich.text import Text
 from gym_rm.envs.transcripts import visible
 from gym_rm.reports.runs import Run
 
-MOST_CHARACTERS = 240  # of one cell; longer texts lose their middle
+MOST_CHARACTERS = 240  # maximum per table cell; a longer text is cut in the middle
 
 
 def results_table(run: Run) -> Table:
-    """Before and after, side by side: the first and the last measurement on held-out prompts.
+    """Return a table of the first and the last measurement on held-out prompts.
 
-    A run with fewer than two measurements compares its first training steps with its last, a tenth of them each.
+    For a run with fewer than two measurements, it compares the first and the last tenth of the training steps.
     """
     if len(run.held_out) > 1:
         before, after = dict(run.held_out[0]), dict(run.held_out[-1])
@@ -46,7 +46,7 @@ def results_table(run: Run) -> Table:
 
 
 def conversations_table(run: Run, *, limit: int = 6) -> Table:
-    """The first `limit` held-out prompts with the replies to them before and after training."""
+    """Return a table of the first `limit` held-out prompts with their replies before and after training."""
     table = Table(title="The same prompts, before and after training", title_justify="left", show_lines=True)
     table.add_column("user", ratio=2)
     table.add_column("before", ratio=1)
@@ -59,12 +59,12 @@ def conversations_table(run: Run, *, limit: int = 6) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The two words that most replies begin with after training.
+    """The most common first two words of the replies after training.
 
     Attributes:
         words: the two words.
-        before: share of the replies that began with them before training.
-        after: share of the replies that begin with them now.
+        before: share of the replies that started with them before training.
+        after: share of the replies that start with them after training.
     """
 
     words: str
@@ -73,17 +73,17 @@ class Opening:
 
     @property
     def warning(self) -> str | None:
-        """What to tell the user where the policy settled on one wording, a sign of reward hacking; else None."""
+        """Warning of reward hacking if many more replies start with these words than before; else None."""
         if self.after - self.before < 0.5:
             return None
         return (
-            f"Reward hacking? {self.after:.0%} of the replies now begin with {self.words!r}, {self.before:.0%} did "
-            "before training. The policy may have found a wording that the reward model overrates: read some replies."
+            f"Reward hacking? {self.after:.0%} of the replies now begin with {self.words!r}, compared with "
+            f"{self.before:.0%} before training. The reward model may score this wording too high: read some replies."
         )
 
 
 def common_opening(run: Run) -> Opening | None:
-    """The most common opening after training; None for a run that was not measured twice."""
+    """Return the most common opening after training, or None for a run with fewer than two measurements."""
     pairs = run.before_and_after()
     if not pairs:
         return None
@@ -93,7 +93,7 @@ def common_opening(run: Run) -> Opening | None:
 
 
 def signed(value: float, *, like: Sequence[float] = ()) -> str:
-    """A reward with its sign and three digits; as many decimals as the largest of `like` and itself needs.
+    """Format a reward with its sign; the largest number of `value` and `like` gets three significant digits.
 
     Example:
         >>> signed(3.4159), signed(-0.001234), signed(-0.004, like=[3.4])
@@ -105,7 +105,7 @@ def signed(value: float, *, like: Sequence[float] = ()) -> str:
     return text if any(digit in text for digit in "123456789") else text[1:]
 
 
-# --- parts -------------------------------------------------------------------------------------------------------
+# --- helpers -----------------------------------------------------------------------------------------------------
 
 
 def _format(name: str, values: Sequence[float]) -> list[str]:
@@ -131,7 +131,7 @@ def _reply(row: Mapping[str, Any]) -> Text:
 
 
 def _cut(text: str) -> str:
-    """A text for one cell: control characters spelled out, the middle of a long one left out."""
+    """Return a text for one cell: control characters escaped, and the middle of a long text cut."""
     text = visible("\n".join(line for line in text.splitlines() if line.strip()))
     if len(text) <= MOST_CHARACTERS:
         return text

@@ -1,1 +1,1 @@
-"""What scores without our forward? One file per answer."""
+"""Scorers that combine functions, reward models or other scorers; one file per scorer."""

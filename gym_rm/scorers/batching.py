@@ -1,7 +1,7 @@
-"""Many callers with one conversation each, one scorer that is fast only on many: merge the calls.
+"""Merge concurrent calls of a scorer into batches, because one call with many conversations is faster.
 
-HTTP requests, environment threads and reward coroutines ask for single scores at the same time. One thread collects
-what is waiting, scores it in one call, and gives every caller its rows.
+HTTP requests, environment threads and reward coroutines request single scores at the same time. One thread collects
+the waiting requests, scores them in one call, and returns the rows of each request to its caller.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gym_rm.types import Conversation, Prompt, Prompts
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Conversations of one caller with their prompts, and where the scores go."""
+    """Conversations and prompts of one caller, and the future that receives the scores."""
 
     conversations: Sequence[Conversation]
     prompts: Prompts
@@ -31,16 +31,16 @@ class Request:
 
 
 class MicroBatchingScorer:
-    """A scorer that may be called from any number of threads, and merges the calls that arrive together.
+    """Scorer that accepts calls from any number of threads and merges concurrent calls.
 
-    A failure stays with its caller: rows without a score raise in the call that they came from, and after any other
-    exception the merged requests are scored one by one.
+    An error is raised only in the call that caused it. A missing score raises ScoringError in the call that contains
+    the row. After any other exception, the merged requests are scored again one by one.
 
     Args:
-        scorer: what scores; it is only ever called from one thread.
-        max_batch_size: conversations after which a batch is closed; a request is never split.
-        max_wait: seconds that a first request waits for others. While a batch is being scored the next one fills up
-            by itself, so this matters only when the scorer is idle.
+        scorer: scorer of the merged calls; it is called from one thread only.
+        max_batch_size: number of conversations at which a batch is complete; a request is never split.
+        max_wait: seconds that the first request of a batch waits for others. This matters only if the scorer is idle,
+            because requests also collect while the previous batch is scored.
 
     Example:
         >>> import gym_rm
@@ -53,7 +53,7 @@ class MicroBatchingScorer:
     def __init__(self, scorer: Scorer, *, max_batch_size: int = 1024, max_wait: float = 0.005) -> None:
         if max_batch_size < 1 or max_wait < 0:
             raise ConfigError(
-                "max_batch_size must be at least 1 and max_wait not negative, "
+                "max_batch_size must be at least 1 and max_wait must not be negative, "
                 f"got max_batch_size={max_batch_size} and max_wait={max_wait}."
             )
         self.scorer = scorer
@@ -67,14 +67,14 @@ class MicroBatchingScorer:
         self._closed = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MicroBatchingScorer:
-        """Itself: `gym.make_vec` deep-copies its keywords, and a copy would merge nothing."""
+        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and a copy could not merge calls."""
         return self
 
     def submit(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Future[Scores]:
-        """Ask for scores without waiting; `asyncio.wrap_future` makes the result awaitable."""
+        """Request scores and return a future without waiting; `asyncio.wrap_future` makes it awaitable."""
         if prompts is not None and len(prompts) != len(conversations):
             raise ConfigError(
-                f"score got {len(prompts)} prompts for {len(conversations)} conversations; expected one for each."
+                f"prompts must have one entry per conversation, got {len(prompts)} entries for {len(conversations)}."
             )
         request = Request(conversations, prompts)
         with self._lock:
@@ -87,11 +87,11 @@ class MicroBatchingScorer:
         return request.future
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Score N conversations, together with whatever else is waiting; raises what the scorer raises for them."""
+        """Score N conversations together with other waiting requests; raises only the errors of these conversations."""
         return self.submit(conversations, prompts).result()
 
     def close(self) -> None:
-        """Score what is waiting, then stop; can be repeated."""
+        """Score the waiting requests, then stop. May be called several times."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -105,7 +105,7 @@ class MicroBatchingScorer:
                 self._answer(batch)
 
     def _collect(self) -> list[Request] | None:
-        """The next requests to score together; None once the scorer is closed."""
+        """Return the next requests to score together, or None once the scorer is closed."""
         request = self._waiting.get()
         if request is None:
             return None
@@ -113,7 +113,7 @@ class MicroBatchingScorer:
         size = 0
         closes_at = time.monotonic() + self._max_wait
         while request is not None:
-            if request.future.set_running_or_notify_cancel():  # a caller may have given up
+            if request.future.set_running_or_notify_cancel():  # False if the caller cancelled the request
                 batch.append(request)
                 size += len(request.conversations)
             if size >= self._max_batch_size:
@@ -122,13 +122,13 @@ class MicroBatchingScorer:
                 request = self._waiting.get(timeout=max(0.0, closes_at - time.monotonic()))
             except queue.Empty:
                 return batch
-        self._waiting.put(None)  # this batch first, then the end
+        self._waiting.put(None)  # stop after this batch
         return batch
 
     def _answer(self, batch: list[Request]) -> None:
         try:
             scores = self._score(batch)
-        except Exception as error:  # raised again in the call that it belongs to
+        except Exception as error:  # raised again in the call that caused it
             if len(batch) > 1:
                 for request in batch:
                     self._answer([request])
@@ -161,9 +161,10 @@ _batching_lock = threading.Lock()
 
 
 def shared_batching_scorer(reward_model: Any, options: Mapping[str, Any]) -> MicroBatchingScorer:
-    """One `MicroBatchingScorer` a process for the same settings, or for the same object.
+    """Return the `MicroBatchingScorer` of this process for these settings, or for this object.
 
-    For libraries that make many small objects of one configuration. It stays until the process ends.
+    Libraries that create many objects with the same configuration share one scorer. It stays open until the process
+    ends.
     """
     if isinstance(reward_model, MicroBatchingScorer):
         return reward_model
@@ -171,7 +172,7 @@ def shared_batching_scorer(reward_model: Any, options: Mapping[str, Any]) -> Mic
         shared = reward_model
         if reward_model is None or isinstance(reward_model, str | os.PathLike | Mapping):
             shared = acquire_scorer(_plain(reward_model), _plain(options))
-        # What is shared is kept beside its batching scorer, so that its id is not given to another object.
+        # The shared object is stored too, so that its id is not reused for another object.
         if id(shared) not in _batching:
             scorer = shared if shared is not reward_model else acquire_scorer(reward_model, options)
             _batching[id(shared)] = (shared, MicroBatchingScorer(scorer))
@@ -179,7 +180,7 @@ def shared_batching_scorer(reward_model: Any, options: Mapping[str, Any]) -> Mic
 
 
 def _plain(value: Any) -> Any:
-    """Dicts and lists of a configuration library as Python's own, paths as texts."""
+    """Convert dicts and lists of a configuration library to plain Python ones, and paths to texts."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""Several scorers as one: a weighted sum of what they give, or an ensemble of models of the same thing.
+"""Several scorers as one: a weighted sum of their rewards, or an ensemble of reward models.
 
-A row has a score only if every scorer gave it one: a sum with a component missing is another reward.
+A row has a score only if every scorer returned one, because a sum without one component is a different reward.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ ENSEMBLE_REDUCTIONS = ("mean", "min", "mean_minus_std")
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Mean and standard deviation of a component on a fixed set of conversations, which make components comparable.
+    """Mean and standard deviation of a component on a fixed set of conversations, to make components comparable.
 
     Attributes:
-        mean, std: of the component; it enters a sum as `(value - mean) / std`.
-        data_hash: first 16 hex digits of the SHA-256 of the conversations that it was fitted on, if it was.
-        num_conversations: how many those were.
+        mean, std: statistics of the component; a weighted sum uses `(value - mean) / std`.
+        data_hash: first 16 hex digits of the SHA-256 of the conversations that it was fitted on; None if unknown.
+        num_conversations: number of conversations that it was fitted on.
 
     Raises:
-        ConfigError: a mean or std that is not finite, or a std of 0 or less.
+        ConfigError: `mean` or `std` is not finite, or `std` is not positive.
     """
 
     mean: float
@@ -48,11 +48,13 @@ class Calibration:
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.mean) and np.isfinite(self.std) and self.std > 0):
-            raise ConfigError(f"a calibration needs a finite mean and a std above 0; got {self.mean} and {self.std}.")
+            raise ConfigError(
+                f"calibration: mean must be finite and std positive, got mean={self.mean} and std={self.std}."
+            )
 
     @classmethod
     def fit(cls, values: FloatArray, conversations: Sequence[Conversation]) -> Calibration:
-        """The calibration under which these values have mean 0 and standard deviation 1."""
+        """Return the calibration that normalises these values to mean 0 and standard deviation 1."""
         return cls(
             float(values.mean(dtype=np.float64)),
             float(values.std(dtype=np.float64)),
@@ -62,39 +64,39 @@ class Calibration:
 
 
 class CombinedScorer(abc.ABC):
-    """Named scorers, run one after the other; subclasses reduce their rewards to one.
+    """Base class of scorers that call several named scorers and reduce their rewards to one.
 
-    Each scorer's rewards are the component under its name, its own components are `"name/component"`, its infos
-    `"name/info"`. An episode ends where any of them ends it.
+    The rewards of each scorer become the component with its name. Its own components become `"name/component"`, and
+    its infos become `"name/info"`. An episode ends if any of the scorers ends it.
 
     Args:
-        scorers: what `load_scorer` takes, by name; a sequence gets the names `scorer_0`, `scorer_1`, ...
+        scorers: arguments of `load_scorer` by name; a sequence gets the names `scorer_0`, `scorer_1`, ...
 
     Raises:
-        ConfigError: no scorers.
+        ConfigError: `scorers` is empty, or not a mapping or sequence.
     """
 
     def __init__(self, scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike]) -> None:
         if isinstance(scorers, str | bytes) or not isinstance(scorers, Mapping | Sequence):
             raise ConfigError(
-                f"a {type(self).__name__} takes scorers by name, or a list of them; got {type(scorers).__name__} "
-                f"{scorers!r}."
+                f"scorers of {type(self).__name__} must be a dict of scorers by name, or a list; got "
+                f"{type(scorers).__name__} {scorers!r}."
             )
         named = scorers if isinstance(scorers, Mapping) else {f"scorer_{k}": one for k, one in enumerate(scorers)}
         if not named:
-            raise ConfigError(f"a {type(self).__name__} needs at least one scorer.")
+            raise ConfigError(f"scorers of {type(self).__name__} must not be empty.")
         self.scorers: dict[str, Scorer] = {name: acquire_scorer(one, {}) for name, one in named.items()}
         self._acquired = list(self.scorers.values())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CombinedScorer:
-        """Itself: `gym.make_vec` deep-copies its keywords, and models must not be loaded twice."""
+        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and models must not be loaded twice."""
         return self
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations with every scorer.
 
         Raises:
-            ScoringError: some scorer has no score for some row; the other rows are in its `scores`.
+            ScoringError: a score is missing in some rows; the attribute `scores` has the other rows.
         """
         results = {name: try_score(scorer, conversations, prompts) for name, scorer in self.scorers.items()}
         errors: list[str | None] = [None] * len(conversations)
@@ -102,7 +104,9 @@ class CombinedScorer(abc.ABC):
         for name, scores in results.items():
             mine = {name: scores.rewards, **{f"{name}/{key}": values for key, values in scores.components.items()}}
             if twice := sorted(components.keys() & mine.keys()):
-                raise ConfigError(f"two scorers give the component {twice[0]!r}; rename one of {list(self.scorers)}.")
+                raise ConfigError(
+                    f"scorers: two of them return the component {twice[0]!r}; rename one of {list(self.scorers)}."
+                )
             components |= mine
             for row in scores.failed_rows:
                 errors[row] = errors[row] or f"{name}: {scores.errors[row]}"
@@ -122,7 +126,7 @@ class CombinedScorer(abc.ABC):
         ).raise_for_errors()
 
     def sleep(self) -> None:
-        """Free the device memory of every scorer that can."""
+        """Free the device memory of every scorer that has `sleep`."""
         self._call("sleep")
 
     def wake(self) -> None:
@@ -137,11 +141,11 @@ class CombinedScorer(abc.ABC):
     @property
     @abc.abstractmethod
     def settings(self) -> dict[str, Any]:
-        """How the scorers' rewards become one, for `Scores.provenance`."""
+        """Settings of the reduction, for `Scores.provenance`."""
 
     @abc.abstractmethod
     def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
-        """Rewards `[N]` from the components, by name."""
+        """Return rewards `[N]` from the components by name."""
 
     def _provenance(self, results: Mapping[str, Scores]) -> Provenance:
         scorers = {
@@ -157,13 +161,13 @@ class CombinedScorer(abc.ABC):
 
 
 class EnsembleScorer(CombinedScorer):
-    """Several reward models of the same thing; their disagreement can lower the reward.
+    """Mean or minimum of several reward models, or their mean lowered by their disagreement.
 
     Args:
         scorers: see `CombinedScorer`.
         reduction: `"mean"`, `"min"`, or `"mean_minus_std"`: mean - coefficient * population standard deviation
             (reward model ensembles against overoptimisation: arXiv 2310.02743, arXiv 2312.09244).
-        coefficient: of the standard deviation.
+        coefficient: factor of the standard deviation.
 
     Example:
         >>> import gym_rm
@@ -185,7 +189,7 @@ class EnsembleScorer(CombinedScorer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The reduction."""
+        """Reduction and coefficient."""
         return {"reduction": self.reduction, "coefficient": self.coefficient}
 
     def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
@@ -200,16 +204,17 @@ class EnsembleScorer(CombinedScorer):
 
 
 class WeightedScorer(CombinedScorer):
-    """`sum_k weight_k * (component_k - mean_k) / std_k` over the components that several scorers give.
+    """`sum_k weight_k * (component_k - mean_k) / std_k` over the components of several scorers.
 
     Args:
         scorers: see `CombinedScorer`.
-        weights: by component, that is by scorer or `"scorer/component"`; None weighs every scorer's rewards 1.
-        normalization: `Calibration` (or its fields) by component, or a JSON file that `save_calibration` wrote; a
-            component without one enters the sum as it is.
+        weights: weight by component, `"scorer"` or `"scorer/component"`; or one weight per scorer. None is a weight of
+            1 for the rewards of every scorer.
+        normalization: `Calibration` (or its fields) by component, or a JSON file of `save_calibration`. A component
+            without a calibration is not normalised.
 
     Raises:
-        ConfigError: weights or calibrations of components that no scorer gives.
+        ConfigError: a weight or calibration is for a component that no scorer returns.
 
     Example:
         >>> import gym_rm
@@ -234,13 +239,15 @@ class WeightedScorer(CombinedScorer):
             weights = dict.fromkeys(names, 1.0)
         elif not isinstance(weights, Mapping):
             if len(weights) != len(names):
-                raise ConfigError(f"weights has {len(weights)} numbers for {len(names)} scorers {names}.")
+                raise ConfigError(
+                    f"weights must have one number for each of the scorers {names}, got {len(weights)} numbers."
+                )
             weights = dict(zip(names, weights, strict=True))
         if isinstance(normalization, str | os.PathLike):
             normalization = _read_calibration(normalization)
         if not isinstance(normalization, Mapping | None):
             raise ConfigError(
-                "normalization must give mean and std by component; got "
+                "normalization must be a dict of mean and std by component; got "
                 f"{type(normalization).__name__} {normalization!r:.80}."
             )
         self.weights = {name: float(weight) for name, weight in weights.items()}
@@ -259,18 +266,18 @@ class WeightedScorer(CombinedScorer):
         }
 
     def calibrate(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> WeightedScorer:
-        """This scorer with every weighted component normalised to mean 0 and std 1 on these conversations.
+        """Return this scorer with every weighted component normalised to mean 0 and std 1 on these conversations.
 
         Raises:
-            ConfigError: a component that is the same for all of them.
-            ScoringError: some of them have no score.
+            ConfigError: a component is equal for all conversations.
+            ScoringError: some conversations have no score.
         """
         components = self.score(conversations, prompts).components
         fitted = {name: Calibration.fit(_component(components, name), conversations) for name in self.weights}
         return WeightedScorer(self.scorers, weights=self.weights, normalization=fitted)
 
     def save_calibration(self, file: str | os.PathLike[str]) -> None:
-        """Write the calibrations, with the hash of what they were fitted on, as JSON for `normalization=`."""
+        """Write the calibrations and the hash of their conversations to a JSON file for `normalization=`."""
         Path(file).write_text(json.dumps(self.settings["normalization"], indent=2) + "\n")
 
     def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
@@ -283,7 +290,7 @@ class WeightedScorer(CombinedScorer):
 
 
 def hash_conversations(conversations: Sequence[Conversation]) -> str:
-    """First 16 hex digits of the SHA-256 of roles and contents."""
+    """Return the first 16 hex digits of the SHA-256 of all roles and contents."""
     plain = [[[message["role"], message["content"]] for message in conversation] for conversation in conversations]
     return hashlib.sha256(json.dumps(plain, ensure_ascii=True).encode()).hexdigest()[:16]
 
@@ -291,7 +298,8 @@ def hash_conversations(conversations: Sequence[Conversation]) -> str:
 def _component(components: Mapping[str, FloatArray], name: str) -> FloatArray:
     if name not in components:
         raise ConfigError(
-            f"no scorer gives the component {name!r}; there are {sorted(components)}.{nearest(name, components)}"
+            f"component {name!r} is not returned by any scorer; expected one of {sorted(components)}."
+            f"{nearest(name, components)}"
         )
     return components[name]
 
@@ -302,12 +310,12 @@ def _calibration(component: str, value: Calibration | Mapping[str, Any]) -> Cali
     try:
         return Calibration(**value)
     except TypeError as error:
-        raise ConfigError(f"normalization of {component!r} must have mean and std; got {value!r}.") from error
+        raise ConfigError(f"normalization[{component!r}] must have mean and std, got {value!r}.") from error
 
 
 def _read_calibration(file: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(Path(file).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read a calibration from {os.fspath(file)!r}: {error}") from error
+        raise ConfigError(f"normalization: cannot read the file {os.fspath(file)!r}: {error}") from error
     return found

@@ -16,17 +16,17 @@ from gym_rm.types import Conversation, Message, Prompt, Prompts, copy_conversati
 
 
 class FunctionScorer:
-    """A plain function from conversations, or from conversations and prompts, to numbers, as a `Scorer`.
+    """`Scorer` that calls a plain function of conversations, or of conversations and prompts.
 
-    The signature is read once: a second required parameter, or one named `prompts`, receives the list of prompts.
+    The signature is read once: a second required parameter, or a parameter named `prompts`, receives the prompts.
 
     Args:
-        function: `(conversations)` or `(conversations, prompts)` to one number for each conversation, or None where
-            it has no score. It may also return `Scores` (to add components, infos or terminations), or raise a
-            `ScoringError` with them.
+        function: takes `(conversations)` or `(conversations, prompts)` and returns one number per conversation, or
+            None for a missing score. It may also return `Scores` (with components, infos or terminations), or raise
+            a `ScoringError` with them.
 
     Raises:
-        ConfigError: a function with another signature.
+        ConfigError: the function has another signature.
 
     Example:
         >>> def right(conversations, prompts):
@@ -42,13 +42,13 @@ class FunctionScorer:
         self._prompts = _prompts_parameter(function, self._name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionScorer:
-        # `gym.make_vec(spec)` deep-copies its keywords; what a function holds on to must not be doubled.
+        # `gym.make_vec(spec)` deep-copies its keywords; the objects that a function uses must not be copied.
         return self
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Call the function once with copies of all conversations, which it may change.
+        """Call the function once with copies of all conversations, so that the function may change them.
 
-        A row without a prompt gets an error where the function requires prompts.
+        If the function requires prompts, a row without a prompt gets an error.
 
         Raises:
             ConfigError: the input or the return value is not a list of length N.
@@ -57,13 +57,13 @@ class FunctionScorer:
         copies = _copy_all(conversations)
         size = len(copies)
         if prompts is not None and len(prompts) != size:
-            raise ConfigError(f"score got {len(prompts)} prompts for {size} conversations; expected one for each.")
+            raise ConfigError(f"prompts must have one entry per conversation, got {len(prompts)} entries for {size}.")
         required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
         given: Sequence[Prompt | None] = prompts if prompts is not None else [None] * size
         rows = [row for row in range(size) if given[row] is not None or not required]
         scores = self._scores(rows, [copies[row] for row in rows], [given[row] for row in rows] if prompts else None)
         spread = scores.scatter(rows, size)
-        missing = f"{self._name} needs the prompt of this conversation, and none was given (prompts=)"
+        missing = f"{self._name} requires the prompt of this conversation, but it is missing; pass prompts="
         errors = list(spread.errors)
         for row in set(range(size)) - set(rows):
             errors[row] = missing
@@ -74,13 +74,13 @@ class FunctionScorer:
     def _scores(
         self, rows: list[int], conversations: list[list[Message]], prompts: list[Prompt | None] | None
     ) -> Scores:
-        """Scores of those rows of the call that the function is asked for."""
+        """Call the function for these rows, and return their scores."""
         if not conversations:
             return Scores.from_rewards([])
         try:
             returned = self._call(conversations, prompts)
         except ScoringError as error:
-            if len(error.scores) != len(conversations):  # of another call that the function made
+            if len(error.scores) != len(conversations):  # raised by another scorer that the function called
                 raise
             returned = error.scores
         if isinstance(returned, Scores) and len(returned) == len(conversations):
@@ -100,7 +100,7 @@ class FunctionScorer:
         return self._function(conversations, **{self._prompts.name: copies})
 
     def _numbers(self, returned: Any, rows: list[int]) -> list[float | None]:
-        """The return value, if it is a number or None for each of these rows."""
+        """Check that the return value has one number or None for each of these rows, and return the numbers."""
         try:
             values = None if isinstance(returned, str | bytes | Mapping | Set) else iter(returned)
         except TypeError:
@@ -108,32 +108,32 @@ class FunctionScorer:
         if values is None:
             raise ConfigError(
                 f"{self._name} returned {type(returned).__name__} {returned!r:.80} for {len(rows)} conversations; "
-                "it must return a list with one number, or None, per conversation."
+                "it must return a list with one number or None per conversation."
             )
         listed = list(values)
         if len(listed) != len(rows):
             raise ConfigError(
-                f"{self._name} returned {len(listed)} values for {len(rows)} conversations; it must return one each."
+                f"{self._name} must return one value per conversation, got {len(listed)} values for {len(rows)}."
             )
         numbers: list[float | None] = []
         for row, value in zip(rows, listed, strict=True):
             try:
                 if isinstance(value, str | bytes):
-                    raise TypeError("a text")
+                    raise TypeError("expected a number, got a text")
                 numbers.append(None if value is None else float(value))
             except (TypeError, ValueError, OverflowError) as error:
                 raise ConfigError(
                     f"{self._name} returned {type(value).__name__} {value!r:.80} for conversation {row}; "
-                    "it must return a number, or None for no score."
+                    "it must return a number, or None for a missing score."
                 ) from error
         return numbers
 
 
 def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter | None:
-    """The parameter that receives the prompts, if the function has one."""
+    """Return the parameter that receives the prompts, or None if the function has none."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a builtin does not tell
+    except (TypeError, ValueError):  # some builtins have no signature
         return None
     fixed = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     positional = [each for each in fixed if each.kind is not each.KEYWORD_ONLY]
@@ -157,7 +157,7 @@ def _copy_all(conversations: Sequence[Conversation]) -> list[list[Message]]:
         return [copy_conversation(conversation) for conversation in conversations]
     except (AttributeError, TypeError) as error:
         raise ConfigError(
-            "score takes a list of conversations, each a list of {'role', 'content'} messages; "
+            "conversations must be a list of conversations, each a list of {'role', 'content'} messages; "
             f"got {type(conversations).__name__} {conversations!r:.80}."
         ) from error
 

@@ -1,4 +1,4 @@
-"""Reward models that see two replies at once, as scorers of single conversations and of pairs."""
+"""Pairwise reward models, which compare two replies, as scorers of single conversations and of pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gym_rm.types import Conversation, Message, Prompts
 
 Reference: TypeAlias = str | Mapping[str, str] | Callable[[Conversation], str]
 
-# RLHFlow's pair-preference models (arXiv 2405.07863) were trained on these two texts.
+# RLHFlow's pair-preference models (arXiv 2405.07863) were trained with these two templates.
 CONTEXT = (
     "\n{% for message in messages %}{% if loop.index0 % 2 == 0 %}\n\n<turn> user\n {{ message['content'] }}{% else %}"
     "\n\n<turn> assistant\n {{ message['content'] }}{% endif %}{% endfor %}\n\n\n"
@@ -31,25 +31,25 @@ PAIR_MARKS = ("[CONTEXT]", "[RESPONSE A]", "[RESPONSE B]")
 
 
 class PairwiseScorer:
-    """How much better a reply is than another one: the log-odds of a model that reads both.
+    """Log-odds that a reply is better than another reply, from a model that reads both.
 
-    Models prefer what stands first, so every pair is read in both orders: `(f(a, b) - f(b, a)) / 2`.
+    Models prefer the reply that comes first. Therefore every pair is scored in both orders: `(f(a, b) - f(b, a)) / 2`.
 
     `score_pairs` compares two lists of conversations. `score`, which environments call, compares each reply with a
-    reference reply, so that its reward depends on nothing else in the call. Without a reference it holds a round robin
-    among the replies to the same prompt in the call: the mean over the others, and the one scorer here whose rewards
-    depend on their neighbours, as a tournament's must. Give it whole groups (`group_size`).
+    reference reply; its reward does not depend on the other rows of the call. Without a reference, `score` compares
+    each reply with all other replies to the same prompt in the call, and returns the mean. This reward depends on the
+    other rows, so pass whole groups (`group_size`).
 
     Args:
-        path: a folder or hub id. A causal language model reads `[RESPONSE A]` and `[RESPONSE B]` in one user message
-            and says A or B, as RLHFlow's pair-preference models do; an encoder is PairRM.
-        reference: a reply to compare with; or the reply by the text of the last user message; or a function from the
-            messages before the reply to one.
-        answers: what a causal language model says when the first or the second reply is better.
-        options: of `load_reward_model`.
+        path: a folder or hub id. A causal language model must read `[RESPONSE A]` and `[RESPONSE B]` in one user
+            message and answer A or B, like RLHFlow's pair-preference models. An encoder must be a PairRM model.
+        reference: a reply; or a mapping from the text of the last user message to a reply; or a function from the
+            messages before the reply to a reply.
+        answers: answers of a causal language model if the first or the second reply is better.
+        options: options of `load_reward_model`.
 
     Raises:
-        ConfigError: the checkpoint is no such model.
+        ConfigError: the checkpoint is not a pairwise reward model.
     """
 
     def __init__(
@@ -67,8 +67,10 @@ class PairwiseScorer:
             tokenizer = AutoTokenizer.from_pretrained(path, revision=options.get("revision"))
             template = options.pop("chat_template", None) or own_template(tokenizer)
             if template is None:
-                raise ConfigError(f"the tokenizer of {os.fspath(path)!r} has no chat template; pass chat_template=.")
-            # They were trained without a BOS, which their templates write.
+                raise ConfigError(
+                    f"chat_template is missing in the tokenizer of {os.fspath(path)!r}; pass chat_template=."
+                )
+            # These models were trained without the BOS token that their templates write.
             self.scorer: RewardModelScorer = load_reward_model(
                 path,
                 kind="generative",
@@ -85,13 +87,13 @@ class PairwiseScorer:
             self._compose = _compose_candidates
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PairwiseScorer:
-        """Itself: `gym.make_vec` deep-copies its keywords, and a reward model must not be loaded twice."""
+        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and the model must not be loaded twice."""
         return self
 
     def score_pairs(self, first: Sequence[Conversation], second: Sequence[Conversation]) -> Scores:
-        """Log-odds that `first[n]` is better than `second[n]`; both must continue the same prompt.
+        """Return the log-odds that `first[n]` is better than `second[n]`; both must have the same prompt.
 
-        The components `shown_first` and `shown_second` are the log-odds in either order.
+        The components `shown_first` and `shown_second` are the log-odds with `first[n]` as the first or the second reply.
 
         Raises:
             ScoringError: some pairs have no score.
@@ -99,16 +101,16 @@ class PairwiseScorer:
         return self._compare(first, second).raise_for_errors()
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Log-odds of each reply against the reference, or its mean against the other replies to its prompt.
+        """Return the log-odds of each reply against the reference, or the mean against the other replies to its prompt.
 
         Raises:
-            ScoringError: some rows have no score, for instance a reply without another one to its prompt.
+            ScoringError: some rows have no score, for example because there is no other reply to the prompt.
         """
         scores = self._round_robin(conversations) if self.reference is None else self._against(conversations)
         return scores.raise_for_errors()
 
     def sleep(self) -> None:
-        """Free the device's memory; see `RewardModelScorer`."""
+        """Free the device memory; see `RewardModelScorer.sleep`."""
         self.scorer.sleep()
 
     def wake(self) -> None:
@@ -116,7 +118,7 @@ class PairwiseScorer:
         self.scorer.wake()
 
     def close(self) -> None:
-        """Give up the model."""
+        """Release the model."""
         self.scorer.close()
 
     def _against(self, conversations: Sequence[Conversation]) -> Scores:
@@ -152,15 +154,16 @@ class PairwiseScorer:
                 errors[b] = errors[b] or compared.errors[pair]
         for row in np.flatnonzero(games == 0).tolist():
             errors[row] = (
-                "there is no other reply to its prompt in this call to compare with; score whole groups, or pass "
-                "reference="
+                "expected another reply to the same prompt in this call; score whole groups, or pass reference="
             )
         rewards = totals / np.maximum(games, 1)
         return Scores.from_rewards(rewards, errors=errors, provenance=self._provenance("the call"))
 
     def _compare(self, first: Sequence[Conversation], second: Sequence[Conversation]) -> Scores:
         if len(first) != len(second):
-            raise ConfigError(f"pairs need as many first as second conversations; got {len(first)} and {len(second)}.")
+            raise ConfigError(
+                f"first and second must have the same length, got {len(first)} and {len(second)} conversations."
+            )
         errors: list[str | None] = [_mismatch(a, b) for a, b in zip(first, second, strict=True)]
         texts: list[list[Message]] = []
         rows: list[int] = []
@@ -189,7 +192,9 @@ class PairwiseScorer:
     def _compose_text(self, prompt: Conversation, first: str, second: str) -> list[Message]:
         for mark in PAIR_MARKS:
             if mark in first or mark in second:
-                raise ValueError(f"a reply spells {mark!r}, which would make it look like both replies to this model.")
+                raise ValueError(
+                    f"a reply must not contain {mark!r}, because this model uses it to separate the replies."
+                )
         tokenizer = self.scorer.renderer.tokenizer
         context = tokenizer.apply_chat_template(list(prompt), chat_template=CONTEXT, tokenize=False)
         return [Message(role="user", content=PAIR.format(context=context, first=first, second=second))]
@@ -202,35 +207,35 @@ class PairwiseScorer:
 
 
 def _malformed(conversation: Any) -> str | None:
-    """Why this is no prompt with a reply."""
+    """Return why a conversation is not a prompt with a reply, or None if it is valid."""
     if not isinstance(conversation, Sequence) or isinstance(conversation, str) or len(conversation) < 2:
-        return f"a pair is two replies to some prompt; got {conversation!r:.100}"
+        return f"expected a prompt and a reply, got {conversation!r:.100}"
     for message in conversation:
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            return f"a message must be {{'role': ..., 'content': ...}} with texts; got {message!r:.100}"
+            return f"a message must be {{'role': ..., 'content': ...}} with texts, got {message!r:.100}"
     if conversation[-1]["role"] != "assistant":
-        return "the last message of a pair must be the assistant's"
+        return f"the last message must have the role 'assistant', got {conversation[-1]['role']!r:.100}"
     return None
 
 
 def _mismatch(a: Conversation, b: Conversation) -> str | None:
-    """Why these two cannot be compared."""
+    """Return why two conversations cannot be compared, or None if they can."""
     if reason := _malformed(a):
         return reason
     if not b:
-        return "there is no reference reply for its prompt"
+        return "the reference has no reply for this prompt"
     if reason := _malformed(b):
         return reason
     if list(a[:-1]) != list(b[:-1]):
-        return "the two conversations differ before their last message"
+        return "the two conversations must be equal before their last message"
     return None
 
 
 def _compose_candidates(prompt: Conversation, first: str, second: str) -> list[Message]:
-    """PairRM's own texts of a dialogue: what was asked, with a hole for every reply, and what fills the holes."""
+    """Write a dialogue as PairRM's texts: the prompt with one placeholder per reply, and two lists of replies."""
     roles = [message["role"] for message in prompt]
     if roles != [("user", "assistant")[k % 2] for k in range(len(roles))]:
-        raise ValueError(f"PairRM reads user and assistant in turns; got the roles {roles[:6]}.")
+        raise ValueError(f"PairRM needs alternating user and assistant messages, got the roles {roles[:6]}.")
     asked = [message["content"] for message in prompt[0::2]]
     answered = [message["content"] for message in prompt[1::2]]
     source = "Finish the following coversation in each i-th turn by filling in <Response i> with your response."

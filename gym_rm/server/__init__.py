@@ -1,1 +1,1 @@
-"""Who may call from outside?"""
+"""HTTP server that returns rewards to other processes."""

@@ -1,4 +1,4 @@
-"""An HTTP endpoint that answers OpenRLHF's `POST /get_reward`; requests that arrive together are scored together."""
+"""HTTP server for OpenRLHF's `POST /get_reward`; concurrent requests are scored together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEBIBYTE = 2**20
 
 
 class RewardLists(Protocol):
-    """What answers: `gym_rm.adapters.openrlhf.RewardFunction`."""
+    """Interface of `gym_rm.adapters.openrlhf.RewardFunction`."""
 
     def lists(
         self,
@@ -29,7 +29,7 @@ class RewardLists(Protocol):
         *,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """The reply as plain lists."""
+        """Return the rewards as plain lists."""
         ...
 
 
@@ -37,13 +37,13 @@ class RewardServer:
     """`POST /get_reward` for OpenRLHF's `--reward.remote_url http://127.0.0.1:5000/get_reward`.
 
     Args:
-        reward_function: what answers.
-        host: where to listen; anything but a loopback address needs a `key`.
-        port: 0 for any that is free, see `url`.
-        key: asked for as `Authorization: Bearer KEY`, or as the password of a URL `http://any:KEY@host:port/...`, which
-            is all that OpenRLHF's client can send.
-        max_request_bytes: a larger body is refused (413).
-        timeout: seconds after which a request that is still not scored is given up (503); OpenRLHF waits for 180.
+        reward_function: function that computes the rewards.
+        host: address to listen on; an address other than loopback needs a `key`.
+        port: port to listen on; 0 for any free port, see `url`.
+        key: required as `Authorization: Bearer KEY`, or as the password of the URL `http://any:KEY@host:port/...`. The
+            client of OpenRLHF supports only the URL.
+        max_request_bytes: maximum size of a request body; a larger one is rejected with status 413.
+        timeout: seconds after which a request without a score fails with status 503. OpenRLHF waits for 180 seconds.
 
     Example:
         >>> with RewardServer(reward_function, port=0) as server:  # doctest: +SKIP
@@ -63,8 +63,8 @@ class RewardServer:
     ) -> None:
         if key is None and not _is_loopback(host):
             raise ConfigError(
-                f"host={host!r} can be reached from other machines, and there is no key: anyone could use the reward "
-                "model. Pass key=, or listen on 127.0.0.1."
+                f"key is missing, but host={host!r} can be reached from other machines; pass key=, or listen on "
+                "127.0.0.1."
             )
         self.reward_function = reward_function
         self.key = key
@@ -76,17 +76,17 @@ class RewardServer:
 
     @property
     def url(self) -> str:
-        """What to give to `--reward.remote_url`."""
+        """URL for `--reward.remote_url`."""
         host, port = self._http.server_address[:2]
         return f"http://{host!s}:{port}/get_reward"
 
     def serve_forever(self) -> None:
-        """Answer until `close` is called from another thread, or the process is interrupted."""
-        logger.info("answering at %s", self.url)
-        self._http.serve_forever(poll_interval=0.05)  # seconds until `close` is noticed
+        """Answer requests until another thread calls `close`, or the process is interrupted."""
+        logger.info("listening at %s", self.url)
+        self._http.serve_forever(poll_interval=0.05)  # maximum seconds that `close` waits
 
     def start(self) -> RewardServer:
-        """Answer from a thread of its own."""
+        """Answer requests in a background thread."""
         self._thread = threading.Thread(target=self.serve_forever, name="gym_rm reward server", daemon=True)
         self._thread.start()
         return self
@@ -106,22 +106,22 @@ class RewardServer:
         self.close()
 
     def answer(self, body: bytes) -> dict[str, Any]:
-        """The reply to a request body.
+        """Return the response to a request body.
 
         Raises:
-            BadRequest: it does not follow the protocol, or cannot be scored.
-            TimeoutError: it took longer than `timeout`.
+            BadRequest: the body does not follow the protocol, or cannot be scored.
+            TimeoutError: scoring took longer than `timeout`.
         """
         try:
             request = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the body is not JSON: {error}") from error
+            raise BadRequest(f"the body is not valid JSON: {error}") from error
         if not isinstance(request, dict) or not _is_texts(request.get("query")):
-            raise BadRequest("expected an object with 'query', a list of texts")
+            raise BadRequest("query must be a list of texts in a JSON object")
         if request["query"] and not _is_texts(request.get("prompts")):
-            raise BadRequest("expected 'prompts', a list of texts: without them prompt and reply cannot be told apart")
+            raise BadRequest("prompts must be a list of texts; they are needed to separate prompt and reply")
         if not isinstance(request.get("labels"), list | None):
-            raise BadRequest("expected 'labels', a list, or none")
+            raise BadRequest("labels must be a list or null")
         try:
             prompts, labels = request.get("prompts") or [], request.get("labels")
             return self.reward_function.lists(request["query"], prompts, labels, timeout=self.timeout)
@@ -129,7 +129,7 @@ class RewardServer:
             raise BadRequest(str(error)) from error
 
     def allows(self, authorization: str) -> bool:
-        """Whether this `Authorization` header holds the key."""
+        """Return whether this `Authorization` header contains the key."""
         if self.key is None:
             return True
         scheme, _, given = authorization.partition(" ")
@@ -142,11 +142,11 @@ class RewardServer:
 
 
 class BadRequest(GymRMError, ValueError):
-    """A request that cannot be answered; asking again will not help."""
+    """Invalid request; repeating it gives the same error."""
 
 
 class _HTTPServer(ThreadingHTTPServer):
-    request_queue_size = 1024  # a rollout posts hundreds of samples at once; the default backlog is 5
+    request_queue_size = 1024  # a rollout sends hundreds of requests at once; the default is 5
     daemon_threads = True
     endpoint: RewardServer
 
@@ -154,26 +154,28 @@ class _HTTPServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    timeout = 60  # seconds that an idle or a very slow connection is kept
+    timeout = 60  # seconds after which an idle or very slow connection is closed
     server: _HTTPServer
 
     def do_GET(self) -> None:
         if self.path == "/health":
             self._reply(HTTPStatus.OK, {"status": "ok"})
         else:
-            self._reply(HTTPStatus.NOT_FOUND, {"error": f"unknown path {self.path}; post to /get_reward"})
+            self._reply(HTTPStatus.NOT_FOUND, {"error": f"unknown path {self.path}; send POST requests to /get_reward"})
 
     def do_POST(self) -> None:
         endpoint = self.server.endpoint
         length = self.headers.get("Content-Length", "")
         if self.path.rstrip("/") != "/get_reward":
-            self._refuse(HTTPStatus.NOT_FOUND, f"unknown path {self.path}; post to /get_reward")
+            self._refuse(HTTPStatus.NOT_FOUND, f"unknown path {self.path}; send POST requests to /get_reward")
         elif not endpoint.allows(self.headers.get("Authorization", "")):
-            self._refuse(HTTPStatus.UNAUTHORIZED, "this server asks for a key")
+            self._refuse(HTTPStatus.UNAUTHORIZED, "the key is missing or wrong")
         elif not length.isdecimal():
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing or invalid")
         elif int(length) > endpoint.max_request_bytes:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"over {endpoint.max_request_bytes} bytes")
+            self._refuse(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body must have at most {endpoint.max_request_bytes} bytes"
+            )
         else:
             self._answer(endpoint, self.rfile.read(int(length)))
 
@@ -184,12 +186,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)})
         except concurrent.futures.TimeoutError:
             self._reply(HTTPStatus.SERVICE_UNAVAILABLE, {"error": f"not scored within {endpoint.timeout} seconds"})
-        except Exception as error:  # the scorer's own, whatever it is: told to the client, and the server goes on
+        except Exception as error:  # report every exception of the scorer to the client, and continue
             logger.exception("a request failed")
             self._reply(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"})
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
-        """Reply without having read the body, after which the connection cannot be used again."""
+        """Respond with an error and close the connection, because the request body has not been read."""
         self.close_connection = True
         self._reply(status, {"error": reason})
 

@@ -1,1 +1,1 @@
-"""How is a reward model made?"""
+"""Training of reward models."""

@@ -1,4 +1,4 @@
-"""Losses that train reward models."""
+"""Losses for training reward models."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from torch import Tensor
 
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float | None = None) -> Tensor:
-    """Mean of `-log sigmoid(chosen - rejected - margin)`: Bradley and Terry (1952); margin: Llama 2 (2307.09288).
+    """Return the mean of `-log sigmoid(chosen - rejected - margin)`.
 
-    Computed in float32 at least, as `logsigmoid`: loss and gradient are finite for every finite difference.
+    Sources: Bradley and Terry (1952); the margin is from Llama 2 (arXiv 2307.09288). The loss uses `logsigmoid` in
+    float32 or float64, so that loss and gradient are finite for every finite difference.
 
     Args:
         chosen: rewards of the preferred replies `[P]`.
-        rejected: rewards of the others `[P]`.
-        margin: how far apart each pair should at least be, `[P]` or one number for all.
+        rejected: rewards of the rejected replies `[P]`.
+        margin: minimum difference between the rewards of a pair, `[P]` or one number for all pairs.
 
     Returns:
-        A scalar.
+        The loss, a scalar.
 
     Example:
         >>> import torch

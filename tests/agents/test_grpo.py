@@ -31,11 +31,16 @@ def settings(*overrides: str) -> grpo.GRPOSettings:
 
 
 def train(folder: Path, *overrides: str):
-    """A small run; its results."""
+    """Run a short training and return its results."""
     small = ("env.num_prompts=4", "env.group_size=4", "held_out_prompts=16", f"output={folder}")
     config = settings(*small, *overrides)
     grpo.train(config, RunWriter(config.output, config.model_dump()), Console(quiet=True))
     return read_run(folder)
+
+
+def save_prompts(path, size):
+    path.write_text("".join(json.dumps({"prompt": f"Tell me about {n}."}) + "\n" for n in range(size)))
+    return path
 
 
 # --- advantages ------------------------------------------------------------------------------------------------------
@@ -43,7 +48,7 @@ def train(folder: Path, *overrides: str):
 
 @st.composite
 def groups(draw, values=rewards):
-    """Rewards `[B]` in groups of any sizes, and the ids of the groups `[B]`, in any order."""
+    """Draw rewards `[B]` and group ids `[B]`, with groups of any size in any order."""
     rows = draw(st.lists(st.tuples(st.integers(0, 4), values), min_size=1, max_size=24))
     ids, values = zip(*rows, strict=True)
     return np.array(values), np.array(ids)
@@ -53,21 +58,21 @@ def advantages(values, ids, std_floor=1e-3):
     return grpo.group_advantages(np.asarray(values, float), np.asarray(ids), std_floor=std_floor)
 
 
-def test_values_by_hand():
+def test_advantages_equal_values_computed_by_hand():
     assert advantages([1, 0, 0, 0], [7, 7, 7, 7]) == pytest.approx([1.5, -0.5, -0.5, -0.5])
     assert advantages([1, 0, 1, 0], [7, 3, 7, 3]) == pytest.approx([0, 0, 0, 0])
     assert advantages([1, 5, 0, 5], [7, 3, 7, 4], std_floor=10) == pytest.approx([0.05, 0, -0.05, 0])
 
 
 @given(groups(), st.randoms())
-def test_permuting_rows_permutes_the_advantages_to_the_bit(batch, random):
+def test_permuting_rows_permutes_the_advantages_exactly(batch, random):
     values, ids = batch
     order = np.array(random.sample(range(len(values)), len(values)))
     assert np.array_equal(advantages(values, ids)[order], advantages(values[order], ids[order]))
 
 
 @given(groups())
-def test_a_group_sums_to_zero_and_keeps_its_order(batch):
+def test_the_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_its_rewards(batch):
     values, ids = batch
     result = advantages(values, ids)
     for group in np.unique(ids):
@@ -77,30 +82,30 @@ def test_a_group_sums_to_zero_and_keeps_its_order(batch):
 
 
 @given(groups(), st.floats(0.5, 4), st.floats(-100, 100))
-def test_scale_and_shift_of_a_reward_model_do_not_matter_above_the_floor(batch, scale, shift):
+def test_scaling_and_shifting_rewards_changes_no_advantage_above_the_floor(batch, scale, shift):
     values, ids = np.round(batch[0]), batch[1]
     assert advantages(values * scale + shift, ids) == pytest.approx(advantages(values, ids), abs=1e-6)
 
 
 @given(st.lists(st.tuples(rewards, st.integers(1, 9)), min_size=1, max_size=5))
-def test_flat_groups_and_groups_of_one_are_exactly_zero(rows):
+def test_advantages_are_zero_in_groups_of_one_and_in_groups_of_equal_rewards(rows):
     values = np.concatenate([np.full(size, value) for value, size in rows])
     ids = np.concatenate([np.full(size, number) for number, (_, size) in enumerate(rows)])
     assert not advantages(values, ids).any()
 
 
 @pytest.mark.parametrize(("many", "odd"), [(0.35, 0.95), (-5.28, 3.1)])
-def test_one_odd_reward_is_not_blown_up(many, odd):
+def test_advantages_of_seven_equal_rewards_and_a_different_one(many, odd):
     result = advantages(np.float32([many] * 7 + [odd]), [0] * 8)
     assert result == pytest.approx([-0.35355] * 7 + [2.47487], abs=1e-4)
 
 
-def test_noise_below_the_floor_stays_small():
+def test_reward_noise_below_the_floor_gives_small_advantages():
     assert np.abs(advantages([1, 1 + 1e-7, 1, 1 - 1e-7], [0] * 4)).max() < 1e-3
 
 
 @given(groups(), st.data())
-def test_a_failed_score_is_as_if_its_row_were_not_there(batch, data):
+def test_a_missing_score_is_left_out_of_its_group(batch, data):
     values, ids = batch
     failed = np.array(data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))))
     result = advantages(np.where(failed, np.nan, values), ids)
@@ -140,14 +145,14 @@ def test_loss_equals_the_formula_token_by_token():
 
 
 @given(st.integers(0, 50))
-def test_on_policy_gradient_is_the_advantage(seed):
+def test_the_on_policy_gradient_is_the_advantage(seed):
     log_probs, _, adv, mask = batch(seed)
     grpo.grpo_loss(log_probs, log_probs.detach(), adv, mask, **CLIP).loss.backward()
     assert torch.allclose(log_probs.grad, -adv[:, None] * mask / mask.sum())
 
 
 @given(st.integers(0, 50))
-def test_parts_add_up_to_the_whole(seed):
+def test_losses_of_micro_batches_add_up_to_the_loss_of_the_batch(seed):
     log_probs, old, adv, mask = batch(seed)
     whole = grpo.grpo_loss(log_probs, old, adv, mask, **CLIP).loss
     parts = [
@@ -158,7 +163,7 @@ def test_parts_add_up_to_the_whole(seed):
 
 
 @pytest.mark.parametrize("junk", [float("inf"), float("-inf"), 1e30])
-def test_what_the_padding_holds_does_not_matter(junk):
+def test_values_at_padding_do_not_change_the_loss(junk):
     log_probs, old, adv, mask = batch()
     clean = grpo.grpo_loss(log_probs, old, adv, mask, **CLIP, reference_log_probs=old, kl_coef=0.1)
     spoilt = log_probs.detach().masked_fill(~mask, junk).requires_grad_()
@@ -169,17 +174,10 @@ def test_what_the_padding_holds_does_not_matter(junk):
 
 
 @given(st.floats(-200, 200, width=32))
-def test_divergence_is_never_negative_and_always_finite(difference):
+def test_the_kl_divergence_is_never_negative_and_always_finite(difference):
     zero = torch.zeros(1, 1, requires_grad=True)
-    terms = grpo.grpo_loss(
-        zero,
-        zero.detach(),
-        torch.zeros(1),
-        torch.ones(1, 1, dtype=torch.bool),
-        **CLIP,
-        reference_log_probs=torch.full((1, 1), difference),
-        kl_coef=1.0,
-    )
+    options = {**CLIP, "reference_log_probs": torch.full((1, 1), difference), "kl_coef": 1.0}
+    terms = grpo.grpo_loss(zero, zero.detach(), torch.zeros(1), torch.ones(1, 1, dtype=torch.bool), **options)
     terms.loss.backward()
     assert terms.kl.item() >= 0
     assert zero.grad.isfinite().all()
@@ -223,7 +221,7 @@ QUESTIONS = [
 
 
 def one_by_one(policy, completions, row):
-    """Log-probabilities of one completion from an unpadded forward pass, `[its tokens]`."""
+    """Return the log-probabilities of one completion from an unpadded forward, `[tokens]`."""
     ids = completions.input_ids[row][completions.attention_mask[row].bool()]
     length = int(completions.mask[row].sum())
     logits = policy.model(ids[None]).logits[0, -length - 1 : -1] / policy.settings.temperature
@@ -237,7 +235,7 @@ def policy(request, tmp_path):
     return grpo.Policy(settings(f"policy.model={model or 'null'}", "policy.max_new_tokens=9").policy)
 
 
-def test_log_probs_are_those_of_the_plain_forward(policy):
+def test_log_probs_equal_those_of_an_unpadded_forward(policy):
     completions = policy.generate(QUESTIONS)
     log_probs = policy.log_probs(completions)
     for row in range(3):
@@ -245,7 +243,7 @@ def test_log_probs_are_those_of_the_plain_forward(policy):
         assert torch.allclose(log_probs[row, :length], one_by_one(policy, completions, row), atol=1e-5)
 
 
-def test_cutting_padding_changes_no_log_prob(policy):
+def test_removing_padding_changes_no_log_prob(policy):
     completions = policy.generate(QUESTIONS)
     whole = policy.log_probs(completions)
     for row in range(3):
@@ -256,7 +254,7 @@ def test_cutting_padding_changes_no_log_prob(policy):
         assert torch.allclose(policy.log_probs(part)[0], whole[row, :length], atol=1e-5)
 
 
-def test_texts_are_what_the_tokens_say_up_to_the_end_mark(policy):
+def test_texts_are_the_decoded_tokens_before_the_end_token(policy):
     completions = policy.generate(QUESTIONS * 4)
     width = completions.mask.shape[1]
     for row, text in enumerate(completions.texts):
@@ -267,7 +265,7 @@ def test_texts_are_what_the_tokens_say_up_to_the_end_mark(policy):
         assert text == policy.tokenizer.decode(tokens[~ends])
 
 
-def test_samples_come_from_the_policys_plain_distribution(tmp_path):
+def test_generation_settings_of_the_checkpoint_are_ignored(tmp_path):
     tiny_models.save_policy(tmp_path)
     generation = tmp_path / "generation_config.json"
     generation.write_text(json.dumps({**json.loads(generation.read_text()), "top_k": 1, "repetition_penalty": 2.0}))
@@ -277,7 +275,7 @@ def test_samples_come_from_the_policys_plain_distribution(tmp_path):
     assert len(set(completions.texts)) > 20
 
 
-def test_a_policy_without_a_template_is_refused(tmp_path):
+def test_a_policy_without_a_chat_template_is_refused(tmp_path):
     tiny_models.save_policy(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="has no chat template"):
@@ -287,13 +285,13 @@ def test_a_policy_without_a_template_is_refused(tmp_path):
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_improves_the_reward(tmp_path):
+def test_training_improves_reward_and_accuracy(tmp_path):
     run = train(tmp_path, "steps=12", "env.num_prompts=16", "env.group_size=8", "held_out_prompts=128")
     assert run.held_out[-1]["reward_mean"] > run.held_out[0]["reward_mean"] + 0.5
     assert run.held_out[-1]["accuracy"] > run.held_out[0]["accuracy"]
 
 
-def test_the_seed_repeats_a_run(tmp_path):
+def test_the_same_seed_repeats_a_run(tmp_path):
     def curve(name, seed):
         run = train(tmp_path / name, "steps=2", f"seed={seed}")
         return [(row["reward_mean"], row["loss"]) for row in run.training]
@@ -303,48 +301,61 @@ def test_the_seed_repeats_a_run(tmp_path):
     assert first != other
 
 
-def test_several_updates_and_a_reference_policy(tmp_path):
+def test_training_with_several_updates_per_step_and_a_reference_policy(tmp_path):
     run = train(tmp_path, "steps=2", "optimizer.updates_per_step=2", "optimizer.micro_batch_size=3", "loss.kl_coef=0.1")
     assert run.training[0]["kl"] >= 0
     assert run.training[1]["kl"] > 0
 
 
-def test_micro_batches_change_nothing_but_rounding(tmp_path):
+def test_the_micro_batch_size_changes_the_loss_only_by_rounding(tmp_path):
     one = train(tmp_path / "a", "steps=1", "optimizer.micro_batch_size=3").training[0]
     other = train(tmp_path / "b", "steps=1", "optimizer.micro_batch_size=16").training[0]
     assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
     assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
 
 
-def test_any_policy_reward_model_and_prompts(tmp_path):
+def test_each_measurement_answers_every_held_out_prompt_once(tmp_path):
+    run = train(tmp_path, "steps=1")
+    for step in (0, 1):
+        prompt_ids = [row["prompt_id"] for row in run.conversations if row["step"] == step]
+        assert len(prompt_ids) == len(set(prompt_ids)) == 16
+
+
+def test_training_prompts_and_held_out_prompts_are_disjoint(tmp_path, monkeypatch):
+    generate, calls = grpo.Policy.generate, []
+
+    def record(policy, conversations):
+        calls.append({conversation[-1]["content"] for conversation in conversations})
+        return generate(policy, conversations)
+
+    monkeypatch.setattr(grpo.Policy, "generate", record)
+    train(tmp_path, "steps=6", f"env.prompts={save_prompts(tmp_path / 'prompts.jsonl', 8)}")
+    held_out, *training, held_out_again = calls  # six steps visit all six training prompts
+    assert held_out == held_out_again
+    assert len(held_out) == 2
+    assert set.union(*training) == {f"Tell me about {n}." for n in range(8)} - held_out
+
+
+def test_training_with_another_policy_reward_model_and_prompts(tmp_path):
     policy = tiny_models.save_policy(tmp_path / "policy", "llama")
     reward_model = tiny_models.save_reward_model(tmp_path / "rm", "bert")
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"Tell me about {n}."}) + "\n" for n in range(9))
-    )
-    run = train(
-        tmp_path / "run",
-        "steps=2",
-        f"policy.model={policy}",
-        "policy.max_new_tokens=8",
-        f"env.reward_model={reward_model}",
-        f"env.prompts={tmp_path / 'prompts.jsonl'}",
-    )
+    prompts = save_prompts(tmp_path / "prompts.jsonl", 9)
+    own = (f"policy.model={policy}", f"env.reward_model={reward_model}", f"env.prompts={prompts}")
+    run = train(tmp_path / "run", "steps=2", "policy.max_new_tokens=8", *own)
     assert run.training[-1]["step"] == 2
     assert run.training[-1]["accuracy"] is None
     assert len(run.conversations) == 2 * 2  # a quarter of nine prompts is held out
 
 
-def test_the_saved_policy_loads_and_has_learnt(tmp_path):
+def test_the_saved_policy_can_be_loaded_and_has_changed(tmp_path):
     train(tmp_path, "steps=1")
     before = grpo.Policy(settings().policy).model
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     assert any(not torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
-    go_on = settings(f"policy.model={tmp_path / 'policy'}")
-    assert grpo.Policy(go_on.policy).generate(QUESTIONS).texts
+    assert grpo.Policy(settings(f"policy.model={tmp_path / 'policy'}").policy).generate(QUESTIONS).texts
 
 
-def test_an_error_keeps_the_policy_and_the_metrics(tmp_path, monkeypatch):
+def test_policy_and_metrics_are_saved_after_an_error(tmp_path, monkeypatch):
     steps = iter(range(100))
     whole = grpo.Learner.update
 
@@ -368,7 +379,7 @@ def run_script(*arguments, **options):
 SMALL = ("env.num_prompts=4", "env.group_size=4", "held_out_prompts=16")
 
 
-def test_the_script_ends_with_a_table_and_a_picture(tmp_path):
+def test_the_script_prints_a_table_and_saves_a_picture(tmp_path):
     process = run_script(*SMALL, "steps=2", cwd=tmp_path)
     output, _ = process.communicate()
     assert process.returncode == 0, output
@@ -379,7 +390,7 @@ def test_the_script_ends_with_a_table_and_a_picture(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
-def test_ctrl_c_keeps_what_there_is(tmp_path):
+def test_an_interrupt_saves_policy_metrics_and_picture(tmp_path, children_hear_sigint):
     process = run_script(*SMALL, "steps=100000", f"output={tmp_path}")
     while not (tmp_path / "metrics.jsonl").exists() or '"train"' not in (tmp_path / "metrics.jsonl").read_text():
         assert process.poll() is None, process.stdout.read()
@@ -392,7 +403,7 @@ def test_ctrl_c_keeps_what_there_is(tmp_path):
     assert (tmp_path / "policy" / "model.safetensors").exists()
 
 
-def test_settings_come_from_a_file_and_overrides(tmp_path):
+def test_overrides_change_the_settings_of_a_file(tmp_path):
     (tmp_path / "run.yaml").write_text(f"seed: 5\nsteps: 7\noutput: {tmp_path / 'run'}\nheld_out_prompts: 0\n")
     process = run_script("--config", str(tmp_path / "run.yaml"), "steps=1", *SMALL[:2])
     output, _ = process.communicate()
@@ -401,20 +412,20 @@ def test_settings_come_from_a_file_and_overrides(tmp_path):
     assert len(read_run(tmp_path / "run").training) == 1
 
 
-def test_a_misspelt_setting_is_named():
+def test_the_error_names_a_misspelt_setting():
     process = run_script("policy.modle=x")
     output, _ = process.communicate()
     assert process.returncode == 2
     assert "Did you mean 'model'" in output.replace("\n", " ")
 
 
-def test_a_folder_with_a_run_is_not_written_over(tmp_path):
+def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     train(tmp_path, "steps=1")
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(tmp_path, "steps=1")
 
 
-def test_every_setting_has_help():
+def test_every_setting_has_a_description():
     def check(schema):
         for name, field in schema.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, Config):
@@ -425,14 +436,14 @@ def test_every_setting_has_help():
     check(grpo.GRPOSettings)
 
 
-def test_groups_are_told_by_the_environment():
-    """The ids that the agent groups by are those of the episodes that were just paid, in every step."""
+def test_group_ids_identify_the_prompts_of_the_scored_episodes():
+    """Rows of the ended episodes have equal group ids exactly if they had the same prompt."""
     envs = gym.make_vec(
         "RewardModel-v0", 8, group_size=4, reward_model=lambda conversations: [0.0] * len(conversations)
     )
     observations, _ = envs.reset(seed=0)
     for _ in range(3):
-        asked = [observation[0]["content"] for observation in observations]
+        questions = [observation[0]["content"] for observation in observations]
         observations, _, _, _, infos = envs.step(["?"] * 8)
         ids = infos["final_info"]["group_id"]
-        assert [[asked[i] == asked[j] for i in range(8)] for j in range(8)] == (ids[:, None] == ids).tolist()
+        assert [[questions[i] == questions[j] for i in range(8)] for j in range(8)] == (ids[:, None] == ids).tolist()

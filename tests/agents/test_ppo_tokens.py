@@ -7,7 +7,7 @@ from gym_rm import load_scorer
 
 
 class Counting:
-    """Passes conversations on, and counts them."""
+    """Scorer that counts the conversations of its calls."""
 
     def __init__(self):
         self.scorer = load_scorer(cache_size=20_000)
@@ -28,7 +28,7 @@ def scorer():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
-def test_it_learns_the_best_replies(mode, scorer):
+def test_the_agent_learns_the_best_replies(mode, scorer):
     args = Args(num_prompts=2, total_timesteps=30_000, autoreset_mode=mode, seed=1)
     assert train(args, scorer) >= 0.98 * best_return(args, scorer)
 
@@ -37,10 +37,10 @@ def test_each_reply_is_scored_once(scorer, capsys):
     scorer.num_conversations = 0
     args = Args(num_prompts=2, max_new_tokens=1, total_timesteps=2048, autoreset_mode="NextStep")
     train(args, scorer)
-    assert scorer.num_conversations == 2048 // 2 + 2  # every second step only resets; and the replies at the end
+    assert scorer.num_conversations == 2048 // 2 + 2  # every second step only resets; 2 replies in the evaluation
 
 
-def test_advantages_are_sums_of_what_is_to_come_in_the_episode():
+def test_returns_are_sums_of_the_later_rewards_of_the_episode():
     rewards = torch.tensor([[0.0], [1.0], [0.0], [2.0]])
     dones = torch.tensor([[0.0], [1.0], [0.0], [0.0]])
     values = torch.tensor([[0.5], [0.5], [0.5], [0.5]])

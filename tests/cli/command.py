@@ -1,7 +1,4 @@
-"""What the tests of the command share: running it, small files, and a scorer that needs no model.
-
-Not a test.
-"""
+"""Helpers for the tests of the command: run it, read and write files, and a scorer without a model. Not a test."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ ROWS = [{"id": index, "prompt": "2 + 2?", "response": "x" * index} for index in 
 
 
 class LengthScorer:
-    """Rewards the length of the last message; fails on "bad", counts its calls, can be stopped in one of them."""
+    """Scorer that rewards the length of the reply, has no score for "bad", and can raise an exception in one call."""
 
     def __init__(self, *, model="length", with_components=False, raises=None, at_call=3):
         self.calls = []
@@ -59,23 +56,23 @@ class LengthScorer:
 
 
 def run(*arguments: Any, code: int | tuple[int, ...] = 0, stdin: str | None = None) -> Result:
-    """`gym-rm score ARGUMENTS` in this process; `code` is the exit code, or those that are fine."""
+    """Run `gym-rm score ARGUMENTS` in this process; `code` is the expected exit code, or several."""
     result = CliRunner().invoke(app, ["score", *map(str, arguments)], input=stdin)
     assert result.exit_code in (code if isinstance(code, tuple) else (code,)), result.output
     return result
 
 
 def write(path: Path, rows: list[Any]) -> Path:
-    """A JSON Lines file; texts become lines as they are."""
+    """Write a JSON Lines file; a text becomes a line without encoding."""
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path
 
 
 def read(path: Path) -> list[Any]:
-    """The rows of a JSON Lines file."""
+    """Return the rows of a JSON Lines file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def scores_of(path: Path) -> list[Any]:
-    """The field `score` of every row."""
+    """Return the field `score` of every row."""
     return [row["score"] for row in read(path)]

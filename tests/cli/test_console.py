@@ -11,13 +11,13 @@ from gym_rm.errors import ConfigError
 
 @pytest.fixture
 def progress_bars():
-    """transformers' progress bars are on, and stay so after the test."""
+    """Enable the progress bars of transformers before and after the test."""
     logging.enable_progress_bar()
     yield
     logging.enable_progress_bar()
 
 
-def test_an_error_is_printed_with_its_notes_as_it_is(capsys):
+def test_an_error_is_printed_unchanged_with_its_notes(capsys):
     error = ConfigError("[bold]not markup[/]: " + "a long text " * 30)
     error.add_note("while scoring in.jsonl line 5")
     with pytest.raises(typer.Exit) as caught:
@@ -26,12 +26,12 @@ def test_an_error_is_printed_with_its_notes_as_it_is(capsys):
     assert capsys.readouterr() == ("", f"error: {error}\nwhile scoring in.jsonl line 5\n")
 
 
-def test_a_log_file_gets_no_progress_bars_of_transformers(progress_bars):
+def test_progress_bars_are_disabled_without_a_terminal(progress_bars):
     console.quiet_loading()
     assert not logging.is_progress_bar_enabled()
 
 
-def test_a_terminal_keeps_the_progress_bars_of_transformers(progress_bars, monkeypatch):
+def test_progress_bars_stay_enabled_in_a_terminal(progress_bars, monkeypatch):
     monkeypatch.setattr(console, "stderr", Console(file=io.StringIO(), force_terminal=True))
     console.quiet_loading()
     assert logging.is_progress_bar_enabled()

@@ -17,7 +17,7 @@ assert "torch" not in sys.modules
     assert python("-c", code) == f"gym-rm {gym_rm.__version__}\n"
 
 
-def test_python_m_gym_rm_is_the_command():
+def test_python_m_gym_rm_runs_the_command():
     shown = python("-m", "gym_rm", "--help")
     assert "score" in shown
     assert "serve" in shown

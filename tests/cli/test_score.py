@@ -28,11 +28,11 @@ from tests.cli.command import DATA, ROWS, LengthScorer, needs_data, read, run, s
         (["--reward-model", '{"kind": '], "error: "),
     ],
 )
-def test_bad_arguments_are_refused(tmp_path, arguments, message):
+def test_invalid_arguments_exit_with_code_2(tmp_path, arguments, message):
     assert message in run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=2).stderr
 
 
-def test_options_reach_the_scorer(tmp_path, monkeypatch):
+def test_options_are_passed_to_load_scorer(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args, **options: seen.append((args, options)) or LengthScorer())
     source = write(tmp_path / "in.jsonl", ROWS)
@@ -51,24 +51,27 @@ def test_options_reach_the_scorer(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["--reward-model", '{"path": 3}'], "error: path must be a folder or a hub id, got int 3"),
-        (["--reward-model", '{"kind": "weighted", "scorers": 5}'], "error: a WeightedScorer takes scorers by name"),
+        (
+            ["--reward-model", '{"kind": "weighted", "scorers": 5}'],
+            "error: scorers of WeightedScorer must be a dict of scorers by name",
+        ),
         (["--option", "max_length=abc"], "error: max_length must be an integer of at least 1, got str 'abc'"),
     ],
 )
-def test_a_scorer_that_cannot_be_made_is_one_line_of_error(tmp_path, arguments, message):
+def test_invalid_scorer_options_print_one_line_of_error(tmp_path, arguments, message):
     result = run(write(tmp_path / "in.jsonl", ROWS), *arguments, code=1)
     assert result.stderr.startswith(message)
     assert result.stderr.count("\n") == 1
 
 
-def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch):
+def test_an_interruption_prints_how_to_continue(tmp_path, monkeypatch):
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(raises=KeyboardInterrupt()))
     source = write(tmp_path / "in.jsonl", ROWS)
     result = run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 2, code=130)
-    assert "interrupted after 4 finished lines; the same command goes on from there." in result.stderr
+    assert "interrupted after 4 finished lines; repeat the same command to continue." in result.stderr
 
 
-def test_a_failing_scorer_says_where(tmp_path, monkeypatch):
+def test_the_error_of_a_scorer_names_the_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(raises=RemoteError("the server is gone")))
     source = write(tmp_path / "in.jsonl", ROWS)
     result = run(source, "--batch-size", 2, code=1)
@@ -92,7 +95,7 @@ gym_rm.cli.main.main()
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_a_stopped_process_leaves_a_file_to_go_on_with(tmp_path, children_hear_sigint, sent, code):
+def test_a_stopped_process_leaves_a_file_that_can_be_continued(tmp_path, children_hear_sigint, sent, code):
     source, out = write(tmp_path / "in.jsonl", ROWS * 100), tmp_path / "out.jsonl"
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", out, "--batch-size", "5"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
@@ -104,7 +107,7 @@ def test_a_stopped_process_leaves_a_file_to_go_on_with(tmp_path, children_hear_s
         finally:
             process.kill()
     assert process.returncode == code
-    assert ("the same command goes on from there" in stderr) == (sent == signal.SIGINT)
+    assert ("repeat the same command to continue" in stderr) == (sent == signal.SIGINT)
     done = len(read(out))
     assert 0 < done < 1000
     command[-1] = "1000"
@@ -112,7 +115,7 @@ def test_a_stopped_process_leaves_a_file_to_go_on_with(tmp_path, children_hear_s
     assert [row["id"] for row in read(out)] == list(range(10)) * 100
 
 
-def test_a_reader_that_leaves_early_gets_no_message(tmp_path):
+def test_a_closed_pipe_prints_no_error(tmp_path):
     source = write(tmp_path / "in.jsonl", ROWS * 1000)
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "--batch-size", "5000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -126,7 +129,7 @@ def test_a_reader_that_leaves_early_gets_no_message(tmp_path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("output", ["-", "/dev/full"])
-def test_a_full_disk_is_one_line_of_error(tmp_path, output):
+def test_a_full_disk_prints_one_line_of_error(tmp_path, output):
     source = write(tmp_path / "in.jsonl", ROWS)
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", output]
     with open("/dev/full", "wb") as full:
@@ -143,13 +146,13 @@ def test_the_terminal_shows_progress(tmp_path, monkeypatch, scorer):
     assert "10 lines in" in screen.getvalue()
 
 
-# --- a verifier of the user --------------------------------------------------------------------------------------
+# --- verifiers ---------------------------------------------------------------------------------------------------
 
 VERIFIER = '''
 from gym_rm import Scores
 
 def exact_match(conversations, prompts):
-    """1 where the reply ends with the answer of its row, 0 where it does not."""
+    """Return 1 if the reply ends with the answer of its row, else 0."""
     errors = [None if prompt.answer else f"row {prompt.prompt_id} has no answer" for prompt in prompts]
     answers = [(prompt.answer or "").replace(",", "") for prompt in prompts]
     said = [conversation[-1]["content"].rpartition(" ")[2].replace(",", "") for conversation in conversations]
@@ -169,11 +172,11 @@ GRADED = [
 
 @pytest.fixture
 def verify(tmp_path):
-    """A function that runs the command in a folder which holds `my_verifier.py`; gives exit code and stderr."""
+    """Function that runs the command in a folder with `my_verifier.py` and returns exit code and stderr."""
     (tmp_path / "my_verifier.py").write_text(VERIFIER)
 
     def verify(source, *options, name="exact_match"):
-        # -P: without it, "-m" alone would already let Python import from the folder.
+        # Without -P, "-m" adds the working directory to sys.path.
         command = [sys.executable, "-P", "-m", "gym_rm", "score", source, "--reward-model", f"my_verifier:{name}"]
         process = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
         return process.returncode, process.stderr
@@ -187,10 +190,10 @@ def test_a_verifier_compares_replies_with_the_answer_of_their_row(tmp_path, veri
     assert scores_of(tmp_path / "out.jsonl") == [1.0, [1.0, 0.0]]
 
 
-def test_a_row_without_an_answer_gets_the_verifiers_reason_and_the_others_their_scores(tmp_path, verify):
+def test_a_row_without_an_answer_gets_an_error_and_the_others_their_scores(tmp_path, verify):
     write(tmp_path / "in.jsonl", GRADED)
     code, stderr = verify("in.jsonl", "-o", "out.jsonl", "--on-error", "skip")
-    assert (code, stderr) == (3, "1 of 3 lines lack a score; their field score_error says why.\n")
+    assert (code, stderr) == (3, "1 of 3 lines have no score; their field score_error has the reason.\n")
     assert scores_of(tmp_path / "out.jsonl") == [1.0, None, [1.0, 0.0]]
     assert [row.get("score_error") for row in read(tmp_path / "out.jsonl")] == [None, "row b has no answer", None]
 
@@ -201,7 +204,7 @@ def test_a_row_without_an_answer_stops_the_run_after_the_rows_before_it(tmp_path
     assert read(tmp_path / "out.jsonl") == [{**GRADED[0], "score": 1.0}]
 
 
-def test_an_exception_of_a_verifier_is_shown_with_the_lines_it_came_from(tmp_path, verify):
+def test_an_exception_of_a_verifier_is_printed_with_its_lines(tmp_path, verify):
     write(tmp_path / "in.jsonl", GRADED)
     code, stderr = verify("in.jsonl", "-o", "out.jsonl", "--batch-size", "1", name="fragile_match")
     assert code == 1
@@ -211,7 +214,7 @@ def test_an_exception_of_a_verifier_is_shown_with_the_lines_it_came_from(tmp_pat
 
 
 @needs_data
-def test_a_verifier_agrees_with_the_grades_of_people(tmp_path, verify):
+def test_a_verifier_equals_the_human_grades(tmp_path, verify):
     assert verify(DATA / "gsm8k_graded.jsonl.gz", "-o", "out.jsonl") == (0, "")
     with gzip.open(DATA / "gsm8k_graded.jsonl.gz") as file:
         grades = [[float(solution["correct"]) for solution in json.loads(line)["solutions"]] for line in file]

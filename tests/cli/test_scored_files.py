@@ -32,7 +32,7 @@ from tests.cli.command import DATA, FIVE, FOUR, ROWS, USER, LengthScorer, needs_
         ({"prompt": "2 + 2?", "responses": ["4", "five"]}, [0.1, 0.4]),
     ],
 )
-def test_every_shape_of_row_is_scored(tmp_path, scorer, row, score):
+def test_every_format_of_row_is_scored(tmp_path, scorer, row, score):
     run(write(tmp_path / "in.jsonl", [row]), "-o", tmp_path / "out.jsonl")
     assert read(tmp_path / "out.jsonl") == [{**row, "score": score}]
 
@@ -44,27 +44,27 @@ def test_every_shape_of_row_is_scored(tmp_path, scorer, row, score):
         ("[1]", "expected a JSON object, got list [1]"),
         ({}, "nothing to score; expected 'messages'"),
         ({"prompt": "a"}, "nothing to score; expected 'messages'"),
-        ({"response": "a"}, "a reply without its prompt"),
+        ({"response": "a"}, "the prompt is missing"),
         ({"prompt": "a", "completions": []}, "'completions' must be a list of replies, got list []"),
         ({"prompt": "a", "solutions": [3]}, "'solutions[0]' must be a text or a list of messages, got int 3"),
         ({"prompt": "a", "chosen": "b"}, "the field 'rejected' is missing"),
-        ({"messages": [USER, FOUR], "score": 1}, "the field 'score' is there already; choose another name with --key"),
+        ({"messages": [USER, FOUR], "score": 1}, "the field 'score' already exists; choose another name with --key"),
         ({"prompt": "a", "response": "bad"}, "it is bad"),
         ({"prompt": "a", "responses": ["fine", "bad"]}, "1: it is bad"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, scorer, line, message):
+def test_the_error_for_an_invalid_line_names_it(tmp_path, scorer, line, message):
     source = write(tmp_path / "in.jsonl", [ROWS[0], line, ROWS[1]])
     result = run(source, "-o", tmp_path / "out.jsonl", code=1)
     assert f"error: {source} line 2: {message}" in result.stderr
     assert scores_of(tmp_path / "out.jsonl") == [0.0]
 
 
-def test_skip_writes_the_reason_and_goes_on(tmp_path, scorer):
+def test_skip_writes_the_error_and_continues(tmp_path, scorer):
     lines = [ROWS[0], "{", {"prompt": "a", "response": "bad"}, {"prompt": "a", "responses": ["bad", "four"]}, ROWS[1]]
     source = write(tmp_path / "in.jsonl", lines)
     result = run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
-    assert "3 of 5 lines lack a score" in result.stderr
+    assert "3 of 5 lines have no score" in result.stderr
     out = read(tmp_path / "out.jsonl")
     assert [row["score"] for row in out] == [0.0, None, None, [None, 0.4], 0.1]
     assert out[1]["line"] == "{"
@@ -73,7 +73,7 @@ def test_skip_writes_the_reason_and_goes_on(tmp_path, scorer):
     assert "score_error" not in out[4]
 
 
-def test_skip_goes_on_where_all_lines_are_bad(tmp_path, scorer):
+def test_skip_continues_if_all_lines_are_invalid(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", ["{", "}"]), "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
     assert scores_of(tmp_path / "out.jsonl") == [None, None]
 
@@ -86,7 +86,7 @@ def test_skip_goes_on_where_all_lines_are_bad(tmp_path, scorer):
     ),
     st.integers(1, 5),
 )
-def test_lines_come_out_as_they_went_in(tmp_path_factory, rows, batch_size):
+def test_output_lines_start_with_the_input_lines(tmp_path_factory, rows, batch_size):
     folder = tmp_path_factory.mktemp("lines")
     lines = [json.dumps({"prompt": "a", "response": "b", **row}, ensure_ascii=False) for row in rows]
     lines = [line.encode("utf-8", "surrogatepass") for line in lines]
@@ -115,12 +115,12 @@ def test_all_turns_are_written(tmp_path, scorer):
     assert read(tmp_path / "out.jsonl")[0]["score_turns"] == [4.0, 1.0]
 
 
-def test_all_turns_need_a_scorer_that_reads_every_turn(tmp_path):
+def test_all_turns_require_a_scorer_that_scores_every_turn(tmp_path):
     source = write(tmp_path / "in.jsonl", ROWS)
     model = '{"kind": "ensemble", "scorers": [null]}'
     result = run(source, "--reward-model", model, "--turns", "all", code=1)
-    assert "error: turns='all' needs a scorer that reads every turn" in result.stderr
-    assert "EnsembleScorer scores whole conversations only" in result.stderr
+    assert "error: turns='all' needs a scorer that scores every turn" in result.stderr
+    assert "EnsembleScorer scores only whole conversations" in result.stderr
 
 
 def test_the_provenance_is_written(tmp_path, scorer):
@@ -128,7 +128,7 @@ def test_the_provenance_is_written(tmp_path, scorer):
     assert read(tmp_path / "out.jsonl")[0]["score_provenance"]["model"] == "length"
 
 
-def test_the_fields_can_have_another_name(tmp_path, scorer):
+def test_key_renames_the_added_fields(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", ROWS[:2]), "-o", tmp_path / "one.jsonl")
     run(tmp_path / "one.jsonl", "-o", tmp_path / "two.jsonl", "--key", "again")
     assert read(tmp_path / "two.jsonl")[1] == {**ROWS[1], "score": 0.1, "again": 0.1}
@@ -143,7 +143,7 @@ def test_gzipped_input_is_read(tmp_path, scorer):
     assert len(read(tmp_path / "out.jsonl")) == 10
 
 
-def test_standard_input_goes_to_standard_output(scorer):
+def test_standard_input_is_written_to_standard_output(scorer):
     result = run("-", stdin='\n{"prompt": "a", "response": "b"}\r\n\n')
     assert result.stdout == '{"prompt": "a", "response": "b", "score": 0.1}\n'
 
@@ -174,13 +174,13 @@ def test_devices_are_written_like_standard_output(tmp_path, scorer):
     assert scorer.calls == [10, 10]
 
 
-def test_an_empty_file_is_done_without_a_scorer(tmp_path, scorer):
+def test_an_empty_file_does_not_call_the_scorer(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", []), "-o", tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_text() == ""
     assert scorer.calls == []
 
 
-def test_lines_are_batched_by_their_conversations(tmp_path, scorer):
+def test_batch_size_counts_conversations(tmp_path, scorer):
     rows = [{"prompt": "a", "responses": ["b"] * 4}] * 5
     run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.jsonl", "--batch-size", 8)
     assert scorer.calls == [8, 8, 4]
@@ -191,23 +191,23 @@ def test_lines_are_batched_by_their_conversations(tmp_path, scorer):
     [
         (["none.jsonl"], "cannot read 'none.jsonl': No such file"),
         (["."], "cannot read '.': Is a directory"),
-        (["in.jsonl", "-o", "in.jsonl"], "the output 'in.jsonl' is the input"),
+        (["in.jsonl", "-o", "in.jsonl"], "output must not be the input 'in.jsonl'"),
         (["in.jsonl", "-o", "out.jsonl.gz"], "choose a name without .gz"),
-        (["in.jsonl", "-o", "."], "cannot write '.': it is a folder"),
+        (["in.jsonl", "-o", "."], "output must be a file, got the folder '.'"),
         (["in.jsonl", "-o", "none/out.jsonl"], "cannot write 'none/out.jsonl': No such file"),
         (["in.jsonl.gz"], "cannot read 'in.jsonl.gz'"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path, monkeypatch, scorer, arguments, message):
+def test_the_error_for_an_invalid_file_names_it(tmp_path, monkeypatch, scorer, arguments, message):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "in.jsonl", ROWS)
     assert message in run(*arguments, code=1).stderr
 
 
-# --- going on ----------------------------------------------------------------------------------------------------
+# --- continued runs ----------------------------------------------------------------------------------------------
 
 
-def finished_after_interruption(tmp_path, monkeypatch, raises, code) -> Path:
+def interrupted_run(tmp_path, monkeypatch, raises, code) -> Path:
     source = write(tmp_path / "in.jsonl", ROWS)
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(raises=raises))
     run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 2, code=code)
@@ -216,8 +216,8 @@ def finished_after_interruption(tmp_path, monkeypatch, raises, code) -> Path:
 
 
 @pytest.mark.parametrize(("raises", "code"), [(KeyboardInterrupt(), 130), (RemoteError("the server is gone"), 1)])
-def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch, raises, code):
-    source = finished_after_interruption(tmp_path, monkeypatch, raises, code)
+def test_an_interrupted_run_can_be_continued(tmp_path, monkeypatch, raises, code):
+    source = interrupted_run(tmp_path, monkeypatch, raises, code)
     scorer = LengthScorer()
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: scorer)
     run(source, "-o", tmp_path / "out.jsonl")
@@ -227,7 +227,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch, rais
 
 
 @given(cut=st.integers(0, 640))
-def test_a_half_written_line_is_repaired(tmp_path_factory, cut):
+def test_an_incomplete_last_line_is_scored_again(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("cut")
     source, out = write(folder / "in.jsonl", ROWS), folder / "out.jsonl"
     with pytest.MonkeyPatch.context() as patch:
@@ -239,73 +239,73 @@ def test_a_half_written_line_is_repaired(tmp_path_factory, cut):
     assert out.read_bytes() == whole
 
 
-def test_a_mended_line_is_scored_by_the_next_run(tmp_path, scorer):
+def test_a_corrected_line_is_scored_by_the_next_run(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", [ROWS[1], "{", ROWS[2]]), "-o", tmp_path / "out.jsonl", code=1)
     run(write(tmp_path / "in.jsonl", [ROWS[1], ROWS[3], ROWS[2]]), "-o", tmp_path / "out.jsonl")
     assert scores_of(tmp_path / "out.jsonl") == [0.1, 0.3, 0.2]
 
 
-def test_lines_without_a_score_count_in_later_runs_too(tmp_path, scorer):
+def test_lines_without_a_score_are_counted_in_later_runs(tmp_path, scorer):
     source = write(tmp_path / "in.jsonl", ["{", *ROWS])
     for _ in range(2):
         run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
 
 
-def test_a_finished_run_has_nothing_to_do(tmp_path, scorer):
+def test_a_finished_run_does_not_call_the_scorer(tmp_path, scorer):
     source = write(tmp_path / "in.jsonl", ROWS)
     run(source, "-o", tmp_path / "out.jsonl")
     run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 3)
     assert scorer.calls == [10]
 
 
-def test_other_settings_are_refused(tmp_path, scorer):
+def test_an_output_with_different_settings_is_an_error(tmp_path, scorer):
     source = write(tmp_path / "in.jsonl", ROWS)
     run(source, "-o", tmp_path / "out.jsonl", "--dtype", "float32")
     before = (tmp_path / "out.jsonl").read_bytes()
     result = run(source, "-o", tmp_path / "out.jsonl", "--dtype", "bfloat16", code=1)
-    assert "was begun with another settings (dtype: 'float32' then, 'bfloat16' now)" in result.stderr
+    assert "was written with different settings (dtype: earlier 'float32', now 'bfloat16')" in result.stderr
     assert (tmp_path / "out.jsonl").read_bytes() == before
     run(source, "-o", tmp_path / "out.jsonl", "--dtype", "bfloat16", "--overwrite")
 
 
-def test_another_model_under_the_same_name_is_refused(tmp_path, monkeypatch, scorer):
-    source = finished_after_interruption(tmp_path, monkeypatch, KeyboardInterrupt(), 130)
+def test_an_output_of_a_different_model_is_an_error(tmp_path, monkeypatch, scorer):
+    source = interrupted_run(tmp_path, monkeypatch, KeyboardInterrupt(), 130)
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(model="other"))
     result = run(source, "-o", tmp_path / "out.jsonl", code=1)
-    assert "was begun with another model (model: 'length' then, 'other' now)" in result.stderr
+    assert "was written with a different model (model: earlier 'length', now 'other')" in result.stderr
     assert len(read(tmp_path / "out.jsonl")) == 4
 
 
-def test_another_input_is_refused(tmp_path, scorer):
+def test_an_output_of_a_different_input_is_an_error(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", ROWS), "-o", tmp_path / "out.jsonl")
     result = run(write(tmp_path / "in.jsonl", ROWS[::-1]), "-o", tmp_path / "out.jsonl", code=1)
-    assert "out.jsonl line 1 is not the scored" in result.stderr
+    assert "out.jsonl line 1 does not match" in result.stderr
     result = run(write(tmp_path / "in.jsonl", ROWS[:5]), "-o", tmp_path / "out.jsonl", code=1)
     assert "has more lines than the input" in result.stderr
 
 
-def test_a_file_of_someone_else_is_not_touched(tmp_path, scorer):
+def test_an_existing_file_without_settings_is_not_changed(tmp_path, scorer):
     out = write(tmp_path / "out.jsonl", ["precious"])
     result = run(write(tmp_path / "in.jsonl", ROWS), "-o", out, code=1)
-    assert "out.jsonl exists, but out.jsonl.settings.json beside it" in result.stderr
+    assert "out.jsonl exists, but its settings file out.jsonl.settings.json cannot be read" in result.stderr
     assert out.read_text() == "precious\n"
 
 
 @pytest.mark.parametrize("record", ["[]", "{}", '{"settings": 3, "provenance": null}', '{"settings": {}', "\udcff"])
-def test_a_settings_file_that_cannot_be_read_is_refused(tmp_path, scorer, record):
+def test_an_invalid_settings_file_is_an_error(tmp_path, scorer, record):
     source = write(tmp_path / "in.jsonl", ROWS)
     run(source, "-o", tmp_path / "out.jsonl")
     (tmp_path / "out.jsonl.settings.json").write_bytes(record.encode(errors="surrogateescape"))
     result = run(source, "-o", tmp_path / "out.jsonl", code=1)
-    assert "which says how it was made, cannot be read" in result.stderr
+    assert "its settings file out.jsonl.settings.json cannot be read" in result.stderr
 
 
-# --- the real thing ----------------------------------------------------------------------------------------------
+# --- real data ---------------------------------------------------------------------------------------------------
 
 
 @needs_data
 @pytest.mark.parametrize("name", ["gsm8k_graded", "hh_harmless", "rewardbench_slice"])
-def test_real_rows_get_the_rewards_of_the_scorer(tmp_path, name):
+def test_rows_of_real_data_sets_get_the_rewards_of_the_scorer(tmp_path, name):
     model = tiny_models.save_reward_model(tmp_path / "model", "qwen3")
     with gzip.open(DATA / f"{name}.jsonl.gz") as file:
         lines = [file.readline() for _ in range(12)]

@@ -22,12 +22,14 @@ REQUEST = {"query": [f"{PROMPT}{reply}<|im_end|>" for reply in REPLIES], "prompt
 
 @contextlib.contextmanager
 def serving(*options):
-    """The command on a free port of this machine, as a process that has ended afterwards; and its address."""
+    """Run the command on a free port; yield the process and its URL, and kill the process afterwards."""
     command = [sys.executable, "-m", "gym_rm", "serve", "--policy-tokenizer", POLICY, "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
-            assert line.startswith("answering at http://127.0.0.1:"), line + process.stderr.read()
+            if not line.startswith("listening at http://127.0.0.1:"):
+                process.kill()  # otherwise reading stderr waits forever
+                pytest.fail(line + process.stderr.read())
             yield process, line.split()[-1]
         finally:
             process.kill()
@@ -40,7 +42,7 @@ def url():
 
 
 def post(url, key=None):
-    """Status and reply of the same two samples, asked for with this key."""
+    """Request the rewards of two samples with this key; return status and response."""
     address = urllib.parse.urlsplit(url)
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
@@ -50,7 +52,7 @@ def post(url, key=None):
         return response.status, json.loads(response.read())
 
 
-def test_a_request_gets_the_rewards_of_the_embedded_model(url):
+def test_a_request_returns_the_rewards_of_the_embedded_model(url):
     question = {"role": "user", "content": "How much is 90 - 50?"}
     conversations = [[question, {"role": "assistant", "content": reply}] for reply in REPLIES]
     status, reply = post(url, "secret")
@@ -59,8 +61,8 @@ def test_a_request_gets_the_rewards_of_the_embedded_model(url):
 
 
 @pytest.mark.parametrize("key", [None, "wrong", ""])
-def test_a_request_without_the_key_is_refused(url, key):
-    assert post(url, key) == (401, {"error": "this server asks for a key"})
+def test_a_request_without_the_key_gets_status_401(url, key):
+    assert post(url, key) == (401, {"error": "the key is missing or wrong"})
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=lambda sent: sent.name)
@@ -75,38 +77,38 @@ def test_a_signal_ends_the_server_without_an_error(children_hear_sigint, sent):
         post(url)
 
 
-def refused(*options):
-    """What the command says when it cannot serve."""
+def error_of(*options):
+    """Return the error output of a command that exits with code 2."""
     result = CliRunner().invoke(app, ["serve", *options])
     assert result.exit_code == 2, result.output
     return result.stderr
 
 
-def test_other_machines_are_not_served_without_a_key():
-    stderr = refused("--policy-tokenizer", POLICY, "--port", "0", "--host", "0.0.0.0")
-    assert stderr.startswith("error: host='0.0.0.0' can be reached from other machines, and there is no key")
+def test_another_host_without_a_key_prints_one_line_of_error():
+    stderr = error_of("--policy-tokenizer", POLICY, "--port", "0", "--host", "0.0.0.0")
+    assert stderr.startswith("error: key is missing, but host='0.0.0.0' can be reached from other machines")
     assert stderr.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_line_of_error():
+def test_a_port_in_use_prints_one_line_of_error():
     with socket.create_server(("127.0.0.1", 0)) as other:
-        stderr = refused("--policy-tokenizer", POLICY, "--port", str(other.getsockname()[1]))
+        stderr = error_of("--policy-tokenizer", POLICY, "--port", str(other.getsockname()[1]))
     assert "Address already in use" in stderr
     assert stderr.count("\n") == 1
 
 
-def test_a_reward_model_that_cannot_be_loaded_is_one_line_of_error(tmp_path):
-    stderr = refused("--policy-tokenizer", POLICY, "--reward-model", str(tmp_path))
+def test_an_invalid_reward_model_prints_one_line_of_error(tmp_path):
+    stderr = error_of("--policy-tokenizer", POLICY, "--reward-model", str(tmp_path))
     assert stderr.startswith("error: ")
     assert str(tmp_path) in stderr
     assert stderr.count("\n") == 1
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_named(tmp_path):
-    stderr = refused("--policy-tokenizer", str(tmp_path))
+def test_the_error_for_an_invalid_tokenizer_names_it(tmp_path):
+    stderr = error_of("--policy-tokenizer", str(tmp_path))
     assert stderr.startswith("error: ")
     assert str(tmp_path) in stderr
 
 
-def test_the_tokenizer_of_the_policy_must_be_named():
-    assert "Missing option '--policy-tokenizer'" in refused()
+def test_the_option_policy_tokenizer_is_required():
+    assert "Missing option '--policy-tokenizer'" in error_of()

@@ -17,15 +17,15 @@ def test_a_text_is_one_message():
     assert parse_messages("hi", "here", "reply", text_role="assistant") == ({"role": "assistant", "content": "hi"},)
 
 
-def test_messages_are_copied_as_they_are():
+def test_messages_are_copied_unchanged():
     given = [USER, FOUR]
     messages = parse_messages(given, "here", "messages")
     assert messages == (USER, FOUR)
     assert messages[0] is not USER
 
 
-def test_keys_that_only_other_messages_have_are_dropped():
-    """Column formats fill them with None."""
+def test_keys_with_the_value_none_are_dropped():
+    """Column formats add the keys of other messages with the value None."""
     assert parse_messages([{**USER, "name": None}], "here", "messages") == (USER,)
     named = {**USER, "name": "Ann"}
     assert parse_messages([named], "here", "messages") == (named,)
@@ -45,7 +45,7 @@ def test_keys_that_only_other_messages_have_are_dropped():
         ([{"role": "user", "content": None}], r"here: 'messages\[0\].content' must be a text, got NoneType None"),
     ],
 )
-def test_malformed_messages_are_named(value, message):
+def test_invalid_messages_are_refused(value, message):
     with pytest.raises(ConfigError, match=message):
         parse_messages(value, "here", "messages")
 
@@ -59,7 +59,7 @@ def test_a_prompt_and_a_reply_become_one_conversation(prompt, reply):
     assert list(join_reply(prompt, reply)) == [USER, FOUR]
 
 
-def test_a_reply_may_hold_several_messages():
+def test_a_reply_may_contain_several_messages():
     turns = [FOUR, {"role": "tool", "content": "ok"}, FOUR]
     assert list(join_reply("2 + 2?", turns)) == [USER, *turns]
 
@@ -70,12 +70,12 @@ def test_content_in_text_parts_becomes_text():
 
 
 @pytest.mark.parametrize("content", [IMAGE, None, 3, "text", [{"text": "no type"}], ["text"]])
-def test_any_other_content_is_passed_on_for_the_scorer_to_refuse(content):
+def test_other_content_than_text_is_kept(content):
     assert plain_content(content) == content
     assert prompt_messages([{"role": "user", "content": content}]) == [{"role": "user", "content": content}]
 
 
-def test_further_fields_of_a_message_are_passed_on_for_the_scorer_to_refuse():
+def test_other_fields_of_a_message_are_kept():
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add"}]}
     assert list(join_reply("2 + 2?", [call])) == [USER, call]
 
@@ -109,19 +109,19 @@ RENDERED = [
 
 
 @pytest.mark.parametrize("text", RENDERED)
-def test_a_prompt_that_a_chat_template_was_applied_to_is_refused(text):
-    with pytest.raises(ConfigError, match=r"row 7 holds .*: the policy's chat template has been applied to it"):
+def test_a_prompt_with_an_applied_chat_template_is_refused(text):
+    with pytest.raises(ConfigError, match=r"row 7 contains .*: the policy's chat template has been applied to it"):
         refuse_rendered(text, "row 7")
     with pytest.raises(ConfigError, match="chat template has been applied"):
         join_reply(text, "4")
 
 
 @pytest.mark.parametrize("text", ["2 < 3 | 4 > 1", "<b>bold</b>", "user: hi", "[INSTALL] it", ""])
-def test_ordinary_text_is_not_taken_for_a_rendered_prompt(text):
+def test_ordinary_text_is_not_mistaken_for_a_rendered_prompt(text):
     refuse_rendered(text, "row 7")
     assert prompt_messages(text) == [{"role": "user", "content": text}]
 
 
-def test_a_reply_may_spell_the_marks_of_a_template():
-    """It is what the policy wrote; the renderer makes sure that it forges no turn."""
+def test_a_reply_may_contain_control_tokens():
+    """The renderer encodes control tokens in a reply as plain text, so they cannot forge a turn."""
     assert list(join_reply("hi", RENDERED[0]))[-1] == {"role": "assistant", "content": RENDERED[0]}

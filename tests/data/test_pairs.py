@@ -42,7 +42,7 @@ def test_margin_and_metadata():
     assert scored.margin == 0.5
 
 
-def test_equal_conversations_keep_a_reply_each():
+def test_equal_conversations_have_their_last_message_as_reply():
     (pair,) = load_pairs([{"chosen": [USER, FOUR], "rejected": [USER, FOUR]}])
     assert (pair.prompt, pair.chosen, pair.rejected) == ((USER,), (FOUR,), (FOUR,))
 
@@ -63,7 +63,7 @@ def test_more_than_two_ranks_give_every_pair_with_a_preference():
     ("row", "message"),
     [
         ("text", r"pairs\[0\]: expected a row with 'chosen' and 'rejected', got str 'text'"),
-        ({"prompt": "a", "chosen": "b"}, r"the field 'rejected' is missing, got \['chosen', 'prompt'\]"),
+        ({"prompt": "a", "chosen": "b"}, r"the field 'rejected' is missing, got the fields \['chosen', 'prompt'\]"),
         ({"prompt": "a", "chosen": "b", "rejected": ["c"]}, r"'rejected\[0\]' must be a message"),
         ({"chosen": "b", "rejected": "c"}, r"add the field 'prompt' or give whole conversations"),
         ({"prompt": "a", "chosen": [USER, FOUR], "rejected": "5"}, r"'chosen' begins with a user turn that is not"),
@@ -79,17 +79,17 @@ def test_more_than_two_ranks_give_every_pair_with_a_preference():
         ({"context": "a", "completions": [{"rank": 0, "completion": "b"}] * 2}, r"all completions have the rank 0"),
     ],
 )
-def test_a_bad_pair_is_named(row, message):
+def test_an_invalid_pair_is_refused(row, message):
     with pytest.raises(ConfigError, match=message):
         load_pairs([row])
 
 
 def test_a_source_without_rows_is_refused():
-    with pytest.raises(ConfigError, match=r"pairs: the given list holds no rows"):
+    with pytest.raises(ConfigError, match=r"pairs: the given list has no rows"):
         load_pairs([])
 
 
-def test_a_bad_row_of_a_file_is_named_with_its_line(tmp_path):
+def test_the_error_of_an_invalid_row_has_its_file_and_line(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a"}\n')
     with pytest.raises(ConfigError, match=r"p.jsonl line 2: the field 'chosen' is missing"):

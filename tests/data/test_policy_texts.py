@@ -49,14 +49,14 @@ def tokenizer(request, policy_path):
         chat("line\nbreaks and 'quotes'", "", "empty before"),
     ],
 )
-def test_what_was_rendered_comes_back(tokenizer, messages):
+def test_rendered_messages_are_recovered(tokenizer, messages):
     if tokenizer.chat_template == GEMMA and messages[0]["role"] == "system":
-        pytest.skip("this template knows no system role")
+        pytest.skip("this template has no system role")
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert PolicyTexts(tokenizer).messages(prompt) == messages
 
 
-def test_the_reply_loses_its_end_tokens_only(policy_path):
+def test_only_end_tokens_are_removed_from_a_reply(policy_path):
     texts = PolicyTexts(policy_path)
     prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     for text, reply in {
@@ -96,19 +96,19 @@ def test_plain_prompts(policy_path):
         texts.messages("<|im_start|>user\n2 + 2?<|im_end|>\n")
 
 
-def test_a_template_is_needed(policy_path):
+def test_a_chat_template_is_required(policy_path):
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="apply_chat_template=False"):
         PolicyTexts(tokenizer)
 
 
-def test_a_tokenizer_that_cannot_be_loaded_is_named(tmp_path):
+def test_a_tokenizer_that_cannot_be_loaded_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"the policy's tokenizer '.*nothing' cannot be loaded"):
         PolicyTexts(str(tmp_path / "nothing"))
 
 
-def test_a_template_that_hides_turns_is_refused(policy_path):
+def test_a_template_that_omits_turns_is_refused(policy_path):
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
     tokenizer.chat_template = "{{ messages[-1]['content'] }} ->"
     with pytest.raises(ConfigError, match="one after the other"):

@@ -20,7 +20,7 @@ FIVE = {"role": "assistant", "content": "5"}
 ROWS = [{"prompt": "2 + 2?", "answer": "4"}, {"prompt": "3 + 3?", "answer": "6"}]
 
 
-# --- what a row means
+# --- rows
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_every_row_shape_gives_the_same_prompt(row):
     assert load_prompts([row]) == (Prompt((USER,), "0"),)
 
 
-def test_fields_go_where_they_belong():
+def test_fields_of_a_row():
     (prompt,) = load_prompts(
         [{"prompt_id": 7, "id": 8, "question": "2 + 2?", "answer": 4, "user_turns": ["Sure?"], "level": "easy"}]
     )
@@ -55,34 +55,34 @@ def test_the_last_assistant_turn_is_the_reference_reply():
     assert prompt.metadata == {"reference_reply": "4"}
 
 
-def test_messages_are_preferred_and_the_other_conversation_is_kept():
+def test_messages_are_preferred_and_the_prompt_goes_to_metadata():
     (prompt,) = load_prompts([{"prompt": "other", "messages": [USER]}])
     assert prompt.messages == (USER,)
     assert prompt.metadata == {"prompt": "other"}
 
 
 @given(st.lists(st.text(), min_size=1, max_size=5))
-def test_text_is_never_edited(texts):
+def test_text_is_not_changed(texts):
     assert [prompt.messages[0]["content"] for prompt in load_prompts(texts)] == texts
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "hi"}, r"prompts\[1\]: expected one of the fields .* got \['text'\]"),
-        (USER, r"prompts\[1\]: .* put it in a list of its own"),
+        ({"text": "hi"}, r"prompts\[1\]: expected one of the fields .* got the fields \['text'\]"),
+        (USER, r"prompts\[1\]: .* pass its conversation as a list of messages"),
         (3, r"prompts\[1\]: 'messages' must be a text or a list of messages, got int 3"),
         ({"messages": []}, r"'messages' must be a text or a list of messages, got list \[\]"),
         ({"messages": ["hi"]}, r"'messages\[0\]' must be a message .* got str 'hi'"),
         ({"messages": [{"role": "user"}]}, r"'messages\[0\].content' must be a text, got only the keys \['role'\]"),
         ({"messages": [USER, {"role": "user", "content": 3}]}, r"'messages\[1\].content' must be a text, got int 3"),
-        ({"messages": [FOUR]}, r"'messages' leaves nothing to answer"),
+        ({"messages": [FOUR]}, r"'messages' must have a message to answer before its last assistant turn"),
         ({"prompt": "hi", "answer": ["4"]}, r"'answer' must be a text or a number, got list \['4'\]"),
         ({"prompt": "hi", "user_turns": "more"}, r"'user_turns' must be a list of texts, got str 'more'"),
         ({"context": "a", "question": "b"}, r"'context' and 'question' are both texts; join them"),
     ],
 )
-def test_a_bad_row_is_named(row, message):
+def test_an_invalid_row_is_refused(row, message):
     with pytest.raises(ConfigError, match=message):
         load_prompts(["good", row])
 
@@ -97,7 +97,7 @@ def test_a_file_gives_the_prompts_of_its_rows(tmp_path):
     assert [prompt.answer for prompt in load_prompts(path)] == ["4", "6"]
 
 
-def test_a_bad_row_of_a_file_is_named_with_its_line(tmp_path):
+def test_the_error_of_an_invalid_row_has_its_file_and_line(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n{"text": "a"}\n')
     with pytest.raises(ConfigError, match=r"p.jsonl line 2: expected one of the fields"):
@@ -105,7 +105,7 @@ def test_a_bad_row_of_a_file_is_named_with_its_line(tmp_path):
 
 
 def test_a_source_without_rows_is_refused():
-    with pytest.raises(ConfigError, match=r"prompts: the given list holds no rows"):
+    with pytest.raises(ConfigError, match=r"prompts: the given list has no rows"):
         load_prompts([])
 
 
@@ -142,7 +142,7 @@ def test_the_columns_of_a_trainer_become_a_prompt():
     )
 
 
-def test_a_row_without_a_name_is_named_by_its_index():
+def test_the_default_name_of_a_prompt_is_its_index():
     assert prompt_of_columns([USER], {}, 3) == Prompt((USER,), "3")
     assert prompt_of_columns([USER], {"prompt_id": None, "id": "b"}, 3).prompt_id == "b"
     assert prompt_of_columns([USER], {"prompt_id": "a", "id": "b"}, 3).prompt_id == "a"
@@ -150,7 +150,7 @@ def test_a_row_without_a_name_is_named_by_its_index():
 
 @pytest.mark.parametrize("answer", [["4"], {"value": 4}, True])
 def test_an_answer_of_another_type_is_kept_as_metadata(answer):
-    """A trainer's data set is not ours to refuse: a verifier finds the value under its own name."""
+    """Such an answer is not an error. A verifier can read it from `metadata`."""
     prompt = prompt_of_columns([USER], {"answer": answer}, 0)
     assert prompt.answer is None
     assert prompt.metadata == {"answer": answer}
@@ -163,7 +163,7 @@ def test_an_answer_of_another_type_is_kept_as_metadata(answer):
         (4, "4"),
         (4.5, "4.5"),
         (0, "0"),
-        (4.0, "4"),  # pandas makes floats of integers in a column with a missing value
+        (4.0, "4"),  # pandas converts integers to floats in a column with missing values
         (np.int64(4), "4"),
         (np.float32(0.1), "0.1"),
         (10**20 + 1, "100000000000000000001"),

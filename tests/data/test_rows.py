@@ -26,7 +26,7 @@ def values(source):
     return [row for _, row in rows_of(source, "prompts")]
 
 
-def places(source):
+def locations(source):
     return [where for where, _ in rows_of(source, "prompts")]
 
 
@@ -57,7 +57,7 @@ def test_a_file_that_begins_with_a_byte_order_mark(tmp_path, name, text):
     assert values(path) == ROWS
 
 
-def test_csv_holds_lists_as_json(tmp_path):
+def test_lists_in_a_csv_file_are_json(tmp_path):
     path = write(tmp_path / "p.csv", 'messages,user_turns\n"[{""role"": ""user"", ""content"": ""a\nb""}]",\n')
     with pytest.raises(ConfigError, match=r"p.csv line 3, column 'messages': not valid JSON"):
         values(path)
@@ -65,8 +65,8 @@ def test_csv_holds_lists_as_json(tmp_path):
     assert values(path) == [{"messages": [{"role": "user", "content": "a"}], "user_turns": ["b"]}]
 
 
-def test_a_csv_line_with_too_many_cells_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"p.csv line 2: more cells than the 1 columns"):
+def test_a_csv_line_with_too_many_cells_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"p.csv line 2: the row has more cells than the header, which has 1"):
         values(write(tmp_path / "p.csv", "prompt\na,b\n"))
 
 
@@ -96,10 +96,10 @@ def test_a_broken_parquet_file(tmp_path):
         ("p.csv", 'prompt\n"a\nb"\nc\n', ["p.csv line 3", "p.csv line 4"]),
     ],
 )
-def test_every_row_knows_its_place(tmp_path, monkeypatch, name, text, expected):
+def test_every_row_has_its_location(tmp_path, monkeypatch, name, text, expected):
     monkeypatch.chdir(tmp_path)
     write(Path(name), text)
-    assert places(name) == expected
+    assert locations(name) == expected
 
 
 # --- other sources
@@ -125,7 +125,7 @@ def test_a_data_set_by_name_and_split(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("source", "module"), [("org/name", "datasets"), ("p.parquet", "pyarrow.parquet")])
-def test_a_missing_extra_is_named(tmp_path, monkeypatch, source, module):
+def test_the_error_of_a_missing_package_has_the_install_command(tmp_path, monkeypatch, source, module):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "p.parquet", "")
     monkeypatch.setitem(sys.modules, module, None)
@@ -135,30 +135,30 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch, source, module):
 
 def test_a_generator():
     assert values(row for row in ROWS) == ROWS
-    assert places(row for row in ROWS) == ["prompts[0]", "prompts[1]"]
+    assert locations(row for row in ROWS) == ["prompts[0]", "prompts[1]"]
 
 
 def test_none_is_the_embedded_set():
     assert len(values(None)) > 100
-    assert places(None)[0] == "embedded prompts line 1"
+    assert locations(None)[0] == "embedded prompts line 1"
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("nosuch.jsonl", r"prompts: there is no file 'nosuch.jsonl'"),
-        ("What is 2 + 2?", r"prompts='What is 2 \+ 2\?' is no file and no data set name"),
+        ("nosuch.jsonl", r"prompts: the file 'nosuch.jsonl' does not exist"),
+        ("What is 2 + 2?", r"prompts='What is 2 \+ 2\?' is neither a file nor a data set name"),
         ({"prompt": "hi"}, r"prompts must be .* got dict"),
         (3, r"prompts must be .* got int 3"),
     ],
 )
-def test_a_bad_source_is_explained(source, message):
+def test_an_invalid_source_is_refused(source, message):
     with pytest.raises(ConfigError, match=message):
         values(source)
 
 
-def test_errors_call_a_source_by_the_name_of_the_argument():
-    with pytest.raises(ConfigError, match=r"pairs: there is no file 'nosuch.jsonl'"):
+def test_errors_contain_the_name_of_the_argument():
+    with pytest.raises(ConfigError, match=r"pairs: the file 'nosuch.jsonl' does not exist"):
         list(rows_of("nosuch.jsonl", "pairs"))
     with pytest.raises(ConfigError, match=r"pairs must be .* got int 3"):
         rows_of(3, "pairs")
@@ -168,19 +168,19 @@ def test_errors_call_a_source_by_the_name_of_the_argument():
     ("name", "content", "message"),
     [
         ("p.jsonl", b'{"prompt": "a"}\n\n{"prompt": }\n', r"p.jsonl line 3: not valid JSON: .* at column 12"),
-        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"p.jsonl line 2: not UTF-8: byte 0xff"),
-        ("p.jsonl", b'{"a": ' + b"9" * 5000 + b"}", r"p.jsonl line 1: not a row"),
-        ("p.jsonl", b"[" * 100_000, r"p.jsonl line 1: not a row"),
+        ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"p.jsonl line 2: not valid UTF-8: byte 0xff"),
+        ("p.jsonl", b'{"a": ' + b"9" * 5000 + b"}", r"p.jsonl line 1: cannot be parsed as JSON"),
+        ("p.jsonl", b"[" * 100_000, r"p.jsonl line 1: cannot be parsed as JSON"),
         ("p.jsonl.gz", b"not gzipped", r"p.jsonl.gz: cannot be read after line 0"),
         ("p.jsonl.gz", gzip.compress(b'"a"\n' * 9999)[:-20], r"p.jsonl.gz: cannot be read after line"),
         ("p.json.gz", gzip.compress(b"[1]")[:-4], r"p.json.gz: cannot be read"),
-        ("p.json", b'{"prompt": "a"}', r"p.json: a .json file must hold a list of rows, got dict"),
+        ("p.json", b'{"prompt": "a"}', r"p.json: a .json file must contain a list of rows, got dict"),
         ("p.csv", b"prompt\n\xff\n", r"p.csv: not readable as CSV after line 0"),
         ("p.txt", b"hello", r"prompts: cannot read '.*p.txt'; expected one of .jsonl"),
         ("p.parquet.gz", b"", r"prompts: cannot read '.*p.parquet.gz'"),
     ],
 )
-def test_a_bad_file_is_explained(tmp_path, name, content, message):
+def test_an_invalid_file_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         values(tmp_path / name)
@@ -201,7 +201,7 @@ def test_a_file_that_does_not_exist_cannot_be_opened(tmp_path):
 
 
 def test_rows_of_a_file_are_read_one_by_one(tmp_path):
-    """A bad line is an error when it is reached, not before: files may be larger than memory."""
+    """Files may be larger than memory, so an invalid line is an error only when it is reached."""
     rows = rows_of(write(tmp_path / "p.jsonl", json_lines(ROWS) + "{"), "prompts")
     assert [next(rows)[1], next(rows)[1]] == ROWS
     with pytest.raises(ConfigError, match="line 3: not valid JSON"):
@@ -211,7 +211,7 @@ def test_rows_of_a_file_are_read_one_by_one(tmp_path):
 # --- single values
 
 
-def test_a_line_that_is_not_json_is_named_with_its_place():
+def test_a_line_that_is_not_json_is_an_error():
     assert parse_line(b'{"a": 1}', "here") == {"a": 1}
     with pytest.raises(ConfigError, match=r"here: not valid JSON: .* at column 1"):
         parse_line("nonsense", "here")
@@ -226,7 +226,7 @@ def test_errors_show_the_type_and_the_beginning_of_a_value():
     ("source", "text"),
     [(None, "the embedded set"), ("a.jsonl", "'a.jsonl'"), (Path("a.jsonl"), "'a.jsonl'"), ([], "the given list")],
 )
-def test_how_errors_name_a_source(source, text):
+def test_names_of_sources_in_errors(source, text):
     assert describe_source(source) == text
 
 

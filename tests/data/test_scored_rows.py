@@ -26,7 +26,7 @@ BOTH = ((USER, FOUR), (USER, FIVE))
         {"completions": [{"rank": 1, "completion": "4"}, {"rank": 0, "completion": [FIVE]}]},
     ],
 )
-def test_a_list_of_replies_gives_a_conversation_each(prompt, replies):
+def test_a_list_of_replies_gives_one_conversation_per_reply(prompt, replies):
     found = row_to_score({**prompt, **replies}, "here", 3)
     assert found == RowToScore(BOTH, (0, 1), Prompt((USER,), "3"))
 
@@ -52,7 +52,7 @@ def test_messages_are_a_whole_conversation():
     assert row_to_score({"messages": [USER, FOUR]}, "here") == RowToScore(BOTH[:1], None, Prompt((USER,), "0"))
 
 
-def test_messages_that_end_with_the_user_are_scored_as_they_are():
+def test_messages_that_end_with_the_user_are_scored_unchanged():
     assert row_to_score({"messages": [USER]}, "here") == RowToScore(((USER,),), None, Prompt((USER,), "0"))
 
 
@@ -65,7 +65,7 @@ def test_messages_that_end_with_the_user_are_scored_as_they_are():
         {"question": "2 + 2?", "solutions": ["4", "5"]},
     ],
 )
-def test_the_other_fields_go_with_every_conversation_as_its_prompt(row):
+def test_the_other_fields_become_the_prompt(row):
     fields = {"id": "sum-1", "answer": 4, "level": "easy"}
     assert row_to_score({**row, **fields}, "here", 3).prompt == Prompt(
         (USER,), "sum-1", answer="4", metadata={"level": "easy"}
@@ -81,14 +81,14 @@ def test_the_other_fields_go_with_every_conversation_as_its_prompt(row):
         (["completions", "chosen", "rejected", "response"], [(USER,)], None),
     ],
 )
-def test_replies_come_before_a_pair_before_a_response_before_messages(without, conversations, labels):
+def test_replies_take_precedence_over_pair_response_and_messages(without, conversations, labels):
     pair = {"chosen": [USER, FOUR], "rejected": [USER, FIVE]}
     row = {"messages": [USER], "completions": ["5"], "response": "4", **pair}
     found = row_to_score({name: value for name, value in row.items() if name not in without}, "here")
     assert (list(found.conversations), found.labels) == (conversations, labels)
 
 
-def test_fields_that_are_none_do_not_count():
+def test_fields_that_are_none_are_ignored():
     row = {"messages": [USER, FOUR], "completions": None, "chosen": None, "rejected": None, "response": None}
     assert row_to_score(row, "here").conversations == BOTH[:1]
 
@@ -102,12 +102,12 @@ def test_fields_that_are_none_do_not_count():
         ({"prompt": "a", "solutions": []}, r"here: 'solutions' must be a list of replies, got list \[\]"),
         ({"prompt": "a", "responses": [3]}, r"here: 'responses\[0\]' must be a text or a list of messages, got int 3"),
         ({"prompt": "a", "completions": [{"text": 3}]}, r"here: 'completions\[0\].text' must be a text or a list"),
-        ({"response": "b"}, "here: a reply without its prompt; expected one of .*'prompt'"),
+        ({"response": "b"}, "here: the prompt is missing; expected one of the fields .*'prompt'"),
         ({"prompt": "a", "chosen": "b"}, "here: the field 'rejected' is missing"),
         ({"messages": []}, r"here: 'messages' must be a text or a list of messages, got list \[\]"),
     ],
 )
-def test_a_row_without_something_to_score_is_named(row, message):
+def test_an_invalid_row_is_refused(row, message):
     with pytest.raises(ConfigError, match=message):
         row_to_score(row, "here")
 

@@ -5,5 +5,5 @@ from tests.reports.example_run import write_run
 
 @pytest.fixture
 def folder(tmp_path):
-    """A run of 20 steps with answers, measured before, in the middle and after."""
+    """Folder of a run of 20 steps with measurements at steps 0, 10 and 20."""
     return write_run(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A small run as `RunWriter` leaves it, and what a table looks like on a console. Not a test."""
+"""Helpers: small runs written by `RunWriter`, and the console text of a table. Not a test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def conversation(question: str, reply: str) -> list[dict[str, str]]:
 
 
 def write_run(folder: Path) -> Path:
-    """A run of 20 steps with answers, measured before, in the middle and after."""
+    """Write a run of 20 steps with measurements at steps 0, 10 and 20."""
     writer = RunWriter(folder, SETTINGS)
     for step in range(21):
         if step:
@@ -33,7 +33,7 @@ def write_run(folder: Path) -> Path:
 
 
 def write_replies(folder: Path, *replies: tuple[str, ...], question: str = "What?") -> Path:
-    """A run in which the n-th prompt got `replies[step][n]` at that step."""
+    """Write a run in which prompt n has the reply `replies[step][n]` at each step."""
     writer = RunWriter(folder, {})
     writer.add_metrics("train", 1, {"reward_mean": 0.0})
     for step, texts in enumerate(replies):
@@ -43,7 +43,7 @@ def write_replies(folder: Path, *replies: tuple[str, ...], question: str = "What
 
 
 def text_of(renderable: Any, width: int = 200) -> str:
-    """What a console of this width shows."""
+    """Return the text that a console of this width prints."""
     console = Console(width=width, file=io.StringIO())
     console.print(renderable)
     return console.file.getvalue()

@@ -11,7 +11,7 @@ FINITE = st.floats(-1e6, 1e6)
 
 
 @given(st.lists(FINITE, min_size=1, max_size=30))
-def test_statistics_equal_numpys(rewards):
+def test_statistics_equal_numpy(rewards):
     metrics = reward_metrics(rewards)
     assert (metrics.num_samples, metrics.num_failed) == (len(rewards), 0)
     assert metrics.mean == pytest.approx(np.mean(rewards))
@@ -20,24 +20,24 @@ def test_statistics_equal_numpys(rewards):
 
 
 @given(st.lists(FINITE, min_size=1, max_size=30), st.integers(0, 5))
-def test_failed_rows_are_left_out_of_the_statistics(rewards, failures):
+def test_missing_scores_are_left_out_of_the_statistics(rewards, failures):
     whole, broken = reward_metrics(rewards), reward_metrics([*rewards, *[math.nan, math.inf] * failures])
     assert broken.num_failed == 2 * failures
     assert (whole.mean, whole.std, whole.min, whole.max) == (broken.mean, broken.std, broken.min, broken.max)
 
 
 @pytest.mark.parametrize("rewards", [[], [math.nan, math.nan]])
-def test_without_any_score_there_are_no_statistics(rewards):
+def test_without_scores_the_statistics_are_none(rewards):
     metrics = reward_metrics(rewards)
     assert metrics.num_samples == 0
     assert {metrics.mean, metrics.std, metrics.min, metrics.max, metrics.length_correlation} == {None}
 
 
-def test_one_sample_has_no_spread():
+def test_one_sample_has_standard_deviation_zero():
     assert reward_metrics([2.0]).std == 0.0
 
 
-def test_nemo_rl_names_and_its_divisor():
+def test_nemo_rl_names_and_standard_deviation():
     assert reward_metrics([1.0, 2.0, 6.0]).as_nemo_rl() == {
         "reward_model_env/num_samples": 3,
         "reward_model_env/mean_reward": 3.0,
@@ -47,27 +47,27 @@ def test_nemo_rl_names_and_its_divisor():
     }
 
 
-def test_nemo_rl_names_leave_out_what_is_undefined():
+def test_nemo_rl_names_leave_out_undefined_statistics():
     assert reward_metrics([]).as_nemo_rl() == {"reward_model_env/num_samples": 0}
     assert "reward_model_env/std_reward" not in reward_metrics([1.0]).as_nemo_rl()
 
 
-def test_a_reward_for_length_shows_as_a_correlation():
+def test_length_correlation_of_a_reward_for_length():
     assert reward_metrics([1.0, 2.0, 3.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(1.0)
     assert reward_metrics([3.0, 2.0, 1.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(-1.0)
 
 
-def test_failed_rows_leave_the_correlation_alone():
+def test_missing_scores_do_not_change_the_correlation():
     assert reward_metrics([1.0, math.nan, 3.0], num_tokens=[10, 999, 30]).length_correlation == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [5.0]])
-def test_a_constant_has_no_correlation(rewards):
+def test_the_correlation_of_a_constant_is_none(rewards):
     assert reward_metrics(rewards, num_tokens=range(len(rewards))).length_correlation is None
 
 
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=2, max_size=20))
-def test_correlation_lies_between_minus_one_and_one(pairs):
+def test_correlation_is_between_minus_one_and_one(pairs):
     x, y = np.array(pairs).T
     r = correlation(x, y)
     assert r is None or -1.0 <= r <= 1.0
@@ -79,7 +79,7 @@ def test_correlation_does_not_depend_on_the_scale(scale):
     assert correlation(x * scale, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
 
 
-def test_tokens_and_cuts():
+def test_num_tokens_and_truncated_share():
     metrics = reward_metrics([1.0, 2.0], num_tokens=[10, 30], truncated_tokens=[0, 5])
     assert (metrics.num_tokens, metrics.truncated) == (20.0, 0.5)
 
@@ -94,13 +94,13 @@ def test_components_are_averaged_over_the_scored_rows():
     assert metrics.components == {"help": 2.0}
 
 
-def test_columns_of_another_length_are_refused():
+def test_columns_of_another_length_raise_value_error():
     with pytest.raises(ValueError, match="one entry per reward"):
         reward_metrics([1.0, 2.0], num_tokens=[1])
 
 
 @given(st.lists(st.tuples(FINITE, st.booleans()), min_size=1, max_size=20))
-def test_running_statistics_equal_numpys(steps):
+def test_running_statistics_equal_numpy(steps):
     running, seen = RunningMetrics(2), ([], [])
     running.clear(np.array([True, True]))
     for reward, second in steps:
@@ -114,7 +114,7 @@ def test_running_statistics_equal_numpys(steps):
             assert statistics[name][row] == pytest.approx(getattr(np, name)(seen[row]), abs=1e-6)
 
 
-def test_clearing_one_row_keeps_the_others():
+def test_clearing_one_row_does_not_change_the_others():
     running = RunningMetrics(2)
     both = np.array([True, True])
     running.clear(both)

@@ -26,7 +26,7 @@ def test_results_without_held_out_prompts_compare_training_steps(tmp_path):
     assert "right answers" not in text
 
 
-def test_a_run_that_was_cut_short_compares_training_steps(tmp_path):
+def test_results_with_one_measurement_compare_training_steps(tmp_path):
     writer = RunWriter(tmp_path, {})
     writer.add_metrics("held_out", 0, {"reward_mean": 0.0})
     writer.add_metrics("train", 1, {"reward_mean": 3.0})
@@ -42,21 +42,21 @@ def test_conversations_show_each_prompt_once_before_and_after(folder):
     assert "What is 1 + 1?" not in text_of(conversations_table(read_run(folder), limit=1))
 
 
-def test_markup_in_a_reply_is_shown_as_it_is(tmp_path):
+def test_markup_in_a_reply_is_printed_as_text(tmp_path):
     write_replies(tmp_path, ("[red]",), ("[red]",), question="[bold]hi[/]")
     text = text_of(conversations_table(read_run(tmp_path)))
     assert "[bold]hi[/]" in text
     assert "[red]" in text
 
 
-def test_a_reply_cannot_recolour_the_console(tmp_path):
+def test_a_reply_cannot_change_console_colours(tmp_path):
     write_replies(tmp_path, ("\x1b[31mred",), ("\x1b[31mred",))
     text = text_of(conversations_table(read_run(tmp_path)))
     assert "\x1b" not in text
     assert r"\x1b[31mred" in text
 
 
-def test_a_long_reply_loses_its_middle(tmp_path):
+def test_the_middle_of_a_long_reply_is_cut(tmp_path):
     reply = "begin " + "so on and " * MOST_CHARACTERS + "end"
     write_replies(tmp_path, (reply,), (reply,))
     text = text_of(conversations_table(read_run(tmp_path)))
@@ -64,27 +64,27 @@ def test_a_long_reply_loses_its_middle(tmp_path):
     assert len(text) < len(reply) * 2
 
 
-def test_an_empty_reply_is_told(tmp_path):
+def test_an_empty_reply_is_shown_as_nothing(tmp_path):
     write_replies(tmp_path, ("",), ("",))
     assert text_of(conversations_table(read_run(tmp_path))).count("(nothing)") == 2
 
 
-def test_a_wording_that_spread_in_training_is_warned_of(tmp_path):
+def test_a_wording_that_spreads_in_training_gives_a_warning(tmp_path):
     write_replies(tmp_path, ("Of course!", "No.", "I think so.", "Well, no."), ("Of course!",) * 3 + ("No.",))
     run = read_run(tmp_path)
     opening = common_opening(run)
     assert (opening.words, opening.before, opening.after) == ("Of course!", 0.25, 0.75)
-    assert "75% of the replies now begin with 'Of course!', 25% did before training" in opening.warning
+    assert "75% of the replies now begin with 'Of course!', compared with 25% before training" in opening.warning
     assert re.search(r"replies that begin with 'Of course!' +│ +25% │ +75% ", text_of(results_table(run)))
 
 
-def test_a_wording_that_was_there_before_training_is_not_warned_of(folder):
+def test_a_wording_from_before_training_gives_no_warning(folder):
     opening = common_opening(read_run(folder))
     assert (opening.words, opening.before, opening.after) == ("It is", 1.0, 1.0)
     assert opening.warning is None
 
 
-def test_a_run_that_was_measured_once_has_no_common_opening(tmp_path):
+def test_a_run_with_one_measurement_has_no_common_opening(tmp_path):
     write_replies(tmp_path, ("It is 1.",))
     assert common_opening(read_run(tmp_path)) is None
 
@@ -100,11 +100,11 @@ def test_a_run_that_was_measured_once_has_no_common_opening(tmp_path):
         (1.5, [19.5], "+1.5"),
     ],
 )
-def test_rewards_have_a_sign_and_three_digits(value, like, text):
+def test_rewards_are_formatted_with_sign_and_three_digits(value, like, text):
     assert signed(value, like=like) == text
 
 
-def test_reading_and_tables_need_no_matplotlib(folder, monkeypatch):
+def test_tables_do_not_need_matplotlib(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert text_of(results_table(read_run(folder)))

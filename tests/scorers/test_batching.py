@@ -1,4 +1,4 @@
-"""Merged calls: everyone gets the scores of their own rows, whatever else was in the batch."""
+"""Merged calls: every caller gets the scores of its own rows."""
 
 import asyncio
 import copy
@@ -34,8 +34,8 @@ def length(conversations):
     return [len(conversation[-1]["content"]) for conversation in conversations]
 
 
-class Gated:
-    """Lets another scorer wait in its first call until the gate opens, and remembers what that one was asked."""
+class BlockedScorer:
+    """Scorer that blocks its first call until `gate` is set, and stores the calls of the inner scorer."""
 
     def __init__(self, scorer):
         self.scorer = scorer
@@ -50,15 +50,15 @@ class Gated:
 
 
 def score_merged(scorer, requests, **options):
-    """The futures of requests that were all waiting when the scorer became free, and what it was asked."""
-    gated = Gated(scorer)
-    merging = MicroBatchingScorer(gated, **options)
+    """Merge requests that wait at the same time; return their futures and the calls of the scorer."""
+    blocked = BlockedScorer(scorer)
+    merging = MicroBatchingScorer(blocked, **options)
     merging.submit([])
-    gated.started.wait()
+    blocked.started.wait()
     futures = [merging.submit(conversations, prompts) for conversations, prompts in requests]
-    gated.gate.set()
+    blocked.gate.set()
     merging.close()
-    return futures, gated.asked[1:]
+    return futures, blocked.asked[1:]
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def recorder():
 
 
 @pytest.fixture
-def slow():
-    """Scores for long enough that the next requests collect meanwhile."""
+def slow_scorer():
+    """Scorer that is slow enough for other requests to arrive during a call."""
     return RecordingScorer(seconds=0.05)
 
 
@@ -77,7 +77,7 @@ def ask(scorer, replies):
         return list(pool.map(lambda reply: scorer.score([chat("q", reply)]), replies))
 
 
-def test_it_is_a_scorer():
+def test_batching_scorer_passes_check_scorer():
     scorer = MicroBatchingScorer(
         gym_rm.load_scorer(lambda conversations: [len(c[-1]["content"]) for c in conversations])
     )
@@ -85,20 +85,20 @@ def test_it_is_a_scorer():
     scorer.close()
 
 
-def test_concurrent_calls_are_merged_and_everyone_gets_their_own(slow):
-    scorer = MicroBatchingScorer(slow)
+def test_concurrent_calls_are_merged_and_return_their_own_rows(slow_scorer):
+    scorer = MicroBatchingScorer(slow_scorer)
     replies = ["x" * length for length in range(64)]
     results = ask(scorer, replies)
     assert [scores.rewards.tolist() for scores in results] == [[length / 4] for length in range(64)]
-    assert scorer.num_conversations == slow.num_conversations == 64
-    assert scorer.num_batches == len(slow.calls) <= 8
-    assert len(slow.threads) == 1
-    assert threading.get_ident() not in slow.threads
+    assert scorer.num_conversations == slow_scorer.num_conversations == 64
+    assert scorer.num_batches == len(slow_scorer.calls) <= 8
+    assert len(slow_scorer.threads) == 1
+    assert threading.get_ident() not in slow_scorer.threads
     scorer.close()
 
 
-def test_a_failed_row_stays_with_its_caller(slow):
-    scorer = MicroBatchingScorer(slow)
+def test_a_missing_score_raises_only_in_its_own_call(slow_scorer):
+    scorer = MicroBatchingScorer(slow_scorer)
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(scorer.score, [chat("q", reply), chat("q", "ok")]) for reply in ["a", "FAIL", "c"] * 2]
     for future, failed in zip(futures, [False, True, False] * 2, strict=True):
@@ -112,8 +112,8 @@ def test_a_failed_row_stays_with_its_caller(slow):
     scorer.close()
 
 
-def test_a_crash_stays_with_its_caller(slow):
-    scorer = MicroBatchingScorer(slow, max_wait=0.2)
+def test_an_exception_is_raised_only_in_its_own_call(slow_scorer):
+    scorer = MicroBatchingScorer(slow_scorer, max_wait=0.2)
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(scorer.score, [chat("q", reply)]) for reply in ["a", "CRASH", "c"]]
     assert futures[0].result().rewards.tolist() == futures[2].result().rewards.tolist() == [0.25]
@@ -122,62 +122,62 @@ def test_a_crash_stays_with_its_caller(slow):
     scorer.close()
 
 
-def test_a_batch_is_closed_at_its_size(recorder):
+def test_a_batch_has_at_most_max_batch_size_conversations(recorder):
     scorer = MicroBatchingScorer(recorder, max_batch_size=4, max_wait=0.2)
     ask(scorer, ["x"] * 16)
     assert max(map(len, recorder.calls)) <= 4
     scorer.close()
 
 
-def test_coroutines_can_wait_for_it(slow):
+def test_coroutines_can_await_scores(slow_scorer):
     async def ask_all():
         return await asyncio.gather(*(asyncio.wrap_future(scorer.submit([chat("q", "x" * n)])) for n in range(32)))
 
-    scorer = MicroBatchingScorer(slow)
+    scorer = MicroBatchingScorer(slow_scorer)
     assert [scores.rewards[0] for scores in asyncio.run(ask_all())] == [n / 4 for n in range(32)]
-    assert len(slow.calls) <= 2
+    assert len(slow_scorer.calls) <= 2
     scorer.close()
 
 
-def test_a_caller_who_gives_up_does_not_stop_the_others(recorder):
-    gated = Gated(recorder)
-    scorer = MicroBatchingScorer(gated)
+def test_a_cancelled_request_does_not_affect_other_requests(recorder):
+    blocked = BlockedScorer(recorder)
+    scorer = MicroBatchingScorer(blocked)
     scorer.submit([])
-    gated.started.wait()
-    before, given_up, after = (scorer.submit([chat("q", "x" * length)]) for length in (1, 2, 3))
-    assert given_up.cancel()
-    gated.gate.set()
+    blocked.started.wait()
+    before, cancelled, after = (scorer.submit([chat("q", "x" * length)]) for length in (1, 2, 3))
+    assert cancelled.cancel()
+    blocked.gate.set()
     assert before.result(timeout=5).rewards.tolist() == [0.25]
     assert after.result(timeout=5).rewards.tolist() == [0.75]
     assert scorer.submit([chat("q", "abcd")]).result(timeout=5).rewards.tolist() == [1.0]
     scorer.close()
 
 
-def test_a_coroutine_that_runs_out_of_time_does_not_stop_the_others(slow):
-    scorer = MicroBatchingScorer(slow)
+def test_a_timeout_of_a_coroutine_does_not_affect_other_requests(slow_scorer):
+    scorer = MicroBatchingScorer(slow_scorer)
 
-    async def ask_impatiently():
+    async def ask_with_timeout():
         await asyncio.wait_for(asyncio.wrap_future(scorer.submit([chat("q", "a")])), timeout=0.001)
 
     with pytest.raises(TimeoutError):
-        asyncio.run(ask_impatiently())
+        asyncio.run(ask_with_timeout())
     assert scorer.submit([chat("q", "abcd")]).result(timeout=5).rewards.tolist() == [1.0]
     scorer.close()
 
 
-def test_a_scorer_that_loses_rows_is_told():
-    class Loses(RecordingScorer):
+def test_too_few_scores_raise_config_error():
+    class TooFewScores(RecordingScorer):
         def score(self, conversations, prompts=None):
             return super().score(conversations[1:])
 
-    scorer = MicroBatchingScorer(Loses())
+    scorer = MicroBatchingScorer(TooFewScores())
     with pytest.raises(gym_rm.ConfigError, match="returned 1 scores for 2 conversations"):
         scorer.score([chat("q", "a"), chat("q", "b")])
     scorer.close()
 
 
-def test_close_answers_what_waits_and_refuses_the_rest(slow):
-    scorer = MicroBatchingScorer(slow)
+def test_close_scores_waiting_requests_and_later_requests_raise(slow_scorer):
+    scorer = MicroBatchingScorer(slow_scorer)
     futures = [scorer.submit([chat("q", "abcd")]) for _ in range(3)]
     scorer.close()
     scorer.close()
@@ -186,19 +186,19 @@ def test_close_answers_what_waits_and_refuses_the_rest(slow):
         scorer.score([chat("q", "a")])
 
 
-def test_nothing_to_score(recorder):
+def test_an_empty_list_returns_no_scores(recorder):
     scorer = MicroBatchingScorer(recorder)
     assert len(scorer.score([])) == 0
     scorer.close()
 
 
-def test_a_copy_is_the_same_one(recorder):
+def test_a_deep_copy_is_the_scorer_itself(recorder):
     scorer = MicroBatchingScorer(recorder)
     assert copy.deepcopy(scorer) is scorer
 
 
 @pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_wait": -1.0}])
-def test_an_invalid_setting_is_refused(recorder, options):
+def test_an_invalid_setting_raises_config_error(recorder, options):
     with pytest.raises(gym_rm.ConfigError, match="max_batch_size must be"):
         MicroBatchingScorer(recorder, **options)
 
@@ -234,7 +234,7 @@ def test_every_caller_gets_every_column_of_its_rows():
 # --- prompts
 
 
-def test_merged_rows_keep_their_own_prompts():
+def test_merged_rows_are_scored_with_their_own_prompts():
     one, two, three = prompt_of("a"), prompt_of("b"), prompt_of("c")
     requests = [
         ([chat("q", "a"), chat("q", "x")], [one, two]),
@@ -247,18 +247,18 @@ def test_merged_rows_keep_their_own_prompts():
     assert futures[0].result().rewards.tolist() == [1.0, 0.0]
     assert len(futures[2].result()) == 0
     for future, row in ((futures[1], 0), (futures[3], 0)):
-        with pytest.raises(ScoringError, match="needs the prompt of this conversation") as caught:
+        with pytest.raises(ScoringError, match="requires the prompt of this conversation") as caught:
             future.result()
         assert caught.value.rows == (row,)
     assert caught.value.scores.rewards[1] == 1.0
 
 
-def test_without_any_prompts_the_scorer_is_given_none(recorder):
+def test_without_prompts_the_scorer_receives_none(recorder):
     _, asked = score_merged(recorder, [([chat("q", "a")], None), ([chat("q", "b")], None)])
     assert asked == [(["a", "b"], None)]
 
 
-def test_after_a_crash_every_request_is_scored_with_its_own_prompts():
+def test_after_an_exception_every_request_is_scored_with_its_own_prompts():
     def crash_on_two(conversations, prompts):
         if len(conversations) > 1:
             raise OSError("the scorer crashed")
@@ -271,15 +271,15 @@ def test_after_a_crash_every_request_is_scored_with_its_own_prompts():
     assert asked[1:] == [(["a"], prompts[:1]), (["b"], prompts[1:2]), (["x"], prompts[2:])]
 
 
-def test_another_number_of_prompts_is_refused_before_it_reaches_other_callers(recorder):
+def test_a_wrong_number_of_prompts_raises_before_requests_are_merged(recorder):
     scorer = MicroBatchingScorer(recorder)
-    with pytest.raises(ConfigError, match="score got 1 prompts for 2 conversations; expected one for each"):
+    with pytest.raises(ConfigError, match="prompts must have one entry per conversation, got 1 entries for 2"):
         scorer.score([chat("q", "a"), chat("q", "b")], [prompt_of("a")])
     assert recorder.calls == []
     scorer.close()
 
 
-def test_threads_share_a_verifier_beside_the_embedded_reward_model():
+def test_threads_share_a_verifier_and_the_embedded_reward_model():
     quality = gym_rm.load_scorer()
     scorer = MicroBatchingScorer(WeightedScorer({"right": right, "quality": quality}))
     requests = [([chat("q", str(row)), chat("q", "5")], [prompt_of(str(row)), prompt_of("5")]) for row in range(16)]
@@ -292,11 +292,11 @@ def test_threads_share_a_verifier_beside_the_embedded_reward_model():
     scorer.close()
 
 
-# --- any interleaving
+# --- random requests
 
 
-class Judge:
-    """Scores each row by itself, from its reply and its prompt; FAIL has no score, CRASH raises."""
+class PromptScorer:
+    """Scorer of reply and prompt: FAIL has a missing score, CRASH raises OSError."""
 
     def score(self, conversations, prompts=None):
         prompts = [None] * len(conversations) if prompts is None else prompts
@@ -317,7 +317,7 @@ class Judge:
 
 @st.composite
 def requests_of_callers(draw):
-    """Requests of 0 to 3 rows, some with prompts for some of their rows."""
+    """Requests of 0 to 3 rows; some requests have prompts for some rows."""
     replies = st.sampled_from(["", "a", "bb", "ccc", "FAIL", "CRASH"])
     answers = st.none() | st.sampled_from(["a", "bb", "d"])
     requests = []
@@ -328,7 +328,7 @@ def requests_of_callers(draw):
 
 
 def outcome(score):
-    """What a caller sees: every column of the scores, or the exception."""
+    """Return every column of the scores, or the exception."""
     try:
         return score().to_dict()
     except ScoringError as error:
@@ -338,16 +338,16 @@ def outcome(score):
 
 
 @given(requests=requests_of_callers(), max_batch_size=st.integers(1, 12))
-def test_merging_changes_nothing_for_any_caller(requests, max_batch_size):
-    futures, _ = score_merged(Judge(), requests, max_batch_size=max_batch_size)
-    alone = [outcome(lambda request=request: Judge().score(*request)) for request in requests]
+def test_merging_does_not_change_the_result_of_any_request(requests, max_batch_size):
+    futures, _ = score_merged(PromptScorer(), requests, max_batch_size=max_batch_size)
+    alone = [outcome(lambda request=request: PromptScorer().score(*request)) for request in requests]
     assert [outcome(future.result) for future in futures] == alone
 
 
 @given(requests=requests_of_callers(), max_batch_size=st.integers(1, 12))
 @settings(max_examples=30)
-def test_threads_in_any_order_get_their_own_rows(requests, max_batch_size):
-    merging = MicroBatchingScorer(Judge(), max_batch_size=max_batch_size, max_wait=0.001)
+def test_concurrent_threads_get_their_own_rows(requests, max_batch_size):
+    merging = MicroBatchingScorer(PromptScorer(), max_batch_size=max_batch_size, max_wait=0.001)
     together = threading.Barrier(len(requests))
 
     def ask_at_once(request):
@@ -357,20 +357,20 @@ def test_threads_in_any_order_get_their_own_rows(requests, max_batch_size):
     with ThreadPoolExecutor(len(requests)) as pool:
         results = list(pool.map(ask_at_once, requests))
     merging.close()
-    assert results == [outcome(lambda request=request: Judge().score(*request)) for request in requests]
+    assert results == [outcome(lambda request=request: PromptScorer().score(*request)) for request in requests]
 
 
-# --- one for the whole process
+# --- one scorer per process
 
 
 @pytest.fixture
 def nothing_shared(monkeypatch):
-    """A process in which nothing has been shared yet."""
+    """Clear the shared scorers of the process."""
     monkeypatch.setattr(batching, "_batching", {})
     monkeypatch.setattr("gym_rm.scorer._shared", {})
 
 
-def test_the_same_settings_share_one(nothing_shared, saved_model):
+def test_equal_settings_share_one_scorer(nothing_shared, saved_model):
     folder = saved_model("qwen3")
     shared = shared_batching_scorer(folder, {"max_length": 500})
     assert shared_batching_scorer(folder, {"max_length": 500}) is shared
@@ -378,32 +378,32 @@ def test_the_same_settings_share_one(nothing_shared, saved_model):
     assert shared.scorer.renderer.max_length == 500
 
 
-def test_mappings_of_a_configuration_library_are_settings_like_any_other(nothing_shared, saved_model):
+def test_mappings_of_a_configuration_library_equal_dicts(nothing_shared, saved_model):
     plain = {"path": saved_model("qwen3"), "chat_template_kwargs": {"loud": True}}
     foreign = MappingProxyType({**plain, "chat_template_kwargs": MappingProxyType({"loud": True})})
     assert shared_batching_scorer(foreign, MappingProxyType({})) is shared_batching_scorer(plain, {})
 
 
-def test_a_path_is_a_setting_like_its_text(nothing_shared, saved_model):
-    """Two of them would call one scorer from two threads."""
+def test_a_path_and_its_text_share_one_scorer(nothing_shared, saved_model):
+    """Two batching scorers would call the same scorer from two threads."""
     folder = saved_model("qwen3")
     assert shared_batching_scorer(Path(folder), {}) is shared_batching_scorer(Path(folder), {})
     assert shared_batching_scorer(Path(folder), {}) is shared_batching_scorer(folder, {})
 
 
-def test_the_same_object_shares_one(nothing_shared, recorder):
+def test_the_same_object_shares_one_scorer(nothing_shared, recorder):
     assert shared_batching_scorer(recorder, {}) is shared_batching_scorer(recorder, {})
     assert shared_batching_scorer(recorder, {}).scorer is recorder
     assert shared_batching_scorer(RecordingScorer(), {}) is not shared_batching_scorer(recorder, {})
     assert shared_batching_scorer(right, {}) is shared_batching_scorer(right, {})
 
 
-def test_a_batching_scorer_is_shared_as_it_is(nothing_shared, recorder):
+def test_a_batching_scorer_is_returned_unchanged(nothing_shared, recorder):
     scorer = MicroBatchingScorer(recorder)
     assert shared_batching_scorer(scorer, {}) is scorer
 
 
-def test_a_shared_one_keeps_the_prompts_of_its_callers(nothing_shared):
+def test_a_shared_scorer_uses_the_prompts_of_each_caller(nothing_shared):
     def ask_for(answer):
         return shared_batching_scorer(right, {}).score([chat("q", "a")], [prompt_of(answer)]).rewards.tolist()
 
@@ -411,7 +411,7 @@ def test_a_shared_one_keeps_the_prompts_of_its_callers(nothing_shared):
         assert list(pool.map(ask_for, "abababab")) == [[1.0], [0.0]] * 4
 
 
-def test_trying_to_score_gives_the_prompts_too():
+def test_try_score_passes_the_prompts():
     scorer = MicroBatchingScorer(gym_rm.load_scorer(right))
     scores = try_score(scorer, [chat("q", "a"), chat("q", "b")], [prompt_of("a"), None])
     assert scores.rewards_or_none() == [1.0, None]

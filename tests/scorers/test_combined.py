@@ -1,4 +1,4 @@
-"""Weighted sums and ensembles: the arithmetic, the names of components, and no sum with a component missing."""
+"""Weighted sums and ensembles: arithmetic, names of components, and missing scores."""
 
 import json
 
@@ -27,8 +27,8 @@ CONVERSATIONS = [said("one"), said("three"), said(""), said("seventeen")]
 PROMPTS = [prompt_of(answer) for answer in ("one", "two", "", "4")]
 
 
-class Remembers:
-    """A scorer that remembers the prompts that it was given, and ends episodes that begin with a letter."""
+class PromptRecorder:
+    """Scorer that stores the prompts of every call, and ends an episode if the reply starts with a letter of `ends`."""
 
     def __init__(self, ends=""):
         self.asked, self.ends = [], ends
@@ -64,7 +64,7 @@ def embedded():
     return gym_rm.load_scorer()
 
 
-def test_a_weighted_sum_keeps_its_components_by_name():
+def test_a_weighted_sum_returns_its_components_by_name():
     scores = WeightedScorer({"length": length, "vowels": vowels}, weights={"length": 1, "vowels": -2}).score(
         CONVERSATIONS
     )
@@ -99,12 +99,12 @@ def test_a_fitted_calibration_is_stored_with_the_hash_of_its_data(tmp_path):
     np.testing.assert_array_equal(again.score(CONVERSATIONS).rewards, scorer.score(CONVERSATIONS).rewards)
 
 
-def test_calibrating_on_what_never_varies_is_refused():
-    with pytest.raises(ConfigError, match="std above 0"):
+def test_calibrating_a_constant_component_raises_config_error():
+    with pytest.raises(ConfigError, match=r"std positive, got mean=1\.0 and std=0\.0"):
         WeightedScorer({"constant": lambda conversations: [1.0] * len(conversations)}).calibrate(CONVERSATIONS)
 
 
-def test_the_components_of_a_scorer_can_be_weighed_too(tmp_path):
+def test_weights_of_components_of_a_scorer(tmp_path):
     folder = tiny_models.save_reward_model(tmp_path, num_labels=2, id2label={0: "helpful", 1: "safe"})
     model = {"path": str(folder), "kind": "multi_head", "weights": "sum"}
     scorer = WeightedScorer({"model": model, "length": length}, weights={"model/safe": 3.0, "length": 1.0})
@@ -112,11 +112,11 @@ def test_the_components_of_a_scorer_can_be_weighed_too(tmp_path):
     np.testing.assert_allclose(
         scores.rewards, 3 * scores.components["model/safe"] + scores.components["length"], rtol=1e-6
     )
-    with pytest.raises(ConfigError, match=r"no scorer gives the component 'model/saef'.*Did you mean 'model/safe'"):
+    with pytest.raises(ConfigError, match=r"'model/saef' is not returned by any scorer.*Did you mean 'model/safe'"):
         WeightedScorer({"model": model}, weights={"model/saef": 1.0}).score(CONVERSATIONS)
 
 
-def test_a_name_of_a_scorer_may_hold_a_slash():
+def test_the_name_of_a_scorer_may_contain_a_slash():
     scorer = WeightedScorer({"Skywork/RM": length, "vowels": vowels})
     assert scorer.score(CONVERSATIONS).rewards.tolist() == [5, 7, 0, 13]
     nested = WeightedScorer({"a/b": scorer}, weights={"a/b/Skywork/RM": 2.0})
@@ -125,14 +125,14 @@ def test_a_name_of_a_scorer_may_hold_a_slash():
         WeightedScorer({"Skywork/RM": length}, weights={"Skywork/MR": 1.0})
 
 
-def test_two_components_of_the_same_name_are_refused():
+def test_two_components_with_the_same_name_raise_config_error():
     inner = WeightedScorer({"b": vowels})
-    with pytest.raises(ConfigError, match=r"two scorers give the component 'a/b'; rename one of \['a', 'a/b'\]"):
+    with pytest.raises(ConfigError, match=r"two of them return the component 'a/b'; rename one of \['a', 'a/b'\]"):
         WeightedScorer({"a": inner, "a/b": length}).score(CONVERSATIONS)
 
 
 @pytest.mark.parametrize("combine", [WeightedScorer, EnsembleScorer])
-def test_a_failing_scorer_makes_the_row_an_error_and_never_a_partial_sum(combine):
+def test_a_missing_score_of_one_scorer_is_a_missing_score_of_the_row(combine):
     with pytest.raises(ScoringError) as caught:
         combine({"length": length, "picky": unless_three}).score(CONVERSATIONS)
     scores = caught.value.scores
@@ -147,7 +147,7 @@ def test_a_failing_scorer_makes_the_row_an_error_and_never_a_partial_sum(combine
     ("reduction", "expected"),
     [("mean", [2.5, 3.5, 0, 6.5]), ("min", [2, 2, 0, 4]), ("mean_minus_std", [2.0, 2.0, 0.0, 4.0])],
 )
-def test_ensembles(reduction, expected):
+def test_ensemble_reductions(reduction, expected):
     scores = EnsembleScorer({"a": length, "b": vowels}, reduction=reduction).score(CONVERSATIONS)
     assert scores.rewards.tolist() == expected
     assert scores.components["b"].tolist() == [2, 2, 0, 4]
@@ -165,14 +165,14 @@ def test_an_ensemble_of_checkpoints(tmp_path):
 
 
 @given(st.floats(-3, 3), st.floats(0, 3))
-def test_the_coefficient_weighs_the_disagreement(offset, coefficient):
+def test_the_coefficient_is_the_factor_of_the_standard_deviation(offset, coefficient):
     scorers = [length, lambda conversations: [value + offset for value in length(conversations)]]
     scores = EnsembleScorer(scorers, reduction="mean_minus_std", coefficient=coefficient).score(CONVERSATIONS)
     expected = np.array(length(CONVERSATIONS)) + offset / 2 - coefficient * abs(offset) / 2
     np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
 
 
-def test_json_builds_nested_scorers_and_an_environment_takes_them(tmp_path):
+def test_an_environment_accepts_nested_scorers_from_json(tmp_path):
     folder = str(tiny_models.save_reward_model(tmp_path))
     spec = {
         "kind": "weighted",
@@ -199,20 +199,26 @@ def test_json_builds_nested_scorers_and_an_environment_takes_them(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WeightedScorer({}), "at least one scorer"),
-        (lambda: WeightedScorer(5), "takes scorers by name, or a list of them; got int 5"),
-        (lambda: WeightedScorer("org/name"), "takes scorers by name, or a list of them; got str 'org/name'"),
+        (lambda: WeightedScorer({}), "scorers of WeightedScorer must not be empty"),
+        (lambda: WeightedScorer(5), "must be a dict of scorers by name, or a list; got int 5"),
+        (lambda: WeightedScorer("org/name"), "must be a dict of scorers by name, or a list; got str 'org/name'"),
         (lambda: WeightedScorer({"a": length}, normalization=5), "mean and std by component; got int 5"),
-        (lambda: WeightedScorer({"a": length}, normalization={"a": 5}), "must have mean and std; got 5"),
+        (lambda: WeightedScorer({"a": length}, normalization={"a": 5}), "must have mean and std, got 5"),
         (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is not a component of the scorers"),
-        (lambda: WeightedScorer([length], weights=[1, 2]), "2 numbers for 1 scorers"),
+        (
+            lambda: WeightedScorer([length], weights=[1, 2]),
+            r"one number for each of the scorers \['scorer_0'\], got 2 numbers",
+        ),
         (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0}}), "must have mean and std"),
-        (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0, "std": 0.0}}), "std above 0"),
-        (lambda: WeightedScorer({"a": length}, normalization="no/such/file.json"), "cannot read a calibration"),
+        (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0, "std": 0.0}}), "std positive"),
+        (
+            lambda: WeightedScorer({"a": length}, normalization="no/such/file.json"),
+            "normalization: cannot read the file",
+        ),
         (lambda: EnsembleScorer([length], reduction="median"), "reduction must be one of"),
     ],
 )
-def test_an_invalid_setting_is_refused(make, message):
+def test_an_invalid_setting_raises_config_error(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
 
@@ -222,13 +228,13 @@ def test_an_invalid_setting_is_refused(make, message):
 
 @pytest.mark.parametrize("combine", [WeightedScorer, EnsembleScorer])
 @pytest.mark.parametrize("prompts", [None, [*PROMPTS[:3], None]])
-def test_every_scorer_is_given_the_prompts_of_its_rows(combine, prompts):
-    one, other, inner = Remembers(), Remembers(), Remembers()
+def test_every_scorer_receives_the_prompts(combine, prompts):
+    one, other, inner = PromptRecorder(), PromptRecorder(), PromptRecorder()
     combine({"one": one, "other": other, "nested": combine([inner])}).score(CONVERSATIONS, prompts)
     assert one.asked == other.asked == inner.asked == [prompts]
 
 
-def test_a_verifier_beside_functions_that_need_no_prompts():
+def test_a_verifier_and_a_function_without_prompts():
     scores = WeightedScorer({"right": right, "length": length}, weights={"right": 10.0, "length": 1.0}).score(
         CONVERSATIONS, PROMPTS
     )
@@ -236,7 +242,7 @@ def test_a_verifier_beside_functions_that_need_no_prompts():
     assert scores.rewards.tolist() == [13, 5, 10, 9]
 
 
-def test_a_verifier_beside_the_embedded_reward_model(embedded):
+def test_a_verifier_and_the_embedded_reward_model(embedded):
     scores = WeightedScorer({"right": right, "quality": None}, weights={"right": 10.0, "quality": 1.0}).score(
         CONVERSATIONS, PROMPTS
     )
@@ -248,31 +254,31 @@ def test_a_verifier_beside_the_embedded_reward_model(embedded):
     assert (scores.num_tokens > 0).all()
 
 
-def test_a_row_without_a_prompt_has_no_sum_where_a_scorer_needs_one(embedded):
+def test_a_missing_prompt_is_a_missing_score_if_a_scorer_requires_prompts(embedded):
     with pytest.raises(ScoringError) as caught:
         WeightedScorer({"right": right, "quality": embedded}).score(CONVERSATIONS, [*PROMPTS[:2], None, PROMPTS[3]])
     assert caught.value.rows == (2,)
-    assert caught.value.scores.errors[2].startswith("right: the reward function right needs the prompt")
+    assert caught.value.scores.errors[2].startswith("right: the reward function right requires the prompt")
     assert np.isfinite(caught.value.scores.components["quality"]).all()
 
 
 @given(st.permutations(range(4)))
-def test_rewards_follow_their_rows_and_prompts(order):
+def test_shuffled_rows_get_the_same_rewards(order):
     scorer = WeightedScorer({"right": right, "length": length}, weights={"right": 10.0, "length": 1.0})
     whole = scorer.score(CONVERSATIONS, PROMPTS).rewards
     shuffled = scorer.score([CONVERSATIONS[k] for k in order], [PROMPTS[k] for k in order]).rewards
     assert shuffled.tolist() == whole[list(order)].tolist()
 
 
-def test_calibrating_a_verifier_needs_the_prompts():
+def test_calibrating_a_verifier_requires_prompts():
     scorer = WeightedScorer({"right": right, "length": length}).calibrate(CONVERSATIONS, PROMPTS)
     assert (scorer.normalization["right"].mean, scorer.normalization["right"].std) == (0.5, 0.5)
     assert scorer.score(CONVERSATIONS, PROMPTS).rewards.mean() == pytest.approx(0.0, abs=1e-6)
-    with pytest.raises(ScoringError, match="right: the reward function right needs the prompt"):
+    with pytest.raises(ScoringError, match="right: the reward function right requires the prompt"):
         WeightedScorer({"right": right}).calibrate(CONVERSATIONS)
 
 
-def test_an_environment_gives_every_row_its_prompt(embedded):
+def test_an_environment_passes_the_prompt_of_every_row(embedded):
     reward_model = WeightedScorer({"right": right, "quality": embedded}, weights={"right": 1.0, "quality": 0.0})
     prompts = [{"prompt": "2 + 2?", "answer": "4"}, {"prompt": "3 + 3?", "answer": "6"}]
     envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=reward_model, prompts=prompts)
@@ -284,14 +290,16 @@ def test_an_environment_gives_every_row_its_prompt(embedded):
     envs.close()
 
 
-def test_an_episode_ends_where_any_scorer_ends_it():
-    scorers = {"one": Remembers(ends="o"), "other": Remembers(ends="s"), "silent": Remembers()}
+def test_an_episode_ends_if_any_scorer_ends_it():
+    scorers = {"one": PromptRecorder(ends="o"), "other": PromptRecorder(ends="s"), "silent": PromptRecorder()}
     assert WeightedScorer(scorers).score(CONVERSATIONS).terminations.tolist() == [True, False, False, True]
-    assert WeightedScorer({"silent": Remembers()}).score(CONVERSATIONS).terminations is None
+    assert WeightedScorer({"silent": PromptRecorder()}).score(CONVERSATIONS).terminations is None
 
 
-def test_infos_are_named_by_their_scorer():
-    scores = WeightedScorer({"one": Remembers(), "nested": WeightedScorer({"two": Remembers()})}).score(CONVERSATIONS)
+def test_infos_are_named_after_their_scorer():
+    scores = WeightedScorer({"one": PromptRecorder(), "nested": WeightedScorer({"two": PromptRecorder()})}).score(
+        CONVERSATIONS
+    )
     assert set(scores.infos) == {"one/first", "nested/two/first"}
     assert scores.infos["nested/two/first"].tolist() == ["o", "t", "", "s"]
 
@@ -299,7 +307,7 @@ def test_infos_are_named_by_their_scorer():
 # --- the scorers themselves
 
 
-def test_they_are_scorers():
+def test_combined_scorers_pass_check_scorer():
     check_scorer(WeightedScorer({"length": length, "vowels": vowels}, weights={"length": 1, "vowels": 1}))
     check_scorer(EnsembleScorer([length, vowels], reduction="min"))
     check_scorer(WeightedScorer({"length": length, "right": right}))

@@ -1,4 +1,4 @@
-"""A plain function as a scorer: which functions are taken, and what they are given."""
+"""A plain function as a scorer: accepted signatures and the arguments of the call."""
 
 import copy
 import functools
@@ -37,7 +37,7 @@ def right(conversations, prompts):
 
 
 class Verifier:
-    """A reward in every form that something callable can have."""
+    """One reward function in several callable forms."""
 
     def __call__(self, conversations, prompts):
         return right(conversations, prompts)
@@ -54,7 +54,7 @@ class Verifier:
         return right(conversations, prompts)
 
 
-# --- which functions are taken, and whether they get the prompts
+# --- signatures of functions with and without prompts
 
 
 def scaled(scale, conversations, prompts, *, offset=0.0):
@@ -124,7 +124,7 @@ WITH_PROMPTS = {
 
 
 @pytest.mark.parametrize("form", WITH_PROMPTS)
-def test_functions_that_get_the_prompts(form):
+def test_functions_that_receive_prompts(form):
     scorer = FunctionScorer(WITH_PROMPTS[form])
     assert scorer.score(SAID, PROMPTS).rewards.tolist() == [1, 0, 1]
     assert scorer.score([], []).rewards.shape == (0,)
@@ -184,7 +184,7 @@ WITHOUT_PROMPTS = {
 
 
 @pytest.mark.parametrize("form", WITHOUT_PROMPTS)
-def test_functions_that_do_not_get_the_prompts(form):
+def test_functions_that_do_not_receive_prompts(form):
     scorer = FunctionScorer(WITHOUT_PROMPTS[form])
     assert scorer.score(SAID).rewards.tolist() == [3, 5, 0]
     assert scorer.score(SAID, PROMPTS).rewards.tolist() == [3, 5, 0]
@@ -217,7 +217,7 @@ def only_keywords(*, conversations, prompts):
         (lambda **options: [], r"\['options'\]"),
     ],
 )
-def test_a_function_with_other_parameters_is_refused_before_it_is_called(function, parameters):
+def test_a_function_with_other_parameters_raises_config_error_at_load(function, parameters):
     name = getattr(function, "__qualname__", "")
     with pytest.raises(
         ConfigError, match=r"must take \(conversations\) or .*got the parameters " + parameters
@@ -248,10 +248,10 @@ def test_a_function_is_called_once_for_all_conversations():
     assert calls == [3]
 
 
-# --- what a function is given
+# --- arguments of the call
 
 
-def test_the_fields_of_every_row_reach_the_function():
+def test_the_function_receives_all_fields_of_every_prompt():
     given = [
         Prompt(({"role": "user", "content": "2 + 2?"},), "a", ("Sure?",), "4", {"level": "easy", "tests": ["x"]}),
         Prompt(({"role": "user", "content": "3 + 3?"},), "b"),
@@ -269,16 +269,16 @@ def test_the_fields_of_every_row_reach_the_function():
     ]
 
 
-def test_a_row_without_a_prompt_is_an_error_where_the_function_needs_one():
+def test_a_row_without_a_prompt_has_an_error_if_the_function_requires_prompts():
     with pytest.raises(ScoringError) as caught:
         FunctionScorer(right).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
     assert caught.value.rows == (1,)
     assert caught.value.scores.rewards[[0, 2]].tolist() == [1, 1]
-    reason = "the reward function right needs the prompt of this conversation, and none was given (prompts=)"
+    reason = "the reward function right requires the prompt of this conversation, but it is missing; pass prompts="
     assert caught.value.scores.errors == (None, reason, None)
 
 
-def test_a_function_that_needs_prompts_is_not_called_without_any():
+def test_a_function_that_requires_prompts_is_not_called_without_prompts():
     def crash(conversations, prompts):
         raise AssertionError("called without prompts")
 
@@ -288,7 +288,7 @@ def test_a_function_that_needs_prompts_is_not_called_without_any():
         assert caught.value.rows == (0, 1, 2)
 
 
-def test_a_function_with_optional_prompts_is_told_where_there_are_none():
+def test_a_function_with_optional_prompts_receives_none_for_missing_prompts():
     seen = []
 
     def optional(conversations, prompts=None):
@@ -302,12 +302,12 @@ def test_a_function_with_optional_prompts_is_told_where_there_are_none():
 
 
 @pytest.mark.parametrize("function", [length, right])
-def test_there_must_be_as_many_prompts_as_conversations(function):
-    with pytest.raises(ConfigError, match="score got 2 prompts for 3 conversations; expected one for each"):
+def test_the_number_of_prompts_must_equal_the_number_of_conversations(function):
+    with pytest.raises(ConfigError, match="prompts must have one entry per conversation, got 2 entries for 3"):
         FunctionScorer(function).score(SAID, PROMPTS[:2])
 
 
-def test_a_function_may_edit_what_it_is_given():
+def test_a_function_may_change_its_arguments():
     def strip(conversations, prompts):
         for conversation, prompt in zip(conversations, prompts, strict=True):
             conversation[-1]["content"] = conversation[-1]["content"].strip()
@@ -325,13 +325,13 @@ def test_a_function_may_edit_what_it_is_given():
 
 
 @pytest.mark.parametrize("thing", [None, 3, (one for one in SAID), SAID[0], "text"])
-def test_anything_but_a_list_of_conversations_is_refused(thing):
-    with pytest.raises(ConfigError, match="score takes a list of conversations, each a list of"):
+def test_conversations_must_be_a_list_of_conversations(thing):
+    with pytest.raises(ConfigError, match="conversations must be a list of conversations, each a list of"):
         load_scorer(length).score(thing)
 
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.none() | st.text(max_size=3)), max_size=8))
-def test_every_row_is_judged_by_its_own_prompt(rows):
+def test_every_row_is_scored_with_its_own_prompt(rows):
     conversations = [said(text) for text, _ in rows]
     prompts = [None if answer is None else prompt_of(answer) for _, answer in rows]
     try:
@@ -344,19 +344,19 @@ def test_every_row_is_judged_by_its_own_prompt(rows):
 # --- the scorer itself
 
 
-def test_it_is_a_scorer():
+def test_a_function_passes_check_scorer():
     scorer = load_scorer(length)
     check_scorer(scorer)
     assert scorer.score(SAID).rewards.tolist() == [3, 5, 0]
     assert scorer.score([]).rewards.shape == (0,)
 
 
-def test_a_verifier_is_a_scorer():
+def test_a_verifier_passes_check_scorer():
     check_scorer(FunctionScorer(lambda conversations, prompts: [float(p.answer == "4") for p in prompts]))
     check_scorer(FunctionScorer(right), SAID, PROMPTS)
 
 
-def test_a_copy_is_the_same_one():
+def test_a_deep_copy_is_the_scorer_itself():
     scorer = FunctionScorer(length)
     assert copy.deepcopy(scorer) is scorer
 

@@ -1,4 +1,4 @@
-"""What a plain function may return: numbers, None, or whole scores; and the error for anything else."""
+"""Return values of a plain function: numbers, None or `Scores`, and errors for all other values."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -44,26 +44,26 @@ def length(conversations):
     ],
     ids=lambda returned: f"{type(returned).__name__} of {type(next(iter(returned))).__name__}",
 )
-def test_anything_that_lists_numbers_is_taken(returned):
+def test_a_function_may_return_any_list_of_numbers(returned):
     scores = FunctionScorer(lambda conversations: returned).score(SAID)
     assert scores.rewards.dtype == np.float32
     assert scores.rewards.tolist() == [float(value) for value in returned]
 
 
-def test_a_generator_of_numbers_is_taken():
+def test_a_function_may_be_a_generator():
     def one_by_one(conversations):
         yield from length(conversations)
 
     assert FunctionScorer(one_by_one).score(SAID).rewards.tolist() == [3, 5, 0]
 
 
-def test_a_column_of_a_data_frame_is_taken():
+def test_a_function_may_return_a_column_of_a_data_frame():
     pandas = pytest.importorskip("pandas")
     column = pandas.DataFrame({"reward": [1.0, 0.0, 1.0]}, index=[7, 8, 9])["reward"]
     assert FunctionScorer(lambda conversations: column).score(SAID).rewards.tolist() == [1, 0, 1]
 
 
-def test_none_and_infinity_are_errors_of_their_rows():
+def test_none_and_infinity_give_missing_scores():
     with pytest.raises(ScoringError) as caught:
         load_scorer(lambda conversations: [1.0, None, float("inf")]).score(SAID)
     scores = caught.value.scores
@@ -73,7 +73,7 @@ def test_none_and_infinity_are_errors_of_their_rows():
 
 
 @pytest.mark.parametrize("value", [float("nan"), np.nan, -np.inf, torch.tensor(float("nan")), np.array(np.nan)])
-def test_a_number_that_is_not_finite_is_an_error_of_its_row(value):
+def test_a_number_that_is_not_finite_gives_a_missing_score(value):
     with pytest.raises(ScoringError) as caught:
         FunctionScorer(lambda conversations: [1.0, value, 2.0]).score(SAID)
     assert caught.value.rows == (1,)
@@ -81,24 +81,24 @@ def test_a_number_that_is_not_finite_is_an_error_of_its_row(value):
     assert caught.value.scores.rewards_or_none() == [1.0, None, 2.0]
 
 
-def test_only_none_is_a_failure_of_every_row():
+def test_none_for_every_row_gives_only_missing_scores():
     with pytest.raises(ScoringError) as caught:
         FunctionScorer(lambda conversations: [None] * 3).score(SAID)
     assert caught.value.scores.errors == ("the reward function returned None",) * 3
 
 
-# --- anything else
+# --- invalid return values
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ([1.0], "returned 1 values for 3 conversations; it must return one each"),
-        ([1.0] * 4, "returned 4 values for 3 conversations"),
-        ([], "returned 0 values for 3 conversations"),
+        ([1.0], "must return one value per conversation, got 1 values for 3"),
+        ([1.0] * 4, "got 4 values for 3"),
+        ([], "got 0 values for 3"),
         (
             0.5,
-            "returned float 0.5 for 3 conversations; it must return a list with one number, or None, per conversation",
+            "returned float 0.5 for 3 conversations; it must return a list with one number or None per conversation",
         ),
         (np.float32(0.5), r"returned float32 np.float32\(0.5\) for 3 conversations"),
         (np.array(0.5), r"returned ndarray array\(0.5\) for 3 conversations"),
@@ -108,7 +108,10 @@ def test_only_none_is_a_failure_of_every_row():
         (b"123", "returned bytes b'123' for 3 conversations"),
         ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0} for 3 conversations"),
         ({1.0, 2.0, 3.0}, "returned set {1.0, 2.0, 3.0} for 3 conversations"),
-        ([1.0, [2.0], 3.0], r"returned list \[2.0\] for conversation 1; it must return a number, or None for no score"),
+        (
+            [1.0, [2.0], 3.0],
+            r"returned list \[2.0\] for conversation 1; it must return a number, or None for a missing score",
+        ),
         ([1.0, 2.0, "good"], "returned str 'good' for conversation 2"),
         ([1.0, 1j, 2.0], "returned complex 1j for conversation 1"),
         (np.ones((3, 2)), r"returned ndarray array\(\[1., 1.\]\) for conversation 0"),
@@ -122,29 +125,29 @@ def test_a_function_must_return_a_number_for_every_conversation(returned, messag
 
 
 @pytest.mark.parametrize("text", ["1.0", "nan", b"1"])
-def test_a_text_that_looks_like_a_number_is_not_one(text):
+def test_a_text_with_a_number_raises_config_error(text):
     with pytest.raises(ConfigError, match=f"returned {type(text).__name__} .* for conversation 1"):
         FunctionScorer(lambda conversations: [1.0, text, 2.0]).score(SAID)
 
 
-def test_an_integer_too_large_for_a_float_is_refused_like_any_other_value():
+def test_an_integer_too_large_for_a_float_raises_config_error():
     with pytest.raises(ConfigError, match=r"returned int 1000.* for conversation 1; it must return a number"):
         FunctionScorer(lambda conversations: [1.0, 10**400, 2.0]).score(SAID)
 
 
-def test_the_number_of_values_is_counted_against_the_rows_with_a_prompt():
-    """The function is given two conversations here; a third value would belong to neither."""
-    with pytest.raises(ConfigError, match="returned 3 values for 2 conversations"):
+def test_the_function_must_return_one_value_per_row_with_a_prompt():
+    """The function receives only the two conversations with a prompt, so a third value is an error."""
+    with pytest.raises(ConfigError, match="must return one value per conversation, got 3 values for 2"):
         FunctionScorer(lambda conversations, prompts: [1.0] * 3).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
 
 
-def test_a_bad_value_is_named_by_the_conversation_of_the_call():
-    """Not by its place among the conversations that have a prompt, which are all that the function is given."""
+def test_the_error_for_an_invalid_value_names_the_row_of_the_call():
+    """The function receives only the rows with a prompt, but the error must name the row of the whole call."""
     with pytest.raises(ConfigError, match="returned str 'bad' for conversation 2"):
         FunctionScorer(lambda conversations, prompts: [1.0, "bad"]).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
 
 
-def test_an_error_inside_a_function_stays_what_it_is():
+def test_an_exception_of_the_function_is_raised_unchanged():
     def broken(conversations):
         yield from (len(None) for _ in conversations)
 
@@ -152,11 +155,11 @@ def test_an_error_inside_a_function_stays_what_it_is():
         load_scorer(broken).score(SAID)
 
 
-# --- whole scores
+# --- returned scores
 
 
 def graded(conversations):
-    """Scores with everything that numbers cannot say."""
+    """Return scores with components, terminations and infos."""
     replies = [conversation[-1]["content"] for conversation in conversations]
     return Scores.from_rewards(
         length(conversations),
@@ -176,12 +179,12 @@ def test_a_function_may_return_scores():
     check_scorer(FunctionScorer(graded))
 
 
-def test_returned_scores_stay_with_the_rows_that_have_a_prompt():
+def test_returned_scores_are_assigned_to_the_rows_with_a_prompt():
     with pytest.raises(ScoringError) as caught:
         FunctionScorer(lambda conversations, prompts: graded(conversations)).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
     scores = caught.value.scores
     assert caught.value.rows == (1,)
-    assert "needs the prompt of this conversation" in scores.errors[1]
+    assert "requires the prompt of this conversation" in scores.errors[1]
     assert scores.rewards_or_none() == [3, None, 0]
     assert scores.terminations.tolist() == [True, False, False]
     assert scores.infos["reply"].tolist() == ["one", None, ""]
@@ -196,7 +199,7 @@ def raises_with_scores(conversations):
 
 
 @pytest.mark.parametrize("function", [failed_in_the_middle, raises_with_scores])
-def test_failed_rows_of_returned_or_raised_scores_keep_their_reasons(function):
+def test_errors_of_returned_or_raised_scores_are_kept(function):
     with pytest.raises(ScoringError) as caught:
         FunctionScorer(function).score(SAID)
     assert caught.value.rows == (1,)
@@ -204,7 +207,7 @@ def test_failed_rows_of_returned_or_raised_scores_keep_their_reasons(function):
     assert caught.value.scores.rewards_or_none() == [1.0, None, 2.0]
 
 
-def test_failed_rows_of_raised_scores_are_named_by_the_conversation_of_the_call():
+def test_errors_of_raised_scores_are_assigned_to_the_rows_of_the_call():
     def fail_the_second(conversations, prompts):
         return Scores.from_rewards([1.0, np.nan], errors=[None, "no number in the reply"]).raise_for_errors()
 
@@ -214,7 +217,7 @@ def test_failed_rows_of_raised_scores_are_named_by_the_conversation_of_the_call(
     assert caught.value.scores.errors[2] == "no number in the reply"
 
 
-def test_a_returned_reward_that_is_not_finite_gets_a_reason():
+def test_a_returned_reward_that_is_not_finite_gets_an_error():
     def not_finite(conversations):
         scores = graded(conversations)
         scores.rewards[1:] = [np.nan, np.inf]
@@ -226,12 +229,12 @@ def test_a_returned_reward_that_is_not_finite_gets_a_reason():
     assert np.isnan(caught.value.scores.rewards[1:]).all()
 
 
-def test_scores_of_another_number_of_conversations_are_refused():
-    with pytest.raises(ConfigError, match="returned 2 values for 3 conversations; it must return one each"):
+def test_scores_of_a_wrong_length_raise_config_error():
+    with pytest.raises(ConfigError, match="must return one value per conversation, got 2 values for 3"):
         FunctionScorer(lambda conversations: graded(conversations[1:])).score(SAID)
 
 
-def test_a_scoring_error_of_another_call_inside_the_function_is_not_taken_for_its_scores():
+def test_a_scoring_error_of_another_scorer_called_by_the_function_is_raised():
     def score_twice(conversations):
         return load_scorer(lambda doubled: [None] * len(doubled)).score([*conversations, *conversations]).rewards[:3]
 

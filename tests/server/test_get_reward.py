@@ -22,7 +22,7 @@ from gym_rm.server.get_reward import RewardServer
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
 
 
-def answers_of(reward_model, **options):
+def reward_function(reward_model, **options):
     return RewardFunction(reward_model, policy_tokenizer=POLICY, **options)
 
 
@@ -38,13 +38,13 @@ def verifier():
 
 @pytest.fixture
 def server(recorder):
-    with RewardServer(answers_of(recorder), port=0) as server:
+    with RewardServer(reward_function(recorder), port=0) as server:
         yield server
 
 
 @pytest.fixture
 def verifier_server(verifier):
-    with RewardServer(answers_of(verifier), port=0) as server:
+    with RewardServer(reward_function(verifier), port=0) as server:
         yield server
 
 
@@ -63,7 +63,7 @@ def test_the_endpoint_follows_the_protocol(server, recorder):
 
 
 @pytest.mark.parametrize("body", [{"query": []}, {"query": [], "prompts": [], "labels": []}])
-def test_an_empty_query_gets_empty_lists(server, body):
+def test_an_empty_query_returns_empty_lists(server, body):
     status, reply = post(server.url, body)
     assert status == 200
     assert reply["rewards"] == reply["scores"] == []
@@ -73,28 +73,28 @@ def test_an_empty_query_gets_empty_lists(server, body):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        (b"{", "not JSON"),
-        (b"\xff", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
-        ([], "expected an object with 'query'"),
-        ({"query": "text"}, "expected an object with 'query'"),
-        ({"query": [1]}, "expected an object with 'query'"),
-        ({"query": ["a"]}, "expected 'prompts'"),
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        ([], "query must be a list of texts in a JSON object"),
+        ({"query": "text"}, "query must be a list of texts in a JSON object"),
+        ({"query": [1]}, "query must be a list of texts in a JSON object"),
+        ({"query": ["a"]}, "prompts must be a list of texts"),
         ({"query": ["a"], "prompts": []}, "expected one prompt and one label for each query, got 1 queries, 0 prompts"),
         ({"query": ["a"], "prompts": ["b"]}, "query 0: the text does not begin with its prompt"),
-        ({"query": ["a"], "prompts": ["b"], "labels": "4"}, "expected 'labels', a list"),
+        ({"query": ["a"], "prompts": ["b"], "labels": "4"}, "labels must be a list or null"),
         ({"query": ["a"], "prompts": ["b"], "labels": ["4", "5"]}, "one label for each query, .* and 2 labels"),
         ({"query": ["a"], "prompts": ["b"], "labels": []}, "one label for each query, .* and 0 labels"),
-        ({"query": [PROMPT + "FAIL"], "prompts": [PROMPT]}, "asked to fail"),
+        ({"query": [PROMPT + "FAIL"], "prompts": [PROMPT]}, "the reply contains FAIL"),
     ],
 )
-def test_a_bad_request_says_what_is_wrong(server, body, reason):
+def test_an_invalid_request_gets_status_422_with_the_reason(server, body, reason):
     status, reply = post(server.url, body)
     assert status == 422
     assert re.search(reason, reply["error"])
 
 
-def test_other_paths_and_a_health_check(server):
+def test_unknown_paths_and_the_health_check(server):
     status, reply = post(server.url.replace("get_reward", "score"), {})
     assert (status, "get_reward" in reply["error"]) == (404, True)
     with urllib.request.urlopen(server.url.replace("get_reward", "health"), timeout=10) as response:
@@ -102,7 +102,7 @@ def test_other_paths_and_a_health_check(server):
 
 
 def test_the_size_of_a_request_is_limited(recorder):
-    with RewardServer(answers_of(recorder), port=0, max_request_bytes=100) as server:
+    with RewardServer(reward_function(recorder), port=0, max_request_bytes=100) as server:
         connection = http.client.HTTPConnection(*server._http.server_address, timeout=10)
         connection.putrequest("POST", "/get_reward")
         connection.putheader("Content-Length", str(10**12))
@@ -113,16 +113,16 @@ def test_the_size_of_a_request_is_limited(recorder):
         connection.close()
 
 
-def test_a_length_is_needed(server):
+def test_a_request_without_content_length_gets_status_411(server):
     with socket.create_connection(server._http.server_address, timeout=10) as connection:
         connection.sendall(b"POST /get_reward HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert b"411" in connection.recv(100)
 
 
-# --- the row, for verifiers ----------------------------------------------------------------------------------------
+# --- labels for verifiers ------------------------------------------------------------------------------------------
 
 
-def test_each_label_reaches_a_verifier_as_the_answer_of_its_query(verifier_server, verifier):
+def test_a_verifier_receives_each_label_as_the_answer_of_its_query(verifier_server, verifier):
     body = {"query": [query("It is 40."), query("It is 41.")], "prompts": [PROMPT] * 2, "labels": ["40", "40"]}
     status, reply = post(verifier_server.url, body)
     assert (status, reply["rewards"]) == (200, [1.0, 0.0])
@@ -130,7 +130,7 @@ def test_each_label_reaches_a_verifier_as_the_answer_of_its_query(verifier_serve
     assert verifier.prompts[0].messages == tuple(chat("How much is 90 - 50?"))
 
 
-def test_requests_that_are_scored_together_keep_their_own_labels(verifier_server, verifier):
+def test_requests_that_are_scored_together_use_their_own_labels(verifier_server, verifier):
     def ask(number):
         prompt = prompt_text(f"How much is {number} + 0?")
         body = {"query": [query(f"{number % 7}", prompt)], "prompts": [prompt], "labels": [str(number)]}
@@ -148,8 +148,8 @@ def test_a_label_that_is_a_number_is_compared_as_text(verifier_server):
     assert post(verifier_server.url, body)[1]["rewards"] == [1.0]
 
 
-@pytest.mark.parametrize("label", ["", *NO_ANSWERS])  # OpenRLHF sends an empty text for a row without a label
-def test_a_missing_or_unusable_label_is_an_error_for_a_verifier(verifier_server, label):
+@pytest.mark.parametrize("label", ["", *NO_ANSWERS])  # OpenRLHF sends an empty text if a label is missing
+def test_a_missing_or_invalid_label_is_an_error_for_a_verifier(verifier_server, label):
     status, reply = post(
         verifier_server.url, {"query": [query("40")] * 2, "prompts": [PROMPT] * 2, "labels": ["40", label]}
     )
@@ -162,20 +162,20 @@ def test_a_request_without_labels_is_an_error_for_a_verifier(verifier_server):
     assert (status, "row 0" in reply["error"]) == (422, True)
 
 
-def test_a_request_with_a_broken_label_leaves_the_others_their_rewards():
+def test_an_invalid_label_does_not_affect_other_requests():
     def ask(label):
         return post(server.url, {"query": [query("40")], "prompts": [PROMPT], "labels": [label]})
 
-    with RewardServer(answers_of(answer_must_be_text), port=0) as server, ThreadPoolExecutor(8) as pool:
+    with RewardServer(reward_function(answer_must_be_text), port=0) as server, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(ask, ["40", None] * 4))
     assert [status for status, _ in answers] == [200, 500] * 4
     assert all("'strip'" in reply["error"] for _, reply in answers[1::2])
 
 
-def test_the_command_serves_a_verifier_by_name():
+def test_the_command_accepts_a_verifier_by_name():
     command = [sys.executable, "-m", "gym_rm", "serve", "--policy-tokenizer", POLICY, "--port", "0"]
     command += ["--reward-model", "recording:holds_answer"]
-    helpers = Path(__file__).parents[1] / "adapters"  # where `recording` is
+    helpers = Path(__file__).parents[1] / "adapters"  # contains `recording`
     body = {"query": [query("It is 40."), query("It is 41.")], "prompts": [PROMPT] * 2, "labels": ["40", "40"]}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=helpers) as process:
         try:
@@ -185,11 +185,11 @@ def test_the_command_serves_a_verifier_by_name():
     assert (status, reply["rewards"]) == (200, [1.0, 0.0])
 
 
-# --- who may ask ---------------------------------------------------------------------------------------------------
+# --- keys ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_key_can_be_asked_for(recorder):
-    with RewardServer(answers_of(recorder), port=0, key="secret") as server:
+def test_a_server_with_a_key_requires_the_key(recorder):
+    with RewardServer(reward_function(recorder), port=0, key="secret") as server:
         assert post(server.url, {"query": []})[0] == 401
         assert post(server.url, {"query": []}, {"Authorization": "Bearer wrong"})[0] == 401
         assert post(server.url, {"query": []}, {"Authorization": "Basic ???"})[0] == 401
@@ -198,29 +198,29 @@ def test_a_key_can_be_asked_for(recorder):
         assert post(server.url, {"query": []}, {"Authorization": f"Basic {basic}"})[0] == 200
 
 
-def test_other_machines_need_a_key(recorder):
-    with pytest.raises(ConfigError, match="Pass key="):
-        RewardServer(answers_of(recorder), host="0.0.0.0", port=0)
+def test_a_host_for_other_machines_requires_a_key(recorder):
+    with pytest.raises(ConfigError, match="can be reached from other machines; pass key="):
+        RewardServer(reward_function(recorder), host="0.0.0.0", port=0)
 
 
 # --- load and failures ---------------------------------------------------------------------------------------------
 
 
-def test_a_crash_of_the_scorer_is_reported_and_the_server_goes_on(server):
+def test_an_exception_of_the_scorer_is_reported_and_the_server_continues(server):
     crash = {"query": [query("CRASH")], "prompts": [PROMPT]}
     assert post(server.url, crash) == (500, {"error": "OSError: the scorer crashed"})
     assert post(server.url, {"query": [query("four")], "prompts": [PROMPT]})[0] == 200
 
 
-def test_a_request_is_given_up_at_its_deadline():
-    with RewardServer(answers_of(RecordingScorer(seconds=1.0)), port=0, timeout=0.05) as server:
+def test_a_request_over_the_timeout_gets_status_503():
+    with RewardServer(reward_function(RecordingScorer(seconds=1.0)), port=0, timeout=0.05) as server:
         status, reply = post(server.url, {"query": [query("four")], "prompts": [PROMPT]})
     assert (status, reply["error"]) == (503, "not scored within 0.05 seconds")
 
 
-def test_256_single_posts_become_few_score_calls():
+def test_256_single_requests_are_merged_into_few_score_calls():
     recorder = RecordingScorer(seconds=0.2)
-    with RewardServer(answers_of(recorder), port=0) as server:
+    with RewardServer(reward_function(recorder), port=0) as server:
 
         def ask(length):
             return post(server.url, {"query": [query("x" * length)], "prompts": [PROMPT], "labels": [""]})
