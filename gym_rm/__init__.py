@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
-from gym_rm.errors import ActionError, ConfigError, ConversationError, GymRMError, RemoteError, ScoringError
+from gym_rm.errors import ActionError, ConfigError, ConversationError, GymRMError, RemoteError
 from gym_rm.scorer import Scorer, load_scorer
 from gym_rm.scorers.combined import EnsembleScorer, WeightedScorer
-from gym_rm.scores import Scores
+from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Message, PreferencePair, Prompt
 
 if TYPE_CHECKING:

@@ -6,10 +6,6 @@ import difflib
 import functools
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gym_rm.scores import Scores
 
 logger = logging.getLogger("gym_rm")
 
@@ -36,30 +32,6 @@ class ConversationError(GymRMError, ValueError):
 
 class RemoteError(GymRMError, ConnectionError):
     """Failure of a scorer in another process or on another host."""
-
-
-class ScoringError(GymRMError, ValueError):
-    """Some conversations have no score. The error contains the scores of the others.
-
-    Attributes:
-        scores: `Scores` of the whole call. Failed rows have the reward NaN and an error message.
-        rows: indices of the failed rows.
-    """
-
-    def __init__(self, scores: Scores) -> None:
-        self.scores = scores
-        self.rows = scores.failed_rows
-        shown = [f"row {row}: {scores.errors[row]}".removesuffix(".") for row in self.rows[:5]]
-        if len(self.rows) > len(shown):
-            shown.append(f"and {len(self.rows) - len(shown)} more")
-        super().__init__(
-            f"{len(self.rows)} of {len(scores)} conversations could not be scored: "
-            + "; ".join(shown)
-            + ". The other scores are in the `scores` attribute of this error."
-        )
-
-    def __reduce__(self) -> tuple[type[ScoringError], tuple[Scores]]:
-        return type(self), (self.scores,)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

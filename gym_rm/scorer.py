@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from gym_rm.checks import load_object
-from gym_rm.errors import ConfigError, GymRMError, ScoringError
-from gym_rm.scores import Scores
+from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompts
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.errors import ConfigError, ScoringError
+from gym_rm.errors import ConfigError, GymRMError
 
 FloatArray: TypeAlias = NDArray[np.float32]
 
@@ -367,6 +367,30 @@ _Key: TypeAlias = tuple[str, str | None]
 _Column: TypeAlias = "NDArray[Any] | tuple[Any, ...]"
 _BY_NAME = ("components", "infos")
 _PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name not in ("provenance", "workload"))
+
+
+class ScoringError(GymRMError, ValueError):
+    """Some conversations have no score. The error contains the scores of the others.
+
+    Attributes:
+        scores: `Scores` of the whole call. Failed rows have the reward NaN and an error message.
+        rows: indices of the failed rows.
+    """
+
+    def __init__(self, scores: Scores) -> None:
+        self.scores = scores
+        self.rows = scores.failed_rows
+        shown = [f"row {row}: {scores.errors[row]}".removesuffix(".") for row in self.rows[:5]]
+        if len(self.rows) > len(shown):
+            shown.append(f"and {len(self.rows) - len(shown)} more")
+        super().__init__(
+            f"{len(self.rows)} of {len(scores)} conversations could not be scored: "
+            + "; ".join(shown)
+            + ". The other scores are in the `scores` attribute of this error."
+        )
+
+    def __reduce__(self) -> tuple[type[ScoringError], tuple[Scores]]:
+        return type(self), (self.scores,)
 
 
 def _absent(key: _Key, like: _Column, size: int) -> _Column:

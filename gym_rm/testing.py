@@ -18,9 +18,9 @@ from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from gym_rm.envs.spaces import UnicodeText
-from gym_rm.errors import ActionError, ConfigError, ScoringError
+from gym_rm.errors import ActionError, ConfigError
 from gym_rm.scorer import Scorer, check_signature
-from gym_rm.scores import Scores
+from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt
 
 Envs: TypeAlias = VectorEnv[Any, Any, Any]

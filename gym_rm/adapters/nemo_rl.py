@@ -183,8 +183,7 @@ def read_config(config: Mapping[str, Any]) -> ReadConfig:
             if value != config.get("model_name"):
                 problems.append(f"{key}={value!r}: must equal model_name, which the tokenizer is loaded from")
         elif key != "model_name":
-            known = [*WITHOUT_EFFECT, *REFUSED, "model_name", "precision", "max_model_len", "tokenizer.chat_template"]
-            problems.append(f"{key}: unknown.{nearest(key, known)}")
+            problems.append(f"{key}: unknown.{nearest(key, [*TRANSLATED, *WITHOUT_EFFECT, *REFUSED])}")
     if problems:
         raise ConfigError("invalid settings of NeMo RL's reward model environment:\n  " + "\n  ".join(problems))
     given = {name: value for name, value in options.items() if value is not None}
@@ -213,6 +212,16 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
             found.append((prefix + key, value))
     return found
 
+
+TRANSLATED = (
+    "model_name",
+    "precision",
+    "max_model_len",
+    "tokenizer.name",
+    "tokenizer.chat_template",
+    "tokenizer.chat_template_kwargs",
+)
+"""Keys that become options of `load_scorer`."""
 
 WITHOUT_EFFECT: dict[str, str] = {
     "enabled": "the environment is used if the data set selects it",

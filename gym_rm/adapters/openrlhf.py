@@ -13,9 +13,10 @@ from typing import Any
 
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import prompt_of_columns
-from gym_rm.errors import ConversationError, ScoringError
+from gym_rm.errors import ConversationError
 from gym_rm.scorer import ScorerLike, load_scorer
 from gym_rm.scorers.batching import MicroBatchingScorer
+from gym_rm.scores import ScoringError
 
 
 class RewardFunction:

@@ -98,11 +98,21 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of the vector environment; `indices` is ignored."""
+        """Set an attribute of the vector environment, for all environments.
+
+        Raises:
+            ConfigError: `indices` leaves out some environments.
+        """
+        self._require_all("set_attr", indices)
         setattr(self.envs, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the vector environment once and return its result for each index."""
+        """Call a method of the vector environment once, and return its result for every environment.
+
+        Raises:
+            ConfigError: `indices` leaves out some environments.
+        """
+        self._require_all("env_method", indices)
         result = getattr(self.envs, method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
@@ -113,3 +123,10 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
     def get_images(self) -> Sequence[None]:
         """Return None for each environment: conversations have no images."""
         return [None] * self.num_envs
+
+    def _require_all(self, method: str, indices: Any) -> None:
+        if len(set(self._get_indices(indices))) != self.num_envs:
+            raise ConfigError(
+                f"{method} must apply to all {self.num_envs} environments, because they are one object; got "
+                f"indices={indices!r}. Leave indices out."
+            )

@@ -21,7 +21,7 @@ from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
 from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
 from gym_rm.engine.executors.local import LocalExecutor
-from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, detect_kind
+from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import Checkpoint, LoadOptions, open_checkpoint
 from gym_rm.engine.loading.headed_models import outputs_of_modules
@@ -30,8 +30,7 @@ from gym_rm.engine.score_cache import ScoreCache, ScoredSequence
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.renderer import Renderer, TextOptions, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
-from gym_rm.errors import ConfigError, ConversationError, logger, nearest, warn_once
-from gym_rm.scorer import SCORER_KINDS
+from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scores import FloatArray, Provenance, Scores, Workload
 from gym_rm.types import Conversation, Prompts
 
@@ -115,8 +114,7 @@ class RewardModelScorer:
     def _start(
         self, source: ModelSource, facts: ModelFacts, kind: str, executor: Executor | None, options: dict[str, Any]
     ) -> None:
-        kind = detect_kind(facts) if kind == "auto" else kind
-        _check_kind(kind)
+        kind = detect_kind(facts) if kind == "auto" else check_kind(kind)
         schemas = (EngineOptions, TextOptions, KINDS[kind].Options)
         engine, text, of_kind = divide_settings(options, *schemas, owner=f"a reward model of kind {kind!r}")
         if 0 < engine.prefix_cache_tokens < CACHE_BLOCK_SIZE:
@@ -370,19 +368,11 @@ def load_reward_model(
     Raises:
         ConfigError: the checkpoint cannot be loaded as a reward model, or an option is unknown or invalid.
     """
-    _check_kind(kind)
     loading = {name: value for name, value in options.items() if name in LoadOptions.model_fields}
     of_scorer = {name: value for name, value in options.items() if name not in loading}
     (load,) = divide_settings({"path": path, "kind": kind, **loading}, LoadOptions, owner="a checkpoint")
     checkpoint = open_checkpoint(load)
     return RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **of_scorer)
-
-
-def _check_kind(kind: str) -> None:
-    if kind != "auto" and kind not in KINDS:
-        known = [*KINDS, *SCORER_KINDS]
-        hint = nearest(kind, known)
-        raise ConfigError(f"unknown kind of reward model {kind!r}; expected one of {sorted(known)}.{hint}")
 
 
 def _reference(options: Config, source: ModelSource) -> ModelSource | None:

@@ -16,8 +16,10 @@ from gym_rm.errors import ConfigError
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, copy_conversation
 
-Turns: TypeAlias = Sequence[str | None]
-Responder: TypeAlias = "Callable[[Sequence[Conversation], Sequence[Prompt], Scores | None], Turns | Awaitable[Turns]]"
+UserTurns: TypeAlias = Sequence[str | None]
+Responder: TypeAlias = (
+    "Callable[[Sequence[Conversation], Sequence[Prompt], Scores | None], UserTurns | Awaitable[UserTurns]]"
+)
 """Function that returns the user's next turn for each of M conversations that end with a reply; None ends an episode.
 
 `scores` has the score of each reply. It is None with `reward_on="end"`, because there the responder decides which

@@ -11,6 +11,9 @@ from gym_rm.config import Config, Finite, PositiveInt
 from gym_rm.envs.spaces import MAX_LENGTH
 from gym_rm.errors import ConfigError, nearest
 
+RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
+"""Metadata of the environments. Gymnasium requires a frame rate, which has no effect here."""
+
 
 def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
     """Return the autoreset mode for any spelling: `"SameStep"`, `"SAME_STEP"`, `"same-step"`, ..."""

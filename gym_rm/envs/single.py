@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
 from gym_rm.envs.infos import Infos, infos_of_row
-from gym_rm.envs.transcripts import RENDERING
+from gym_rm.envs.settings import RENDERING
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
 from gym_rm.reports.metrics import RewardMetrics

@@ -22,13 +22,13 @@ from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.episodes import Episode, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores, add_group, add_values
 from gym_rm.envs.responders import Turn, UserSimulator
-from gym_rm.envs.settings import EnvSettings
+from gym_rm.envs.settings import RENDERING, EnvSettings
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
-from gym_rm.envs.transcripts import RENDERING, print_transcripts, transcript
-from gym_rm.errors import ActionError, ConfigError, RenderModeError, ScoringError, logger, nearest, warn_once
+from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.metrics import RewardMetrics, RunningMetrics
+from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
-from gym_rm.scores import Scores
+from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, copy_conversation
 
 Observations: TypeAlias = tuple[list[Message], ...]

@@ -11,8 +11,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from gym_rm.envs.transcripts import visible
 from gym_rm.reports.runs import Run
+from gym_rm.reports.transcripts import visible
 
 MOST_CHARACTERS = 240  # maximum per table cell; a longer text is cut in the middle
 

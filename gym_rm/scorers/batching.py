@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from gym_rm.errors import ConfigError, ScoringError
+from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer, acquire_scorer, try_score
-from gym_rm.scores import Scores
+from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt, Prompts
 
 

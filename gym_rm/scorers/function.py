@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gym_rm.errors import ConfigError, ScoringError
+from gym_rm.errors import ConfigError
 from gym_rm.scorer import RewardFunction
-from gym_rm.scores import Provenance, Scores
+from gym_rm.scores import Provenance, Scores, ScoringError
 from gym_rm.types import Conversation, Message, Prompt, Prompts, copy_conversation
 
 

@@ -93,7 +93,7 @@ class PairwiseScorer:
     def score_pairs(self, first: Sequence[Conversation], second: Sequence[Conversation]) -> Scores:
         """Return the log-odds that `first[n]` is better than `second[n]`; both must have the same prompt.
 
-        The components `shown_first` and `shown_second` are the log-odds with `first[n]` as the first or the second reply.
+        The components `shown_first` and `shown_second` are the log-odds with `first[n]` shown first and shown second.
 
         Raises:
             ScoringError: some pairs have no score.

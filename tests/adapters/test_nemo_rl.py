@@ -231,6 +231,7 @@ def test_chat_templates_are_read_from_files_and_texts(tmp_path):
         ({"tokenizer__chat_template": None}, "tokenizer.chat_template=None"),
         ({"tokenizer__chat_template": "missing.jinja"}, "missing.jinja"),
         ({"model_name": None}, "model_name"),
+        ({"tokenizer__nmae": "typo"}, "tokenizer.nmae: unknown. Did you mean 'tokenizer.name'?"),
         ({"modle_name": "typo"}, "modle_name: unknown. Did you mean 'model_name'?"),
     ],
 )

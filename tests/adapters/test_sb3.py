@@ -85,6 +85,15 @@ def test_get_attr_and_env_is_wrapped_answer_for_each_index(recorder):
     envs.close()
 
 
+@pytest.mark.parametrize("call", [lambda envs, **at: envs.set_attr("tag", 1, **at),
+                                  lambda envs, **at: envs.env_method("close", **at)])  # fmt: skip
+def test_set_attr_and_env_method_need_all_environments(call, recorder):
+    envs = VecEnvBridge(make_task(CANDIDATES, recorder, 3))
+    with pytest.raises(ConfigError, match=r"must apply to all 3 environments.*got indices=1"):
+        call(envs, indices=1)
+    call(envs)
+
+
 def test_the_error_for_an_unsupported_environment_names_an_alternative(recorder):
     with pytest.raises(ConfigError, match="RewardModelCandidates-v0"):
         VecEnvBridge(gym.make_vec("RewardModel-v0", 2, reward_model=recorder))

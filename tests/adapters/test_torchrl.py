@@ -161,7 +161,7 @@ def test_a_conversation_with_tool_calls_has_no_score(embedded_scorer):
 
 def test_a_step_without_a_history_is_an_error(recorder):
     env, start = chat_env(RewardModelTransform(recorder), (2,))
-    with pytest.raises((ConfigError, KeyError)):
+    with pytest.raises(ConfigError, match="is missing; use ChatEnv"):
         env.step(start)
 
 

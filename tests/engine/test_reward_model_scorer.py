@@ -14,7 +14,8 @@ from gym_rm.engine.executors.local import CPU_BATCHED_TOKENS
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.token_tree import PaddedBatch
-from gym_rm.errors import ConfigError, ScoringError
+from gym_rm.errors import ConfigError
+from gym_rm.scores import ScoringError
 from gym_rm.testing import check_scorer
 from tests.engine.watching import dialogue, size_of, watched_scorer
 
@@ -320,7 +321,7 @@ def test_the_input_format_depends_on_the_kind(scorer_of):
         ({"max_length": 0}, "max_length must be an integer of at least 1, got 0"),
         ({"overlong": "cut"}, "overlong must be"),
         ({"pooling": "mean"}, "pooling must be"),
-        ({"kind": "oracle"}, "unknown kind of reward model 'oracle'; expected one of"),
+        ({"kind": "oracle"}, "kind must be 'auto' or one of .*got 'oracle'"),
         ({"dtype": "float33"}, "dtype must be.*Did you mean 'float32'"),
         ({"device": "tpu"}, "device must be"),
         ({"batch_invariance": True}, "batch_invariance"),

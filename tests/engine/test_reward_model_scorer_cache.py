@@ -1,6 +1,6 @@
 import pytest
 
-from gym_rm.errors import ScoringError
+from gym_rm.scores import ScoringError
 from tests.engine.watching import dialogue, size_of, watched_scorer
 
 TOLERANCE = 1e-5

@@ -8,7 +8,7 @@ import torch
 
 import gym_rm
 from gym_rm.engine.text.renderer import Renderer
-from gym_rm.errors import ScoringError
+from gym_rm.scores import ScoringError
 from tests.engine.watching import dialogue, size_of, watched_scorer
 
 TOLERANCE = 1e-5

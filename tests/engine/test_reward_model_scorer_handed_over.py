@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gym_rm
-from gym_rm.errors import ScoringError
+from gym_rm.scores import ScoringError
 from tests.engine.watching import dialogue, raising
 
 HOOKS = [name for name in vars(nn.Module()) if "hook" in name]

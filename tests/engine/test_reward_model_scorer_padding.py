@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
-from gym_rm.errors import ScoringError
+from gym_rm.scores import ScoringError
 from tests.engine.watching import dialogue
 
 TOLERANCE = 1e-5

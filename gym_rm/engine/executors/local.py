@@ -73,7 +73,13 @@ class LocalExecutor:
             can_take_trees=bool(self._model.decoders) and spec.tree,
             can_fuse=bool(self._model.decoders) and all(decoder.fuse for decoder in self._model.decoders),
         )
-        forward = choose_forward(candidate, self._try)
+        try:
+            forward = choose_forward(candidate, self._try)
+        except MemoryError as error:
+            raise ConfigError(
+                f"{candidate.name} fits on {device_of(model)}, but its forward does not: {error} Free memory there, or "
+                "pass a smaller dtype, another device, or device_map='auto'."
+            ) from error
         self._set_fused(forward.fuse)
         if spec.quantization is not None:
             for each in self._model.models:
@@ -230,7 +236,7 @@ class LocalExecutor:
                     parts.append(model.trial_values(batch).float())
                 except torch.OutOfMemoryError as error:
                     # Too little memory does not mean that the model does not support the layout.
-                    raise MemoryError(f"out of memory in the trial with {batch.input_ids.size} tokens.") from error
+                    raise MemoryError(f"out of memory with {batch.input_ids.size} tokens.") from error
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
         values: FloatArray = torch.cat(parts).cpu().numpy()
@@ -241,12 +247,12 @@ class LocalExecutor:
             decoder.fuse = fuse
 
     def _require_prefix_cache(self, forward: Forward) -> None:
-        if self._prefix_cache is None or (forward.layout == "tree" and forward.fuse):
+        if self._prefix_cache is None or (forward.layout == "tree" and forward.fuse and len(self.models) == 1):
             return
-        model = type(self._loaded().models[0]).__name__
+        models = " and ".join(type(model).__name__ for model in self.models)
         raise ConfigError(
-            f"prefix_cache_tokens needs a decoder of a type in {sorted(MODEL_TYPES)} with layout 'tree'; got {model} "
-            f"with layout {forward.layout!r}."
+            f"prefix_cache_tokens needs one decoder of a type in {sorted(MODEL_TYPES)} with layout 'tree'; got "
+            f"{models} with layout {forward.layout!r}."
         )
 
 

@@ -14,7 +14,8 @@ from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction
 from gym_rm.engine.kinds.multi_head import MultiHeadKind
 from gym_rm.engine.kinds.pair_encoder import PairEncoderKind
 from gym_rm.engine.kinds.process import ProcessKind
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, nearest
+from gym_rm.scorer import SCORER_KINDS
 
 KINDS: dict[str, type[Kind]] = {
     kind.name: kind
@@ -30,7 +31,19 @@ KINDS: dict[str, type[Kind]] = {
     )
 }
 
-__all__ = ["KINDS", "Kind", "ModelFacts", "Reduction", "detect_kind"]
+__all__ = ["KINDS", "Kind", "ModelFacts", "Reduction", "check_kind", "detect_kind"]
+
+
+def check_kind(kind: str) -> str:
+    """Return the kind if it is `"auto"` or a name in `KINDS`.
+
+    Raises:
+        ConfigError: unknown kind. The message also lists the kinds of `load_scorer` without a model of their own.
+    """
+    if kind == "auto" or kind in KINDS:
+        return kind
+    known = sorted([*KINDS, *SCORER_KINDS])
+    raise ConfigError(f"kind must be 'auto' or one of {known}, got {kind!r}.{nearest(kind, known)}")
 
 
 def detect_kind(facts: ModelFacts) -> str:

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from gym_rm.config import Config, Flag
-from gym_rm.engine.kinds.kind import ModelFacts
+from gym_rm.engine.kinds import ModelFacts, check_kind
 from gym_rm.engine.loading.families import Family, beside_backbone, choose_family, recognise
 from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
 from gym_rm.engine.loading.lora import Adapter, find_adapter
@@ -51,7 +51,7 @@ class LoadOptions(Config):
 
     path: Annotated[str | None, pydantic.BeforeValidator(_path)] = None
     """Folder or hub id of a model or a LoRA adapter; None for the embedded reward model."""
-    kind: str = "auto"
+    kind: Annotated[str, pydantic.AfterValidator(check_kind)] = "auto"
     """Kind of reward model; `"auto"` detects it from the checkpoint."""
     head: str | None = None
     """First name of the head's tensors, for a head that no known family has."""

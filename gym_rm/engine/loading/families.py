@@ -14,9 +14,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
-from gym_rm.engine.kinds import KINDS
-from gym_rm.errors import ConfigError, nearest
-from gym_rm.scorer import SCORER_KINDS
+from gym_rm.errors import ConfigError
 
 Loader = Literal["classifier", "causal", "heads", "remote"]
 
@@ -185,17 +183,12 @@ def choose_family(
         config: configuration of the checkpoint.
         tensors: names of its tensors.
         name: hub id or folder.
-        kind: a name in `KINDS`, or `"auto"`.
+        kind: a name in `gym_rm.engine.kinds.KINDS`, or `"auto"`.
         head: first name of the head's tensors, for a head that no known family has.
 
     Raises:
         ConfigError: the kind is undetermined or does not fit the checkpoint.
     """
-    if kind != "auto" and kind not in KINDS:
-        raise ConfigError(
-            f"unknown kind of reward model {kind!r}; expected one of {sorted([*KINDS, *SCORER_KINDS])}."
-            f"{nearest(kind, [*KINDS, *SCORER_KINDS])}"
-        )
     tensors = list(tensors)
     architecture = architecture_of(config)
     if head is not None:

@@ -128,6 +128,19 @@ def test_a_spec_that_does_not_fit_the_model_is_refused(spec, reason, model):
         LocalExecutor().load(LoadSpec(model, **{"readout": HEAD, **spec}))
 
 
+def test_a_prefix_cache_for_two_models_is_refused(language_models):
+    policy, reference = language_models
+    spec = LoadSpec(policy, TokenLogProbabilities(), reference, prefix_cache_tokens=64)
+    with pytest.raises(ConfigError, match="prefix_cache_tokens needs one decoder"):
+        LocalExecutor().load(spec)
+
+
+def test_too_little_memory_for_the_trial_is_a_config_error(model):
+    refused = pytest.raises(ConfigError, match=r"its forward does not: out of memory with .* pass a smaller dtype")
+    with raising(model, torch.OutOfMemoryError("CUDA out of memory")), refused:
+        LocalExecutor().load(LoadSpec(model, HEAD))
+
+
 def test_an_executor_can_load_another_model(model, trained):
     executor = executor_of(model)
     executor.load(LoadSpec(trained, HEAD))

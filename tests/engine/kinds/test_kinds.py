@@ -31,7 +31,7 @@ def test_every_option_of_every_kind_has_help():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "decodr"}, "unknown kind of reward model 'decodr'.*Did you mean 'decoder'"),
+        ({"kind": "decodr"}, "kind must be 'auto' or one of .*got 'decodr'. Did you mean 'decoder'"),
         ({"pooling": "first"}, "pooling must be 'last' or 'hf', got 'first'"),
         ({"step_tokn": "x"}, "unknown option 'step_tokn' for a reward model of kind 'decoder'"),
         ({"poolin": "hf"}, "unknown option 'poolin'.*Did you mean 'pooling'"),

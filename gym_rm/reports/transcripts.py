@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from gym_rm.types import Conversation
-
-RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
-"""Metadata of the environments. Gymnasium requires a frame rate, which has no effect here."""
 
 _CONTROLS = [*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029]
 _VISIBLE = {point: f"\\x{point:02x}" for point in _CONTROLS if chr(point) not in "\t\n"}

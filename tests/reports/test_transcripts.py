@@ -1,4 +1,4 @@
-from gym_rm.envs.transcripts import print_transcripts, transcript
+from gym_rm.reports.transcripts import print_transcripts, transcript
 
 CONVERSATION = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "four\n\tindeed"}]
 
