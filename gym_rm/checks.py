@@ -45,7 +45,9 @@ def load_function(name: str, value: Any) -> Callable[..., Any]:
     """Return a function, given as a function or by its name `"module:function"`."""
     if callable(value):
         return value  # type: ignore[no-any-return]
-    function = load_object(name, str(value))
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a function or 'module:function', got {describe(value)}.")
+    function = load_object(name, value)
     if not callable(function):
         raise ConfigError(
             f"{name} must be a function or 'module:function', got {value!r}: this is a {type(function).__name__}."

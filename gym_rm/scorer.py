@@ -34,7 +34,8 @@ class Scorer(Protocol):
         Args:
             conversations: N lists of messages.
             prompts: the data rows that the conversations started from: a `Prompt` or None for each, or None if there
-                are none. A reward model ignores them; a verifier compares replies with their `answer`.
+                are none. A reward model ignores them; a verifier compares replies with their `answer`. They belong to
+                the caller and must not be changed.
         """
         ...
 
@@ -118,9 +119,9 @@ def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Pr
     name = type(scorer).__name__
     if not isinstance(scores, Scores):
         raise ConfigError(f"{name}.score returned {type(scores).__name__} {scores!r:.80}, expected gym_rm.Scores.")
-    if not len(scores) == len(scores.rewards) == len(conversations):
+    if len(scores) != len(conversations):
         raise ConfigError(
-            f"{name}.score returned {len(scores.rewards)} scores for {len(conversations)} conversations; a scorer "
+            f"{name}.score returned {len(scores)} scores for {len(conversations)} conversations; a scorer "
             "must return one for each, in order."
         )
     return scores.mark_failures()
@@ -238,6 +239,18 @@ def _entry_point(name: str) -> Callable[..., Scorer]:
     module, _, attribute = name.partition(":")
     entry_point: Callable[..., Scorer] = getattr(importlib.import_module(module), attribute)
     return entry_point
+
+
+def check_rows(conversations: Sequence[Conversation], prompts: Prompts) -> None:
+    """Raise ConfigError if the arguments of a `score` call are not lists, or not of the same length."""
+    if not hasattr(conversations, "__len__"):
+        raise ConfigError(
+            "conversations must be a list of conversations, each a list of {'role', 'content'} messages; "
+            f"got {type(conversations).__name__} {conversations!r:.80}."
+        )
+    if prompts is not None and (not hasattr(prompts, "__len__") or len(prompts) != len(conversations)):
+        got = f"{len(prompts)} entries" if hasattr(prompts, "__len__") else f"{prompts!r:.80}"
+        raise ConfigError(f"prompts must have one entry per conversation, got {got} for {len(conversations)}.")
 
 
 def check_signature(scorer: Scorer) -> None:

@@ -109,6 +109,7 @@ class Scores:
     """The result of `Scorer.score` for N conversations.
 
     `scores[2]` and iteration give rows (`Score`); `scores[2:5]`, `take`, `scatter` and `concatenate` give `Scores`.
+    The constructor accepts lists, and converts every column to the type below.
 
     Attributes:
         rewards: float32 `[N]`, NaN where `errors` has a message.
@@ -119,10 +120,13 @@ class Scores:
         turn_rewards: with `turns="all"`, `[N]` arrays of float32, one value per assistant turn.
         step_rewards: for process reward models, `[N]` arrays of float32, one value per step of the last reply.
         terminations: bool `[N]`, whether the scorer ends the episode; None if it never does.
-        infos: other results of the scorer, `[N]` arrays by name (a verdict, an extracted answer, ...). Environments
-            copy them to their `infos`.
+        infos: other results of the scorer by name (a verdict, an extracted answer, ...): arrays `[N, ...]` of float64,
+            int64, bool or objects. Environments copy them to their `infos`.
         provenance: how the scores were computed.
         workload: cost of the `score` call.
+
+    Raises:
+        ConfigError: a column does not have N entries.
 
     Example:
         >>> scores = Scores.from_rewards([0.5, 1.0])
@@ -144,46 +148,62 @@ class Scores:
     provenance: Provenance | None = None
     workload: Workload | None = None
 
+    def __post_init__(self) -> None:
+        converted: dict[str, Any] = {
+            name: np.asarray(getattr(self, name), dtype=dtype)
+            for name, dtype in _DTYPES.items()
+            if getattr(self, name) is not None
+        }
+        converted["errors"] = tuple(self.errors)
+        converted["components"] = {name: np.asarray(each, np.float32) for name, each in self.components.items()}
+        converted["infos"] = {name: _info_array(each) for name, each in self.infos.items()}
+        for name in ("turn_rewards", "step_rewards"):
+            if getattr(self, name) is not None:
+                converted[name] = tuple(np.asarray(each, dtype=np.float32) for each in getattr(self, name))
+        for name, value in converted.items():
+            object.__setattr__(self, name, value)
+        size = len(self.rewards)
+        for (name, key), column in self._columns().items():
+            if len(column) != size:
+                shown = name if key is None else f"{name}[{key!r}]"
+                raise ConfigError(f"{shown} of Scores must have one entry per reward ({size}), got {len(column)}.")
+
     @classmethod
     def from_rewards(
         cls,
         rewards: Sequence[float] | NDArray[Any],
         *,
-        components: Mapping[str, FloatArray] | None = None,
+        components: Mapping[str, Sequence[float] | FloatArray] | None = None,
         errors: Sequence[str | None] | None = None,
         terminations: Sequence[bool] | NDArray[np.bool_] | None = None,
-        infos: Mapping[str, NDArray[Any]] | None = None,
+        infos: Mapping[str, Sequence[Any] | NDArray[Any]] | None = None,
         provenance: Provenance | None = None,
     ) -> Scores:
         """Create scores from rewards, with token counts of 0 and failures marked (see `mark_failures`)."""
+        columns: dict[str, Any] = {"components": components or {}, "terminations": terminations, "infos": infos or {}}
         values = np.array(rewards, dtype=np.float32).reshape(-1)
+        nothing = np.zeros(len(values), dtype=np.int64)
+        errors = (None,) * len(values) if errors is None else tuple(errors)
         return cls(
-            values,
-            dict(components or {}),
-            num_tokens=np.zeros(len(values), dtype=np.int64),
-            truncated_tokens=np.zeros(len(values), dtype=np.int64),
-            errors=tuple(errors) if errors is not None else (None,) * len(values),
-            terminations=None if terminations is None else np.array(terminations, dtype=np.bool_),
-            infos=dict(infos or {}),
-            provenance=provenance,
+            values, num_tokens=nothing, truncated_tokens=nothing, errors=errors, provenance=provenance, **columns
         ).mark_failures()
 
     @classmethod
-    def concatenate(cls, parts: Sequence[Scores]) -> Scores:
+    def concatenate(cls, parts: Iterable[Scores]) -> Scores:
         """Concatenate the rows of all parts.
 
         If a part lacks a component, an info or an optional column, its rows get missing values (NaN, None, 0 or empty).
         The provenance is kept if it is the same for all parts. Workloads are added.
         """
-        columns = [part._columns() for part in parts] or [cls.from_rewards([])._columns()]
+        parts = list(parts) or [cls.from_rewards([])]
+        columns = [part._columns() for part in parts]
         examples = {key: column for named in reversed(columns) for key, column in named.items()}
         joined = {
             key: _join(
                 [
                     named[key] if key in named else _absent(key, example, len(part))
-                    for named, part in zip(columns, parts, strict=False)
-                ],
-                example,
+                    for named, part in zip(columns, parts, strict=True)
+                ]
             )
             for key, example in examples.items()
         }
@@ -191,13 +211,16 @@ class Scores:
         workloads = [part.workload for part in parts if part.workload is not None]
         return cls._of_columns(
             joined,
-            provenances[0] if provenances and all(each == provenances[0] for each in provenances) else None,
+            provenances[0] if all(each == provenances[0] for each in provenances) else None,
             functools.reduce(operator.add, workloads) if workloads else None,
         )
 
     def take(self, rows: Iterable[int]) -> Scores:
-        """Return the given rows in the given order. Provenance and workload are still those of the whole call."""
-        index = [operator.index(row) for row in rows]
+        """Return the given rows in the given order, or those where a mask (bool `[N]`) is True.
+
+        Provenance and workload are still those of the whole call.
+        """
+        index = _indices(rows, len(self))
         columns = {
             key: column[index] if isinstance(column, np.ndarray) else tuple(column[row] for row in index)
             for key, column in self._columns().items()
@@ -274,13 +297,13 @@ class Scores:
                 plain[field_name][name] = values
         for record in ("provenance", "workload"):
             if getattr(self, record) is not None:
-                plain[record] = dataclasses.asdict(getattr(self, record))
+                plain[record] = _plain(dataclasses.asdict(getattr(self, record)))
         return {name: value for name, value in plain.items() if name not in _BY_NAME or value}
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with one row per conversation and the columns of `Score`.
 
-        The columns of components are `component/<name>`. Infos keep their names.
+        The columns of components are `component/<name>`, those of infos `info/<name>`.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -291,14 +314,13 @@ class Scores:
             raise ConfigError(
                 f"to_pandas needs the package pandas; run pip install 'gym-rm[data]' ({error})."
             ) from error
-        rows = []
-        for row in self:
-            values = {each.name: getattr(row, each.name) for each in dataclasses.fields(row)}
-            parts, infos = values.pop("components"), values.pop("infos")
-            rows.append({**values, **{f"component/{name}": value for name, value in parts.items()}, **infos})
-        optional = [("turn_rewards", self.turn_rewards), ("step_rewards", self.step_rewards)]
-        absent = [name for name, column in (*optional, ("terminated", self.terminations)) if column is None]
-        return pandas.DataFrame(rows).drop(columns=absent, errors="ignore")
+        names = {"rewards": "reward", "errors": "error", "terminations": "terminated"}
+        table: dict[str, Any] = {}
+        for (field_name, name), column in self._columns().items():
+            title = names.get(field_name, field_name) if name is None else f"{field_name.removesuffix('s')}/{name}"
+            one_dimensional = isinstance(column, np.ndarray) and column.ndim == 1
+            table[title] = column if one_dimensional else pandas.Series(list(column), dtype=object)
+        return pandas.DataFrame(table)
 
     def __len__(self) -> int:
         return len(self.errors)
@@ -324,7 +346,7 @@ class Scores:
             turn_rewards=None if self.turn_rewards is None else self.turn_rewards[row],
             step_rewards=None if self.step_rewards is None else self.step_rewards[row],
             terminated=bool(self.terminations is not None and self.terminations[row]),
-            infos={name: values[row] for name, values in self.infos.items()},
+            infos={name: _item(values[row]) for name, values in self.infos.items()},
         )
 
     def __iter__(self) -> Iterator[Score]:
@@ -366,6 +388,12 @@ class Scores:
 _Key: TypeAlias = tuple[str, str | None]
 _Column: TypeAlias = "NDArray[Any] | tuple[Any, ...]"
 _BY_NAME = ("components", "infos")
+_DTYPES: dict[str, Any] = {
+    "rewards": np.float32,
+    "num_tokens": np.int64,
+    "truncated_tokens": np.int64,
+    "terminations": np.bool_,
+}
 _PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name not in ("provenance", "workload"))
 
 
@@ -375,6 +403,7 @@ class ScoringError(GymRMError, ValueError):
     Attributes:
         scores: `Scores` of the whole call. Failed rows have the reward NaN and an error message.
         rows: indices of the failed rows.
+        summary: the failed rows and their errors, for readers without this object.
     """
 
     def __init__(self, scores: Scores) -> None:
@@ -383,11 +412,9 @@ class ScoringError(GymRMError, ValueError):
         shown = [f"row {row}: {scores.errors[row]}".removesuffix(".") for row in self.rows[:5]]
         if len(self.rows) > len(shown):
             shown.append(f"and {len(self.rows) - len(shown)} more")
-        super().__init__(
-            f"{len(self.rows)} of {len(scores)} conversations could not be scored: "
-            + "; ".join(shown)
-            + ". The other scores are in the `scores` attribute of this error."
-        )
+        count = f"{len(self.rows)} of {len(scores)} conversations"
+        self.summary = f"{count} could not be scored: {'; '.join(shown)}."
+        super().__init__(f"{self.summary} The other scores are in the `scores` attribute of this error.")
 
     def __reduce__(self) -> tuple[type[ScoringError], tuple[Scores]]:
         return type(self), (self.scores,)
@@ -398,18 +425,50 @@ def _absent(key: _Key, like: _Column, size: int) -> _Column:
     if not isinstance(like, np.ndarray):
         return (None if key[0] == "errors" else np.empty(0, dtype=np.float32),) * size
     fill = {"f": np.nan, "O": None}.get(like.dtype.kind, 0)
-    return np.full(size, fill, dtype=like.dtype)
+    return np.full((size, *like.shape[1:]), fill, dtype=like.dtype)
 
 
-def _join(columns: Sequence[_Column], like: _Column) -> _Column:
-    if isinstance(like, np.ndarray):
-        return np.concatenate(columns) if columns else like
+def _join(columns: Sequence[_Column]) -> _Column:
+    if isinstance(columns[0], np.ndarray):
+        return np.concatenate(columns)
     return tuple(value for column in columns for value in column)
 
 
+def _indices(rows: Iterable[int], size: int) -> list[int]:
+    """Return row indices from indices or from a mask of `size` rows."""
+    listed = list(rows)
+    if listed and all(isinstance(row, bool | np.bool_) for row in listed):
+        if len(listed) != size:
+            raise IndexError(f"a mask must have one entry for each of the {size} scores, got {len(listed)}.")
+        return [int(row) for row in np.flatnonzero(listed)]
+    return [operator.index(row) for row in listed]
+
+
+def _info_array(values: Any) -> NDArray[Any]:
+    """Convert to an array of float64, int64, bool or objects, the dtypes that Gymnasium's vector infos use."""
+    if not isinstance(values, np.ndarray):
+        listed = list(values)
+        if all(isinstance(each, bool | int | float | np.number | np.bool_) for each in listed):
+            values = np.array(listed)
+        else:
+            values = np.empty(len(listed), dtype=object)
+            for row, each in enumerate(listed):
+                values[row] = each
+    dtypes = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}
+    return np.asarray(values, dtype=dtypes.get(values.dtype.kind, object))
+
+
+def _item(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+    """Return a value that `json.dumps` accepts; other objects become texts."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, np.ndarray | list | tuple | set | frozenset):
         return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    value = _item(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

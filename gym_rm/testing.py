@@ -110,23 +110,8 @@ def _prompt(conversation: Conversation, index: int) -> Prompt:
 
 def _check_scores(scores: Scores, size: int, call: str) -> None:
     assert isinstance(scores, Scores), f"{call} returned a {type(scores).__name__}, expected gym_rm.Scores."
-    columns: dict[str, tuple[Any, Any]] = {
-        "rewards": (scores.rewards, np.float32),
-        "num_tokens": (scores.num_tokens, np.int64),
-        "truncated_tokens": (scores.truncated_tokens, np.int64),
-        **{f"components[{name!r}]": (values, np.float32) for name, values in scores.components.items()},
-    }
-    for name, (values, dtype) in columns.items():
-        assert isinstance(values, np.ndarray), f"{call}: {name} is a {type(values).__name__}, expected a numpy array."
-        assert values.shape == (size,), f"{call}: {name} has the shape {values.shape}, expected ({size},)."
-        assert values.dtype == dtype, f"{call}: {name} has the dtype {values.dtype}, expected {np.dtype(dtype)}."
-    assert len(scores.errors) == size, f"{call}: errors has {len(scores.errors)} entries for {size} conversations."
+    assert len(scores) == size, f"{call} returned {len(scores)} scores for {size} conversations."
     finite = np.isfinite(scores.rewards)
-    if scores.terminations is not None:
-        assert scores.terminations.shape == (size,), f"{call}: terminations have the shape {scores.terminations.shape}."
-        assert scores.terminations.dtype == np.bool_, f"{call}: terminations must be bool."
-    for name, values in scores.infos.items():
-        assert len(values) == size, f"{call}: infos[{name!r}] has {len(values)} entries for {size} conversations."
     for row, error in enumerate(scores.errors):
         assert finite[row] == (error is None), (
             f"{call}: row {row} has the reward {scores.rewards[row]} and the error {error!r}; "

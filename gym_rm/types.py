@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypedDict
 
 
@@ -41,6 +41,11 @@ class Prompt:
     user_turns: tuple[str, ...] = ()
     answer: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def copy_prompt(prompt: Prompt) -> Prompt:
+    """Return a copy with its own messages and metadata; the values in the metadata are shared."""
+    return replace(prompt, messages=tuple(copy_conversation(prompt.messages)), metadata=dict(prompt.metadata))
 
 
 Prompts: TypeAlias = "Sequence[Prompt | None] | None"

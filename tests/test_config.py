@@ -306,3 +306,9 @@ def read_path(values: dict, path: tuple[str, ...]) -> object:
     for part in path:
         values = values[part]
     return values
+
+
+def test_a_key_that_is_not_a_text_is_an_error(tmp_path):
+    (tmp_path / "run.yaml").write_text("? [a]\n: 1\n")
+    with pytest.raises(ConfigError, match="not valid YAML: a key must be a text at line 1"):
+        load_config(Config, tmp_path / "run.yaml")

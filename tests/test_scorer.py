@@ -211,7 +211,7 @@ def test_the_error_of_an_unknown_kind_suggests_a_similar_one():
         ({"path": "x", "trust_remote_code": "no"}, "trust_remote_code must be true or false, got str 'no'"),
         (
             {"kind": "weighted", "scorers": [length], "weights": {"scorer_0": "x"}},
-            "weights={'scorer_0': 'x'}: could not",
+            r"weights\['scorer_0'\] must be a finite number, got str 'x'",
         ),
         ({"kind": "weighted", "scorrs": [length]}, "invalid options for a scorer: kind='weighted', scorrs="),
     ],

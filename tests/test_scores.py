@@ -1,5 +1,6 @@
 """Scores: rows are taken, scattered and concatenated without losing values."""
 
+import dataclasses
 import json
 import pickle
 
@@ -166,7 +167,14 @@ def test_a_data_frame_has_a_row_for_each_conversation():
     )
     frame = scores.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
-    assert list(frame) == ["reward", "num_tokens", "truncated_tokens", "error", "component/length", "verdict"]
+    assert list(frame) == [
+        "reward",
+        "component/length",
+        "num_tokens",
+        "truncated_tokens",
+        "error",
+        "info/verdict",
+    ]
     assert frame["component/length"].tolist() == [4.0, 5.0]
     assert frame["error"].isna().tolist() == [True, False]
 
@@ -175,3 +183,75 @@ def test_the_error_without_pandas_has_the_install_command(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(ConfigError, match="pip install 'gym-rm\\[data\\]'"):
         Scores.from_rewards([1.0]).to_pandas()
+
+
+def test_columns_are_converted_to_their_types():
+    scores = Scores(
+        [1, 2],
+        {"a": [1, 2]},
+        [3, 4],
+        np.zeros(2, np.int32),
+        [None, None],
+        turn_rewards=[[1], [1, 2]],
+        terminations=[0, 1],
+        infos={"text": np.array(["yes", "no"]), "count": np.array([1, 2], np.uint8), "float": np.float32([1, 2])},
+    )
+    assert (scores.rewards.dtype, scores.components["a"].dtype) == (np.float32, np.float32)
+    assert (scores.num_tokens.dtype, scores.truncated_tokens.dtype) == (np.int64, np.int64)
+    assert (scores.errors, scores.terminations.tolist()) == ((None, None), [False, True])
+    assert [values.dtype for values in scores.infos.values()] == [object, np.int64, np.float64]
+    assert scores.turn_rewards[1].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"rewards": [1.0]},
+        {"errors": (None,)},
+        {"num_tokens": np.zeros(3, np.int64)},
+        {"terminations": [True]},
+        {"components": {"a": np.zeros(1)}},
+        {"infos": {"a": ["x", "y", "z"]}},
+        {"step_rewards": ([1.0],)},
+    ],
+)
+def test_every_column_must_have_one_entry_per_reward(columns):
+    with pytest.raises(ConfigError, match=r"must have one entry per reward \(\d\), got \d"):
+        dataclasses.replace(Scores.from_rewards([1.0, 2.0]), **columns)
+
+
+def test_missing_infos_are_none_or_zero_and_never_the_text_0():
+    text = Scores.from_rewards([1.0, 2.0], infos={"verdict": np.array(["yes", "no"]), "pair": np.ones((2, 3))})
+    spread = text.scatter([2, 0], 3)
+    assert spread.infos["verdict"].tolist() == ["no", None, "yes"]
+    assert spread.infos["pair"][1].tolist() == [0.0] * 3 or np.isnan(spread.infos["pair"][1]).all()
+    joined = Scores.concatenate([text, Scores.from_rewards([3.0], infos={"verdict": [True]})])
+    assert joined.infos["verdict"].tolist() == ["yes", "no", True]
+
+
+def test_concatenate_takes_any_iterable():
+    parts = [Scores.from_rewards([1.0]), Scores.from_rewards([2.0])]
+    assert Scores.concatenate(part for part in parts).rewards.tolist() == [1.0, 2.0]
+    assert len(Scores.concatenate([])) == 0
+
+
+def test_take_accepts_a_mask():
+    scores = Scores.from_rewards([1.0, 2.0, 3.0])
+    assert scores.take([True, False, True]).rewards.tolist() == [1.0, 3.0]
+    assert scores.take(scores.rewards > 1.5).rewards.tolist() == [2.0, 3.0]
+    with pytest.raises(IndexError, match="a mask must have one entry for each of the 3 scores, got 2"):
+        scores.take([True, False])
+
+
+def test_to_dict_can_be_written_as_json():
+    infos = {"when": np.array(["2024-01-01"], "datetime64[D]"), "set": [{1}], "nested": [{"a": np.float32(1)}]}
+    plain = Scores.from_rewards([np.nan], infos=infos).to_dict()
+    assert json.loads(json.dumps(plain))["infos"] == {"when": ["2024-01-01"], "set": [[1]], "nested": [{"a": 1.0}]}
+
+
+def test_a_data_frame_keeps_infos_with_the_name_of_a_column():
+    pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = Scores.from_rewards([1.0, 2.0], infos={"reward": ["a", "b"]}).to_pandas()
+    assert frame["reward"].tolist() == [1.0, 2.0]
+    assert frame["info/reward"].tolist() == ["a", "b"]
+    assert list(Scores.from_rewards([]).to_pandas()) == ["reward", "num_tokens", "truncated_tokens", "error"]

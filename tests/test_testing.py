@@ -97,27 +97,9 @@ def change_rows_next_to_invalid_text(scores, conversations):
         (fail_all_for_invalid_text, r"an invalid conversation in row 1 gave errors in rows \(0, 1, 2\)"),
         (change_rows_next_to_invalid_text, "rewards scored together with an invalid conversation differ by"),
         (lambda scores, _: [0.0] * len(scores), "returned a list, expected gym_rm.Scores"),
-        (
-            lambda scores, _: replaced(scores, rewards=scores.rewards[1:]),
-            r"rewards has the shape \(4,\), expected \(5,\)",
-        ),
-        (lambda scores, _: replaced(scores, rewards=scores.rewards.astype(float)), "rewards has the dtype float64"),
-        (lambda scores, _: replaced(scores, num_tokens=[0]), "num_tokens is a list"),
+        (lambda scores, _: scores[1:], "returned 4 scores for 5 conversations"),
         (lambda scores, _: replaced(scores, num_tokens=scores.num_tokens - 1), "num_tokens must not be negative"),
-        (
-            lambda scores, _: replaced(scores, components={"a": scores.num_tokens}),
-            r"components\['a'\] has the dtype int64",
-        ),
         (lambda scores, _: replaced(scores, errors=("bad", *scores.errors[1:])), "and the error 'bad'"),
-        (
-            lambda scores, _: replaced(scores, terminations=np.zeros(3, dtype=bool)),
-            r"terminations have the shape \(3,\)",
-        ),
-        (lambda scores, _: replaced(scores, terminations=np.zeros(len(scores))), "terminations must be bool"),
-        (
-            lambda scores, _: replaced(scores, infos={"verdict": np.zeros(3)}),
-            r"infos\['verdict'\] has 3 entries for 5 conversations",
-        ),
     ],
 )
 def test_a_broken_scorer_raises_assertion_error(change_scores, message):

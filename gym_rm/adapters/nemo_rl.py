@@ -5,7 +5,6 @@ Use `ray.remote(RewardModelEnvironment)` instead of NeMo RL's own environment, w
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -148,8 +147,7 @@ def _prompt(conversation: Conversation, metadata: Any, row: int) -> Prompt:
     """Make the prompt of a row: `ground_truth` or `answer` is the reference answer, other keys are metadata."""
     columns = metadata if isinstance(metadata, Mapping) else {}
     answer_column = "answer" if answer_text(columns.get("ground_truth")) is None else "ground_truth"
-    messages = list(itertools.takewhile(lambda message: message["role"] != "assistant", conversation))
-    return prompt_of_columns(messages, columns, row, answer_column=answer_column)
+    return prompt_of_columns(conversation[:-1], columns, row, answer_column=answer_column)
 
 
 def read_config(config: Mapping[str, Any]) -> ReadConfig:

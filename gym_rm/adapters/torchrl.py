@@ -14,6 +14,7 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from gym_rm.adapters import require
+from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import ScorerLike, load_scorer, try_score
@@ -87,6 +88,8 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
 
     Args:
         reward_model, scorer_options: arguments of `load_scorer`.
+        columns: keys of the tensordict, for example columns of `DatasetChatEnv`'s data set, that reach the scorer as
+            fields of the `Prompt`: `answer` as its reference answer, the others as metadata. Missing keys are ignored.
         tokenizer: the policy's tokenizer. Its end tokens are removed from the end of a reply, because the policy
             keeps them in the history.
         ends_episode: True ends the episode after one reply; False continues the dialogue.
@@ -100,6 +103,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         self,
         reward_model: ScorerLike = None,
         *,
+        columns: Sequence[str] = ("answer",),
         tokenizer: Any = None,
         ends_episode: bool = True,
         fallback_reward: float | None = None,
@@ -107,6 +111,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
     ) -> None:
         super().__init__(in_keys=[("history", "full")], out_keys=["reward"])
         self.scorer = load_scorer(reward_model, **scorer_options)
+        self.columns = tuple(columns)
         self.ends_episode = ends_episode
         self.fallback_reward = fallback_reward
         ends = {tokenizer.eos_token, tokenizer.pad_token} - {None} if tokenizer is not None else set()
@@ -119,7 +124,13 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
                 "('history', 'full') is missing; use ChatEnv(input_mode='history') and a policy that writes this key."
             )
         conversations = [self._conversation(each) for each in _each(history, next_tensordict.ndim)]
-        scores = try_score(self.scorer, conversations)
+        found = {name: tensordict.get(name, None) for name in self.columns}
+        columns = {name: _flat(values, tensordict.ndim) for name, values in found.items() if values is not None}
+        prompts = [
+            prompt_of_columns(conversation[:-1], {name: values[row] for name, values in columns.items()}, row)
+            for row, conversation in enumerate(conversations)
+        ]
+        scores = try_score(self.scorer, conversations, prompts)
         rewards = torch.tensor(scores.rewards_or_fallback(self.fallback_reward), device=next_tensordict.device)
         next_tensordict.set("reward", rewards.reshape(*next_tensordict.batch_size, 1))
         if self.ends_episode:
@@ -150,6 +161,14 @@ def _each(history: Any, dims: int) -> Iterator[Any]:
     else:
         for part in history.unbind(0):
             yield from _each(part, dims - 1)
+
+
+def _flat(values: Any, dims: int) -> list[Any]:
+    """Return a column of a batch that has `dims` batch dimensions as a flat list."""
+    listed: list[Any] = values.tolist()
+    for _ in range(dims - 1):
+        listed = [each for part in listed for each in part]
+    return listed
 
 
 def _stack(values: Sequence[Any], shape: Sequence[int]) -> Any:

@@ -78,15 +78,17 @@ class RewardModelReward:
 
     def _score(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Scores:
         size = len(prompts)
-        names = [
-            name
-            for name, values in columns.items()
+        listed = {name: values.tolist() if hasattr(values, "tolist") else values for name, values in columns.items()}
+        columns = {
+            name: values
+            for name, values in listed.items()
             if name not in NOT_COLUMNS and isinstance(values, list | tuple) and len(values) == size
-        ]
+        }
         conversations, rows = [], []
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             conversations.append(join_reply(prompt, completion))
-            rows.append(prompt_of_columns(prompt_messages(prompt), {name: columns[name][row] for name in names}, row))
+            row_columns = {name: values[row] for name, values in columns.items()}
+            rows.append(prompt_of_columns(prompt_messages(prompt), row_columns, row))
         return try_score(self.scorer, conversations, rows)
 
     def _report(self, scores: Scores, log_metric: Callable[[str, float], None] | None) -> Rewards:

@@ -160,7 +160,7 @@ def _row(
     data_source: str, reply: str, ground_truth: Any, extra_info: Mapping[str, Any] | None, index: int
 ) -> tuple[Conversation, Prompt]:
     info = extra_info or {}
-    text = info.get("prompt", info.get("question"))
+    text = info.get("question") if info.get("prompt") is None else info["prompt"]
     if text is None:
         raise ConfigError(
             f"extra_info has no prompt, only the keys {sorted(info)}. verl does not pass the prompt to reward "
@@ -173,7 +173,8 @@ def _row(
 
 def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth: Any, index: int) -> Prompt:
     columns = {**columns, "ground_truth": ground_truth}
-    return prompt_of_columns(conversation[:-1], columns, columns.get("index", index), answer_column="ground_truth")
+    number = index if columns.get("index") is None else columns["index"]
+    return prompt_of_columns(conversation[:-1], columns, number, answer_column="ground_truth")
 
 
 def _results(scores: Scores) -> list[Result]:

@@ -16,7 +16,7 @@ import gym_rm
 from gym_rm.cli.console import fail, find_own_modules, quiet_loading, stderr
 from gym_rm.cli.scored_files import FileScoring, Progress, is_stream
 from gym_rm.config import override_values
-from gym_rm.errors import GymRMError
+from gym_rm.errors import ConfigError, GymRMError
 
 
 def score(
@@ -72,9 +72,12 @@ def score(
     """
     try:
         options = {**override_values(option or []), **_given(max_length=max_length, dtype=dtype)}
-        model = json.loads(reward_model) if reward_model is not None and reward_model.startswith("{") else reward_model
     except ValueError as error:
         fail(error, code=2)
+    try:
+        model = json.loads(reward_model) if reward_model is not None and reward_model.startswith("{") else reward_model
+    except ValueError as error:
+        fail(ConfigError(f"--reward-model is not valid JSON: {error}: {reward_model!r}."), code=2)
     placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # these do not change a score
     path = None if source == "-" else Path(source)
     written = None if output in ("-", "/dev/stdout") else Path(output)
@@ -114,7 +117,7 @@ def score(
         )  # avoids a second error when Python flushes stdout at exit
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(1) from None
-        fail(error, code=1)
+        fail(ConfigError(f"cannot read {source!r} or write {output!r}: {error.strerror or error}."), code=1)
     if stderr.is_terminal:
         stderr.print(f"{last.lines} lines in {last.seconds:.1f} s{_speed(last)}")
     if last.failed:

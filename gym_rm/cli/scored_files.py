@@ -323,7 +323,7 @@ class _Output:
                     "Choose another output, or start again with --overwrite."
                 )
             self.lines += 1
-            self.failed += f'"{self._key}_error": '.encode() in finished[len(line.stem) :]
+            self.failed += f"{json.dumps(f'{self._key}_error')}: ".encode() in finished[len(line.stem) :]
         if self._file.readline():
             raise ConfigError(f"{self._path} has more lines than the input; start again with --overwrite.")
         return iter(())

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gym_rm.cli.console import fail, find_own_modules, quiet_loading
-from gym_rm.errors import GymRMError
+from gym_rm.errors import ConfigError, GymRMError
 
 
 def serve(
@@ -40,8 +40,10 @@ def serve(
             reward_model, policy_tokenizer=policy_tokenizer, apply_chat_template=chat_template
         )
         server = RewardServer(reward_function, host=host, port=port, key=key)
-    except (GymRMError, OSError) as error:
+    except GymRMError as error:
         fail(error, code=2)
+    except OSError as error:
+        fail(ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}."), code=2)
     typer.echo(f"listening at {server.url}")
     try:
         server.serve_forever()

@@ -52,19 +52,19 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
                 raise ConfigError(f"{where}: {name!r} must be a list of replies, got {show(replies)}.")
             field, prompt = _prompt_messages(row, where)
             conversations = [prompt + _reply(reply, where, f"{name}[{i}]") for i, reply in enumerate(replies)]
-            return _row(row, prompt, {field, name}, conversations, tuple(range(len(replies))), index)
+            return _row(row, prompt, {field, name}, conversations, tuple(range(len(replies))), index, where)
     if row.get("chosen") is not None or row.get("rejected") is not None:
         (pair,) = pairs_of_row(row, where)
         both = [pair.prompt + pair.chosen, pair.prompt + pair.rejected]
-        return _row(row, pair.prompt, {*_PROMPTS, "chosen", "rejected"}, both, ("chosen", "rejected"), index)
+        return _row(row, pair.prompt, {*_PROMPTS, "chosen", "rejected"}, both, ("chosen", "rejected"), index, where)
     if row.get("response") is not None:
         field, prompt = _prompt_messages(row, where)
         whole = prompt + _reply(row["response"], where, "response")
-        return _row(row, prompt, {field, "response"}, [whole], None, index)
+        return _row(row, prompt, {field, "response"}, [whole], None, index, where)
     if row.get("messages") is not None:
         whole = parse_messages(row["messages"], where, "messages")
         prompt = whole[:-1] if whole[-1]["role"] == "assistant" else whole
-        return _row(row, prompt, {"messages"}, [whole], None, index)
+        return _row(row, prompt, {"messages"}, [whole], None, index, where)
     raise ConfigError(
         f"{where}: nothing to score; expected 'messages', or a prompt with 'response', 'chosen' and 'rejected', "
         f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {sorted(row)}."
@@ -78,9 +78,10 @@ def _row(
     conversations: list[tuple[Message, ...]],
     labels: Labels,
     index: int,
+    where: str,
 ) -> RowToScore:
     columns = {key: value for key, value in row.items() if key not in used}
-    return RowToScore(tuple(conversations), labels, prompt_of_columns(messages, columns, index))
+    return RowToScore(tuple(conversations), labels, prompt_of_columns(messages, columns, index, where=where))
 
 
 def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:

@@ -31,6 +31,7 @@ from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.renderer import Renderer, TextOptions, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
+from gym_rm.scorer import check_rows
 from gym_rm.scores import FloatArray, Provenance, Scores, Workload
 from gym_rm.types import Conversation, Prompts
 
@@ -93,9 +94,9 @@ class RewardModelScorer:
         **options: Any,
     ) -> None:
         if not isinstance(model, PreTrainedModel):
+            advice = "pass its get_base_model()" if hasattr(model, "get_base_model") else "use load_scorer for a path"
             raise ConfigError(
-                f"model must be a Hugging Face model (PreTrainedModel), got {type(model).__name__}; use "
-                "load_scorer(path) for a folder or hub id."
+                f"model must be a Hugging Face model (PreTrainedModel), got {type(model).__name__}; {advice}."
             )
         name = name or model.name_or_path or type(model).__name__
         facts = ModelFacts(name, model.config, outputs_of_modules(model), tokenizer)
@@ -114,6 +115,8 @@ class RewardModelScorer:
     def _start(
         self, source: ModelSource, facts: ModelFacts, kind: str, executor: Executor | None, options: dict[str, Any]
     ) -> None:
+        if executor is not None and (isinstance(executor, type) or not isinstance(executor, Executor)):
+            raise ConfigError(f"executor must be an Executor, such as LocalExecutor(); got {executor!r:.80}.")
         kind = detect_kind(facts) if kind == "auto" else check_kind(kind)
         schemas = (EngineOptions, TextOptions, KINDS[kind].Options)
         engine, text, of_kind = divide_settings(options, *schemas, owner=f"a reward model of kind {kind!r}")
@@ -189,6 +192,7 @@ class RewardModelScorer:
         """
         if turns not in ("last", "all"):
             raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
+        check_rows(conversations, prompts)
         with self._lock:
             start = time.perf_counter()
             rendered = self._render(conversations, turns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -140,17 +140,25 @@ class Scheduler:
         return plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
 
     def _checked(self, outcomes: list[BatchResult], batches: Sequence[Batch], executor: Executor) -> list[BatchResult]:
-        """Return the results, with an error in place of values of the wrong shape."""
+        """Return the results: each has either an error or values of the right shape and type."""
         name = f"{type(executor).__name__}.run"
-        if len(outcomes) != len(batches):
-            reason = f"{name} must return one result per batch; got {len(outcomes)} for {len(batches)}"
+        if not isinstance(outcomes, list) or len(outcomes) != len(batches):
+            got = f"{len(outcomes)} results" if isinstance(outcomes, list) else type(outcomes).__name__
+            reason = f"{name} must return a list of one BatchResult per batch; got {got} for {len(batches)}"
             return [BatchResult(error=reason)] * len(batches)
-        checked = list(outcomes)
-        for b, (batch, outcome) in enumerate(zip(batches, outcomes, strict=True)):
-            expected = (batch.num_reads, self._info.num_values)
-            if outcome.error is None and getattr(outcome.values, "shape", None) != expected:
-                got = getattr(outcome.values, "shape", type(outcome.values).__name__)
-                checked[b] = BatchResult(error=f"{name} must return values of shape {expected}; got {got}")
+        checked = []
+        for batch, outcome in zip(batches, outcomes, strict=True):
+            if not isinstance(outcome, BatchResult):
+                checked.append(BatchResult(error=f"{name} must return BatchResult; got {type(outcome).__name__}"))
+                continue
+            expected, values = (batch.num_reads, self._info.num_values), outcome.values
+            got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
+            if outcome.error is not None:
+                checked.append(replace(outcome, values=None))
+            elif got != f"float32 {expected}":
+                checked.append(BatchResult(error=f"{name} must return values float32 {expected}; got {got}"))
+            else:
+                checked.append(outcome)
         return checked
 
 

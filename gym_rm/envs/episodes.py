@@ -6,6 +6,7 @@ import operator
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from gymnasium.utils import seeding
@@ -161,8 +162,8 @@ class PromptOrders:
         for group in np.flatnonzero(rows.reshape(self.num_groups, self._group_size).all(axis=1)).tolist():
             self._orders[group].align()
 
-    def insert(self, indices: NDArray[np.int64], rows: NDArray[np.bool_]) -> None:
-        """Start the next episodes of the mask `rows` from the prompts with these indices; both are `[N]`.
+    def check(self, indices: NDArray[Any], rows: NDArray[np.bool_]) -> None:
+        """Check the arguments of `insert`.
 
         Raises:
             ConfigError: an index is out of range, `rows` contains only a part of a group, or the indices differ within
@@ -170,19 +171,23 @@ class PromptOrders:
         """
         for row in np.flatnonzero(rows & ((indices < 0) | (indices >= self._num_prompts))).tolist():
             raise ConfigError(f"prompt_indices[{row}] must be from 0 to {self._num_prompts - 1}, got {indices[row]}.")
-        chosen = {}
+        by_group = indices.reshape(self.num_groups, self._group_size)
         for group, members in enumerate(rows.reshape(self.num_groups, self._group_size)):
-            mine = indices.reshape(self.num_groups, self._group_size)[group]
-            if not members.any():
-                continue
-            if not members.all() or (mine != mine[0]).any():
+            if members.any() and not members.all():
+                raise ConfigError(
+                    f"prompt_indices needs whole groups, but reset_mask has only a part of group {group}; reset all "
+                    f"{self._group_size} environments of the group."
+                )
+            if members.any() and (by_group[group] != by_group[group, 0]).any():
                 raise ConfigError(
                     f"prompt_indices must be equal for all {self._group_size} environments of group {group}, got "
-                    f"{mine[members].tolist()} for {int(members.sum())} environments."
+                    f"{by_group[group].tolist()}."
                 )
-            chosen[group] = int(mine[0])
-        for group, index in chosen.items():
-            self._orders[group].insert(index)
+
+    def insert(self, indices: NDArray[Any], rows: NDArray[np.bool_]) -> None:
+        """Start the next episodes of the mask `rows` from the prompts with these checked indices; both are `[N]`."""
+        for group in np.flatnonzero(rows.reshape(self.num_groups, self._group_size).any(axis=1)).tolist():
+            self._orders[group].insert(int(indices[group * self._group_size]))
 
     def next(self, row: int) -> tuple[int, int]:
         """Return the number of the environment's next episode and the index of its prompt."""

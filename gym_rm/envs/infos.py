@@ -22,9 +22,9 @@ Mask: TypeAlias = NDArray[np.bool_]
 
 
 def add_values(infos: Infos, name: str, values: NDArray[Any], rows: Mask) -> None:
-    """Store `values[rows]` under a name, unless `rows` is empty; both arrays are `[N]`."""
+    """Store `values[rows]` under a name, unless `rows` is empty; `values` is `[N, ...]`, `rows` is `[N]`."""
     if rows.any():
-        column = np.full(len(rows), None if values.dtype == object else 0, dtype=values.dtype)
+        column = np.full(values.shape, None if values.dtype == object else 0, dtype=values.dtype)
         column[rows] = values[rows]
         infos[name], infos[f"_{name}"] = column, rows.copy()
 
@@ -45,7 +45,8 @@ def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
             if isinstance(values, Mapping):
                 found[name] = infos_of_row(values, row)
             else:
-                found[name] = values[row] if values.dtype == object else values[row].item()
+                value = values[row]
+                found[name] = value.item() if isinstance(value, np.generic) else value
     return found
 
 
@@ -79,8 +80,12 @@ class StepScores:
             ConfigError: an info of the scorer has a reserved name.
             ScoringError: scores are missing and there is no fallback reward; the error names the environments.
         """
-        if clash := sorted(RESERVED & scores.infos.keys()):
-            raise ConfigError(f"infos[{clash[0]!r}] of the scorer has a name that the environment uses; rename it.")
+        for name in scores.infos:
+            if name in RESERVED or name.startswith("_"):
+                raise ConfigError(
+                    f"infos[{name!r}] of the scorer has a name that the environment uses (names with an underscore "
+                    "are masks); rename it."
+                )
         spread = scores.scatter(rows, num_envs)
         if fallback_reward is None:
             spread.raise_for_errors()
@@ -116,11 +121,4 @@ class StepScores:
             add_values(components, name, values.astype(np.float64), scored & self.ok & np.isfinite(values))
         add_group(infos, "components", components)
         for name, values in self.scores.infos.items():
-            add_values(infos, name, _column(values), scored)
-
-
-def _column(values: Any) -> NDArray[Any]:
-    """Convert to an array of float64, int64, bool or objects, the dtypes that `SyncVectorEnv` uses."""
-    array = np.asarray(values)
-    kind = {"f": np.float64, "i": np.int64, "u": np.int64, "b": np.bool_}.get(array.dtype.kind, object)
-    return array.astype(kind)
+            add_values(infos, name, values, scored)

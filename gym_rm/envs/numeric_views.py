@@ -123,6 +123,11 @@ class NumericView(Wrapper):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._over = np.zeros(self.num_envs, dtype=np.bool_)
 
+    def _restarted(self, options: dict[str, Any] | None) -> Mask:
+        """Return the rows that a reset with these options has restarted."""
+        every = np.ones(self.num_envs, dtype=np.bool_)
+        return np.asarray((options or {}).get("reset_mask", every), dtype=np.bool_)
+
     def _choices(self, actions: Any, rows: Mask) -> NDArray[np.int64]:
         """Check the actions of these rows and return them, with 0 for all other rows."""
         chosen = np.asarray(actions)
@@ -181,7 +186,7 @@ class CandidateAction(NumericView):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Windows, Infos]:
         """Start new episodes; see `RewardVectorEnv.reset`."""
         self._conversations, infos = self.env.reset(seed=seed, options=options)
-        self._over[_rows_of(options)] = False
+        self._over[self._restarted(options)] = False
         return self._observe(), infos
 
     def step(self, actions: Any) -> Step:
@@ -266,8 +271,7 @@ class TokenLevel(NumericView):
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Windows, Infos]:
         """Start new episodes; see `RewardVectorEnv.reset`."""
         conversations, infos = self.env.reset(seed=seed, options=options)
-        rows = np.zeros(self.num_envs, dtype=np.bool_)
-        rows[_rows_of(options)] = True
+        rows = self._restarted(options)
         self._over[rows] = False
         self._begin_replies(rows, conversations)
         return self._windows.copy(), infos
@@ -370,10 +374,6 @@ def number_candidates(conversation: Conversation) -> list[str]:
             f"{conversation[-1]['content']!r:.100}. Pass candidates=[...] or a function from a conversation to replies."
         )
     return [*(f"It is {number}." for number in numbers), "I do not know."]
-
-
-def _rows_of(options: dict[str, Any] | None) -> Any:
-    return options["reset_mask"] if options else slice(None)
 
 
 def _load_tokenizer(tokenizer: Any) -> Any:

@@ -14,7 +14,7 @@ from gym_rm.envs.episodes import Episode
 from gym_rm.envs.spaces import UnicodeText
 from gym_rm.errors import ConfigError
 from gym_rm.scores import Scores
-from gym_rm.types import Conversation, Prompt, copy_conversation
+from gym_rm.types import Conversation, Prompt, copy_conversation, copy_prompt
 
 UserTurns: TypeAlias = Sequence[str | None]
 Responder: TypeAlias = (
@@ -115,10 +115,11 @@ class UserSimulator:
         scripted = self._respond is scripted_user
         asked = [m for m in range(len(rows)) if not ended[m] and (scripted or not any(limits[m]))]
         if asked:
-            # Pass copies, so that a responder that edits messages does not change the episode.
-            conversations = [said[m] if scripted else copy_conversation(said[m]) for m in asked]
-            some = None if scores is None else scores.take(asked)
-            given = self._ask(conversations, [episodes[m].prompt for m in asked], some)
+            conversations, prompts = [said[m] for m in asked], [episodes[m].prompt for m in asked]
+            if not scripted:  # copies, so that a responder that edits messages does not change the episode
+                conversations = [copy_conversation(conversation) for conversation in conversations]
+                prompts = [copy_prompt(prompt) for prompt in prompts]
+            given = self._ask(conversations, prompts, None if scores is None else scores.take(asked))
             answers = dict(zip(asked, given, strict=True))
         turns = []
         for m, (too_long, out_of_turns) in enumerate(limits):

@@ -129,6 +129,8 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         options = options or {}
         rows = self._rows_to_reset(options)
         indices = self._prompt_indices(options)
+        if indices is not None:
+            self._orders.check(indices, rows)
         self._orders.seed(seed_of_each(seed, self.num_envs), rows)
         self._orders.align(rows)
         if indices is not None:
@@ -158,7 +160,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             ScoringError: scores are missing and `fallback_reward` is None; the error names the rows.
             ResetNeeded: `reset` was not called, or an episode has ended in `DISABLED` mode.
         """
-        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else rows
+        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
         self._require_episodes(rows)
         starting, playing = rows & self._over, rows & ~self._over
         indices = np.flatnonzero(playing).tolist()
@@ -256,29 +258,35 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             raise ConfigError(f"unknown reset options {unknown}; expected {known}.{nearest(unknown[0], known)}")
         if "reset_mask" not in options:
             return np.ones(self.num_envs, dtype=np.bool_)
-        mask = options["reset_mask"]
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            kind = f"dtype {mask.dtype}" if isinstance(mask, np.ndarray) else type(mask).__name__
-            raise TypeError(f"options['reset_mask'] must be a numpy array of dtype bool, got {kind}.")
-        if mask.shape != (self.num_envs,) or not mask.any():
-            raise ValueError(
-                f"options['reset_mask'] must have the shape ({self.num_envs},) and at least one True, got {mask}."
-            )
+        mask = self._mask("options['reset_mask']", options["reset_mask"])
+        if not mask.any():
+            raise ValueError(f"options['reset_mask'] must have at least one True, got {mask}.")
         if not self._episodes and not mask.all():
             raise ResetNeeded("reset_mask must include every environment in the first reset; call reset() without it.")
         return mask
 
-    def _prompt_indices(self, options: Mapping[str, Any]) -> NDArray[np.int64] | None:
-        """Return the indices of the prompts to start from, int64 `[N]`."""
+    def _mask(self, name: str, mask: Any) -> Mask:
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+            got = f"dtype {mask.dtype}" if isinstance(mask, np.ndarray) else type(mask).__name__
+            raise TypeError(f"{name} must be a numpy array of dtype bool, got {got}.")
+        if mask.shape != (self.num_envs,):
+            raise ValueError(f"{name} must have the shape ({self.num_envs},), got {mask.shape}.")
+        return mask
+
+    def _prompt_indices(self, options: Mapping[str, Any]) -> NDArray[Any] | None:
+        """Return the indices of the prompts to start from, integers `[N]`."""
         if options.get("prompt_indices") is None:
             return None
-        indices = np.asarray(options["prompt_indices"])
+        try:
+            indices = np.asarray(options["prompt_indices"])
+        except ValueError:  # lists of different lengths
+            indices = np.empty(0)
         if indices.shape != (self.num_envs,) or indices.dtype.kind not in "iu":
             raise ConfigError(
                 f"options['prompt_indices'] must be {self.num_envs} integers, one for each environment, got "
                 f"{options['prompt_indices']!r:.100}."
             )
-        return indices.astype(np.int64)
+        return indices
 
     def _check_prompts(self) -> None:
         conversation, text = self.single_observation_space, self.single_observation_space.content_space

@@ -15,8 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from gym_rm.checks import finite, integer
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import Scorer, acquire_scorer, try_score
+from gym_rm.scorer import Scorer, acquire_scorer, check_rows, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt, Prompts
 
@@ -51,15 +52,14 @@ class MicroBatchingScorer:
     """
 
     def __init__(self, scorer: Scorer, *, max_batch_size: int = 1024, max_wait: float = 0.005) -> None:
-        if max_batch_size < 1 or max_wait < 0:
-            raise ConfigError(
-                "max_batch_size must be at least 1 and max_wait must not be negative, "
-                f"got max_batch_size={max_batch_size} and max_wait={max_wait}."
-            )
+        if not isinstance(scorer, Scorer):
+            raise ConfigError(f"scorer must have a method score, got {scorer!r:.100}; pass load_scorer(...).")
+        if finite("max_wait", max_wait) < 0:
+            raise ConfigError(f"max_wait must not be negative, got {max_wait}.")
         self.scorer = scorer
         self.num_batches = 0
         self.num_conversations = 0
-        self._max_batch_size = max_batch_size
+        self._max_batch_size = integer("max_batch_size", max_batch_size, minimum=1)
         self._max_wait = max_wait
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -72,10 +72,7 @@ class MicroBatchingScorer:
 
     def submit(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Future[Scores]:
         """Request scores and return a future without waiting; `asyncio.wrap_future` makes it awaitable."""
-        if prompts is not None and len(prompts) != len(conversations):
-            raise ConfigError(
-                f"prompts must have one entry per conversation, got {len(prompts)} entries for {len(conversations)}."
-            )
+        check_rows(conversations, prompts)
         request = Request(conversations, prompts)
         with self._lock:
             if self._closed:
@@ -88,7 +85,14 @@ class MicroBatchingScorer:
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations together with other waiting requests; raises only the errors of these conversations."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the scorer of this MicroBatchingScorer called it, and would wait for itself.")
         return self.submit(conversations, prompts).result()
+
+    @property
+    def respond(self) -> Any:
+        """The scorer's own user simulator, or None."""
+        return getattr(self.scorer, "respond", None)
 
     def close(self) -> None:
         """Score the waiting requests, then stop. May be called several times."""
@@ -128,12 +132,16 @@ class MicroBatchingScorer:
     def _answer(self, batch: list[Request]) -> None:
         try:
             scores = self._score(batch)
-        except Exception as error:  # raised again in the call that caused it
+        except BaseException as error:  # raised again in the call that caused it; this thread must go on
             if len(batch) > 1:
                 for request in batch:
                     self._answer([request])
-            else:
+            elif isinstance(error, Exception):
                 batch[0].future.set_exception(error)
+            else:
+                failure = RuntimeError(f"the scorer raised {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                batch[0].future.set_exception(failure)
             return
         stop = 0
         for request in batch:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.checks import one_of
+from gym_rm.checks import finite, one_of
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, release_scorer, try_score
 from gym_rm.scores import FloatArray, Provenance, Scores
@@ -83,8 +83,11 @@ class CombinedScorer(abc.ABC):
                 f"{type(scorers).__name__} {scorers!r}."
             )
         named = scorers if isinstance(scorers, Mapping) else {f"scorer_{k}": one for k, one in enumerate(scorers)}
-        if not named:
-            raise ConfigError(f"scorers of {type(self).__name__} must not be empty.")
+        if not named or not all(isinstance(name, str) for name in named):
+            raise ConfigError(
+                f"scorers of {type(self).__name__} must have at least one scorer, and texts as names; got the names "
+                f"{list(named)}."
+            )
         self.scorers: dict[str, Scorer] = {name: acquire_scorer(one, {}) for name, one in named.items()}
         self._acquired = list(self.scorers.values())
 
@@ -124,6 +127,18 @@ class CombinedScorer(abc.ABC):
             num_tokens=np.max([scores.num_tokens for scores in results.values()], axis=0),
             truncated_tokens=np.max([scores.truncated_tokens for scores in results.values()], axis=0),
         ).raise_for_errors()
+
+    @property
+    def respond(self) -> Any:
+        """The user simulator of the only scorer that has one, or None.
+
+        Raises:
+            ConfigError: several scorers have one.
+        """
+        found = {name: one for name, each in self.scorers.items() if (one := getattr(each, "respond", None))}
+        if len(found) > 1:
+            raise ConfigError(f"respond: the scorers {list(found)} each have one; pass respond= to the environment.")
+        return next(iter(found.values()), None)
 
     def sleep(self) -> None:
         """Free the device memory of every scorer that has `sleep`."""
@@ -185,7 +200,7 @@ class EnsembleScorer(CombinedScorer):
     ) -> None:
         super().__init__(scorers)
         self.reduction: EnsembleReduction = one_of("reduction", reduction, ENSEMBLE_REDUCTIONS)
-        self.coefficient = float(coefficient)
+        self.coefficient = finite("coefficient", coefficient)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -238,11 +253,11 @@ class WeightedScorer(CombinedScorer):
         if weights is None:
             weights = dict.fromkeys(names, 1.0)
         elif not isinstance(weights, Mapping):
-            if len(weights) != len(names):
-                raise ConfigError(
-                    f"weights must have one number for each of the scorers {names}, got {len(weights)} numbers."
-                )
+            if not isinstance(weights, Sequence) or len(weights) != len(names):
+                raise ConfigError(f"weights must have one number for each of the scorers {names}, got {weights!r:.80}.")
             weights = dict(zip(names, weights, strict=True))
+        if not weights:
+            raise ConfigError(f"weights must have at least one of the components of the scorers {names}, got none.")
         if isinstance(normalization, str | os.PathLike):
             normalization = _read_calibration(normalization)
         if not isinstance(normalization, Mapping | None):
@@ -250,7 +265,7 @@ class WeightedScorer(CombinedScorer):
                 "normalization must be a dict of mean and std by component; got "
                 f"{type(normalization).__name__} {normalization!r:.80}."
             )
-        self.weights = {name: float(weight) for name, weight in weights.items()}
+        self.weights = {name: finite(f"weights[{name!r}]", weight) for name, weight in weights.items()}
         self.normalization = {name: _calibration(name, value) for name, value in (normalization or {}).items()}
         for component in [*self.weights, *self.normalization]:
             if not any(component == name or component.startswith(f"{name}/") for name in names):
@@ -273,6 +288,12 @@ class WeightedScorer(CombinedScorer):
             ScoringError: some conversations have no score.
         """
         components = self.score(conversations, prompts).components
+        for name in self.weights:
+            if np.ptp(_component(components, name)) == 0:
+                raise ConfigError(
+                    f"component {name!r} is equal for all {len(conversations)} conversations, so it cannot be "
+                    "normalised; calibrate on more conversations, or remove its weight."
+                )
         fitted = {name: Calibration.fit(_component(components, name), conversations) for name in self.weights}
         return WeightedScorer(self.scorers, weights=self.weights, normalization=fitted)
 

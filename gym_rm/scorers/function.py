@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import RewardFunction
+from gym_rm.scorer import RewardFunction, check_rows
 from gym_rm.scores import Provenance, Scores, ScoringError
-from gym_rm.types import Conversation, Message, Prompt, Prompts, copy_conversation
+from gym_rm.types import Conversation, Message, Prompt, Prompts, copy_conversation, copy_prompt
 
 
 class FunctionScorer:
@@ -38,8 +38,10 @@ class FunctionScorer:
 
     def __init__(self, function: RewardFunction) -> None:
         self._function = function
-        self._name = f"the reward function {getattr(function, '__qualname__', None) or repr(function)}"
+        self._provenance = Provenance("FunctionScorer", _name_of(function))
+        self._name = f"the reward function {self._provenance.model}"
         self._prompts = _prompts_parameter(function, self._name)
+        self.respond = getattr(function, "respond", None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FunctionScorer:
         # `gym.make_vec(spec)` deep-copies its keywords; the objects that a function uses must not be copied.
@@ -54,21 +56,21 @@ class FunctionScorer:
             ConfigError: the input or the return value is not a list of length N.
             ScoringError: the function returned None or a number that is not finite for some rows.
         """
+        check_rows(conversations, prompts)
         copies = _copy_all(conversations)
         size = len(copies)
-        if prompts is not None and len(prompts) != size:
-            raise ConfigError(f"prompts must have one entry per conversation, got {len(prompts)} entries for {size}.")
         required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
         given: Sequence[Prompt | None] = prompts if prompts is not None else [None] * size
         rows = [row for row in range(size) if given[row] is not None or not required]
-        scores = self._scores(rows, [copies[row] for row in rows], [given[row] for row in rows] if prompts else None)
+        scores = self._scores(
+            rows, [copies[row] for row in rows], None if prompts is None else [given[row] for row in rows]
+        )
         spread = scores.scatter(rows, size)
         missing = f"{self._name} requires the prompt of this conversation, but it is missing; pass prompts="
         errors = list(spread.errors)
         for row in set(range(size)) - set(rows):
             errors[row] = missing
-        provenance = Provenance("FunctionScorer", getattr(self._function, "__qualname__", repr(self._function)))
-        scores = dataclasses.replace(spread, errors=tuple(errors), provenance=provenance)
+        scores = dataclasses.replace(spread, errors=tuple(errors), provenance=self._provenance)
         return scores.mark_failures().raise_for_errors()
 
     def _scores(
@@ -94,7 +96,7 @@ class FunctionScorer:
     def _call(self, conversations: list[list[Message]], prompts: list[Prompt | None] | None) -> Any:
         if self._prompts is None:
             return self._function(conversations)
-        copies = None if prompts is None else [None if prompt is None else _copy_prompt(prompt) for prompt in prompts]
+        copies = None if prompts is None else [None if prompt is None else copy_prompt(prompt) for prompt in prompts]
         if self._prompts.kind is inspect.Parameter.POSITIONAL_ONLY:
             return self._function(conversations, copies)
         return self._function(conversations, **{self._prompts.name: copies})
@@ -129,6 +131,12 @@ class FunctionScorer:
         return numbers
 
 
+def _name_of(function: Any) -> str:
+    """Return a name that is equal in every process: no addresses of objects."""
+    function = getattr(function, "func", function)  # of a functools.partial
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
 def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter | None:
     """Return the parameter that receives the prompts, or None if the function has none."""
     try:
@@ -143,7 +151,9 @@ def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter
     second = next((each for each in positional[1:2] if each.default is each.empty), None)
     chosen = named or second
     lacking = [each for each in others if each.default is each.empty and each is not chosen]
-    if lacking or not (positional or variadic):
+    swapped = bool(positional) and positional[0].name == "prompts"
+    unreachable = chosen is not None and chosen.kind is chosen.POSITIONAL_ONLY and chosen not in positional[1:2]
+    if lacking or swapped or unreachable or not (positional or variadic):
         raise ConfigError(
             f"{name} must take (conversations) or (conversations, prompts), got the parameters "
             f"{[each.name for each in parameters]}."
@@ -153,15 +163,9 @@ def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter
 
 def _copy_all(conversations: Sequence[Conversation]) -> list[list[Message]]:
     try:
-        len(conversations)
         return [copy_conversation(conversation) for conversation in conversations]
     except (AttributeError, TypeError) as error:
         raise ConfigError(
             "conversations must be a list of conversations, each a list of {'role', 'content'} messages; "
             f"got {type(conversations).__name__} {conversations!r:.80}."
         ) from error
-
-
-def _copy_prompt(prompt: Prompt) -> Prompt:
-    messages = tuple(copy_conversation(prompt.messages))
-    return dataclasses.replace(prompt, messages=messages, metadata=dict(prompt.metadata))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,11 @@ from gym_rm.engine.kinds.pair_encoder import TEMPLATE
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
 from gym_rm.engine.text.templates import own_template
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import try_score
+from gym_rm.scorer import check_rows, try_score
 from gym_rm.scores import Provenance, Scores
-from gym_rm.types import Conversation, Message, Prompts
+from gym_rm.types import Conversation, Message, Prompt, Prompts
 
-Reference: TypeAlias = str | Mapping[str, str] | Callable[[Conversation], str]
+Reference: TypeAlias = str | Mapping[str, str] | Callable[..., str | None]
 
 # RLHFlow's pair-preference models (arXiv 2405.07863) were trained with these two templates.
 CONTEXT = (
@@ -43,8 +44,9 @@ class PairwiseScorer:
     Args:
         path: a folder or hub id. A causal language model must read `[RESPONSE A]` and `[RESPONSE B]` in one user
             message and answer A or B, like RLHFlow's pair-preference models. An encoder must be a PairRM model.
-        reference: a reply; or a mapping from the text of the last user message to a reply; or a function from the
-            messages before the reply to a reply.
+        reference: a reply; or a mapping from the text of the last user message to a reply; or a function that returns
+            a reply, or None, from `(messages)` or `(messages, prompt)`: the messages before the reply, and the
+            conversation's `Prompt` or None.
         answers: answers of a causal language model if the first or the second reply is better.
         options: options of `load_reward_model`.
 
@@ -63,6 +65,7 @@ class PairwiseScorer:
         config, _ = PreTrainedConfig.get_config_dict(os.fspath(path), revision=options.get("revision"))
         architecture = str((config.get("architectures") or [""])[0])
         self.reference = reference
+        self._reads_prompt = callable(reference) and _takes_two(reference)
         if architecture.endswith("ForCausalLM"):
             tokenizer = AutoTokenizer.from_pretrained(path, revision=options.get("revision"))
             template = options.pop("chat_template", None) or own_template(tokenizer)
@@ -106,8 +109,10 @@ class PairwiseScorer:
         Raises:
             ScoringError: some rows have no score, for example because there is no other reply to the prompt.
         """
-        scores = self._round_robin(conversations) if self.reference is None else self._against(conversations)
-        return scores.raise_for_errors()
+        check_rows(conversations, prompts)
+        if self.reference is None:
+            return self._round_robin(conversations).raise_for_errors()
+        return self._against(conversations, prompts or [None] * len(conversations)).raise_for_errors()
 
     def sleep(self) -> None:
         """Free the device memory; see `RewardModelScorer.sleep`."""
@@ -121,21 +126,21 @@ class PairwiseScorer:
         """Release the model."""
         self.scorer.close()
 
-    def _against(self, conversations: Sequence[Conversation]) -> Scores:
+    def _against(self, conversations: Sequence[Conversation], prompts: Sequence[Prompt | None]) -> Scores:
         others: list[Conversation] = []
-        for conversation in conversations:
-            reply = None if _malformed(conversation) else self._reference_to(conversation[:-1])
+        for conversation, prompt in zip(conversations, prompts, strict=True):
+            reply = None if _malformed(conversation) else self._reference_to(conversation[:-1], prompt)
             others.append([] if reply is None else [*conversation[:-1], Message(role="assistant", content=reply)])
         return self._compare(conversations, others)
 
-    def _reference_to(self, prompt: Conversation) -> str | None:
+    def _reference_to(self, messages: Conversation, prompt: Prompt | None) -> str | None:
         if isinstance(self.reference, str):
             return self.reference
         if isinstance(self.reference, Mapping):
-            asked = next((message["content"] for message in reversed(prompt) if message["role"] == "user"), None)
+            asked = next((message["content"] for message in reversed(messages) if message["role"] == "user"), None)
             return None if asked is None else self.reference.get(asked)
         assert self.reference is not None
-        return self.reference(prompt)
+        return self.reference(messages, prompt) if self._reads_prompt else self.reference(messages)
 
     def _round_robin(self, conversations: Sequence[Conversation]) -> Scores:
         groups: dict[str, list[int]] = {}
@@ -204,6 +209,16 @@ class PairwiseScorer:
         return dataclasses.replace(
             inner, scorer=type(self).__name__, settings={**inner.settings, "compared_with": opponents}
         )
+
+
+def _takes_two(reference: Callable[..., Any]) -> bool:
+    """Return whether a function has a second parameter without a default."""
+    try:
+        parameters = list(inspect.signature(reference).parameters.values())
+    except ValueError:  # builtins can have no signature
+        return False
+    required = [each for each in parameters if each.default is each.empty]
+    return sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in required) == 2
 
 
 def _malformed(conversation: Any) -> str | None:

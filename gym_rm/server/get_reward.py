@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
 from gym_rm.errors import ConfigError, GymRMError, logger
+from gym_rm.scores import ScoringError
 
 MEBIBYTE = 2**20
 
@@ -125,6 +126,8 @@ class RewardServer:
         try:
             prompts, labels = request.get("prompts") or [], request.get("labels")
             return self.reward_function.lists(request["query"], prompts, labels, timeout=self.timeout)
+        except ScoringError as error:
+            raise BadRequest(error.summary) from error
         except GymRMError as error:
             raise BadRequest(str(error)) from error
 
@@ -132,13 +135,14 @@ class RewardServer:
         """Return whether this `Authorization` header contains the key."""
         if self.key is None:
             return True
-        scheme, _, given = authorization.partition(" ")
+        scheme, _, text = authorization.partition(" ")
+        given = text.encode("latin-1", "replace")  # http.server decodes headers as Latin-1
         if scheme.lower() == "basic":
             try:
-                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+                given = base64.b64decode(given, validate=True).partition(b":")[2]
             except ValueError:
                 return False
-        return scheme.lower() in ("basic", "bearer") and hmac.compare_digest(given.encode(), self.key.encode())
+        return scheme.lower() in ("basic", "bearer") and hmac.compare_digest(given, self.key.encode())
 
 
 class BadRequest(GymRMError, ValueError):
@@ -172,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.UNAUTHORIZED, "the key is missing or wrong")
         elif not length.isdecimal():
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing or invalid")
-        elif int(length) > endpoint.max_request_bytes:
+        elif len(length) > 18 or int(length) > endpoint.max_request_bytes:
             self._refuse(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body must have at most {endpoint.max_request_bytes} bytes"
             )

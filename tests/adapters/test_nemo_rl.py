@@ -142,7 +142,8 @@ def test_the_metadata_of_each_log_reaches_a_verifier(verifying, verifier, key):
     metadata = [{key: "4", "level": "easy"}, {key: "6", "id": "b"}, {key: "a"}]
     assert verifying.step(logs, metadata).rewards.tolist() == [1.0, 0.0, 0.0]
     assert [prompt.answer for prompt in verifier.prompts] == ["4", "6", "a"]
-    assert [prompt.messages for prompt in verifier.prompts] == [tuple(chat(q)) for q in ("2 + 2?", "3 + 3?", "q")]
+    asked = [chat("2 + 2?"), chat("3 + 3?"), chat("q", "a", "sure?")]
+    assert [prompt.messages for prompt in verifier.prompts] == [tuple(messages) for messages in asked]
     assert [prompt.prompt_id for prompt in verifier.prompts] == ["0", "b", "2"]
     assert verifier.prompts[0].metadata["level"] == "easy"
 

@@ -7,11 +7,13 @@ from gym_rm import ConfigError, ScoringError
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed")
 
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
+from torch.utils.data import DataLoader
 from torchrl.data.llm import History
 from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.envs.libs.gym import GymWrapper
 from torchrl.envs.llm import ChatEnv
+from torchrl.envs.llm.chat import DatasetChatEnv
 
 from gym_rm.adapters.torchrl import RewardModelTransform, wrap
 
@@ -165,12 +167,31 @@ def test_a_step_without_a_history_is_an_error(recorder):
         env.step(start)
 
 
-def test_a_verifier_without_prompts_is_an_error(verifier):
+def test_a_verifier_gets_the_columns_of_the_tensordict(verifier):
+    env, start = chat_env(RewardModelTransform(verifier, columns=("answer", "topic")), (2,))
+    start["answer"], start["topic"] = NonTensorStack("40", "40"), NonTensorStack("sums", "sums")
+    start["history"].full = histories("40", "41")
+    assert env.step(start)["next", "reward"].flatten().tolist() == [1.0, 0.0]
+    assert [(prompt.answer, prompt.metadata) for prompt in verifier.prompts] == [("40", {"topic": "sums"})] * 2
+    assert verifier.prompts[0].messages == tuple(chat("How much is 90 - 50?"))
+
+
+def test_a_verifier_gets_the_answers_of_a_data_set(verifier):
+    rows = [TensorDict({"query": f"{n} + {n}?", "answer": str(2 * n)}) for n in (1, 2, 3, 4)]
+    with set_list_to_stack(True):
+        env = DatasetChatEnv.from_dataloader(DataLoader(rows, batch_size=2, collate_fn=lazy_stack), batch_size=(2,))
+        env = env.append_transform(RewardModelTransform(verifier))
+        start = env.reset()
+        start["history"].full = History.from_chats([chat("1 + 1?", "2"), chat("2 + 2?", "5")])
+        assert env.step(start)["next", "reward"].flatten().tolist() == [1.0, 0.0]
+    assert [prompt.answer for prompt in verifier.prompts] == ["2", "4"]
+
+
+def test_a_verifier_without_an_answer_is_an_error(verifier):
     env, start = chat_env(RewardModelTransform(verifier), (2,))
     start["history"].full = histories("40", "41")
-    with pytest.raises(ScoringError, match="prompts="):
+    with pytest.raises(ScoringError, match="the reward function returned None"):
         env.step(start)
-    assert verifier.rows == []
 
 
 def test_the_reward_of_torchrls_policy_equals_that_of_the_environment(embedded_scorer, policy_path):

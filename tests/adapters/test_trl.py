@@ -4,6 +4,7 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 
 from gym_rm import ConfigError, Prompt, ScoringError
@@ -98,6 +99,13 @@ def test_the_columns_of_the_data_set_reach_the_scorer_as_prompts(verifier):
 def test_the_columns_of_the_data_set_reach_the_scorer_of_the_coroutine(verifier):
     reward = AsyncRewardModelReward(verifier)
     assert asyncio.run(reward(prompts=["2 + 2?"] * 2, completions=["4", "5"], answer=["4"] * 2)) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("convert", [np.array, torch.tensor])
+def test_columns_may_be_arrays_or_tensors(verifier, convert):
+    reward = RewardModelReward(verifier)
+    assert reward(prompts=["q"] * 2, completions=["4", "5"], answer=convert([4, 6])) == [1.0, 0.0]
+    assert [prompt.answer for prompt in verifier.prompts] == ["4", "6"]
 
 
 @pytest.mark.parametrize(("answer", "text"), [(4, "4"), (4.5, "4.5"), (np.int64(4), "4"), (np.float32(4.5), "4.5")])

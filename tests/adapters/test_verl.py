@@ -69,7 +69,15 @@ def last_tokens(batch):
 # --- functions -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("info", [{"question": QUESTION}, {"prompt": QUESTION}, {"prompt": chat(QUESTION), "index": 3}])
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"question": QUESTION},
+        {"prompt": None, "question": QUESTION, "index": None},
+        {"prompt": QUESTION},
+        {"prompt": chat(QUESTION), "index": 3},
+    ],
+)
 def test_the_function_scores_the_prompt_and_the_reply(recorder, info):
     result = asyncio.run(compute_score("sums", "four", "40", info, reward_model=recorder))
     assert result == {"score": 1.0, "num_tokens": 24.0, "truncated_tokens": 0.0, "component_length": 4.0}

@@ -127,6 +127,19 @@ def test_a_closed_pipe_prints_no_error(tmp_path):
             process.kill()
 
 
+@pytest.mark.parametrize("key", ["é", 'a"b'])
+def test_failed_lines_are_counted_again_on_resume_with_any_key(tmp_path, scorer, key):
+    source = write(tmp_path / "in.jsonl", [{"prompt": "q", "response": "bad"}])
+    command = (source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", "--key", key)
+    run(*command, code=3)
+    run(*command, code=3)
+
+
+def test_an_invalid_reward_model_object_names_the_option(tmp_path):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    assert "--reward-model is not valid JSON" in run(source, "--reward-model", "{bad", code=2).output
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("output", ["-", "/dev/full"])
 def test_a_full_disk_prints_one_line_of_error(tmp_path, output):
@@ -134,7 +147,8 @@ def test_a_full_disk_prints_one_line_of_error(tmp_path, output):
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", output]
     with open("/dev/full", "wb") as full:
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
-    assert (process.returncode, process.stderr) == (1, b"error: [Errno 28] No space left on device\n")
+    expected = f"error: cannot read {str(source)!r} or write {output!r}: No space left on device.\n"
+    assert (process.returncode, process.stderr.decode()) == (1, expected)
 
 
 def test_the_terminal_shows_progress(tmp_path, monkeypatch, scorer):

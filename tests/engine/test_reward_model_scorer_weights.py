@@ -215,6 +215,8 @@ WRONG = {
     "a tensor that would broadcast": lambda weights: weights.update({"score.weight": torch.zeros(1, 1)}),
     "None": lambda weights: weights.update({"score.weight": None}),
     "an array": lambda weights: weights.update({"score.weight": np.zeros((1, 32), dtype=np.float32)}),
+    "a sparse tensor": lambda weights: weights.update({"score.weight": torch.zeros(1, 32).to_sparse()}),
+    "a complex tensor": lambda weights: weights.update({"score.weight": torch.zeros(1, 32, dtype=torch.complex64)}),
     "a tensor without data": lambda weights: weights.update({"score.weight": torch.zeros(1, 32, device="meta")}),
 }
 
@@ -235,13 +237,16 @@ def test_weights_with_an_invalid_tensor_change_nothing(wrong, options, two_folde
     assert scorer.provenance == provenance
 
 
-@pytest.mark.parametrize("other", ["one layer less", "another architecture", "no checkpoint", "no folder"])
+@pytest.mark.parametrize(
+    "other", ["one layer less", "another configuration", "another architecture", "no checkpoint", "no folder"]
+)
 def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path, saved_model, real_conversations):
     scorer = gym_rm.load_scorer(two_folders("qwen3")[0], cache_size=100)
     (model,) = scorer.executor.models
     before, rewards, provenance = bits(model), scorer.score(real_conversations).rewards, scorer.provenance
     folder = {
         "one layer less": saved_model("qwen3", num_hidden_layers=1),
+        "another configuration": saved_model("qwen3", rms_norm_eps=1e-3),
         "another architecture": saved_model("bert"),
         "no checkpoint": tmp_path,
         "no folder": tmp_path / "nowhere",

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -173,8 +174,40 @@ def test_values_of_the_wrong_shape_are_errors_of_their_sequences(change):
 
     result = scheduler().run([ending(random_ids(9, 0)), ending(random_ids(7, 1))], Wrong())
     assert list(result.failures) == [0, 1]
-    assert "Wrong.run must return values of shape (2, 1); got" in result.failures[0]
+    assert "Wrong.run must return values float32 (2, 1); got" in result.failures[0]
     assert np.isnan(result.values).all()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda values: values.astype(np.float64), lambda values: values > 0, lambda values: values.astype(str)]
+)
+def test_values_of_the_wrong_type_are_errors_of_their_sequences(change):
+    class Wrong(PlainExecutor):
+        def run_one(self, batch):
+            return BatchResult(change(super().run_one(batch).values))
+
+    result = scheduler().run([ending(random_ids(9, 0))], Wrong())
+    assert "Wrong.run must return values float32 (1, 1); got" in result.failures[0]
+
+
+def test_values_beside_an_error_are_not_used():
+    class Both(PlainExecutor):
+        def run_one(self, batch):
+            return replace(super().run_one(batch), error="broken")
+
+    result = scheduler().run([ending(random_ids(9, 0))], Both())
+    assert result.failures == {0: "its batch failed: broken"}
+    assert np.isnan(result.values).all()
+
+
+@pytest.mark.parametrize("results", [None, (one for one in "a"), [np.zeros((1, 1), np.float32)], [{"values": 1}]])
+def test_results_of_another_type_are_errors(results):
+    class Other(PlainExecutor):
+        def run(self, batches):
+            return results
+
+    result = scheduler().run([ending(random_ids(9, 0))], Other())
+    assert "Other.run must return" in result.failures[0]
 
 
 def test_a_wrong_number_of_results_is_an_error_of_every_sequence():
@@ -183,7 +216,7 @@ def test_a_wrong_number_of_results_is_an_error_of_every_sequence():
             return super().run(batches)[1:]
 
     result = scheduler().run([ending(random_ids(9, 0))], Losing())
-    assert "Losing.run must return one result per batch; got 0 for 1" in result.failures[0]
+    assert "Losing.run must return a list of one BatchResult per batch; got 0 results for 1" in result.failures[0]
 
 
 def test_the_executor_is_not_called_without_sequences():

@@ -86,14 +86,15 @@ def test_prompts_must_be_inserted_for_complete_groups():
     orders = PromptOrders(5, num_envs=4, group_size=2)
     rows = np.ones(4, dtype=bool)
     orders.seed([0, 1, 2, 3], rows)
+    orders.check(np.array([4, 4, 1, 1]), rows)
     orders.insert(np.array([4, 4, 1, 1]), rows)
     assert [orders.next(row)[1] for row in range(4)] == [4, 4, 1, 1]
-    with pytest.raises(ConfigError, match=r"equal for all 2 environments of group 1, got .3, 2. for 2 environments"):
-        orders.insert(np.array([0, 0, 3, 2]), rows)
-    with pytest.raises(ConfigError, match=r"environments of group 0, got .3. for 1 environments"):
-        orders.insert(np.array([3, 3, 3, 3]), np.array([True, False, True, True]))
+    with pytest.raises(ConfigError, match=r"equal for all 2 environments of group 1, got .3, 2."):
+        orders.check(np.array([0, 0, 3, 2]), rows)
+    with pytest.raises(ConfigError, match="needs whole groups, but reset_mask has only a part of group 0"):
+        orders.check(np.array([3, 3, 3, 3]), np.array([True, False, True, True]))
     with pytest.raises(ConfigError, match=r"prompt_indices\[2\] must be from 0 to 4, got 5"):
-        orders.insert(np.array([0, 0, 5, 5]), rows)
+        orders.check(np.array([0, 0, 5, 5]), rows)
 
 
 @pytest.mark.parametrize("seed", [0, 7])

@@ -74,6 +74,12 @@ def test_infos_of_the_scorer_become_infos_of_the_environment():
     assert found["steps"].dtype == np.int64
 
 
+def test_an_info_with_an_underscore_raises_config_error():
+    scores = Scores.from_rewards([1.0], infos={"_score_ok": [True]})
+    with pytest.raises(ConfigError, match="names with an underscore are masks"):
+        StepScores.of(scores, [0], 1, None)
+
+
 def test_an_info_of_the_scorer_with_a_reserved_name_raises_config_error():
     scores = Scores.from_rewards([1.0], infos={"prompt_id": np.array(["x"], dtype=object)})
     with pytest.raises(ConfigError, match=r"infos\['prompt_id'\] of the scorer has a name that the environment uses"):

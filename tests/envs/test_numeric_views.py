@@ -398,3 +398,11 @@ def test_the_embedded_candidates_contain_the_correct_answer():
 def test_the_embedded_candidates_need_three_numbers():
     with pytest.raises(ConfigError, match="the default replies need a question with three numbers"):
         candidates(1, prompts=["Who are you?"], candidates=None)
+
+
+@pytest.mark.parametrize("env_id", ["RewardModelCandidates-v0", "RewardModelTokens-v0"])
+def test_prompt_indices_work_in_the_views(env_id):
+    envs = gym.make_vec(env_id, num_envs=2)
+    _, infos = envs.reset(options={"prompt_indices": [3, 5]})
+    assert infos["prompt_id"].tolist() == [envs.unwrapped.prompts[index].prompt_id for index in (3, 5)]
+    assert gym.make(env_id).reset(options={"prompt_indices": [5]})[1]["prompt_id"] == infos["prompt_id"][1]

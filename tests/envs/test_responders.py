@@ -2,6 +2,7 @@ import asyncio
 import pickle
 import threading
 
+import gymnasium as gym
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,6 +115,23 @@ def test_a_responder_is_not_called_if_no_row_continues():
     assert one_turn(user, episode("more?")).truncated
 
 
+def test_a_responder_receives_copies_of_prompts():
+    def respond(conversations, prompts, scores):
+        prompts[0].messages[0]["content"] = "changed"
+        return [None] * len(conversations)
+
+    envs = gym.make_vec(
+        "RewardModel-v0",
+        1,
+        reward_model=lambda conversations: [1.0] * len(conversations),
+        prompts=["q"],
+        respond=respond,
+    )
+    envs.reset(seed=0)
+    envs.step(["a"])
+    assert envs.unwrapped.prompts[0].messages[0]["content"] == "q"
+
+
 def test_a_responder_receives_copies():
     def respond(conversations, prompts, scores):
         conversations[0][0]["content"] = "changed"
@@ -166,6 +184,12 @@ def test_the_error_for_an_invalid_turn_names_the_environment(turn):
     conversation = episode()
     with pytest.raises(ConfigError, match="environment 7: respond returned an invalid turn"):
         user.next_turns([7], [conversation], [conversation.with_reply("a")], None)
+
+
+@pytest.mark.parametrize("respond", [5, ["a"]])
+def test_a_responder_must_be_a_function(respond):
+    with pytest.raises(ConfigError, match=r"respond must be a function or 'module:function', got (5|list)"):
+        UserSimulator(respond, text_space=UnicodeText())
 
 
 def test_a_responder_with_another_signature_raises_config_error():

@@ -51,3 +51,14 @@ def test_prompt_indices_of_a_single_environment():
 def test_invalid_prompt_indices_raise_config_error(indices, message):
     with pytest.raises(ConfigError, match=message):
         one_turn(2).reset(options={"prompt_indices": indices})
+
+
+def test_a_reset_with_invalid_prompt_indices_changes_nothing():
+    envs, plain = make(4, group_size=2), make(4, group_size=2)
+    for each in (envs, plain):
+        each.reset(seed=0)
+    for indices in ([0, 1, 2, 2], [0, 0, 77, 77]):
+        with pytest.raises(ConfigError):
+            envs.reset(seed=99, options={"prompt_indices": indices})
+    assert envs.reset()[1]["prompt_id"].tolist() == plain.reset()[1]["prompt_id"].tolist()
+    assert envs.np_random_seed == plain.np_random_seed

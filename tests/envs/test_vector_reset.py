@@ -77,3 +77,11 @@ def test_reset_does_not_change_its_options():
 def test_unknown_reset_options_raise_config_error():
     with pytest.raises(ConfigError, match=r"unknown reset options .'prompt'."):
         make(2).reset(options={"prompt": 3})
+
+
+@pytest.mark.parametrize("rows", [np.array([0, 1]), [True, False], np.array([True]), np.array([1, 0])])
+def test_the_rows_of_a_step_must_be_a_mask(rows):
+    envs = make(2)
+    envs.reset(seed=0)
+    with pytest.raises((TypeError, ValueError), match="rows must"):
+        envs.step(["a", "b"], rows=rows)

@@ -3,9 +3,10 @@
 import copy
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
-from gym_rm import Scores, ScoringError
+from gym_rm import ConfigError, Scores, ScoringError
 from tests.envs.environments import Recorder, make, one_turn, prompt
 
 
@@ -121,3 +122,30 @@ def test_a_verifier_is_a_function_of_conversations_and_prompts():
     envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=verify, prompts=rows)
     envs.reset(options={"prompt_indices": [1, 0]})
     assert envs.step(["It is 6.", "It is 6."])[1].tolist() == [1.0, 0.0]
+
+
+def test_infos_of_every_type_reach_the_environment_in_a_partial_step():
+    def score(conversations):
+        n = len(conversations)
+        infos = {"text": ["yes"] * n, "pair": np.ones((n, 2)), "count": [3] * n, "list": [[1], [1, 2]][:n]}
+        return Scores.from_rewards([1.0] * n, infos=infos, terminations=[False] * n)
+
+    envs = make(2, reward_model=score, prompts=[prompt(0, "a", "b")])
+    envs.reset(seed=0)
+    observations, _, _, _, infos = envs.step(["x", ""], rows=np.array([True, False]))
+    assert (infos["text"].tolist(), infos["_text"].tolist()) == (["yes", None], [True, False])
+    assert infos["pair"].tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    assert infos["count"].dtype == np.int64
+    assert infos["list"][0] == [1]
+    assert len(observations[0]) == 3
+
+
+@pytest.mark.parametrize(
+    "columns", [{"terminations": [True]}, {"infos": {"a": [1]}}, {"components": {"a": [1.0]}}, {"errors": [None]}]
+)
+def test_a_column_of_the_wrong_length_is_an_error_and_changes_nothing(columns):
+    envs = make(2, reward_model=lambda conversations: Scores.from_rewards([1.0] * len(conversations), **columns))
+    before, _ = envs.reset(seed=0)
+    with pytest.raises(ConfigError, match=r"must have one entry per reward \(2\), got 1"):
+        envs.step(["a", "b"])
+    assert envs._observe() == before

@@ -197,10 +197,42 @@ def test_a_deep_copy_is_the_scorer_itself(recorder):
     assert copy.deepcopy(scorer) is scorer
 
 
-@pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_wait": -1.0}])
+@pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_batch_size": "a"}, {"max_wait": -1.0}])
 def test_an_invalid_setting_raises_config_error(recorder, options):
-    with pytest.raises(gym_rm.ConfigError, match="max_batch_size must be"):
+    with pytest.raises(gym_rm.ConfigError, match=f"{next(iter(options))} must"):
         MicroBatchingScorer(recorder, **options)
+
+
+def test_a_function_must_be_loaded_first():
+    with pytest.raises(gym_rm.ConfigError, match=r"scorer must have a method score, got .* pass load_scorer"):
+        MicroBatchingScorer(len)
+
+
+@pytest.mark.parametrize("thing", [None, iter([]), 3])
+def test_conversations_that_are_not_a_list_are_refused_and_later_calls_answered(recorder, thing):
+    scorer = MicroBatchingScorer(recorder)
+    with pytest.raises(gym_rm.ConfigError, match="conversations must be a list"):
+        scorer.score(thing)
+    assert len(scorer.score([chat("q", "a")])) == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_a_scorer_that_raises_a_base_exception_does_not_stop_later_calls(error):
+    def fails(conversations):
+        if conversations[0][-1]["content"] == "bad":
+            raise error
+        return [1.0] * len(conversations)
+
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(fails))
+    with pytest.raises(RuntimeError, match=f"the scorer raised {type(error).__name__}"):
+        scorer.submit([chat("q", "bad")]).result(timeout=10)
+    assert scorer.submit([chat("q", "good")]).result(timeout=10).rewards.tolist() == [1.0]
+
+
+def test_a_scorer_that_calls_its_own_batches_is_an_error():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(lambda conversations: scorer.score(conversations).rewards))
+    with pytest.raises(RuntimeError, match="would wait for itself"):
+        scorer.submit([chat("q", "a")]).result(timeout=10)
 
 
 def test_every_caller_gets_every_column_of_its_rows():
@@ -416,3 +448,16 @@ def test_try_score_passes_the_prompts():
     scores = try_score(scorer, [chat("q", "a"), chat("q", "b")], [prompt_of("a"), None])
     assert scores.rewards_or_none() == [1.0, None]
     scorer.close()
+
+
+def test_the_user_simulator_of_the_scorer_is_kept():
+    class Simulator:
+        def score(self, conversations, prompts=None):
+            return Scores.from_rewards([1.0] * len(conversations))
+
+        def respond(self, conversations, prompts, scores):
+            return [None] * len(conversations)
+
+    simulator = Simulator()
+    assert MicroBatchingScorer(simulator).respond == simulator.respond
+    assert MicroBatchingScorer(gym_rm.load_scorer(length)).respond is None

@@ -100,7 +100,7 @@ def test_a_fitted_calibration_is_stored_with_the_hash_of_its_data(tmp_path):
 
 
 def test_calibrating_a_constant_component_raises_config_error():
-    with pytest.raises(ConfigError, match=r"std positive, got mean=1\.0 and std=0\.0"):
+    with pytest.raises(ConfigError, match="'constant' is equal for all 4 conversations, so it cannot be normalised"):
         WeightedScorer({"constant": lambda conversations: [1.0] * len(conversations)}).calibrate(CONVERSATIONS)
 
 
@@ -196,10 +196,26 @@ def test_an_environment_accepts_nested_scorers_from_json(tmp_path):
     envs.close()
 
 
+class Simulator:
+    def score(self, conversations, prompts=None):
+        return Scores.from_rewards([1.0] * len(conversations))
+
+    def respond(self, conversations, prompts, scores):
+        return ["go on"] * len(conversations)
+
+
+def test_the_user_simulator_of_one_scorer_is_that_of_the_whole():
+    simulator = Simulator()
+    assert WeightedScorer({"a": simulator, "b": length}).respond == simulator.respond
+    assert WeightedScorer({"b": length}).respond is None
+    with pytest.raises(ConfigError, match=r"scorers \['a', 'b'\] each have one; pass respond="):
+        _ = WeightedScorer({"a": Simulator(), "b": Simulator()}).respond
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: WeightedScorer({}), "scorers of WeightedScorer must not be empty"),
+        (lambda: WeightedScorer({}), "scorers of WeightedScorer must have at least one scorer"),
         (lambda: WeightedScorer(5), "must be a dict of scorers by name, or a list; got int 5"),
         (lambda: WeightedScorer("org/name"), "must be a dict of scorers by name, or a list; got str 'org/name'"),
         (lambda: WeightedScorer({"a": length}, normalization=5), "mean and std by component; got int 5"),
@@ -207,7 +223,7 @@ def test_an_environment_accepts_nested_scorers_from_json(tmp_path):
         (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is not a component of the scorers"),
         (
             lambda: WeightedScorer([length], weights=[1, 2]),
-            r"one number for each of the scorers \['scorer_0'\], got 2 numbers",
+            r"one number for each of the scorers \['scorer_0'\], got \[1, 2\]",
         ),
         (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0}}), "must have mean and std"),
         (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0, "std": 0.0}}), "std positive"),
@@ -216,6 +232,11 @@ def test_an_environment_accepts_nested_scorers_from_json(tmp_path):
             "normalization: cannot read the file",
         ),
         (lambda: EnsembleScorer([length], reduction="median"), "reduction must be one of"),
+        (lambda: EnsembleScorer([length], coefficient="x"), "coefficient must be a finite number, got str 'x'"),
+        (lambda: WeightedScorer({1: length}), r"texts as names; got the names \[1\]"),
+        (lambda: WeightedScorer({"a": length}, weights={}), "weights must have at least one"),
+        (lambda: WeightedScorer({"a": length}, weights=5), "weights must have one number for each"),
+        (lambda: WeightedScorer({"a": length}, weights={"a": "x"}), r"weights\['a'\] must be a finite number"),
     ],
 )
 def test_an_invalid_setting_raises_config_error(make, message):

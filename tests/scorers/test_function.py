@@ -4,6 +4,7 @@ import copy
 import functools
 import inspect
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -362,9 +363,46 @@ def test_a_deep_copy_is_the_scorer_itself():
 
 
 @pytest.mark.parametrize(
-    ("function", "name"), [(length, "length"), (Lengths().method, "Lengths.method"), (Lengths(), "<")]
+    ("function", "name"),
+    [
+        (length, "length"),
+        (Lengths().method, "Lengths.method"),
+        (Lengths(), "Lengths"),
+        (functools.partial(length), "length"),
+    ],
 )
 def test_the_provenance_names_the_function(function, name):
     provenance = FunctionScorer(function).score(SAID).provenance
     assert provenance.scorer == "FunctionScorer"
-    assert provenance.model.startswith(name)
+    assert provenance.model == name
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda prompts, completions, **columns: [0.0],
+        lambda conversations, scale=2.0, prompts=None, /: [0.0],
+    ],
+)
+def test_a_function_whose_prompts_are_not_second_is_refused(function):
+    with pytest.raises(ConfigError, match=r"must take \(conversations\) or \(conversations, prompts\)"):
+        FunctionScorer(function)
+
+
+def test_prompts_may_be_an_array():
+    prompts = np.empty(3, dtype=object)
+    prompts[:] = PROMPTS
+    assert FunctionScorer(right).score(SAID, prompts).rewards.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_the_user_simulator_of_a_callable_object_is_kept():
+    class Verifier:
+        def __call__(self, conversations):
+            return [1.0] * len(conversations)
+
+        def respond(self, conversations, prompts, scores):
+            return [None] * len(conversations)
+
+    verifier = Verifier()
+    assert FunctionScorer(verifier).respond == verifier.respond
+    assert FunctionScorer(length).respond is None

@@ -144,3 +144,15 @@ def test_a_verifier_with_a_pairwise_scorer_receives_the_prompts(causal):
     scores = scorer.score(FIRST, prompts)
     assert scores.components["right"].tolist() == [1.0, 0.0]
     np.testing.assert_array_equal(scores.components["preferred"], gym_rm.load_scorer(pairwise).score(FIRST).rewards)
+
+
+def test_the_reference_can_come_from_the_row_of_data(causal):
+    def reference(messages, prompt):
+        return None if prompt is None else prompt.metadata["reference_reply"]
+
+    scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal), "reference": reference})
+    prompts = [Prompt(tuple(c[:-1]), "p", metadata={"reference_reply": "No."}) for c in FIRST]
+    plain = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal), "reference": "No."})
+    assert scorer.score(FIRST, prompts).rewards.tolist() == plain.score(FIRST).rewards.tolist()
+    with pytest.raises(ScoringError, match="row 1: the reference has no reply for this prompt"):
+        scorer.score(FIRST, [prompts[0], None])

@@ -230,3 +230,23 @@ def test_256_single_requests_are_merged_into_few_score_calls():
     assert [reply["rewards"] for _, reply in answers] == [[length / 4] for length in range(256)]
     assert recorder.num_conversations == 256
     assert recorder.num_conversations / len(recorder.calls) > 16
+
+
+def test_a_content_length_of_thousands_of_digits_is_refused(server):
+    host, port = server.url.removeprefix("http://").partition("/")[0].split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(b"POST /get_reward HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_a_key_with_umlauts_is_accepted_as_utf_8(recorder):
+    with RewardServer(reward_function(recorder), port=0, key="schlüssel") as server:
+        assert server.allows("Bearer " + "schlüssel".encode().decode("latin-1"))
+        assert not server.allows("Bearer schlussel")
+
+
+def test_the_reply_to_a_query_without_a_score_does_not_mention_python(server):
+    status, reply = post(server.url, {"query": [query("FAIL")], "prompts": [PROMPT]})
+    assert status == 422
+    assert "row 0" in reply["error"]
+    assert "attribute" not in reply["error"]

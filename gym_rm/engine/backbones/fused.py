@@ -35,12 +35,14 @@ def can_fuse(backbone: Any) -> bool:
         for part, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")), (layer.mlp, MLP_PROJECTIONS))
         for name in names
     ]
-    # Modules with adapters, offloading or hooks compute more than a product with their weights.
+    # Modules with adapters, offloading, hooks or a replaced forward compute more than a product with their weights.
     plain = (type(projection) is nn.Linear or isinstance(projection, LowPrecisionLinear) for projection in projections)
-    return all(plain) and not any(
+    replaced = ("forward" in vars(module) for part in (*backbone.layers, backbone.norm) for module in part.modules())
+    hooks = (
         hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
         for module in backbone.modules()
     )
+    return all(plain) and not any(replaced) and not any(hooks)
 
 
 @dataclass(frozen=True, slots=True)

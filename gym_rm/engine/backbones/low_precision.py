@@ -12,7 +12,7 @@ Shapes: x `[..., K]`, weight `[N, K]`, products `[..., N]`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -31,15 +31,13 @@ class LowPrecisionLinear(nn.Module, abc.ABC):
     most: ClassVar[float]  # largest number of the format
     multiple: ClassVar[int]  # K and N must be multiples of this number
 
-    def __init__(self, linear: nn.Linear, *, keep_source: bool = False) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         self.weight: Tensor
         self.scale: Tensor
         self.assign(linear.weight)
-        # In a tuple, so that torch does not register the layer as a submodule.
-        self.source: tuple[nn.Linear, ...] = (linear,) if keep_source else ()
 
     def assign(self, weight: Tensor) -> None:
         """Quantise and store the weight `[N, K]`."""
@@ -103,16 +101,13 @@ class Float8Linear(LowPrecisionLinear):
 FORMATS: dict[str, type[LowPrecisionLinear]] = {"int8": Int8Linear, "fp8": Float8Linear}
 
 
-def quantize_layers(
-    model: PreTrainedModel, quantization: Quantization, device: torch.device, *, keep_source: bool = False
-) -> None:
-    """Replace the linear layers of a model's backbone in place; the head does not change.
+def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
+    """Replace the linear layers of a model's backbone in place; the head and the layers of adapters do not change.
 
     Args:
         model: model to change.
         quantization: format of the products.
         device: device of the model.
-        keep_source: whether to keep the replaced layers, for `requantize`.
 
     Raises:
         ConfigError: the device does not support the format, or the backbone has no linear layers.
@@ -127,24 +122,26 @@ def quantize_layers(
         raise ConfigError(f"quantization='fp8' needs an Ada, Hopper or newer GPU, but the model is on {device}.")
     make = FORMATS[quantization]
     replaced = 0
-    for parent in list(model.base_model.modules()):
+    modules = list(model.base_model.modules())
+    of_adapters = {part for module in modules for part in _adapter_parts(module)}
+    for parent in modules:
         for name, child in list(parent.named_children()):
             # For a single input feature, torch computes wrong int8 products.
-            if type(child) is not nn.Linear or child.in_features == 1:
+            if type(child) is not nn.Linear or child.in_features == 1 or child in of_adapters:
                 continue
             if not any(size % make.multiple for size in child.weight.shape):
-                setattr(parent, name, make(child, keep_source=keep_source))
+                setattr(parent, name, make(child))
                 replaced += 1
     if not replaced:
         raise ConfigError(f"quantization={quantization!r} found no linear layers to replace in {type(model).__name__}.")
 
 
-def requantize(model: nn.Module) -> None:
-    """Quantise the current weights of the layers that were replaced with `keep_source=True`."""
-    for module in model.modules():
-        if isinstance(module, LowPrecisionLinear):
-            for source in module.source:
-                module.assign(source.weight)
+def _adapter_parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules that a layer of peft adds to its base layer; peft reads the dtype of their weights."""
+    for name in getattr(module, "adapter_layer_names", ()):
+        part = getattr(module, name, None)
+        if isinstance(part, nn.Module):
+            yield from part.modules()
 
 
 def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -153,8 +150,8 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     Buffers may be missing. A tied tensor, which has several names, needs only one of them.
 
     Raises:
-        ConfigError: a weight is missing, has an unknown name or the wrong shape, or is not a tensor with data. The
-            model is then unchanged.
+        ConfigError: a weight is missing, has an unknown name or the wrong shape, or is not a dense tensor of real
+            numbers with data. The model is then unchanged.
     """
     layers = {name: part for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)}
     quantized = {f"{name}.weight": layer for name, layer in layers.items()}
@@ -183,16 +180,17 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
                 held[name].copy_(tensor)
                 continue
             layer = quantized[name]
-            for source in layer.source:
-                source.weight.copy_(tensor)
-            layer.assign(layer.source[0].weight if layer.source else tensor.to(layer.weight.device, dtype))
+            layer.assign(tensor.to(layer.weight.device, dtype))
 
 
 def _shape(value: object) -> tuple[int, ...] | str:
-    """Return the shape of a tensor with data; for anything else, a description."""
+    """Return the shape of a dense tensor of real numbers; for anything else, a description."""
     if not isinstance(value, Tensor):
         return type(value).__name__
-    return "without data" if value.is_meta else tuple(value.shape)
+    if value.is_meta:
+        return "without data"
+    dense = value.layout is torch.strided and not value.is_quantized and not value.is_complex()
+    return tuple(value.shape) if dense else f"of layout {value.layout} and dtype {value.dtype}"
 
 
 def quantization_of(model: nn.Module) -> Quantization | None:

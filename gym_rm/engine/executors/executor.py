@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from gym_rm.engine.kinds.readouts import Readout
 from gym_rm.engine.token_tree import Batch, Layout
@@ -95,14 +95,15 @@ class BatchResult:
     reused_tokens: int = 0
 
 
+@runtime_checkable
 class Executor(Protocol):
     """Owns a model and runs batches."""
 
     def load(self, spec: LoadSpec) -> ModelInfo:
-        """Build the model and choose its layout.
+        """Build the model and choose its layout. An executor loads one model.
 
         Raises:
-            ConfigError: the model cannot be loaded, or an option does not fit it.
+            ConfigError: the model cannot be loaded, an option does not fit it, or the executor already has a model.
         """
         ...
 

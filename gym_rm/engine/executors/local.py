@@ -22,12 +22,11 @@ from gym_rm.engine.backbones.low_precision import (
     assign_weights,
     quantization_of,
     quantize_layers,
-    requantize,
 )
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
-from gym_rm.engine.loading.checkpoint import Checkpoint, load_model
+from gym_rm.engine.loading.checkpoint import Checkpoint, load_model, require_same_model
 from gym_rm.engine.loading.trial import Candidate, Forward, check_forward, choose_forward, longest_shared
 from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, warn_once
@@ -56,16 +55,24 @@ class LocalExecutor:
         self._rotaries: list[nn.Module] = []
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
+        self._stale = False
 
     def load(self, spec: LoadSpec) -> ModelInfo:
         """See `Executor.load`."""
+        if self._model is not None:
+            raise ConfigError("this executor already has a model; make another executor, or close() this one first.")
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
+            info = self._load(spec)
+            undo.pop_all()
+        return info
+
+    def _load(self, spec: LoadSpec) -> ModelInfo:
         self._spec = spec
-        model, reference = self._prepare(spec.model), spec.reference
         self._prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
-        self._model = make_reward_model(
-            spec.readout, model, None if reference is None else self._prepare(reference), self._prefix_cache
-        )
-        self._rotaries = dynamic_rotaries(self._model.models)
+        model, *reference = (self._prepare(source) for source in _sources(spec))
+        self._build(model, *reference)
+        assert self._model is not None
         candidate = Candidate(
             name=type(model).__name__,
             config=model.config,
@@ -83,7 +90,7 @@ class LocalExecutor:
         self._set_fused(forward.fuse)
         if spec.quantization is not None:
             for each in self._model.models:
-                quantize_layers(each, spec.quantization, device_of(each), keep_source=not _has_only_checkpoints(spec))
+                quantize_layers(each, spec.quantization, device_of(each))
             check_forward(candidate, forward, self._try)
             self._set_fused(forward.fuse)
         self._require_prefix_cache(forward)
@@ -110,10 +117,12 @@ class LocalExecutor:
         """See `Executor.run`."""
         if self._asleep is not None:
             self.wake()
+        if self._stale:
+            self._quantize_again()
         model = self._loaded()
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
-        with torch.inference_mode(), _evaluation_mode(model), lengths_restored(self._rotaries):
+        with torch.inference_mode(), _evaluation_mode(model.models), lengths_restored(self._rotaries):
             for batch in batches:
                 reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
                 failure = None
@@ -145,12 +154,14 @@ class LocalExecutor:
         if self._asleep is not None:
             self.wake()
         if isinstance(weights, str | os.PathLike) and isinstance(spec.model, Checkpoint):
-            weights = load_model(spec.model.at(weights), device=torch.device("cpu")).state_dict()
+            other = spec.model.at(weights)
+            require_same_model(spec.model.config, other.config, other.source)
+            weights = load_model(other, device=torch.device("cpu")).state_dict()
         if not isinstance(weights, Mapping):
             folder = " or a folder" if isinstance(spec.model, Checkpoint) else ""
             raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")
-        with _evaluation_mode(model):
-            assign_weights(model.models[0], weights)
+        with _evaluation_mode(model.models):
+            assign_weights(model.models[0] if isinstance(spec.model, Checkpoint) else spec.model, weights)
         self.clear_cache()
 
     def sleep(self) -> None:
@@ -159,7 +170,7 @@ class LocalExecutor:
             return
         model = self._loaded()
         self.clear_cache()
-        with _evaluation_mode(model):
+        with _evaluation_mode(model.models):
             tensors = [t for each in model.models for t in (*each.parameters(), *each.buffers()) if t.is_cuda]
             if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in self._pinned]:
                 self._pinned = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
@@ -176,19 +187,18 @@ class LocalExecutor:
         self._asleep = None
 
     def clear_cache(self) -> None:
-        """Clear the prefix cache; quantise again the weights of a model that was passed in."""
+        """Clear the prefix cache; the next `run` quantises the weights of a model that was passed in again."""
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
         if self._spec is not None and self._spec.quantization is not None:
-            for model in self._loaded().models:
-                requantize(model)
+            self._stale = not all(isinstance(source, Checkpoint) for source in _sources(self._spec))
 
     def close(self) -> None:
         """Release the model."""
         if self._asleep is not None and self._spec is not None and not isinstance(self._spec.model, Checkpoint):
             self.wake()  # move a model that was passed in back to its device
         self._model = self._spec = self._prefix_cache = None
-        self._rotaries, self._asleep, self._pinned = [], None, []
+        self._rotaries, self._asleep, self._pinned, self._stale = [], None, [], False
         _free_memory()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -208,7 +218,7 @@ class LocalExecutor:
     def _loaded(self) -> RewardModel:
         if self._model is None:
             raise ConfigError(
-                "the executor has no model: it was not loaded, or it is closed; call load(), or make a new scorer."
+                "the executor has no model, because it is closed or was not loaded; make a new scorer, or call load()."
             )
         return self._model
 
@@ -223,13 +233,35 @@ class LocalExecutor:
         copied: PreTrainedModel = copy.deepcopy(source, shared)
         return copied
 
+    def _build(self, model: PreTrainedModel, reference: PreTrainedModel | None = None) -> None:
+        """Make the reward model of loaded models."""
+        assert self._spec is not None
+        with _evaluation_mode([each for each in (model, reference) if each is not None]):
+            self._model = make_reward_model(self._spec.readout, model, reference, self._prefix_cache)
+        self._rotaries = dynamic_rotaries(self._model.models)
+
+    def _quantize_again(self) -> None:
+        """Copy and quantise a model that was passed in again: training may have replaced weights and modules."""
+        assert self._spec is not None
+        assert self._spec.quantization is not None
+        old = self._loaded()
+        models = [
+            each if isinstance(source, Checkpoint) else self._prepare(source)
+            for source, each in zip(_sources(self._spec), old.models, strict=True)
+        ]
+        for each in models:
+            quantize_layers(each, self._spec.quantization, device_of(each))
+        self._build(*models)
+        self._set_fused(all(decoder.fuse for decoder in old.decoders))
+        self._stale = False
+
     @torch.inference_mode()
     def _try(self, plan: BatchPlan, fuse: bool) -> FloatArray:
         """Return the values of a plan for the trial."""
         model = self._loaded()
         self._set_fused(fuse)
         parts = []
-        with _evaluation_mode(model), lengths_restored(self._rotaries):
+        with _evaluation_mode(model.models), lengths_restored(self._rotaries):
             for batch in plan.batches:
                 forget_lengths(self._rotaries)
                 try:
@@ -250,28 +282,28 @@ class LocalExecutor:
         if self._prefix_cache is None or (forward.layout == "tree" and forward.fuse and len(self.models) == 1):
             return
         models = " and ".join(type(model).__name__ for model in self.models)
+        models += "" if forward.fuse else " without the fused forward (with adapters, hooks or another activation)"
         raise ConfigError(
             f"prefix_cache_tokens needs one decoder of a type in {sorted(MODEL_TYPES)} with layout 'tree'; got "
             f"{models} with layout {forward.layout!r}."
         )
 
 
-def _has_only_checkpoints(spec: LoadSpec) -> bool:
-    sources = (spec.model, spec.reference)
-    return all(isinstance(source, Checkpoint) for source in sources if source is not None)
+def _sources(spec: LoadSpec) -> list[ModelSource]:
+    return [spec.model] if spec.reference is None else [spec.model, spec.reference]
 
 
 @contextlib.contextmanager
-def _evaluation_mode(model: RewardModel) -> Iterator[None]:
+def _evaluation_mode(models: Sequence[PreTrainedModel]) -> Iterator[None]:
     """Lock the models, and turn off dropout and autocast; restore the models on exit."""
     with contextlib.ExitStack() as stack:
-        for each in sorted(model.models, key=id):
+        for each in sorted(models, key=id):
             stack.enter_context(_MODEL_LOCKS.setdefault(each, threading.RLock()))
-        training = [part for whole in model.models for part in whole.modules() if part.training]
+        training = [part for whole in models for part in whole.modules() if part.training]
         for part in training:
             part.training = False
         try:
-            with torch.autocast(device_of(model.models[0]).type, enabled=False):
+            with torch.autocast(device_of(models[0]).type, enabled=False):
                 yield
         finally:
             for part in training:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from gym_rm.engine.kinds.component_names import component_names
 from gym_rm.engine.kinds.decoder import DecoderKind
 from gym_rm.engine.kinds.encoder import EncoderKind
 from gym_rm.engine.kinds.gated import GatedKind
@@ -40,10 +41,10 @@ def check_kind(kind: str) -> str:
     Raises:
         ConfigError: unknown kind. The message also lists the kinds of `load_scorer` without a model of their own.
     """
-    if kind == "auto" or kind in KINDS:
+    if isinstance(kind, str) and (kind == "auto" or kind in KINDS):
         return kind
     known = sorted([*KINDS, *SCORER_KINDS])
-    raise ConfigError(f"kind must be 'auto' or one of {known}, got {kind!r}.{nearest(kind, known)}")
+    raise ConfigError(f"kind must be 'auto' or one of {known}, got {kind!r}.{nearest(str(kind), known)}")
 
 
 def detect_kind(facts: ModelFacts) -> str:
@@ -57,9 +58,9 @@ def detect_kind(facts: ModelFacts) -> str:
         return "decoder" if "score" in facts.heads else "encoder"
     if getattr(config, "objective_weights", None) is not None:
         return "multi_head"
-    labels = [config.id2label[index] for index in sorted(config.id2label)]
+    names = component_names(config, config.num_labels, facts.name)
     raise ConfigError(
-        f"{facts.name!r} has a head with {config.num_labels} outputs {labels[:8]}, but a reward is one number; pass "
-        "kind='multi_head' with weights= ({label: weight}, a list, one label, 'mean' or 'sum'), or kind='process' with "
-        "step_token= if the outputs rate the steps of a reply."
+        f"{facts.name!r} has a head with {config.num_labels} outputs {list(names[:8])}, but a reward is one number; "
+        "pass kind='multi_head' with weights= ({label: weight}, a list, one label, 'mean' or 'sum'), or kind='process' "
+        "with step_token= if the outputs rate the steps of a reply."
     )

@@ -72,12 +72,14 @@ class GatedKind(LastTokenKind):
                 )
         size = facts.outputs_of(options.gate)
         names = tuple(options.names or component_names(facts.config, size, facts.name))
-        if len(names) != size:
+        if len(set(names)) != size:
             raise ConfigError(
-                f"names must have one name for each of the {size} objectives of {facts.name!r}, got {len(names)}."
+                f"names must have a different name for each of the {size} objectives of {facts.name!r}, got {names}."
             )
         facts.outputs_of(options.regression)
         ids = None if prompt_end is None else facts.tokenizer(prompt_end, add_special_tokens=False)["input_ids"]
+        if ids == []:
+            raise ConfigError(f"prompt_end must have at least one token, or be None; got {prompt_end!r}.")
         return cls(
             GatedHead(options.regression, options.gate, options.outputs),
             component_names=names,

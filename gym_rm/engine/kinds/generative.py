@@ -9,9 +9,8 @@ from gym_rm.engine.kinds.decoder import LastTokenKind, padding_of
 from gym_rm.engine.kinds.kind import ModelFacts, Reduction, no_components
 from gym_rm.engine.kinds.readouts import TokenLogits
 from gym_rm.engine.text.input_format import InputFormat
-from gym_rm.engine.text.templates import token_of
+from gym_rm.engine.text.templates import answer_tokens
 from gym_rm.engine.token_tree import IntArray
-from gym_rm.errors import ConfigError
 from gym_rm.scores import FloatArray
 
 
@@ -37,9 +36,7 @@ class GenerativeKind(LastTokenKind):
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> GenerativeKind:
         """See `Kind.of`."""
-        good, bad = (token_of(facts.tokenizer, answer) for answer in options.answers)
-        if good == bad:
-            raise ConfigError(f"answers must be two different tokens; got {options.answers!r}.")
+        good, bad = answer_tokens(facts.tokenizer, options.answers)
         return cls(
             TokenLogits((good, bad)),
             InputFormat(question=options.question, generation_prompt=options.generation_prompt),

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gym_rm.checks import finite
 from gym_rm.engine.kinds.component_names import component_names
 from gym_rm.engine.kinds.decoder import LastTokenKind, PoolingOptions, padding_of
 from gym_rm.engine.kinds.kind import ModelFacts, Reduction
@@ -35,22 +36,25 @@ def weights_of(names: Sequence[str], weights: Weights) -> FloatArray:
         [1.0, -0.5]
     """
     size = len(names)
+    wrong = f"weights must be numbers by name, or one number for each of {list(names)}; got {weights!r:.200}."
     if isinstance(weights, str):
         whole = {"mean": np.full(size, 1 / size), "sum": np.ones(size)}
         if weights in whole and weights not in names:
             return whole[weights].astype(np.float32)
         weights = {weights: 1.0}
     if isinstance(weights, Mapping):
-        unknown = sorted(set(weights) - set(names))
+        unknown = sorted(map(str, set(weights) - set(names)))
         if unknown:
             raise ConfigError(
                 f"weights has unknown components {unknown}; the model has {list(names)}."
                 + nearest(unknown[0], [*names, "mean", "sum"])
             )
-        weights = [float(weights.get(name, 0.0)) for name in names]
-    if len(weights) != size:
-        raise ConfigError(f"weights must have {size} numbers, one for each of {list(names)}; got {len(weights)}.")
-    return np.asarray(weights, dtype=np.float32)
+        if not weights:
+            raise ConfigError(wrong)
+        weights = [weights.get(name, 0.0) for name in names]
+    if not isinstance(weights, Sequence) or len(weights) != size:
+        raise ConfigError(wrong)
+    return np.array([finite(f"weights[{name!r}]", each) for name, each in zip(names, weights, strict=True)], np.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+from pydantic import Field
 
 from gym_rm.config import Config
 from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction, no_components
 from gym_rm.engine.kinds.readouts import ModuleHead, Readout, TokenLogits
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.rendered import Rendered
-from gym_rm.engine.text.templates import token_of
+from gym_rm.engine.text.templates import answer_tokens, token_of
 from gym_rm.engine.token_tree import IntArray
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scores import FloatArray
@@ -44,7 +45,7 @@ class ProcessKind(Kind):
 
         step_token: str
         """The token at which the model was trained to rate a step."""
-        step_separator: str = "\n\n"
+        step_separator: str = Field(default="\n\n", min_length=1)
         """Text between two steps of a reply."""
         reduction: StepReduction = "min"
         """How the steps are combined into one reward."""
@@ -63,7 +64,7 @@ class ProcessKind(Kind):
             outputs = facts.outputs_of(options.head)
             readout = ModuleHead(options.head)
         else:
-            good, bad = (token_of(facts.tokenizer, answer) for answer in options.answers)
+            good, bad = answer_tokens(facts.tokenizer, options.answers)
             outputs, readout = 2, TokenLogits((bad, good))
         if outputs > 2:
             raise ConfigError(

@@ -33,6 +33,9 @@ from gym_rm.engine.loading.lora import Adapter, find_adapter
 from gym_rm.engine.text.templates import own_template
 from gym_rm.errors import ConfigError, nearest
 
+# Fields of a configuration that do not change what a model computes in scoring.
+NOT_COMPUTED = frozenset({"_name_or_path", "transformers_version", "dtype", "architectures", "use_cache"})
+
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -201,6 +204,20 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device | None = None) ->
     return loaded
 
 
+def require_same_model(config: PreTrainedConfig, other: PreTrainedConfig, source: str) -> None:
+    """Raise ConfigError if another checkpoint's configuration computes different values from the same weights."""
+    ours, theirs = (
+        {name: value for name, value in each.to_dict().items() if name not in NOT_COMPUTED} for each in (config, other)
+    )
+    different = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+    if different:
+        shown = "; ".join(f"{name}: {ours.get(name)!r:.80} and {theirs.get(name)!r:.80}" for name in different[:5])
+        raise ConfigError(
+            f"weights: the configuration of {source!r} differs from the loaded model's ({shown}); load it as a new "
+            "scorer."
+        )
+
+
 def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:
     raw, _ = PreTrainedConfig.get_config_dict(source, revision=options.revision)
     known = recognise(PreTrainedConfig(architectures=raw.get("architectures")), (), source)
@@ -343,6 +360,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from error
+    if resolved.type == "meta":
+        raise ConfigError("device must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got 'meta', which holds no weights.")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r} needs a GPU, but torch finds none; pass device='cpu' or 'auto'.")
     return resolved

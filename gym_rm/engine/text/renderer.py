@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
+import jinja2
 import numpy as np
 import pydantic
 
@@ -254,6 +255,8 @@ class Renderer:
                 add_generation_prompt=add_generation_prompt or self.input_format.generation_prompt,
                 **self._variables,
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"chat_template is not valid Jinja: {error.message} (line {error.lineno}).") from error
         except Exception as error:  # a template can raise any exception
             roles = [message["role"] for message in conversation[:8]]
             raise ConversationError(

@@ -34,7 +34,7 @@ def parse_date(date: datetime.date | str) -> datetime.date:
 
 def freeze_date(template: str, date: datetime.date) -> str:
     """Return the template with its own `strftime_now`, which always formats the given date."""
-    codes = [*(f"-{code}" for code in "dmHIMS"), *"aAwdbBmyYHIpMSfjUWcxX", "%"]
+    codes = [*(f"-{code}" for code in "dmHIMS"), *"aAwdbBhmyYCHkIlpMSsfjuUWVgGcxXDFTReztZnrE", "%"]
     replacements = "".join(f" | replace('%{code}', '{date.strftime(f'%{code}')}')" for code in codes)
     frozen = f"{{% macro strftime_now(format) %}}{{{{ format{replacements} }}}}{{% endmacro %}}\n{template}"
     warn_once(
@@ -42,6 +42,18 @@ def freeze_date(template: str, date: datetime.date) -> str:
         "used instead. Pass date= for another date."
     )
     return frozen
+
+
+def answer_tokens(tokenizer: Any, answers: tuple[str, str]) -> tuple[int, int]:
+    """Return the ids of the good and the bad answer.
+
+    Raises:
+        ConfigError: an answer is not exactly one token, or both are the same token.
+    """
+    good, bad = (token_of(tokenizer, answer) for answer in answers)
+    if good == bad:
+        raise ConfigError(f"answers must be two different tokens; got {answers!r}.")
+    return good, bad
 
 
 def token_of(tokenizer: Any, text: str) -> int:

@@ -153,3 +153,42 @@ def test_clear_cache_quantises_trained_weights_again(saved_model, gsm8k_groups):
     exact = scorer.score(gsm8k_groups[0]).rewards
     assert np.abs(after - before).max() > 0.1
     assert np.abs(after - exact).max() < 0.5 * exact.std()
+
+
+def adapted(model):
+    """Attach a LoRA adapter with large random weights."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["q_proj", "v_proj", "down_proj"])
+    wrapped = peft.get_peft_model(model, config)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    return wrapped.get_base_model()
+
+
+@pytest.mark.parametrize("attach", ["before", "after"])
+def test_int8_scores_of_a_model_with_an_adapter_are_close(attach, saved_model, gsm8k_groups):
+    plain = gym_rm.load_scorer(str(saved_model("qwen3")))
+    model, tokenizer = plain.executor.models[0], plain.renderer.tokenizer
+    if attach == "before":
+        model = adapted(model)
+    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
+    if attach == "after":
+        model = adapted(model)
+        quantized.clear_cache()
+    exact = gym_rm.RewardModelScorer(model, tokenizer).score(gsm8k_groups[0]).rewards
+    assert np.abs(quantized.score(gsm8k_groups[0]).rewards - exact).max() < 0.2 * exact.std()
+
+
+def test_int8_uses_a_replaced_head_and_assigned_weights_after_clear_cache(saved_model, gsm8k_groups):
+    plain = gym_rm.load_scorer(str(saved_model("qwen3")))
+    model, tokenizer = plain.executor.models[0], plain.renderer.tokenizer
+    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
+    torch.manual_seed(0)
+    model.score = nn.Linear(model.config.hidden_size, 1, bias=False)
+    model.load_state_dict({name: 1.1 * tensor for name, tensor in model.state_dict().items()}, assign=True)
+    quantized.clear_cache()
+    exact = gym_rm.RewardModelScorer(model, tokenizer).score(gsm8k_groups[0]).rewards
+    assert np.abs(quantized.score(gsm8k_groups[0]).rewards - exact).max() < 0.2 * exact.std()

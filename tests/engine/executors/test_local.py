@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from transformers import AutoModelForCausalLM
 
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import CPU_BATCHED_TOKENS, LocalExecutor
@@ -141,11 +142,29 @@ def test_too_little_memory_for_the_trial_is_a_config_error(model):
         LocalExecutor().load(LoadSpec(model, HEAD))
 
 
-def test_an_executor_can_load_another_model(model, trained):
+def test_an_executor_loads_another_model_only_after_close(model, trained):
     executor = executor_of(model)
+    expected = values_of(executor, trees())
+    with pytest.raises(ConfigError, match="already has a model; make another executor"):
+        executor.load(LoadSpec(trained, HEAD))
+    assert np.array_equal(values_of(executor, trees()), expected)
+    executor.close()
     executor.load(LoadSpec(trained, HEAD))
-    assert executor.models == (trained,)
     assert np.array_equal(values_of(executor, trees()), values_of(executor_of(trained), trees()))
+
+
+def test_an_executor_can_load_after_a_failed_load(model):
+    executor = LocalExecutor()
+    with pytest.raises(ConfigError):
+        executor.load(LoadSpec(model, HEAD, tree=False, prefix_cache_tokens=64))
+    assert executor.load(LoadSpec(model, HEAD)).layout == "tree"
+
+
+def test_a_language_model_in_training_mode_loads(tmp_path):
+    folder = tiny_models.save_policy(tmp_path, "gpt2", resid_pdrop=0.5, embd_pdrop=0.5)
+    model = AutoModelForCausalLM.from_pretrained(folder).train()
+    assert LocalExecutor().load(LoadSpec(model, TokenLogits((3, 5)))).num_values == 2
+    assert model.training
 
 
 # --- run

@@ -32,6 +32,11 @@ def test_every_option_of_every_kind_has_help():
     ("options", "message"),
     [
         ({"kind": "decodr"}, "kind must be 'auto' or one of .*got 'decodr'. Did you mean 'decoder'"),
+        ({"kind": 5}, "kind must be 'auto' or one of .*got 5"),
+        ({"token_id": 10**6}, "token_id must be below 400, the size of the vocabulary; got 1000000"),
+        ({"chat_template": "{% if %}"}, "chat_template is not valid Jinja"),
+        ({"kind": "process", "step_token": "<|im_end|>", "step_separator": ""}, "step_separator"),
+        ({"kind": "process", "step_token": "<|im_end|>", "answers": ("A", "A")}, "answers must be two different"),
         ({"pooling": "first"}, "pooling must be 'last' or 'hf', got 'first'"),
         ({"step_tokn": "x"}, "unknown option 'step_tokn' for a reward model of kind 'decoder'"),
         ({"poolin": "hf"}, "unknown option 'poolin'.*Did you mean 'pooling'"),

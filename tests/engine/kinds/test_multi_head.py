@@ -1,6 +1,7 @@
 """Several objectives: weighted by name, by the configuration, or by a gating network, compared with plain torch."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gym_rm import ConfigError, ScoringError
 from gym_rm.engine.kinds.component_names import ARMO_OBJECTIVES
 from gym_rm.engine.kinds.multi_head import weights_of
 from tests import tiny_models
-from tests.checkpoints import CONVERSATIONS, HIDDEN, hidden_states, save_with_heads, tensor, token_ids
+from tests.checkpoints import CONVERSATIONS, HIDDEN, conversation, hidden_states, save_with_heads, tensor, token_ids
 
 LABELS = {0: "helpful", 1: "honest", 2: "verbose"}
 PLAIN = [c for c in CONVERSATIONS if "<|" not in c[-1]["content"]]
@@ -71,8 +72,12 @@ def test_weights_take_names_lists_and_reductions():
     assert weights_of(names, [1, 2, 3]).tolist() == [1, 2, 3]
     with pytest.raises(ConfigError, match="Did you mean 'helpful'"):
         weights_of(["helpful", "honest"], {"helpfull": 1.0})
-    with pytest.raises(ConfigError, match=r"weights must have 3 numbers, one for each of \['a', 'b', 'c'\]; got 2"):
-        weights_of(names, [1, 2])
+
+
+@pytest.mark.parametrize("weights", [[1, 2], 5, {}, [[1], [2], [3]], [1, 2, "x"], [1, 2, float("nan")], {"a": None}])
+def test_invalid_weights_are_config_errors(weights):
+    with pytest.raises(ConfigError, match="weights"):
+        weights_of(["a", "b", "c"], weights)
 
 
 # ArmoRM: linear layers with ReLU between, softmax with a temperature, a learned scale, a transform of the objectives.
@@ -220,3 +225,28 @@ def test_a_gate_without_a_temperature_is_refused(tmp_path):
     assert "gating_temperature" not in json.loads((folder / "config.json").read_text())
     with pytest.raises(ConfigError, match="gating_temperature"):
         gym_rm.load_scorer(str(folder))
+
+
+def test_a_scorer_with_custom_heads_can_be_pickled(tmp_path):
+    folder = save_with_heads(
+        tmp_path, armo_heads(), class_name="LlamaForRewardModelWithGating", gating_temperature=10.0
+    )
+    scorer = gym_rm.load_scorer(str(folder))
+    copied = pickle.loads(pickle.dumps(scorer))
+    conversations = [conversation("What is 12 + 30?", reply) for reply in ("The sum is 42.", "No.")]
+    assert copied.score(conversations).rewards.tolist() == scorer.score(conversations).rewards.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"names": ["a"] * 19}, "names must have a different name for each of the 19 objectives"),
+        ({"prompt_end": ""}, "prompt_end must have at least one token"),
+    ],
+)
+def test_invalid_options_of_a_gated_model_are_refused_at_load(tmp_path, options, message):
+    folder = save_with_heads(
+        tmp_path, armo_heads(), class_name="LlamaForRewardModelWithGating", gating_temperature=10.0
+    )
+    with pytest.raises(ConfigError, match=message):
+        gym_rm.load_scorer(str(folder), **options)

@@ -41,6 +41,7 @@ DATED_LATER = (
     ("template", "written", "next_day"),
     [
         (DATED, "Today: 26 Jul 2024<|im_start|>", "27 Jul 2024"),
+        ("{{ strftime_now('%F %e %T %D') }}" + tiny_models.CHATML, "2024-07-26 26 00:00:00 07/26/24", "2024-07-27 27"),
         (DATED_LATER, "26. July 2024, Friday%", "27. July 2024"),
     ],
 )
