@@ -1,5 +1,5 @@
 # make demo | test | lint | test-adapters | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
-# To use another interpreter or folder: make test PYTHON=python3.12 VENV=/tmp/venv312
+# To use another interpreter or folder: make test PYTHON=python3.12 VENV=.venv312
 
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
