@@ -1,9 +1,9 @@
-"""Types for conversations, and for the data rows that they come from."""
+"""Records: conversations, the data rows that they come from, and how scores were computed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias, TypedDict
 
 
@@ -69,3 +69,58 @@ class PreferencePair:
     rejected: tuple[Message, ...]
     margin: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How scores were computed, to find out why two runs have different scores.
+
+    Attributes:
+        scorer: class of the scorer.
+        model: folder, hub id, URL or name of the model or function.
+        revision: commit of the weights, or None if unknown.
+        template_hash: first 16 hex digits of the SHA-256 of the chat template.
+        dtype: precision of the backbone; the head is always float32.
+        device: device of the forward passes.
+        layout: layout of the batches: `"tree"`, `"padded"` or `"one_by_one"`.
+        settings: all other settings that change the scores (pooling, max_length, overlong, ...).
+    """
+
+    scorer: str
+    model: str
+    revision: str | None = None
+    template_hash: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    layout: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Cost of a `score` call.
+
+    Attributes:
+        num_tokens: number of tokens of all conversations, before shared prefixes are merged.
+        unique_tokens: number of tokens after shared prefixes are merged.
+        reused_tokens: number of unique tokens whose keys and values came from the prefix cache.
+        padded_tokens: number of padding tokens in the batches.
+        num_batches: number of forward passes.
+        render_seconds: time for chat templates and tokenisation.
+        plan_seconds: time to build trees or padded batches.
+        run_seconds: time of the forward passes, including copies to and from the device.
+    """
+
+    num_tokens: int = 0
+    unique_tokens: int = 0
+    reused_tokens: int = 0
+    padded_tokens: int = 0
+    num_batches: int = 0
+    render_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    run_seconds: float = 0.0
+
+    def __add__(self, other: Workload) -> Workload:
+        """Return the sum of two costs."""
+        names = [each.name for each in fields(self)]
+        return Workload(**{name: getattr(self, name) + getattr(other, name) for name in names})

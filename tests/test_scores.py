@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm import ConfigError, Scores, ScoringError
-from gym_rm.scores import Provenance, Workload
+from gym_rm.types import Provenance, Workload
 
 OPTIONAL = ("turn_rewards", "step_rewards", "terminations")
 

@@ -25,7 +25,8 @@ from gym_rm.data.rows import parse_line, read_lines, show
 from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer, try_score
-from gym_rm.scores import Provenance, Scores
+from gym_rm.scores import Scores
+from gym_rm.types import Provenance
 
 ADDED = ("components", "turns", "truncated_tokens", "error", "provenance")
 # Fields of the provenance that must be equal for all lines of one output.

@@ -32,8 +32,8 @@ from gym_rm.engine.text.renderer import Renderer, TextOptions, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scorer import check_rows
-from gym_rm.scores import FloatArray, Provenance, Scores, Workload
-from gym_rm.types import Conversation, Prompts
+from gym_rm.scores import FloatArray, Scores
+from gym_rm.types import Conversation, Prompts, Provenance, Workload
 
 
 class EngineOptions(Config):

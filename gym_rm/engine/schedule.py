@@ -18,7 +18,8 @@ from gym_rm.checks import integer
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_padded, plan_trees
 from gym_rm.errors import ConfigError, logger, warn_once
-from gym_rm.scores import FloatArray, Workload
+from gym_rm.scores import FloatArray
+from gym_rm.types import Workload
 
 Budget: TypeAlias = int | Literal["auto"]
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from gym_rm.checks import finite, one_of
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, release_scorer, try_score
-from gym_rm.scores import FloatArray, Provenance, Scores
-from gym_rm.types import Conversation, Prompts
+from gym_rm.scores import FloatArray, Scores
+from gym_rm.types import Conversation, Prompts, Provenance
 
 EnsembleReduction: TypeAlias = Literal["mean", "min", "mean_minus_std"]
 ENSEMBLE_REDUCTIONS = ("mean", "min", "mean_minus_std")

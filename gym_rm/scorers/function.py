@@ -11,8 +11,8 @@ import numpy as np
 
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import RewardFunction, check_rows
-from gym_rm.scores import Provenance, Scores, ScoringError
-from gym_rm.types import Conversation, Message, Prompt, Prompts, copy_conversation, copy_prompt
+from gym_rm.scores import Scores, ScoringError
+from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance, copy_conversation, copy_prompt
 
 
 class FunctionScorer:

@@ -17,8 +17,8 @@ from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_mod
 from gym_rm.engine.text.templates import own_template
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import check_rows, try_score
-from gym_rm.scores import Provenance, Scores
-from gym_rm.types import Conversation, Message, Prompt, Prompts
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
 
 Reference: TypeAlias = str | Mapping[str, str] | Callable[..., str | None]
 

@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gym_rm.cli.main import app
-from gym_rm.scores import Provenance, Scores, ScoringError
+from gym_rm.scores import Scores, ScoringError
+from gym_rm.types import Provenance
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
