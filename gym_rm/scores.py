@@ -108,11 +108,12 @@ class Scores:
                 converted[name] = tuple(np.asarray(each, dtype=np.float32) for each in getattr(self, name))
         for name, value in converted.items():
             object.__setattr__(self, name, value)
-        size = len(self.rewards)
+        size = self.rewards.size
         for (name, key), column in self._columns().items():
-            if len(column) != size:
+            shape = np.shape(column) if isinstance(column, np.ndarray) else (len(column),)
+            if shape[:1] != (size,) or (name != "infos" and len(shape) != 1):
                 shown = name if key is None else f"{name}[{key!r}]"
-                raise ConfigError(f"{shown} of Scores must have one entry per reward ({size}), got {len(column)}.")
+                raise ConfigError(f"{shown} of Scores must have one entry per reward ({size}), got the shape {shape}.")
 
     @classmethod
     def from_rewards(
@@ -126,13 +127,12 @@ class Scores:
         provenance: Provenance | None = None,
     ) -> Scores:
         """Create scores from rewards, with token counts of 0 and failures marked (see `mark_failures`)."""
-        columns: dict[str, Any] = {"components": components or {}, "terminations": terminations, "infos": infos or {}}
         values = np.array(rewards, dtype=np.float32).reshape(-1)
-        nothing = np.zeros(len(values), dtype=np.int64)
-        errors = (None,) * len(values) if errors is None else tuple(errors)
-        return cls(
-            values, num_tokens=nothing, truncated_tokens=nothing, errors=errors, provenance=provenance, **columns
-        ).mark_failures()
+        columns: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
+        columns["num_tokens"], columns["truncated_tokens"] = np.zeros((2, len(values)), dtype=np.int64)
+        columns["errors"] = (None,) * len(values) if errors is None else tuple(errors)
+        columns["terminations"] = None if terminations is None else np.array(terminations, dtype=np.bool_)
+        return cls(values, provenance=provenance, **columns).mark_failures()
 
     @classmethod
     def concatenate(cls, parts: Iterable[Scores]) -> Scores:
@@ -382,9 +382,9 @@ def _join(columns: Sequence[_Column]) -> _Column:
 
 def _indices(rows: Iterable[int], size: int) -> list[int]:
     """Return row indices from indices or from a mask of `size` rows."""
-    listed = list(rows)
-    if listed and all(isinstance(row, bool | np.bool_) for row in listed):
-        if len(listed) != size:
+    listed = np.asarray(rows if hasattr(rows, "__array__") else list(rows))
+    if listed.dtype == np.bool_:
+        if listed.shape != (size,):
             raise IndexError(f"a mask must have one entry for each of the {size} scores, got {len(listed)}.")
         return [int(row) for row in np.flatnonzero(listed)]
     return [operator.index(row) for row in listed]

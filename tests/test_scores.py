@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -213,10 +214,14 @@ def test_columns_are_converted_to_their_types():
         {"components": {"a": np.zeros(1)}},
         {"infos": {"a": ["x", "y", "z"]}},
         {"step_rewards": ([1.0],)},
+        {"components": {"a": np.zeros((2, 3))}},
+        {"terminations": np.zeros((2, 1), bool)},
+        {"rewards": np.zeros((2, 1))},
+        {"rewards": 1.0},
     ],
 )
 def test_every_column_must_have_one_entry_per_reward(columns):
-    with pytest.raises(ConfigError, match=r"must have one entry per reward \(\d\), got \d"):
+    with pytest.raises(ConfigError, match=r"must have one entry per reward \(\d\), got the shape"):
         dataclasses.replace(Scores.from_rewards([1.0, 2.0]), **columns)
 
 
@@ -239,6 +244,7 @@ def test_take_accepts_a_mask():
     scores = Scores.from_rewards([1.0, 2.0, 3.0])
     assert scores.take([True, False, True]).rewards.tolist() == [1.0, 3.0]
     assert scores.take(scores.rewards > 1.5).rewards.tolist() == [2.0, 3.0]
+    assert scores.take(torch.tensor([False, True, False])).rewards.tolist() == [2.0]
     with pytest.raises(IndexError, match="a mask must have one entry for each of the 3 scores, got 2"):
         scores.take([True, False])
 

@@ -111,6 +111,8 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
     ) -> None:
         super().__init__(in_keys=[("history", "full")], out_keys=["reward"])
         self.scorer = load_scorer(reward_model, **scorer_options)
+        if isinstance(columns, str):
+            raise ConfigError(f"columns must be a list of keys, got the text {columns!r}.")
         self.columns = tuple(columns)
         self.ends_episode = ends_episode
         self.fallback_reward = fallback_reward
@@ -168,7 +170,7 @@ def _flat(values: Any, dims: int) -> list[Any]:
     listed: list[Any] = values.tolist()
     for _ in range(dims - 1):
         listed = [each for part in listed for each in part]
-    return listed
+    return [each[0] if isinstance(each, list) and len(each) == 1 else each for each in listed]
 
 
 def _stack(values: Sequence[Any], shape: Sequence[int]) -> Any:

@@ -78,11 +78,13 @@ class RewardModelReward:
 
     def _score(self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Scores:
         size = len(prompts)
-        listed = {name: values.tolist() if hasattr(values, "tolist") else values for name, values in columns.items()}
+        listed = {
+            name: values.tolist() if hasattr(values, "tolist") else values
+            for name, values in columns.items()
+            if name not in NOT_COLUMNS
+        }
         columns = {
-            name: values
-            for name, values in listed.items()
-            if name not in NOT_COLUMNS and isinstance(values, list | tuple) and len(values) == size
+            name: values for name, values in listed.items() if isinstance(values, list | tuple) and len(values) == size
         }
         conversations, rows = [], []
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):

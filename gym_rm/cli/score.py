@@ -117,7 +117,8 @@ def score(
         )  # avoids a second error when Python flushes stdout at exit
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(1) from None
-        fail(ConfigError(f"cannot read {source!r} or write {output!r}: {error.strerror or error}."), code=1)
+        file = repr(error.filename) if error.filename else f"{source!r} or {output!r}"
+        fail(ConfigError(f"cannot read or write {file}: {error.strerror or error}."), code=1)
     if stderr.is_terminal:
         stderr.print(f"{last.lines} lines in {last.seconds:.1f} s{_speed(last)}")
     if last.failed:

@@ -39,6 +39,9 @@ def serve(
         reward_function = RewardFunction(
             reward_model, policy_tokenizer=policy_tokenizer, apply_chat_template=chat_template
         )
+    except (GymRMError, OSError) as error:
+        fail(error, code=2)
+    try:
         server = RewardServer(reward_function, host=host, port=port, key=key)
     except GymRMError as error:
         fail(error, code=2)

@@ -136,9 +136,10 @@ class CombinedScorer(abc.ABC):
             ConfigError: several scorers have one.
         """
         found = {name: one for name, each in self.scorers.items() if (one := getattr(each, "respond", None))}
-        if len(found) > 1:
+        first = next(iter(found.values()), None)
+        if any(one != first for one in found.values()):
             raise ConfigError(f"respond: the scorers {list(found)} each have one; pass respond= to the environment.")
-        return next(iter(found.values()), None)
+        return first
 
     def sleep(self) -> None:
         """Free the device memory of every scorer that has `sleep`."""
@@ -253,7 +254,7 @@ class WeightedScorer(CombinedScorer):
         if weights is None:
             weights = dict.fromkeys(names, 1.0)
         elif not isinstance(weights, Mapping):
-            if not isinstance(weights, Sequence) or len(weights) != len(names):
+            if not isinstance(weights, Sequence | np.ndarray) or len(weights) != len(names):
                 raise ConfigError(f"weights must have one number for each of the scorers {names}, got {weights!r:.80}.")
             weights = dict(zip(names, weights, strict=True))
         if not weights:

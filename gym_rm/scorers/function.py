@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -133,7 +134,7 @@ class FunctionScorer:
 
 def _name_of(function: Any) -> str:
     """Return a name that is equal in every process: no addresses of objects."""
-    function = getattr(function, "func", function)  # of a functools.partial
+    function = function.func if isinstance(function, functools.partial) else function
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
@@ -151,7 +152,7 @@ def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter
     second = next((each for each in positional[1:2] if each.default is each.empty), None)
     chosen = named or second
     lacking = [each for each in others if each.default is each.empty and each is not chosen]
-    swapped = bool(positional) and positional[0].name == "prompts"
+    swapped = len(positional) > 1 and positional[0].name == "prompts"
     unreachable = chosen is not None and chosen.kind is chosen.POSITIONAL_ONLY and chosen not in positional[1:2]
     if lacking or swapped or unreachable or not (positional or variadic):
         raise ConfigError(

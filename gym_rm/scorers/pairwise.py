@@ -112,7 +112,9 @@ class PairwiseScorer:
         check_rows(conversations, prompts)
         if self.reference is None:
             return self._round_robin(conversations).raise_for_errors()
-        return self._against(conversations, prompts or [None] * len(conversations)).raise_for_errors()
+        return self._against(
+            conversations, prompts if prompts is not None else [None] * len(conversations)
+        ).raise_for_errors()
 
     def sleep(self) -> None:
         """Free the device memory; see `RewardModelScorer.sleep`."""

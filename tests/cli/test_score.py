@@ -147,7 +147,7 @@ def test_a_full_disk_prints_one_line_of_error(tmp_path, output):
     command = [sys.executable, "-c", SLOW_COMMAND, "score", source, "-o", output]
     with open("/dev/full", "wb") as full:
         process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE)
-    expected = f"error: cannot read {str(source)!r} or write {output!r}: No space left on device.\n"
+    expected = f"error: cannot read or write {str(source)!r} or {output!r}: No space left on device.\n"
     assert (process.returncode, process.stderr.decode()) == (1, expected)
 
 

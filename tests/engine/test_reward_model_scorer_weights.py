@@ -259,6 +259,20 @@ def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path
     assert scorer.provenance == provenance
 
 
+def test_a_checkpoint_of_a_trainer_updates_the_weights(two_folders, tmp_path, real_conversations):
+    old, new = two_folders("qwen3")
+    scorer = gym_rm.load_scorer(old)
+    model = AutoModelForSequenceClassification.from_pretrained(new)
+    model(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1.0]]))  # sets config.problem_type
+    model.config.pad_token_id, model.config.attention_dropout, model.config.use_cache = 0, 0.1, False
+    model.config.id2label = {0: "reward"}
+    model.bfloat16().save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(new).save_pretrained(tmp_path)
+    scorer.update_weights(tmp_path)
+    expected = gym_rm.load_scorer(str(tmp_path)).score(real_conversations).rewards
+    np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=1e-5)
+
+
 # --- sleep, close, copies
 
 

@@ -146,6 +146,6 @@ def test_infos_of_every_type_reach_the_environment_in_a_partial_step():
 def test_a_column_of_the_wrong_length_is_an_error_and_changes_nothing(columns):
     envs = make(2, reward_model=lambda conversations: Scores.from_rewards([1.0] * len(conversations), **columns))
     before, _ = envs.reset(seed=0)
-    with pytest.raises(ConfigError, match=r"must have one entry per reward \(2\), got 1"):
+    with pytest.raises(ConfigError, match=r"must have one entry per reward \(2\), got the shape"):
         envs.step(["a", "b"])
     assert envs._observe() == before

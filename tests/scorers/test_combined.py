@@ -208,6 +208,7 @@ def test_the_user_simulator_of_one_scorer_is_that_of_the_whole():
     simulator = Simulator()
     assert WeightedScorer({"a": simulator, "b": length}).respond == simulator.respond
     assert WeightedScorer({"b": length}).respond is None
+    assert WeightedScorer({"a": simulator, "b": simulator}).respond == simulator.respond
     with pytest.raises(ConfigError, match=r"scorers \['a', 'b'\] each have one; pass respond="):
         _ = WeightedScorer({"a": Simulator(), "b": Simulator()}).respond
 
@@ -333,3 +334,8 @@ def test_combined_scorers_pass_check_scorer():
     check_scorer(EnsembleScorer([length, vowels], reduction="min"))
     check_scorer(WeightedScorer({"length": length, "right": right}))
     assert Calibration.fit(np.float32([1, 3]), CONVERSATIONS[:2]).std == 1.0
+
+
+def test_weights_may_be_an_array():
+    scorer = WeightedScorer([length, length], weights=np.array([0.5, 0.25]))
+    assert scorer.weights == {"scorer_0": 0.5, "scorer_1": 0.25}

@@ -12,8 +12,9 @@ Shapes: x `[..., K]`, weight `[N, K]`, products `[..., N]`.
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +135,29 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
                 replaced += 1
     if not replaced:
         raise ConfigError(f"quantization={quantization!r} found no linear layers to replace in {type(model).__name__}.")
+
+
+def copy_modules(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model with its own modules and configurations, which shares all tensors and other attributes."""
+    copies: dict[int, Any] = {}
+
+    def copied(module: nn.Module) -> nn.Module:
+        if id(module) not in copies:
+            twin = copies[id(module)] = type(module).__new__(type(module))
+            twin.__dict__.update(
+                {name: copy.copy(value) if isinstance(value, dict) else value for name, value in vars(module).items()}
+            )
+            config = vars(module).get("config")
+            if config is not None:
+                twin.__dict__["config"] = copies.setdefault(id(config), copy.deepcopy(config))
+            for name, child in module._modules.items():
+                twin._modules[name] = None if child is None else copied(child)
+        found: nn.Module = copies[id(module)]
+        return found
+
+    made = copied(model)
+    assert isinstance(made, PreTrainedModel)
+    return made
 
 
 def _adapter_parts(module: nn.Module) -> Iterator[nn.Module]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_leng
 from gym_rm.engine.backbones.fused import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import (
     assign_weights,
+    copy_modules,
     quantization_of,
     quantize_layers,
 )
@@ -229,9 +229,8 @@ class LocalExecutor:
             return load_model(source)
         if self._spec.quantization is None:
             return source
-        shared = {id(tensor): tensor for tensor in (*source.parameters(), *source.buffers())}
-        copied: PreTrainedModel = copy.deepcopy(source, shared)
-        return copied
+        with _MODEL_LOCKS.setdefault(source, threading.RLock()):
+            return copy_modules(source)
 
     def _build(self, model: PreTrainedModel, reference: PreTrainedModel | None = None) -> None:
         """Make the reward model of loaded models."""
@@ -245,14 +244,15 @@ class LocalExecutor:
         assert self._spec is not None
         assert self._spec.quantization is not None
         old = self._loaded()
-        models = [
-            each if isinstance(source, Checkpoint) else self._prepare(source)
-            for source, each in zip(_sources(self._spec), old.models, strict=True)
-        ]
+        fuse = all(decoder.fuse for decoder in old.decoders)
+        sources = zip(_sources(self._spec), old.models, strict=True)
+        models = [each if isinstance(source, Checkpoint) else self._prepare(source) for source, each in sources]
+        del old, sources
+        self._model = None  # frees the 8-bit weights before new ones are made
         for each in models:
             quantize_layers(each, self._spec.quantization, device_of(each))
         self._build(*models)
-        self._set_fused(all(decoder.fuse for decoder in old.decoders))
+        self._set_fused(fuse)
         self._stale = False
 
     @torch.inference_mode()

@@ -52,7 +52,7 @@ def weights_of(names: Sequence[str], weights: Weights) -> FloatArray:
         if not weights:
             raise ConfigError(wrong)
         weights = [weights.get(name, 0.0) for name in names]
-    if not isinstance(weights, Sequence) or len(weights) != size:
+    if not isinstance(weights, Sequence | np.ndarray) or len(weights) != size:
         raise ConfigError(wrong)
     return np.array([finite(f"weights[{name!r}]", each) for name, each in zip(names, weights, strict=True)], np.float32)
 

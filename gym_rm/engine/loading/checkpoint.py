@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.resources
 import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,8 +34,9 @@ from gym_rm.engine.loading.lora import Adapter, find_adapter
 from gym_rm.engine.text.templates import own_template
 from gym_rm.errors import ConfigError, nearest
 
-# Fields of a configuration that do not change what a model computes in scoring.
-NOT_COMPUTED = frozenset({"_name_or_path", "transformers_version", "dtype", "architectures", "use_cache"})
+# Fields of a configuration that change what a model computes from the same weights.
+COMPUTES = re.compile("rope|theta|eps|activation|act$|window|layer_types|scal|softcap|multiplier|head|position|qk")
+DOES_NOT_COMPUTE = re.compile("dropout|labels?$|_id$|initializer")
 
 DTYPES = {
     "float32": torch.float32,
@@ -206,9 +208,7 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device | None = None) ->
 
 def require_same_model(config: PreTrainedConfig, other: PreTrainedConfig, source: str) -> None:
     """Raise ConfigError if another checkpoint's configuration computes different values from the same weights."""
-    ours, theirs = (
-        {name: value for name, value in each.to_dict().items() if name not in NOT_COMPUTED} for each in (config, other)
-    )
+    ours, theirs = (dict(_computing_fields(each.to_dict())) for each in (config, other))
     different = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
     if different:
         shown = "; ".join(f"{name}: {ours.get(name)!r:.80} and {theirs.get(name)!r:.80}" for name in different[:5])
@@ -216,6 +216,15 @@ def require_same_model(config: PreTrainedConfig, other: PreTrainedConfig, source
             f"weights: the configuration of {source!r} differs from the loaded model's ({shown}); load it as a new "
             "scorer."
         )
+
+
+def _computing_fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a configuration that change what a model computes in scoring, by dotted name."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _computing_fields(value, f"{prefix}{name}.")
+        elif COMPUTES.search(f"{prefix}{name}") and not DOES_NOT_COMPUTE.search(name):
+            yield f"{prefix}{name}", value
 
 
 def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:

@@ -1,3 +1,5 @@
+import threading
+
 import numpy as np
 import pytest
 import tiny_models
@@ -138,6 +140,17 @@ def test_quantising_does_not_change_a_model_that_was_passed_in(saved_model, gsm8
     assert shared.base_model.embed_tokens.weight is model.base_model.embed_tokens.weight, (
         "tensors are shared, except those of linear layers"
     )
+    assert shared.config is not model.config
+
+
+def test_attributes_that_cannot_be_copied_do_not_disturb_int8(saved_model, gsm8k_groups):
+    plain = gym_rm.load_scorer(str(saved_model("qwen3")))
+    model, tokenizer = plain.executor.models[0], plain.renderer.tokenizer
+    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
+    before = quantized.score(gsm8k_groups[0]).rewards
+    model.lock, model.activations = threading.Lock(), torch.ones(1, requires_grad=True) * 2
+    quantized.clear_cache()
+    assert np.array_equal(quantized.score(gsm8k_groups[0]).rewards, before)
 
 
 def test_clear_cache_quantises_trained_weights_again(saved_model, gsm8k_groups):
