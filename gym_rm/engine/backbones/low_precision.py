@@ -148,8 +148,10 @@ def copy_modules(model: PreTrainedModel) -> PreTrainedModel:
                 {name: copy.copy(value) if isinstance(value, dict) else value for name, value in vars(module).items()}
             )
             config = vars(module).get("config")
+            if config is not None and id(config) not in copies:
+                copies[id(config)] = copy.deepcopy(config)
             if config is not None:
-                twin.__dict__["config"] = copies.setdefault(id(config), copy.deepcopy(config))
+                twin.__dict__["config"] = copies[id(config)]
             for name, child in module._modules.items():
                 twin._modules[name] = None if child is None else copied(child)
         found: nn.Module = copies[id(module)]
