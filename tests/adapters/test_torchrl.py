@@ -176,6 +176,11 @@ def test_a_verifier_gets_the_columns_of_the_tensordict(verifier):
     assert verifier.prompts[0].messages == tuple(chat("How much is 90 - 50?"))
 
 
+def test_columns_must_be_a_list(verifier):
+    with pytest.raises(ConfigError, match="columns must be a list of keys, got the text 'answer'"):
+        RewardModelTransform(verifier, columns="answer")
+
+
 def test_a_verifier_gets_the_answers_of_a_data_set(verifier):
     rows = [TensorDict({"query": f"{n} + {n}?", "answer": str(2 * n)}) for n in (1, 2, 3, 4)]
     with set_list_to_stack(True):
