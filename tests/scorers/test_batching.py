@@ -5,8 +5,6 @@ import copy
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -17,8 +15,7 @@ from recording import RecordingScorer, chat
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError, WeightedScorer
 from gym_rm.scorer import try_score
-from gym_rm.scorers import batching
-from gym_rm.scorers.batching import MicroBatchingScorer, shared_batching_scorer
+from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.testing import check_scorer
 
 
@@ -390,57 +387,6 @@ def test_concurrent_threads_get_their_own_rows(requests, max_batch_size):
         results = list(pool.map(ask_at_once, requests))
     merging.close()
     assert results == [outcome(lambda request=request: PromptScorer().score(*request)) for request in requests]
-
-
-# --- one scorer per process
-
-
-@pytest.fixture
-def nothing_shared(monkeypatch):
-    """Clear the shared scorers of the process."""
-    monkeypatch.setattr(batching, "_batching", {})
-    monkeypatch.setattr("gym_rm.scorer._shared", {})
-
-
-def test_equal_settings_share_one_scorer(nothing_shared, saved_model):
-    folder = saved_model("qwen3")
-    shared = shared_batching_scorer(folder, {"max_length": 500})
-    assert shared_batching_scorer(folder, {"max_length": 500}) is shared
-    assert shared_batching_scorer(folder, {"max_length": 400}) is not shared
-    assert shared.scorer.renderer.max_length == 500
-
-
-def test_mappings_of_a_configuration_library_equal_dicts(nothing_shared, saved_model):
-    plain = {"path": saved_model("qwen3"), "chat_template_kwargs": {"loud": True}}
-    foreign = MappingProxyType({**plain, "chat_template_kwargs": MappingProxyType({"loud": True})})
-    assert shared_batching_scorer(foreign, MappingProxyType({})) is shared_batching_scorer(plain, {})
-
-
-def test_a_path_and_its_text_share_one_scorer(nothing_shared, saved_model):
-    """Two batching scorers would call the same scorer from two threads."""
-    folder = saved_model("qwen3")
-    assert shared_batching_scorer(Path(folder), {}) is shared_batching_scorer(Path(folder), {})
-    assert shared_batching_scorer(Path(folder), {}) is shared_batching_scorer(folder, {})
-
-
-def test_the_same_object_shares_one_scorer(nothing_shared, recorder):
-    assert shared_batching_scorer(recorder, {}) is shared_batching_scorer(recorder, {})
-    assert shared_batching_scorer(recorder, {}).scorer is recorder
-    assert shared_batching_scorer(RecordingScorer(), {}) is not shared_batching_scorer(recorder, {})
-    assert shared_batching_scorer(right, {}) is shared_batching_scorer(right, {})
-
-
-def test_a_batching_scorer_is_returned_unchanged(nothing_shared, recorder):
-    scorer = MicroBatchingScorer(recorder)
-    assert shared_batching_scorer(scorer, {}) is scorer
-
-
-def test_a_shared_scorer_uses_the_prompts_of_each_caller(nothing_shared):
-    def ask_for(answer):
-        return shared_batching_scorer(right, {}).score([chat("q", "a")], [prompt_of(answer)]).rewards.tolist()
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask_for, "abababab")) == [[1.0], [0.0]] * 4
 
 
 def test_try_score_passes_the_prompts():
