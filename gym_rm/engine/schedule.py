@@ -1,8 +1,9 @@
 """Plan batches under a token budget, run them, and assign failures to sequences. Does not import torch.
 
 A sequence longer than the automatic budget runs in a larger batch. After a batch runs out of memory, its sequences are
-planned again with half the budget. A batch that fails for another reason runs once more. If a batch fails again, only
-its own sequences get an error.
+planned again with half the budget. After a batch fails for another reason, each of its sequences runs alone. So do
+sequences whose values are not finite, because a NaN can come from another sequence of the batch. Only a sequence that
+fails alone gets an error.
 """
 
 from __future__ import annotations
@@ -22,6 +23,24 @@ from gym_rm.scores import FloatArray
 from gym_rm.types import Workload
 
 Budget: TypeAlias = int | Literal["auto"]
+
+GOOD_RUNS = 8  # runs without halving the budget before it is doubled again; the number doubles after each halving
+MOST_GOOD_RUNS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Sequences that are planned together.
+
+    Attributes:
+        rows: indices of the sequences.
+        budget: token budget of their batches.
+        alone: whether each sequence gets a batch of its own, as a last attempt.
+    """
+
+    rows: list[int]
+    budget: int
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -55,19 +74,20 @@ class Scheduler:
         self.layout = layout
         self._info = info
         checked = checked_budget(budget)
-        self._budget = info.max_num_batched_tokens if checked == "auto" else checked
         # The automatic budget is not a limit: longer sequences run in a larger batch of their own.
-        self._limit = None if budget == "auto" else self._budget
+        self._limit = None if checked == "auto" else checked
+        self.budget = info.max_num_batched_tokens if checked == "auto" else checked
 
     @property
     def budget(self) -> int:
-        """Maximum number of tokens in a batch; halved after running out of memory."""
+        """Maximum number of tokens in a batch; halved after running out of memory, doubled again after many runs."""
         return self._budget
 
     @budget.setter
     def budget(self, budget: int) -> None:
-        self._budget = integer("max_num_batched_tokens", budget, minimum=1)
+        self._budget = self._largest = integer("max_num_batched_tokens", budget, minimum=1)
         self._limit = None if self._limit is None else self._budget
+        self._good_runs, self._good_runs_needed = 0, GOOD_RUNS
 
     def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
         """Run M sequences and return their values; a failed batch affects only its own sequences."""
@@ -76,29 +96,36 @@ class Scheduler:
         before = self._budget
         pending = self._first_attempts(sequences, result)
         while pending:
-            rows, budget = pending.pop()
+            attempt = pending.pop()
+            rows = attempt.rows
             started = time.perf_counter()
-            plan = self._plan([sequences[m] for m in rows], budget)
+            plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
             planned = time.perf_counter()
             outcomes = self._checked(executor.run(plan.batches), plan.batches, executor)
-            broken = [b for b, outcome in enumerate(outcomes) if outcome.error and not outcome.out_of_memory]
-            if broken:
-                reason = outcomes[broken[0]].error
-                logger.warning("%d of %d batches failed (%s); running them again", len(broken), len(outcomes), reason)
-                again = [plan.batches[b] for b in broken]
-                for b, outcome in zip(broken, self._checked(executor.run(again), again, executor), strict=True):
-                    outcomes[b] = outcome
             result.workload += _cost(plan.batches, outcomes, planned - started, time.perf_counter() - planned)
-            too_large = _collect(plan, outcomes, rows, sequences, starts, result)
-            pending += self._smaller_attempts(too_large, budget, sequences, result)
-        if len(result.failures) == len(sequences):
-            self._budget = before  # every sequence failed, so the smaller budget did not help
-        if self._budget < before:
+            too_large, broken = _collect(plan, outcomes, attempt, sequences, starts, result)
+            if broken:
+                reason = next((outcome.error for outcome in outcomes if outcome.error), "values that are not finite")
+                logger.warning("%d of %d sequences failed (%s); running each alone", len(broken), len(rows), reason)
+                pending.append(Attempt(broken, max(len(sequences[m].input_ids) for m in broken), alone=True))
+            pending += self._smaller_attempts(too_large, attempt.budget, sequences)
+        self._adapt_budget(before, helped=len(result.failures) < len(sequences))
+        return result
+
+    def _adapt_budget(self, before: int, helped: bool) -> None:
+        """Keep a halved budget if it helped; after enough runs that did not halve it, double it."""
+        if self._budget < before and helped:
             warn_once(
                 f"out of memory with max_num_batched_tokens={before}; continuing with {self._budget}. Scores do not "
-                f"change. Pass max_num_batched_tokens={self._budget} next time."
+                f"change. Pass max_num_batched_tokens={self._budget} if this happens again."
             )
-        return result
+            self._good_runs, self._good_runs_needed = 0, min(2 * self._good_runs_needed, MOST_GOOD_RUNS)
+        elif self._budget < before:
+            self._budget = before
+        elif self._budget < self._largest:
+            self._good_runs += 1
+            if self._good_runs == self._good_runs_needed:
+                self._budget, self._good_runs = min(2 * self._budget, self._largest), 0
 
     def _first_attempts(self, sequences: Sequence[TokenSequence], result: RunResult) -> list[Attempt]:
         """Return up to two attempts: sequences within the budget, and longer sequences with a larger budget."""
@@ -114,12 +141,10 @@ class Scheduler:
             else:
                 (short if length <= self._budget else long).append(m)
         larger = self._budget + max((len(sequences[m].input_ids) for m in long), default=0)
-        attempts = [(long, larger if self._limit is None else min(larger, self._limit)), (short, self._budget)]
-        return [attempt for attempt in attempts if attempt[0]]
+        larger = larger if self._limit is None else min(larger, self._limit)
+        return [attempt for attempt in (Attempt(long, larger), Attempt(short, self._budget)) if attempt.rows]
 
-    def _smaller_attempts(
-        self, rows: list[int], budget: int, sequences: Sequence[TokenSequence], result: RunResult
-    ) -> list[Attempt]:
+    def _smaller_attempts(self, rows: list[int], budget: int, sequences: Sequence[TokenSequence]) -> list[Attempt]:
         """Halve the budget if needed, and return the attempts for rows that ran out of memory with `budget`."""
         if not rows:
             return []
@@ -128,13 +153,15 @@ class Scheduler:
             smaller = budget // 2
             self._budget = max(1, smaller)
         short = [m for m in rows if len(sequences[m].input_ids) <= smaller]
-        alone: list[Attempt] = [([m], len(sequences[m].input_ids)) for m in rows if m not in set(short)]
-        return [*alone, (short, smaller)] if short else alone
+        alone = [Attempt([m], len(sequences[m].input_ids)) for m in rows if m not in set(short)]
+        return [*alone, Attempt(short, smaller)] if short else alone
 
-    def _plan(self, sequences: Sequence[TokenSequence], budget: int) -> BatchPlan:
+    def _plan(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:
         longest = self._info.longest_shared
-        alone = self.layout == "one_by_one" or (
-            longest is not None and any(len(sequence.input_ids) > longest for sequence in sequences)
+        alone = (
+            alone
+            or self.layout == "one_by_one"
+            or (longest is not None and any(len(sequence.input_ids) > longest for sequence in sequences))
         )
         if self.layout == "tree" and not alone:
             return plan_trees(sequences, max_num_batched_tokens=budget)
@@ -163,41 +190,41 @@ class Scheduler:
         return checked
 
 
-Attempt: TypeAlias = tuple[list[int], int]
-"""Rows that are planned together, and their budget."""
-
-
 def _collect(
     plan: BatchPlan,
     outcomes: Sequence[BatchResult],
-    rows: Sequence[int],
+    attempt: Attempt,
     sequences: Sequence[TokenSequence],
     starts: IntArray,
     result: RunResult,
-) -> list[int]:
-    """Copy values and failures into the result; return the rows of shared batches that ran out of memory."""
+) -> tuple[list[int], list[int]]:
+    """Copy values and failures into the result; return the rows to run in smaller batches, and those to run alone."""
     offsets = np.cumsum([0] + [batch.num_reads for batch in plan.batches])
     sizes = np.bincount(plan.batch_of, minlength=len(plan.batches))
-    too_large = []
+    too_large, broken = [], []
     first = 0
-    for k, m in enumerate(rows):
+    for k, m in enumerate(attempt.rows):
         b = int(plan.batch_of[k])
         index = plan.value_index[first : first + len(sequences[m].read_positions)]
         first += len(index)
         outcome = outcomes[b]
         if outcome.values is not None:
-            result.values[starts[m] : starts[m + 1]] = outcome.values[index - offsets[b]]
+            values = result.values[starts[m] : starts[m + 1]] = outcome.values[index - offsets[b]]
+            if sizes[b] > 1 and not attempt.alone and not np.isfinite(values).all():
+                broken.append(m)
         elif outcome.out_of_memory and sizes[b] > 1:
             too_large.append(m)
-        else:
+        elif outcome.out_of_memory or attempt.alone:
             result.failures[m] = f"its batch failed: {outcome.error}"
-    return too_large
+        else:
+            broken.append(m)
+    return too_large, broken
 
 
 def _cost(
     batches: Sequence[Batch], outcomes: Sequence[BatchResult], plan_seconds: float, run_seconds: float
 ) -> Workload:
-    done = [batch for batch, outcome in zip(batches, outcomes, strict=True) if not outcome.out_of_memory]
+    done = [batch for batch, outcome in zip(batches, outcomes, strict=True) if outcome.error is None]
     return Workload(
         unique_tokens=sum(batch.num_tokens for batch in done),
         padded_tokens=sum(batch.input_ids.size - batch.num_tokens for batch in done),

@@ -38,6 +38,16 @@ def test_a_weight_of_nan_costs_only_the_rows_that_read_it(parts, options):
     assert pickle.loads(pickle.dumps(caught.value)).rows == (1,)
 
 
+def test_a_nan_in_a_later_turn_does_not_reach_the_score_of_an_earlier_turn(parts):
+    start = dialogue("Tell me", "yes")
+    longer = [*start, *dialogue("why?", "no ~")]
+    expected = watched_scorer(parts).score([start]).rewards[0]
+    with pytest.raises(ScoringError) as caught:
+        watched_scorer(poisoned(parts, "~")).score([start, longer])
+    assert caught.value.rows == (1,)
+    np.testing.assert_allclose(caught.value.scores.rewards[0], expected, atol=TOLERANCE)
+
+
 def test_a_head_of_infinite_weights_fails_every_row(parts, real_conversations):
     model, tokenizer = copy.deepcopy(parts[0]), parts[1]
     with torch.no_grad():
@@ -49,27 +59,25 @@ def test_a_head_of_infinite_weights_fails_every_row(parts, real_conversations):
     assert "and 3 more" in str(caught.value)
 
 
-def test_a_batch_that_always_fails_affects_only_its_rows(parts, gsm8k_groups, logged):
+def test_a_row_that_always_fails_does_not_affect_its_batch(parts, gsm8k_groups, logged):
     conversations = [conversation for group in gsm8k_groups[:6] for conversation in group]
     expected = watched_scorer(parts, max_num_batched_tokens=1200).score(conversations)
-    assert expected.workload.num_batches >= 4
-    broken = []
-
-    def fails(batch, call):
-        if call == 3:
-            broken.append(batch)
-        return RuntimeError("the device was lost") if any(batch is each for each in broken) else None
-
-    scorer = watched_scorer(parts, fails=fails, max_num_batched_tokens=1200)
+    conversations[7] = [*conversations[7][:-1], {"role": "assistant", "content": "~"}]
+    token = parts[1].convert_tokens_to_ids("~")
+    broken = RuntimeError("the device was lost")
+    scorer = watched_scorer(
+        parts,
+        fails=lambda batch, call: broken if (batch.input_ids == token).any() else None,
+        max_num_batched_tokens=1200,
+    )
     with pytest.raises(ScoringError) as caught:
         scorer.score(conversations)
     scores = caught.value.scores
-    assert 0 < len(caught.value.rows) < len(conversations) / 2
-    assert {scores.errors[row] for row in caught.value.rows} == {"its batch failed: RuntimeError: the device was lost"}
-    kept = [row for row in range(len(conversations)) if row not in caught.value.rows]
-    assert scores.rewards[kept].tolist() == expected.rewards[kept].tolist()
-    assert np.isnan(scores.rewards[list(caught.value.rows)]).all()
-    assert "1 of 7 batches failed (RuntimeError: the device was lost); running them again" in logged.text
+    assert caught.value.rows == (7,)
+    assert scores.errors[7] == "its batch failed: RuntimeError: the device was lost"
+    others = np.delete(np.arange(len(conversations)), 7)
+    np.testing.assert_allclose(scores.rewards[others], expected.rewards[others], atol=TOLERANCE, rtol=0)
+    assert "sequences failed (RuntimeError: the device was lost); running each alone" in logged.text
     assert scorer.score(conversations[:4]).failed_rows == (), "the scorer can be used after a failure"
 
 
@@ -80,7 +88,20 @@ def test_a_batch_that_fails_once_is_run_again(parts, real_conversations):
         max_num_batched_tokens=600,
         fails=lambda batch, call: ConnectionError("try again") if call == 2 else None,
     )
-    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
+    np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["bart", "t5"])
+def test_dialogues_with_different_numbers_of_eos_are_scored(architecture, saved_model, logged):
+    """These classifiers refuse a batch whose rows have different numbers of EOS tokens."""
+    template = "{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}"
+    scorer = gym_rm.load_scorer(saved_model(architecture), chat_template=template)
+    dialogues = [dialogue(*["What is 12 + 30?", "It is 42."] * (1 + k % 3)) for k in range(9)]
+    eos = [(one.input_ids == scorer.renderer.tokenizer.eos_token_id).sum() for one in scorer.renderer.encode(dialogues)]
+    assert len(set(eos)) == 3
+    expected = [scorer.score([one]).rewards[0] for one in dialogues]
+    np.testing.assert_allclose(scorer.score(dialogues).rewards, expected, atol=TOLERANCE, rtol=0)
+    assert "running each alone" in logged.text
 
 
 def out_of_memory_above(limit):

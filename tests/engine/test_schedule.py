@@ -149,18 +149,60 @@ def test_a_batch_that_fails_once_is_run_again():
     result = scheduler(250).run(sequences, executor)
     assert not result.failures
     assert result.values.tolist() == sums(sequences)
-    assert len(executor.batches) == 4
-    assert result.workload.num_batches == 3
+    assert executor.sizes == [200, 200, 200, 100, 100]
+    assert result.workload.num_batches == 4
 
 
-def test_a_batch_that_fails_twice_affects_only_its_sequences():
+@pytest.mark.parametrize("layout", ["tree", "padded", "one_by_one"])
+def test_a_sequence_that_fails_does_not_affect_its_batch(layout):
     sequences = [ending(random_ids(100, seed)) for seed in range(6)]
-    executor = PlainExecutor(fails=lambda batch, call: "broken" if call in (1, 4) else None)
-    result = scheduler(250).run(sequences, executor)
-    assert len(result.failures) == 2
-    assert set(result.failures.values()) == {"its batch failed: broken"}
-    kept = [m for m in range(6) if m not in result.failures]
+    sequences[3].input_ids[50] = 999
+    executor = PlainExecutor(fails=lambda batch, call: "broken" if (batch.input_ids == 999).any() else None)
+    result = scheduler(layout=layout).run(sequences, executor)
+    assert result.failures == {3: "its batch failed: broken"}
+    kept = [0, 1, 2, 4, 5]
     assert result.values[kept].tolist() == [sums(sequences)[m] for m in kept]
+
+
+def test_a_nan_does_not_reach_the_other_sequences_of_its_batch():
+    class Spreading(PlainExecutor):
+        def run_one(self, batch):
+            result = super().run_one(batch)
+            return replace(result, values=result.values * np.nan) if (batch.input_ids == 999).any() else result
+
+    sequences = [ending(random_ids(100, seed)) for seed in range(6)]
+    sequences[3].input_ids[50] = 999
+    executor = Spreading()
+    result = scheduler().run(sequences, executor)
+    assert not result.failures
+    assert np.flatnonzero(np.isnan(result.values)).tolist() == [3]
+    assert len(executor.batches) == 7, "one batch, then each sequence alone, once"
+
+
+def test_the_budget_grows_again_after_many_runs_without_running_out_of_memory():
+    runner = scheduler(1024)
+    sequences = [ending(random_ids(100, seed)) for seed in range(20)]
+    runner.run(sequences, PlainExecutor(memory=300))
+    assert runner.budget == 256
+    budgets = []
+    for _ in range(60):
+        executor = PlainExecutor()
+        runner.run(sequences, executor)
+        budgets.append(runner.budget)
+        assert max(executor.sizes) <= budgets[-1]
+    assert sorted(set(budgets)) == [256, 512, 1024]
+    assert budgets == sorted(budgets)
+
+
+def test_the_budget_grows_more_slowly_after_running_out_of_memory_again():
+    runner = scheduler(1024)
+    sequences = [ending(random_ids(100, seed)) for seed in range(20)]
+    failed = 0
+    for _ in range(500):
+        executor = PlainExecutor(memory=600)
+        assert not runner.run(sequences, executor).failures
+        failed += any(size > 600 for size in executor.sizes)
+    assert 2 <= failed <= 7
 
 
 @pytest.mark.parametrize(
@@ -174,7 +216,7 @@ def test_values_of_the_wrong_shape_are_errors_of_their_sequences(change):
 
     result = scheduler().run([ending(random_ids(9, 0)), ending(random_ids(7, 1))], Wrong())
     assert list(result.failures) == [0, 1]
-    assert "Wrong.run must return values float32 (2, 1); got" in result.failures[0]
+    assert "Wrong.run must return values float32 (1, 1); got" in result.failures[0]
     assert np.isnan(result.values).all()
 
 

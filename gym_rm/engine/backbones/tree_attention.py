@@ -26,6 +26,7 @@ from gym_rm.engine.token_tree import IntArray, TokenTree
 NAME = "gym_rm_tree"
 FLEX_BLOCK_SIZE = 128  # number of queries, and of keys, in a block of flex_attention
 MASKED_QUERIES = 512  # maximum number of queries per mask, to bound the mask's memory
+MERGED_TOKENS = 64  # consecutive nodes within this many tokens share a block: a call costs more than their masked keys
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -35,7 +36,7 @@ class UnsupportedByTree(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class QueryBlock:
-    """Consecutive queries that attend to the same ranges of keys.
+    """Consecutive queries that attend to keys in the same ranges.
 
     Attributes:
         start, stop: range of the queries.
@@ -93,31 +94,43 @@ class TreeAttention:
     def _make_blocks(self, window: int | None, some: IntArray | None) -> Iterator[QueryBlock]:
         """Yield blocks of the queries at the indices `some`, or of all queries if it is None."""
         tree = self.tree
+        queries = np.arange(len(tree)) if some is None else some
         starts = tree.node_starts.tolist()
         stops = [*starts[1:], len(tree)]
-        bounds = [] if some is None else np.searchsorted(some, [*starts, len(tree)]).tolist()
+        bounds = np.searchsorted(queries, [*starts, len(tree)]).tolist()
+        groups: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = []  # of nodes that share blocks
         ancestors: list[tuple[int, int]] = []  # (start, stop) of each ancestor of the current node
         for node, (start, stop) in enumerate(zip(starts, stops, strict=True)):
             while ancestors and tree.subtree_end[ancestors[-1][0]] <= start:
                 ancestors.pop()
-            if some is not None:
-                for first in range(bounds[node], bounds[node + 1], MASKED_QUERIES):
-                    last = min(first + MASKED_QUERIES, bounds[node + 1])
-                    yield self._block(first, last, some[first:last], start, ancestors, window)
-            elif not ancestors and (window is None or stop - start <= window):
-                yield QueryBlock(start, stop, ((start, stop),), None, causal=True)
-            else:
-                for first in range(start, stop, MASKED_QUERIES):
-                    last = min(first + MASKED_QUERIES, stop)
-                    yield self._block(first, last, np.arange(first, last), start, ancestors, window)
+            first, last = bounds[node : node + 2]
+            if first < last:
+                if groups and queries[last - 1] - groups[-1][2] < MERGED_TOKENS:
+                    groups[-1] = (groups[-1][0], last, *groups[-1][2:])
+                else:
+                    groups.append((first, last, start, tuple(ancestors)))
             ancestors.append((start, stop))
+        for first, last, start, above in groups:
+            whole = some is None and not above and (tree.parents[first + 1 : last] == np.arange(first, last - 1)).all()
+            if whole and (window is None or last - first <= window):
+                yield QueryBlock(first, last, ((first, last),), None, causal=True)
+                continue
+            for one in range(first, last, MASKED_QUERIES):
+                stop = min(one + MASKED_QUERIES, last)
+                yield self._block(one, stop, queries[one:stop], start, above, window)
 
     def _block(
-        self, start: int, stop: int, queries: IntArray, node: int, ancestors: list[tuple[int, int]], window: int | None
+        self,
+        start: int,
+        stop: int,
+        queries: IntArray,
+        node: int,
+        ancestors: Sequence[tuple[int, int]],
+        window: int | None,
     ) -> QueryBlock:
-        """Return a block of queries of one node, which attend to its ancestors and causally to the node itself."""
+        """Return a block of queries, which attend to keys among the ancestors of a node and from its start on."""
         positions = self.tree.position_ids
-        oldest = 0 if window is None else max(0, int(positions[queries[0]]) - window + 1)
+        oldest = 0 if window is None else max(0, int(positions[queries].min()) - window + 1)
         runs: list[tuple[int, int]] = []
         for first, last in (*ancestors, (node, int(queries[-1]) + 1)):
             first = min(
@@ -127,11 +140,13 @@ class TreeAttention:
                 runs[-1] = (runs[-1][0], last)  # one range needs no copy of the keys, so adjacent ranges are merged
             elif first < last:
                 runs.append((first, last))
-        if len(queries) == 1:
+        keys = np.concatenate([np.arange(first, last) for first, last in runs])
+        rows = queries[:, None]
+        hidden = (keys > rows) | (self.tree.subtree_end[keys] <= rows)
+        if window is not None:
+            hidden |= positions[rows] - positions[keys] >= window
+        if not hidden.any():
             return QueryBlock(start, stop, tuple(runs), None, causal=False)
-        keys = np.concatenate([positions[first:last] for first, last in runs])
-        distance = positions[queries][:, None] - keys
-        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         mask = to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
         return QueryBlock(start, stop, tuple(runs), mask, causal=False)
 

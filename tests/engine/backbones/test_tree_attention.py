@@ -10,6 +10,7 @@ from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import (
     FLEX_BLOCK_SIZE,
     MASKED_QUERIES,
+    MERGED_TOKENS,
     NAME,
     TreeAttention,
     TreeMask,
@@ -281,9 +282,19 @@ def test_the_attention_of_the_model_is_restored():
     assert model.config._attn_implementation == before
 
 
+def test_branches_at_every_token_share_blocks_of_queries():
+    trunk = list(range(5, 305))
+    tree = tree_of([sequence([*trunk[:length], 400]) for length in range(1, 300)])
+    assert len(tree.node_starts) > 500
+    attention = TreeAttention(tree, CPU)
+    assert len(attention.blocks(None)) < 20
+    assert len(attention.blocks(None, only_reads=True)) < 20
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_do_not_reach_other_sequences(poison):
-    tree = tree_of([sequence(range(5, 25)), sequence([*range(5, 15), *range(30, 50)])])
+def test_values_that_are_not_finite_do_not_reach_other_long_replies(poison):
+    prompt, length = range(5, 15), 2 * MERGED_TOKENS
+    tree = tree_of([sequence([*prompt, *range(20, 20 + length)]), sequence([*prompt, *range(200, 200 + length)])])
     query, key, value = states(tree)
     clean = attend(query, key, value, TreeAttention(tree, CPU).blocks(None), None)
     last = int(tree.subtree_end[0]) - 1  # the last token of the second sequence
