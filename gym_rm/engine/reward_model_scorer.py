@@ -60,8 +60,7 @@ class RewardModelScorer:
     """Scores conversations with a reward model; shared prefixes are computed once.
 
     `gym_rm.load_scorer(path, ...)` loads a checkpoint and returns its scorer. The constructor takes a loaded model, for
-    example one in training. Every call uses the current weights and leaves the model unchanged. Call `clear_cache`
-    after the weights change.
+    example one in training. Every call uses the current weights and leaves the model unchanged.
 
     Args:
         model: a Hugging Face model with its head.
@@ -197,6 +196,8 @@ class RewardModelScorer:
             start = time.perf_counter()
             rendered = self._render(conversations, turns)
             sequences = [each for row in rendered if not isinstance(row, ConversationError) for each in row]
+            if self._cache.size:
+                self._cache.keep_for(self.executor.weights_version())
             scored = self._cache.find(sequences)
             tokens = self._plan(sequences, scored)
             seconds = time.perf_counter() - start
@@ -241,7 +242,7 @@ class RewardModelScorer:
             self.executor.wake()
 
     def clear_cache(self) -> None:
-        """Clear everything computed from earlier weights; call it after the weights of a model in training change."""
+        """Clear everything computed from earlier weights; needed only if `ChangeCounter` cannot notice a change."""
         with self._lock:
             self._cache.clear()
             self.executor.clear_cache()

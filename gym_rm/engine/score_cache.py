@@ -39,9 +39,16 @@ class ScoreCache:
     def __init__(self, size: int) -> None:
         self.size = size
         self._scored: OrderedDict[bytes, ScoredSequence] = OrderedDict()
+        self._version = 0
 
     def __len__(self) -> int:
         return len(self._scored)
+
+    def keep_for(self, version: int) -> None:
+        """Clear the cache if its scores are of another version of the weights."""
+        if version != self._version:
+            self.clear()
+            self._version = version
 
     def find(self, sequences: Sequence[Rendered]) -> dict[int, ScoredSequence]:
         """Return the cached scores among M sequences, by index."""

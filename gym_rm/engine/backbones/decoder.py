@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.fused import can_fuse, fused_forward
+from gym_rm.engine.backbones.fused import fusable_code, fused_forward
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
-from gym_rm.engine.backbones.tree_attention import TreeAttention, attending_to_trees, to_device
+from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees, to_device
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
 
 
@@ -22,13 +22,15 @@ class DecoderBackbone:
         prefix_cache: cache of keys and values across calls, or None.
 
     Attributes:
-        fuse: whether the fused forward may replace the model's own, if `can_fuse` allows it.
+        fuse: whether the fused forward may replace the model's own.
+        code: code that the fused forward may replace; if the modules change, the model's own forward runs.
     """
 
     def __init__(self, model: PreTrainedModel, prefix_cache: PrefixCache | None = None) -> None:
         self.model = model
         self.prefix_cache = prefix_cache
-        self.fuse = can_fuse(model.base_model)
+        self.code = fusable_code(model.base_model)
+        self.fuse = self.code is not None
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
         """Return the last hidden states where the batch is read, `[R, hidden_size]`; with gradients if enabled."""
@@ -38,11 +40,16 @@ class DecoderBackbone:
             rows, positions = to_device(np.ascontiguousarray(batch.read_positions.T), device)
             hidden: torch.Tensor = backbone(**plain_inputs(batch, self.model), use_cache=False).last_hidden_state
             return hidden[rows.to(hidden.device), positions.to(hidden.device)]
-        if not (self.fuse and not torch.is_grad_enabled() and can_fuse(backbone)):
+        if not (self.fuse and not torch.is_grad_enabled() and fusable_code(backbone) == self.code):
             reads, tree = to_device(batch.read_indices, device), TreeAttention(batch, device)
             inputs = to_device(np.stack([batch.input_ids, batch.position_ids]), device)
             with attending_to_trees(backbone):
                 output = backbone(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, tree=tree)
+            layers = self.model.config.get_text_config().num_hidden_layers
+            if tree.num_calls != layers:
+                raise UnsupportedByTree(
+                    f"{type(backbone).__name__} has {layers} layers, but {tree.num_calls} of them attended to the tree."
+                )
             hidden = output.last_hidden_state[0]
             return hidden[reads.to(hidden.device)]
         if self.prefix_cache is None:

@@ -9,40 +9,55 @@ Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos an
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
+from transformers.activations import ACT2FN
 
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
 from gym_rm.engine.backbones.tree_attention import TreeAttention, attend, attend_with_flex, to_device
 
 # Architectures whose layer is x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x))).
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+SILU = (nn.SiLU, type(ACT2FN["silu"]))
+LIBRARIES = ("transformers.", "torch.")  # whose modules the fused forward was written for
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
-def can_fuse(backbone: Any) -> bool:
-    """Return whether `fused_forward` can replace this backbone's forward, by its architecture and its modules."""
-    config = backbone.config
-    if config.model_type not in MODEL_TYPES or config.hidden_act != "silu":
-        return False
-    projections = [
+Code: TypeAlias = tuple[Callable[..., Any], ...]
+
+
+def fusable_code(backbone: Any) -> Code | None:
+    """Return the forward function of each module; None if `fused_forward` cannot replace that of the backbone.
+
+    The fused forward may replace these functions only: a module that is added or replaced computes something else.
+    """
+    if backbone.config.model_type not in MODEL_TYPES:
+        return None
+    called = (backbone.embed_tokens, backbone.rotary_emb)  # the fused forward calls these, so they may be replaced
+    code: list[Callable[..., Any]] = []
+    for module in backbone.modules():
+        # Modules with adapters, offloading or hooks compute more than a product with their weights.
+        if hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks:
+            return None
+        forward = nn.Linear.forward if isinstance(module, LowPrecisionLinear) else type(module).forward
+        if module not in called and ("forward" in vars(module) or not forward.__module__.startswith(LIBRARIES)):
+            return None
+        code.append(forward)
+    projections = (
         getattr(part, name, None)
         for layer in backbone.layers
-        for part, names in ((layer.self_attn, ("q_proj", "k_proj", "v_proj", "o_proj")), (layer.mlp, MLP_PROJECTIONS))
+        for part, names in ((layer.self_attn, ATTENTION_PROJECTIONS), (layer.mlp, MLP_PROJECTIONS))
         for name in names
-    ]
-    # Modules with adapters, offloading, hooks or a replaced forward compute more than a product with their weights.
-    plain = (type(projection) is nn.Linear or isinstance(projection, LowPrecisionLinear) for projection in projections)
-    replaced = ("forward" in vars(module) for part in (*backbone.layers, backbone.norm) for module in part.modules())
-    hooks = (
-        hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks
-        for module in backbone.modules()
     )
-    return all(plain) and not any(replaced) and not any(hooks)
+    plain = (type(projection) is nn.Linear or isinstance(projection, LowPrecisionLinear) for projection in projections)
+    causal = (layer.self_attn.is_causal and type(layer.mlp.act_fn) in SILU for layer in backbone.layers)
+    return tuple(code) if all(plain) and all(causal) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +97,7 @@ def fused_forward(
     All indices are int64 and on the backbone's device.
 
     Args:
-        backbone: backbone that `can_fuse` accepts.
+        backbone: backbone that has a `fusable_code`.
         input_ids, position_ids: `[C]`, tokens to compute: all tokens of the tree, or those in `tree.computed`.
         reads: `[R]`, indices of the tokens to compute.
         tree: attention over the tree.
@@ -92,7 +107,7 @@ def fused_forward(
     cos, sin = (part[0] for part in backbone.rotary_emb(x, position_ids[None]))
     computed = None if tree.computed is None else to_device(tree.computed, x.device)
     everything = Queries(cos, sin, only_reads=False, indices=computed)
-    *layers, last = backbone.layers
+    *layers, last = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
         inputs = _input(layer.self_attn.q_proj, _norm(layer.input_layernorm, x))
         key, value = _keys_and_values(layer.self_attn, inputs, everything, number, prefix)

@@ -91,6 +91,13 @@ class PrefixCache:
     @contextlib.contextmanager
     def reuse(self, tree: TokenTree, device: torch.device) -> Iterator[KnownPrefixes]:
         """Yield the cached tokens of a tree; new tokens are cached if the forward inside the context succeeds."""
+        try:
+            yield from self._reuse(tree, device)
+        except BaseException:
+            self.clear()  # an interrupt can leave blocks that are neither free nor found
+            raise
+
+    def _reuse(self, tree: TokenTree, device: torch.device) -> Iterator[KnownPrefixes]:
         slots = np.full(len(tree), -1, dtype=np.int64)
         new: OrderedDict[BlockKey, tuple[int, IntArray]] = OrderedDict()
         in_use: set[int] = set()
@@ -128,16 +135,12 @@ class PrefixCache:
             np.concatenate([nothing, *kept]),
             np.concatenate([nothing, *kept_slots]),
         )
-        try:
-            yield KnownPrefixes(
-                computed,
-                self._pools,
-                self.num_blocks * CACHE_BLOCK_SIZE,
-                *(to_device(indices, device) for indices in on_device),
-            )
-        except BaseException:
-            self._free += [block for block, _ in new.values()]
-            raise
+        yield KnownPrefixes(
+            computed,
+            self._pools,
+            self.num_blocks * CACHE_BLOCK_SIZE,
+            *(to_device(indices, device) for indices in on_device),
+        )
         self.reused_tokens += len(given)
         for key, (block, _) in reversed(new.items()):
             self._blocks[key] = block

@@ -60,6 +60,9 @@ class TreeAttention:
         device: device of the queries. CUDA uses `flex_attention`, other devices use SDPA by blocks of queries.
         computed: indices of the tokens to compute, if the keys of the other tokens are cached; None for all tokens.
         use_flex: overrides the choice by device. Outside CUDA, `flex_attention` runs uncompiled: slow, but correct.
+
+    Attributes:
+        num_calls: number of layers that called `tree_attention`; a layer that did not call it ignored the tree.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class TreeAttention:
         self.computed = computed
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
+        self.num_calls = 0
         self._blocks: dict[tuple[int | None, bool], list[QueryBlock]] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
@@ -202,6 +206,7 @@ def tree_attention(
         sliding_window = attention_mask.window
     elif attention_mask is not None:
         raise UnsupportedByTree(f"{type(module).__name__} uses its own attention mask.")
+    tree.num_calls += 1
     if tree.use_flex:
         return attend_with_flex(query, key, value, tree, scaling, sliding_window, softcap=softcap, sinks=s_aux), None
     blocks = tree.blocks(sliding_window)

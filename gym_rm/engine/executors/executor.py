@@ -127,8 +127,12 @@ class Executor(Protocol):
         """Move the weights back to the device."""
         ...
 
+    def weights_version(self) -> int:
+        """Return a number that changes when the weights change; values computed before are then stale."""
+        ...
+
     def clear_cache(self) -> None:
-        """Clear everything computed from the weights; call it after an optimiser step."""
+        """Clear everything computed from the weights; needed after changes that `weights_version` does not notice."""
         ...
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from gym_rm.engine.backbones.changes import ChangeCounter
 from gym_rm.engine.backbones.decoder import device_of, num_embeddings
 from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths, lengths_restored
 from gym_rm.engine.backbones.fused import MODEL_TYPES
@@ -56,6 +57,8 @@ class LocalExecutor:
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
         self._stale = False
+        self._changes = ChangeCounter()
+        self._version = 0
 
     def load(self, spec: LoadSpec) -> ModelInfo:
         """See `Executor.load`."""
@@ -94,6 +97,7 @@ class LocalExecutor:
             check_forward(candidate, forward, self._try)
             self._set_fused(forward.fuse)
         self._require_prefix_cache(forward)
+        self._version = self.weights_version()
         if forward.layout == "one_by_one":
             warn_once(
                 f"{candidate.name} does not return the plain model's values in batches, so it runs one conversation "
@@ -117,6 +121,7 @@ class LocalExecutor:
         """See `Executor.run`."""
         if self._asleep is not None:
             self.wake()
+        self._clear_stale()
         if self._stale:
             self._quantize_again()
         model = self._loaded()
@@ -166,11 +171,11 @@ class LocalExecutor:
 
     def sleep(self) -> None:
         """Move the weights to host memory, which is allocated once and kept."""
-        if self._asleep is not None:
-            return
         model = self._loaded()
         self.clear_cache()
         with _evaluation_mode(model.models):
+            if self._asleep is not None:
+                return
             tensors = [t for each in model.models for t in (*each.parameters(), *each.buffers()) if t.is_cuda]
             if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in self._pinned]:
                 self._pinned = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
@@ -182,9 +187,19 @@ class LocalExecutor:
 
     def wake(self) -> None:
         """Move the weights back to their devices."""
-        for tensor, device in self._asleep or ():
-            tensor.data = tensor.data.to(device, non_blocking=True)
-        self._asleep = None
+        if self._asleep is None:
+            return
+        with _evaluation_mode(self._loaded().models):
+            for tensor, device in self._asleep or ():
+                tensor.data = tensor.data.to(device, non_blocking=True)
+            self._asleep = None
+
+    def weights_version(self) -> int:
+        """See `Executor.weights_version` and `ChangeCounter`."""
+        model, spec = self._loaded(), self._spec
+        assert spec is not None
+        sources = zip(_sources(spec), model.models, strict=True)
+        return self._changes.count([own if isinstance(source, Checkpoint) else source for source, own in sources])
 
     def clear_cache(self) -> None:
         """Clear the prefix cache; the next `run` quantises the weights of a model that was passed in again."""
@@ -199,6 +214,7 @@ class LocalExecutor:
             self.wake()  # move a model that was passed in back to its device
         self._model = self._spec = self._prefix_cache = None
         self._rotaries, self._asleep, self._pinned, self._stale = [], None, [], False
+        self._changes = ChangeCounter()
         _free_memory()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -206,7 +222,7 @@ class LocalExecutor:
         if self._asleep is not None:
             self.wake()
         self.clear_cache()
-        return {**self.__dict__, "_pinned": []}
+        return {**self.__dict__, "_pinned": [], "_changes": ChangeCounter()}
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
@@ -244,7 +260,7 @@ class LocalExecutor:
         assert self._spec is not None
         assert self._spec.quantization is not None
         old = self._loaded()
-        fuse = all(decoder.fuse for decoder in old.decoders)
+        before = [(decoder.fuse, decoder.code) for decoder in old.decoders]
         sources = zip(_sources(self._spec), old.models, strict=True)
         models = [each if isinstance(source, Checkpoint) else self._prepare(source) for source, each in sources]
         del old, sources
@@ -252,7 +268,8 @@ class LocalExecutor:
         for each in models:
             quantize_layers(each, self._spec.quantization, device_of(each))
         self._build(*models)
-        self._set_fused(fuse)
+        for decoder, (fuse, code) in zip(self._loaded().decoders, before, strict=True):
+            decoder.fuse, decoder.code = fuse, code  # of the modules that the trial ran
         self._stale = False
 
     @torch.inference_mode()
@@ -273,6 +290,15 @@ class LocalExecutor:
             self._prefix_cache.clear()
         values: FloatArray = torch.cat(parts).cpu().numpy()
         return values
+
+    def _clear_stale(self) -> None:
+        """Clear what was computed from earlier weights."""
+        if self._prefix_cache is None and (self._spec is None or self._spec.quantization is None):
+            return
+        version = self.weights_version()
+        if version != self._version:
+            self.clear_cache()
+            self._version = version
 
     def _set_fused(self, fuse: bool) -> None:
         for decoder in self._loaded().decoders:

@@ -120,6 +120,47 @@ def test_a_failed_forward_adds_nothing_to_the_cache(monkeypatch):
     torch.testing.assert_close(values(model, tree), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("call", range(1, 6))
+def test_an_interrupt_while_planning_loses_no_blocks(call, monkeypatch):
+    model = fused_model()
+    ids = np.arange(5, 85, dtype=np.int32)
+    (tree,) = plan_trees([TokenSequence(ids, np.array([79]))], max_num_batched_tokens=200).batches
+    expected = values(model, tree)
+    cache = model.prefix_cache = PrefixCache(200)
+    taken = []
+
+    def take(in_use):
+        taken.append(in_use)
+        block = PrefixCache._take(cache, in_use)
+        if len(taken) == call:
+            raise KeyboardInterrupt
+        return block
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "_take", take)
+        with pytest.raises(KeyboardInterrupt):
+            values(model, tree)
+    assert sorted([*cache._blocks.values(), *cache._free]) == list(range(cache.num_blocks))
+    torch.testing.assert_close(values(model, tree), expected, atol=1e-5, rtol=0)
+
+
+def test_two_scorers_of_one_model_have_caches_of_their_own(saved_model, hh_pairs):
+    model = AutoModelForSequenceClassification.from_pretrained(saved_model("qwen3"))
+    tokenizer = gym_rm.load_scorer(saved_model("qwen3")).renderer.tokenizer
+    first, second = (gym_rm.RewardModelScorer(model, tokenizer, prefix_cache_tokens=20_000) for _ in range(2))
+    short, long = dialogues(hh_pairs, 2, count=2), dialogues(hh_pairs, 4, count=2)
+    first.score(short)
+    assert second.score(short).workload.reused_tokens == 0
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(2)
+    first.clear_cache()
+    expected = gym_rm.RewardModelScorer(model, tokenizer).score(long).rewards
+    for scorer in (first, second):
+        scores = scorer.score(long)
+        assert scores.workload.reused_tokens == 0
+        np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+
+
 def test_clear_cache_removes_keys_of_the_old_weights(saved_model, hh_pairs):
     model = AutoModelForSequenceClassification.from_pretrained(saved_model("qwen3"))
     tokenizer = gym_rm.load_scorer(saved_model("qwen3")).renderer.tokenizer
