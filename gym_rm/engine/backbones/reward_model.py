@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from gym_rm.engine.backbones.decoder import DecoderBackbone, device_of, plain_inputs
 from gym_rm.engine.backbones.heads import TokenLogits, in_float32, make_head
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
+from gym_rm.engine.backbones.tree_attention import to_device
 from gym_rm.engine.kinds import readouts
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
 from gym_rm.errors import ConfigError
@@ -94,13 +95,13 @@ class PolicyAndReference(RewardModel):
             tokens = batch.input_ids[batch.read_positions[:, 0], batch.read_positions[:, 1]]
             read, inverse = np.unique(before, axis=0, return_inverse=True)
             earlier = replace(batch, read_positions=read)
-        targets = torch.from_numpy(tokens.astype(np.int64))
+        targets = tokens.astype(np.int64)
         device = device_of(self.models[0])
         columns = []
         for decoder, logits in zip(self.decoders, self._logits, strict=True):
             hidden = decoder.hidden_states(earlier)
-            index = torch.from_numpy(inverse.reshape(-1)).to(hidden.device)
-            columns.append(logits.log_probabilities(hidden[index], targets.to(hidden.device)).to(device))
+            index = to_device(inverse.reshape(-1), hidden.device)
+            columns.append(logits.log_probabilities(hidden[index], to_device(targets, hidden.device)).to(device))
         return torch.stack(columns, dim=1)
 
     def trial_values(self, batch: Batch) -> Tensor:
@@ -135,7 +136,7 @@ class Classifier(RewardModel):
         finally:
             for hook in hooks:
                 hook.remove()
-        return logits.float()[torch.from_numpy(batch.read_positions[:, 0]).to(logits.device)]
+        return logits.float()[to_device(np.ascontiguousarray(batch.read_positions[:, 0]), logits.device)]
 
 
 class MarkerPairs(RewardModel):
@@ -151,7 +152,7 @@ class MarkerPairs(RewardModel):
         hidden = self._hidden_states(batch)
         rows = batch.read_positions[:, 0]
         at = [(batch.input_ids[rows] == marker).argmax(axis=1) for marker in self._readout.markers]
-        index = torch.from_numpy(np.stack([rows, *at])).to(hidden.device)
+        index = to_device(np.stack([rows, *at]), hidden.device)
         source, first, second = (hidden[index[0], positions] for positions in index[1:])
         head = self.models[0].get_submodule(self._readout.head)
         left = in_float32(head, torch.cat([source, first], dim=1))
@@ -162,7 +163,7 @@ class MarkerPairs(RewardModel):
         """Return hidden states, because the trial's texts have no markers."""
         assert isinstance(batch, PaddedBatch), "encoders need padded batches"
         hidden = self._hidden_states(batch)
-        rows, positions = torch.from_numpy(batch.read_positions.T).to(hidden.device)
+        rows, positions = to_device(np.ascontiguousarray(batch.read_positions.T), hidden.device)
         return hidden[rows, positions]
 
     def _hidden_states(self, batch: PaddedBatch) -> Tensor:

@@ -25,6 +25,8 @@ from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
 FLEX_BLOCK_SIZE = 128  # number of queries, and of keys, in a block of flex_attention
+COMPILED_ON = ("cuda",)  # devices for which flex_attention is compiled
+RECOMPILE_LIMIT = 1024  # kernels of flex_attention; torch's default is 8, and then it computes whole score matrices
 MASKED_QUERIES = 512  # maximum number of queries per mask, to bound the mask's memory
 MERGED_TOKENS = 64  # consecutive nodes within this many tokens share a block: a call costs more than their masked keys
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
@@ -268,7 +270,7 @@ def attend_with_flex(
     padding = padded_length(length) - length
     if padding:
         query, key, value = (torch.nn.functional.pad(states, (0, 0, 0, padding)) for states in (query, key, value))
-    attention: Any = _compiled_flex_attention() if query.device.type == "cuda" else flex_attention
+    attention: Any = _compiled_flex_attention() if query.device.type in COMPILED_ON else flex_attention
     output, auxiliary = attention(
         query,
         key,
@@ -354,7 +356,15 @@ def _eager(
 
 @functools.cache
 def _compiled_flex_attention() -> Callable[..., Any]:
-    return torch.compile(flex_attention, dynamic=False)
+    """Return `flex_attention` that compiles one kernel for each padded length, for any number of them."""
+    compiled = torch.compile(flex_attention, dynamic=False)
+    limits = {"recompile_limit": RECOMPILE_LIMIT, "accumulated_recompile_limit": RECOMPILE_LIMIT}
+
+    def attention(*args: Any, **options: Any) -> Any:
+        with torch._dynamo.config.patch(limits):
+            return compiled(*args, **options)
+
+    return attention
 
 
 @functools.cache
@@ -389,12 +399,12 @@ def _block_mask(tree: TokenTree, device: torch.device, sliding_window: int | Non
         full &= by_block.max(axis=1)[:, None] - by_block.min(axis=1)[None, :] < sliding_window
 
     subtree_end, position = to_device(np.stack([ends, positions]).astype(np.int32), device)
+    # As a tensor, so that layers with other windows use the same kernel.
+    window = None if sliding_window is None else to_device(np.array(sliding_window, dtype=np.int32), device)
 
     def attends(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         allowed: torch.Tensor = (k <= q) & (q < subtree_end[k])
-        if sliding_window is not None:
-            allowed = allowed & (position[q] - position[k] < sliding_window)
-        return allowed
+        return allowed if window is None else allowed & (position[q] - position[k] < window)
 
     partial_count, partial_index = _rows_of_blocks(needed & ~full)
     full_count, full_index = _rows_of_blocks(needed & full)

@@ -1,11 +1,15 @@
+import functools
+
 import numpy as np
 import pytest
 import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import softmax
 
+from gym_rm.engine.backbones import tree_attention as tree_attention_module
 from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import (
     FLEX_BLOCK_SIZE,
@@ -15,6 +19,7 @@ from gym_rm.engine.backbones.tree_attention import (
     TreeAttention,
     TreeMask,
     UnsupportedByTree,
+    _compiled_flex_attention,
     attend,
     attend_with_flex,
     attending_to_trees,
@@ -215,6 +220,33 @@ def test_the_block_mask_of_a_large_tree_skips_most_blocks():
     mask = TreeAttention(tree, CPU).block_mask(None)
     needed = int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum())
     assert needed == 3 + 16 * (2 * 2 + 3)  # prompt: a triangle; each reply: a square with the prompt, and a triangle
+
+
+def test_each_length_compiles_one_kernel_and_none_falls_back(monkeypatch, recwarn):
+    """By default, torch compiles 8 kernels and then materialises all scores. The test counts them without a compiler."""
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    monkeypatch.setattr(tree_attention_module, "COMPILED_ON", ("cpu",))
+    _compiled_flex_attention.cache_clear()
+    torch._dynamo.reset()
+
+    def run(length, window):
+        tree = tree_of([sequence(range(5, 5 + length))])
+        query, key, value = states(tree)
+        with torch.inference_mode():
+            attend_with_flex(query, key, value, TreeAttention(tree, CPU, use_flex=True), None, window)
+
+    lengths = range(100, 100 + 12 * FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE)
+    for length in lengths:
+        run(length, None)
+    assert counter.frame_count == len(lengths)
+    for window in (16, 40, 99):
+        run(100, window)
+    run(100, None)
+    assert counter.frame_count == len(lengths) + 1, "all windows share a kernel"
+    assert torch._dynamo.config.recompile_limit == 8
+    assert not [each for each in recwarn if "unfused" in str(each.message)]
+    _compiled_flex_attention.cache_clear()
 
 
 @given(st.integers(1, 300_000))
