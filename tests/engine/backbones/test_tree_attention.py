@@ -223,7 +223,7 @@ def test_the_block_mask_of_a_large_tree_skips_most_blocks():
 
 
 def test_each_length_compiles_one_kernel_and_none_falls_back(monkeypatch, recwarn):
-    """By default, torch compiles 8 kernels and then materialises all scores. The test counts them without a compiler."""
+    """By default, torch compiles 8 kernels, and then materialises all scores. The backend here only counts."""
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
     monkeypatch.setattr(tree_attention_module, "COMPILED_ON", ("cpu",))
