@@ -51,11 +51,31 @@ class ModuleHead:
     Args:
         model: the whole model.
         name: name of the module, which contains at least one linear layer.
+
+    Raises:
+        ConfigError: the model has no such module, or it is a sequence classifier that returns other values than those
+            of the module.
     """
 
     def __init__(self, model: PreTrainedModel, name: str) -> None:
         self._model, self._name = model, name
         self.num_values = width(_submodule(model, name))
+        if type(model).__name__.endswith("ForSequenceClassification"):
+            self._compare_with_model()
+
+    @torch.inference_mode()
+    def _compare_with_model(self) -> None:
+        head = _submodule(self._model, self._name)
+        ids = _some_ids(self._model)
+        expected = self._model(input_ids=ids, use_cache=False).logits[0].float()
+        hidden = self._model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        got = head(hidden.to(next(head.parameters()).device))[0, -1].float().to(expected.device)
+        if got.shape != expected.shape or not torch.allclose(got, expected, rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise ConfigError(
+                f"{type(self._model).__name__} returns {expected.tolist()} for a text whose last token has "
+                f"{got.tolist()} at its head {self._name!r}, so its forward does more than apply the head; pass a "
+                "function that calls the model as the reward model."
+            )
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the values in float32."""
@@ -140,8 +160,7 @@ class TokenLogits:
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
-        device = next(self.model.parameters()).device
-        ids = torch.arange(1, 9, device=device)[None] % self.model.config.get_text_config().vocab_size
+        ids = _some_ids(self.model)
         expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
         got = self._adjusted(self.model.get_output_embeddings()(hidden).float())
@@ -151,6 +170,14 @@ class TokenLogits:
                 f"{type(self.model).__name__} computes its logits in an unsupported way; expected a linear layer, a "
                 "scale and a soft cap."
             )
+
+
+def _some_ids(model: PreTrainedModel) -> Tensor:
+    """Return a few token ids `[1, 8]` for a comparison with the model's own output; none of them is padding."""
+    config = model.config.get_text_config()
+    padding = getattr(config, "pad_token_id", None)
+    ids = [token % config.vocab_size for token in range(1, 10) if token % config.vocab_size != padding]
+    return torch.tensor([ids[:8]], device=next(model.parameters()).device)
 
 
 def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.tree_attention import to_device
 from gym_rm.engine.kinds import readouts
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, warn_once
 
 
 class RewardModel(abc.ABC):
@@ -57,6 +57,12 @@ class HeadedDecoder(RewardModel):
 
     def values(self, batch: Batch) -> Tensor:
         """Return the values of the head."""
+        (model,) = self.models
+        if model._forward_hooks or model._forward_pre_hooks:
+            warn_once(
+                f"the hooks of {type(model).__name__} do not run, because scoring runs its backbone and its head; "
+                "register them on these modules."
+            )
         return self._head(self._backbone.hidden_states(batch))
 
     def trial_values(self, batch: Batch) -> Tensor:

@@ -74,7 +74,8 @@ class LocalExecutor:
         self._spec = spec
         self._prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
         model, *reference = (self._prepare(source) for source in _sources(spec))
-        self._build(model, *reference)
+        with _out_of_memory_is_a_config_error(model):
+            self._build(model, *reference)
         assert self._model is not None
         candidate = Candidate(
             name=type(model).__name__,
@@ -83,13 +84,8 @@ class LocalExecutor:
             can_take_trees=bool(self._model.decoders) and spec.tree,
             can_fuse=bool(self._model.decoders) and all(decoder.fuse for decoder in self._model.decoders),
         )
-        try:
+        with _out_of_memory_is_a_config_error(model):
             forward = choose_forward(candidate, self._try)
-        except MemoryError as error:
-            raise ConfigError(
-                f"{candidate.name} fits on {device_of(model)}, but its forward does not: {error} Free memory there, or "
-                "pass a smaller dtype, another device, or device_map='auto'."
-            ) from error
         self._set_fused(forward.fuse)
         if spec.quantization is not None:
             for each in self._model.models:
@@ -334,6 +330,17 @@ def _evaluation_mode(models: Sequence[PreTrainedModel]) -> Iterator[None]:
         finally:
             for part in training:
                 part.training = True
+
+
+@contextlib.contextmanager
+def _out_of_memory_is_a_config_error(model: PreTrainedModel) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise ConfigError(
+            f"{type(model).__name__} fits on {device_of(model)}, but its forward does not: {error} Free memory there, "
+            "or pass a smaller dtype, another device, or device_map='auto'."
+        ) from error
 
 
 def _failure(error: Exception) -> BatchResult:

@@ -4,8 +4,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import gym_rm
 from gym_rm import ConfigError
 from gym_rm.engine.backbones.heads import ModuleHead, TokenLogits, in_float32
+from gym_rm.errors import warn_once
 from tests import tiny_models
 
 
@@ -65,3 +67,27 @@ def test_unsupported_logits_are_refused():
         TokenLogits(model, [1])
     with pytest.raises(ConfigError, match="no output layer"):
         TokenLogits(model.base_model, [1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "gemma2"])
+def test_a_classifier_that_changes_its_logits_is_refused(architecture, dtype):
+    """In a subclass or by a hook: the scorer reads the head, so its scores would differ from the model's."""
+    model = tiny_models.reward_model(architecture).to(dtype)
+    tokenizer = tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
+    gym_rm.RewardModelScorer(model, tokenizer)
+    hook = model.register_forward_hook(
+        lambda module, inputs, output: setattr(output, "logits", output.logits.sigmoid())
+    )
+    with pytest.raises(ConfigError, match="its forward does more than apply the head; pass a function"):
+        gym_rm.RewardModelScorer(model, tokenizer)
+    hook.remove()
+
+
+def test_a_hook_on_the_whole_model_is_warned_of(caplog):
+    model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
+    scorer = gym_rm.RewardModelScorer(model, tokenizer)
+    warn_once.cache_clear()
+    model.register_forward_hook(lambda module, inputs, output: None)
+    scorer.score([[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]])
+    assert "the hooks of LlamaForSequenceClassification do not run" in caplog.text

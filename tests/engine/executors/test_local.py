@@ -137,7 +137,7 @@ def test_a_prefix_cache_for_two_models_is_refused(language_models):
 
 
 def test_too_little_memory_for_the_trial_is_a_config_error(model):
-    refused = pytest.raises(ConfigError, match=r"its forward does not: out of memory with .* pass a smaller dtype")
+    refused = pytest.raises(ConfigError, match=r"its forward does not: CUDA out of memory.* pass a smaller dtype")
     with raising(model, torch.OutOfMemoryError("CUDA out of memory")), refused:
         LocalExecutor().load(LoadSpec(model, HEAD))
 
