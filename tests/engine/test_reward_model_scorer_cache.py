@@ -42,3 +42,13 @@ def test_failures_are_not_cached(parts):
     with pytest.raises(ScoringError):
         scorer.score([dialogue("q", "a")])
     assert scorer.score([dialogue("q", "a")]).failed_rows == ()
+
+
+def test_writing_to_scores_does_not_change_later_answers(parts, real_conversations):
+    scorer = watched_scorer(parts, cache_size=100)
+    first = scorer.score(real_conversations, turns="all")
+    expected = first.rewards.tolist()
+    first.rewards[:] = 0
+    for column in (*first.components.values(), *first.turn_rewards):
+        column[:] = 0
+    assert scorer.score(real_conversations).rewards.tolist() == expected
