@@ -317,6 +317,33 @@ def test_executors_of_one_model_never_run_at_the_same_time(monkeypatch):
     assert most == [1] * 4
 
 
+@pytest.mark.parametrize("method", ["sleep", "wake"])
+def test_the_weights_do_not_move_during_a_forward(method, monkeypatch):
+    model = tiny_models.reward_model("qwen3")
+    running, mover = executor_of(model), executor_of(model)
+    if method == "wake":
+        mover.sleep()
+    started, may_end = threading.Event(), threading.Event()
+    embedding = model.get_input_embeddings()
+
+    def waiting(ids):
+        started.set()
+        may_end.wait()
+        return type(embedding).forward(embedding, ids)
+
+    monkeypatch.setattr(embedding, "forward", waiting)
+    forward = threading.Thread(target=running.run, args=(trees(),))
+    move = threading.Thread(target=getattr(mover, method))
+    forward.start()
+    started.wait()
+    move.start()
+    move.join(0.2)
+    assert move.is_alive()
+    may_end.set()
+    forward.join()
+    move.join()
+
+
 @needs_gpu
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma2", "gpt_oss", "bert"])
 def test_scores_on_a_gpu_equal_those_on_the_cpu(architecture, saved_model, real_conversations):
