@@ -284,12 +284,13 @@ class Policy:
     def __init__(self, settings: PolicySettings) -> None:
         embedded = importlib.resources.files("gym_rm").joinpath("assets", "policy")
         path = settings.model or str(embedded)
-        self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
+        self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False)
         if self.tokenizer.chat_template is None:
             raise ConfigError(f"policy.model={path!r} has no chat template; use a chat model, whose tokenizer has one.")
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
+        self.model.eval()
         self.settings = settings
 
         ends = self.model.generation_config.eos_token_id

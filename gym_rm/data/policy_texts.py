@@ -13,6 +13,7 @@ from typing import Any
 import jinja2
 
 from gym_rm.data.messages import refuse_rendered
+from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.types import Conversation, Message
 
@@ -50,12 +51,7 @@ class PolicyTexts:
         **chat_template_kwargs: Any,
     ) -> None:
         if isinstance(tokenizer, str):
-            from transformers import AutoTokenizer
-
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"the policy's tokenizer {tokenizer!r} cannot be loaded: {error}") from error
+            tokenizer = load_tokenizer(tokenizer)
         self._tokenizer = tokenizer
         self._rendered = apply_chat_template
         self._input_template = (input_template or "{}").partition("{}")

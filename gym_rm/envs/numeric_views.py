@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from gym_rm.checks import integer, load_function
 from gym_rm.engine.text.renderer import Renderer
+from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.envs.infos import Infos, Mask
 from gym_rm.envs.single import SingleEnv
 from gym_rm.envs.vector import RewardVectorEnv
@@ -379,10 +380,8 @@ def number_candidates(conversation: Conversation) -> list[str]:
 def _load_tokenizer(tokenizer: Any) -> Any:
     if tokenizer is not None and not isinstance(tokenizer, str):
         return tokenizer
-    from transformers import AutoTokenizer
-
     embedded = importlib.resources.files("gym_rm").joinpath("assets", "policy")
-    return AutoTokenizer.from_pretrained(str(embedded) if tokenizer is None else tokenizer)
+    return load_tokenizer(str(embedded) if tokenizer is None else tokenizer)
 
 
 def _token_ids(tokenizer: Any, vocabulary: Sequence[str] | None, stop: int) -> NDArray[np.int64]:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedConfig
 
 from gym_rm.engine.kinds.pair_encoder import TEMPLATE
+from gym_rm.engine.loading.files import read_config, require_source
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
 from gym_rm.engine.text.templates import own_template
+from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import check_rows, try_score
 from gym_rm.scores import Scores
@@ -62,12 +63,16 @@ class PairwiseScorer:
         answers: tuple[str, str] = ("A", "B"),
         **options: Any,
     ) -> None:
-        config, _ = PreTrainedConfig.get_config_dict(os.fspath(path), revision=options.get("revision"))
-        architecture = str((config.get("architectures") or [""])[0])
+        source, revision = os.fspath(path), options.get("revision")
+        require_source(source, revision)
+        architecture = str((read_config(source, revision).get("architectures") or [""])[0])
         self.reference = reference
         self._reads_prompt = callable(reference) and _takes_two(reference)
         if architecture.endswith("ForCausalLM"):
-            tokenizer = AutoTokenizer.from_pretrained(path, revision=options.get("revision"))
+            allowed = options.get("trust_remote_code", False) is True
+            tokenizer = options.setdefault(
+                "tokenizer", load_tokenizer(source, revision=revision, trust_remote_code=allowed)
+            )
             template = options.pop("chat_template", None) or own_template(tokenizer)
             if template is None:
                 raise ConfigError(

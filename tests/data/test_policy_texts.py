@@ -104,7 +104,7 @@ def test_a_chat_template_is_required(policy_path):
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"the policy's tokenizer '.*nothing' cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"the tokenizer of '.*nothing' cannot be loaded"):
         PolicyTexts(str(tmp_path / "nothing"))
 
 

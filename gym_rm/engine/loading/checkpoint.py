@@ -3,35 +3,41 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
 import torch
-from safetensors import safe_open
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import cached_file
 
 from gym_rm.config import Config, Flag
 from gym_rm.engine.kinds import ModelFacts, check_kind
 from gym_rm.engine.loading.families import Family, beside_backbone, choose_family, recognise
+from gym_rm.engine.loading.files import (
+    find_file,
+    read_config,
+    refusing_malformed,
+    require_source,
+    tensor_files,
+    tensor_shapes,
+)
 from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
+from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
 from gym_rm.engine.loading.lora import Adapter, find_adapter
+from gym_rm.engine.loading.weights import read_weights
 from gym_rm.engine.text.templates import own_template
+from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError, nearest
 
 # Fields of a configuration that change what a model computes from the same weights.
@@ -62,13 +68,15 @@ class LoadOptions(Config):
     """First name of the head's tensors, for a head that no known family has."""
     base: Annotated[str | None, pydantic.BeforeValidator(_path)] = None
     """Base model of an adapter, instead of the one in the adapter's configuration."""
+    tokenizer: Any = None
+    """Tokenizer (or its folder or hub id) for a checkpoint without one; None for the checkpoint's own."""
     dtype: Any = "auto"
     """`"auto"`, `"float32"`, `"bfloat16"` or `"float16"`; `"auto"` is the checkpoint's own precision on a GPU, and
     float32 on a CPU, where bfloat16 is far slower."""
     device: Any = "auto"
     """`"auto"` (the GPU if there is one), `"cpu"`, `"cuda"` or `"cuda:1"`."""
     device_map: Any = None
-    """Passed to accelerate, for a model larger than a device; `device` is then ignored."""
+    """Passed to accelerate, for a model larger than a device; `device` must then be `"auto"`."""
     attn_implementation: str | None = None
     """As in transformers. The layout `"tree"` ignores it and uses gym_rm's own attention."""
     quantization_config: Any = None
@@ -146,21 +154,20 @@ def open_checkpoint(options: LoadOptions) -> Checkpoint:
     """
     source = embedded("reward_model") if options.path is None else options.path
     name = "embedded" if options.path is None else options.path
-    hub_id = source.count("/") == 1 and not source.startswith((".", "/", "~"))
-    if not Path(source).exists() and not hub_id:
-        raise ConfigError(f"path={source!r} does not exist and is not a hub id (owner/name).")
     resolve_dtype(options.dtype, resolve_device(options.device), PreTrainedConfig())
-    try:
+    if options.device_map is not None and options.device != "auto":
+        raise ConfigError(
+            f"device={options.device!r} and device_map={options.device_map!r} both say where the model goes; pass only "
+            "one."
+        )
+    require_source(source, options.revision)
+    with refusing_malformed(source):
         adapter = find_adapter(source, options.revision, options.base)
         if adapter is None and options.base is not None:
             raise ConfigError(f"base={options.base!r} needs an adapter; {source!r} is not an adapter.")
         found = _open(source, name, options) if adapter is None else _open_adapter(adapter, name, options)
         _require_head(found)
         return found
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"cannot load {source!r} as a reward model: {error}") from error
 
 
 def load_model(checkpoint: Checkpoint, *, device: torch.device | None = None) -> PreTrainedModel:
@@ -173,34 +180,26 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device | None = None) ->
     Raises:
         ConfigError: weights are missing (such as a head that was never saved) or cannot be read.
     """
-    options = checkpoint.options
+    options, adapter = checkpoint.options, checkpoint.adapter
+    device_map = options.device_map if device is None else None
     device = device or resolve_device(options.device)
     arguments: dict[str, Any] = {
         "config": checkpoint.config,
         "dtype": resolve_dtype(options.dtype, device, checkpoint.config),
-        "use_safetensors": True,
-        "output_loading_info": True,
-        "device_map": options.device_map,
+        "device_map": device_map,
         "attn_implementation": options.attn_implementation,
         "quantization_config": options.quantization_config,
+        "trust_remote_code": checkpoint.remote_class is not None,
     }
-    try:
-        if checkpoint.adapter is not None:
-            model, info = _model_class(checkpoint).from_pretrained(checkpoint.adapter.base, **arguments)
-            _require_weights(checkpoint, [k for k in info["missing_keys"] if not checkpoint.adapter.holds(k)])
-            model = checkpoint.adapter.merge_into(model)
-        else:
-            if checkpoint.remote_class is not None:
-                arguments["trust_remote_code"] = True
-            model_class = _model_class(checkpoint)
-            model, info = model_class.from_pretrained(checkpoint.source, revision=options.revision, **arguments)
-            _require_weights(checkpoint, info["missing_keys"])
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        if isinstance(error, ConfigError | torch.OutOfMemoryError):
-            raise
-        raise ConfigError(f"cannot load {checkpoint.source!r} as a reward model: {error}") from error
+    source, revision = (checkpoint.source, options.revision) if adapter is None else (adapter.base, None)
+    with refusing_malformed(checkpoint.source):
+        model_class = _model_class(checkpoint)
+        model, missing = read_weights(model_class, source, checkpoint.tensors, revision=revision, **arguments)
+        _require_weights(checkpoint, missing if adapter is None else [k for k in missing if not adapter.holds(k)])
+        if adapter is not None:
+            model = adapter.merge_into(model)
     quantized = options.quantization_config is not None or getattr(model, "quantization_method", None) is not None
-    if options.device_map is None and not quantized:
+    if device_map is None and not quantized:
         model = model.to(device)
     loaded: PreTrainedModel = model.eval()
     return loaded
@@ -228,25 +227,22 @@ def _computing_fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[t
 
 
 def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:
-    raw, _ = PreTrainedConfig.get_config_dict(source, revision=options.revision)
+    raw = read_config(source, options.revision)
     known = recognise(PreTrainedConfig(architectures=raw.get("architectures")), (), source)
     if known is not None and known.loader == "remote" and not options.trust_remote_code:
         raise ConfigError(
             f"{source!r} ({known.name}) needs its own code: {known.needs}. If you trust the checkpoint's Python code, "
             "pass trust_remote_code=True."
         )
-    # An architecture of transformers never needs the checkpoint's own code, even if the user allows it.
-    remote = options.trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING
-    config = AutoConfig.from_pretrained(source, revision=options.revision, trust_remote_code=remote)
+    config, remote_class = _read_model_config(source, options, options.revision)
     tensors = tensor_files(source, options.revision)
-    if remote and options.head is not None:
+    if remote_class is not None and options.head is not None:
         kind = "decoder" if options.kind == "auto" else options.kind
         family = Family("own code", kind, "remote", options={"head": options.head})
     else:
         family = choose_family(config, tensors, source, kind=options.kind, head=options.head)
     firsts = set(family.heads) or set(beside_backbone(tensors))
     beside = {tensor: file for tensor, file in tensors.items() if tensor.partition(".")[0] in firsts}
-    classifier = "AutoModelForSequenceClassification"
     return Checkpoint(
         source,
         name,
@@ -255,10 +251,8 @@ def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:
         family,
         tensors,
         tensor_shapes(source, beside, options.revision),
-        AutoTokenizer.from_pretrained(
-            source, config=config, revision=options.revision, trust_remote_code=options.trust_remote_code
-        ),
-        remote_class=(classifier if classifier in raw.get("auto_map", {}) else "AutoModel") if remote else None,
+        _tokenizer(source, options, config=config, revision=options.revision),
+        remote_class=remote_class,
     )
 
 
@@ -267,12 +261,19 @@ def _open_adapter(adapter: Adapter, name: str, options: LoadOptions) -> Checkpoi
         raise ConfigError(
             "quantization_config cannot be used with an adapter; merge the adapter into its base and save it first."
         )
-    config = AutoConfig.from_pretrained(adapter.base)
+    require_source(adapter.base, option="base")
+    if find_file(adapter.base, ADAPTER_CONFIG) is not None:
+        raise ConfigError(
+            f"the base {adapter.base!r} of the adapter {adapter.source!r} is itself an adapter; merge it into its own "
+            "base and save the result first."
+        )
+    config, remote_class = _read_model_config(adapter.base, options)
     if adapter.num_labels is not None:
         config.num_labels = adapter.num_labels
     tensors = tensor_files(adapter.base)
     beside = {tensor: file for tensor, file in tensors.items() if tensor.partition(".")[0] in beside_backbone(tensors)}
     loader: Any = "causal" if options.kind in ("generative", "implicit") else "classifier"
+    revision = options.revision if adapter.tokenizer == adapter.source else None
     return Checkpoint(
         adapter.source,
         name,
@@ -281,9 +282,39 @@ def _open_adapter(adapter: Adapter, name: str, options: LoadOptions) -> Checkpoi
         Family("adapter", options.kind, loader),
         tensors,
         tensor_shapes(adapter.base, beside),
-        AutoTokenizer.from_pretrained(adapter.tokenizer),
+        _tokenizer(adapter.tokenizer, options, revision=revision),
         adapter,
+        remote_class,
     )
+
+
+def _read_model_config(
+    source: str, options: LoadOptions, revision: str | None = None
+) -> tuple[PreTrainedConfig, str | None]:
+    """Return the configuration, and the name in `auto_map` of the class of the checkpoint's own code if it is needed.
+
+    An architecture of transformers never needs the checkpoint's own code, even if the user allows it.
+    """
+    raw = read_config(source, revision)
+    remote = options.trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING
+    config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=remote)
+    if getattr(config, "transformers_weights", None) is not None:
+        raise ConfigError(
+            f"{source!r} names its weights file in config.json ({config.transformers_weights!r}); expected "
+            "model.safetensors, alone or with an index. Remove transformers_weights from config.json."
+        )
+    classifier = "AutoModelForSequenceClassification"
+    return config, (classifier if classifier in (raw.get("auto_map") or {}) else "AutoModel") if remote else None
+
+
+def _tokenizer(source: str, options: LoadOptions, **arguments: Any) -> Any:
+    """Return the user's tokenizer, or that of the checkpoint."""
+    if options.tokenizer is not None and not isinstance(options.tokenizer, str | os.PathLike):
+        return options.tokenizer
+    if options.tokenizer is not None:
+        source, arguments = os.fspath(options.tokenizer), {}
+        require_source(source, option="tokenizer")
+    return load_tokenizer(source, trust_remote_code=options.trust_remote_code, **arguments)
 
 
 def _model_class(checkpoint: Checkpoint) -> Any:
@@ -326,39 +357,6 @@ def _require_weights(checkpoint: Checkpoint, missing: Iterable[str]) -> None:
         f"{checkpoint.source!r} has no weights for {lacking[:5]}{' and more' if len(lacking) > 5 else ''}; they would "
         f"be random. Its architecture is {checkpoint.config.architectures}; the checkpoint must contain the head."
     )
-
-
-def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:
-    """Return the file of each tensor of a checkpoint.
-
-    Raises:
-        ConfigError: the checkpoint has no safetensors; other formats can run code when they are read.
-    """
-    try:
-        whole = cached_file(source, "model.safetensors", revision=revision)
-        with safe_open(whole, framework="pt") as tensors:
-            return dict.fromkeys(tensors.keys(), "model.safetensors")
-    except OSError:
-        pass
-    try:
-        index = json.loads(Path(cached_file(source, "model.safetensors.index.json", revision=revision)).read_text())
-    except OSError as error:
-        raise ConfigError(
-            f"{source!r} has no safetensors weights, and pickled weights are not read, because they can run code. "
-            "Convert them with from_pretrained(...).save_pretrained(...), or pass the revision of a converted copy "
-            "(on the hub often a pull request: revision='refs/pr/1')."
-        ) from error
-    return dict(index["weight_map"])
-
-
-def tensor_shapes(source: str, files: Mapping[str, str], revision: str | None = None) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors, read from the headers of their files."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(set(files.values())):
-        with safe_open(cached_file(source, file, revision=revision), framework="pt") as tensors:
-            for tensor in (t for t, f in files.items() if f == file):
-                shapes[tensor] = tuple(tensors.get_slice(tensor).get_shape())
-    return shapes
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

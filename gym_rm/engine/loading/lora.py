@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
-from safetensors import safe_open
 from transformers import PreTrainedModel
-from transformers.utils import cached_file
 
+from gym_rm.engine.loading.files import find_file, open_tensors, read_json
 from gym_rm.errors import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -25,12 +22,14 @@ class Adapter:
         base: folder or hub id of the base model.
         tokenizer: folder or hub id of the tokenizer: the adapter's, or the base's if the adapter has none.
         tensors: shapes of the adapter's tensors, by their names in the adapted model.
+        revision: commit, branch or tag of the adapter's hub repository, or None.
     """
 
     source: str
     base: str
     tokenizer: str
     tensors: dict[str, tuple[int, ...]]
+    revision: str | None = None
 
     @property
     def num_labels(self) -> int | None:
@@ -46,15 +45,26 @@ class Adapter:
         """Return the base model with the adapter's changes added to its weights.
 
         Raises:
-            ConfigError: peft is not installed.
+            ConfigError: peft is not installed, or the adapter's tensors are not those that it changes in the model.
         """
         try:
-            from peft import PeftModel
+            from peft import PeftModel, get_peft_model_state_dict
         except ImportError as error:
             raise ConfigError(
                 f"{self.source!r} is an adapter, which needs peft: pip install 'gym-rm[lora]'."
             ) from error
-        merged: PreTrainedModel = PeftModel.from_pretrained(model, self.source).merge_and_unload()
+        adapted = PeftModel.from_pretrained(model, self.source, revision=self.revision)
+        expected = {_module_name(name) for name in get_peft_model_state_dict(adapted, save_embedding_layers=False)}
+        missing = sorted(expected - self.tensors.keys())
+        # An adapter may also contain whole layers of the model, such as resized embeddings.
+        whole = {name.replace("base_layer.", "") for name, _ in adapted.get_base_model().named_parameters()}
+        unknown = sorted(self.tensors.keys() - expected - whole)
+        if missing or unknown:
+            raise ConfigError(
+                f"the adapter {self.source!r} does not fit its base {self.base!r}: missing {missing[:3]}, unknown "
+                f"{unknown[:3]}. Pass base= with the model that it was trained on."
+            )
+        merged: PreTrainedModel = adapted.merge_and_unload()
         return merged
 
 
@@ -64,28 +74,29 @@ def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str]
     Raises:
         ConfigError: the adapter has no safetensors weights, or no base model.
     """
-    try:
-        config = json.loads(Path(cached_file(source, CONFIG, revision=revision)).read_text())
-    except OSError:
+    file = find_file(source, CONFIG, revision)
+    if file is None:
         return None
-    try:
-        weights = cached_file(source, WEIGHTS, revision=revision)
-    except OSError as error:
+    config = read_json(file)
+    if config.get("peft_type", "LORA") != "LORA" or config.get("megatron_config") is not None:
+        raise ConfigError(
+            f"the adapter {source!r} must be a LoRA adapter without megatron_config; got peft_type="
+            f"{config.get('peft_type')!r}. Merge it into its base model, and load the result."
+        )
+    weights = find_file(source, WEIGHTS, revision)
+    if weights is None:
         raise ConfigError(
             f"the adapter {source!r} has no {WEIGHTS}, and pickled weights are not read, because they can run code. "
             "Save the adapter again with safe_serialization=True."
-        ) from error
+        )
     under = os.fspath(base) if base is not None else config.get("base_model_name_or_path")
-    if not under:
+    if not under or not isinstance(under, str):
         raise ConfigError(f"the adapter {source!r} does not name its base model; pass base=.")
-    try:
-        cached_file(source, "tokenizer_config.json", revision=revision)
-        tokenizer = source
-    except OSError:
-        tokenizer = under
-    with safe_open(weights, framework="pt") as tensors:
+    tokenizer = under if find_file(source, "tokenizer_config.json", revision) is None else source
+    with open_tensors(weights) as tensors:
         names = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    return Adapter(source, under, tokenizer, {_module_name(name): shape for name, shape in names.items()})
+    shapes = {_module_name(name): shape for name, shape in names.items()}
+    return Adapter(source, under, tokenizer, shapes, revision)
 
 
 def _module_name(name: str) -> str:

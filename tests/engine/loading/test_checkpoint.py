@@ -10,7 +10,8 @@ from transformers import AutoModelForSequenceClassification
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.engine.loading.checkpoint import resolve_dtype, tensor_files, tensor_shapes
+from gym_rm.engine.loading.checkpoint import resolve_dtype
+from gym_rm.engine.loading.files import tensor_files, tensor_shapes
 from tests import tiny_models
 from tests.checkpoints import CONVERSATIONS, HIDDEN, save_with_heads, tensor
 

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import gym_rm
@@ -74,7 +75,7 @@ def test_another_base_can_be_passed_if_the_base_has_moved(tmp_path):
     adapter, _ = save_adapter(tmp_path, base, num_labels=1)
     before = gym_rm.load_scorer(str(adapter)).score(PLAIN).rewards
     shutil.move(base, tmp_path / "moved")
-    with pytest.raises(ConfigError, match="cannot load"):
+    with pytest.raises(ConfigError, match=r"base='.*base' does not exist and is not a hub id"):
         gym_rm.load_scorer(str(adapter))
     after = gym_rm.load_scorer(str(adapter), base=tmp_path / "moved").score(PLAIN).rewards
     np.testing.assert_array_equal(after, before)
@@ -109,3 +110,67 @@ def test_a_base_without_an_adapter_is_refused(tmp_path):
 def test_tensor_names_are_those_of_the_model():
     assert _module_name("base_model.model.score.modules_to_save.weight") == "score.weight"
     assert _module_name("base_model.model.score.weight") == "score.weight"
+
+
+@needs_peft
+def test_an_adapter_of_a_deeper_model_is_refused(tmp_path):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
+    shallow = tiny_models.save_policy(tmp_path / "shallow", num_hidden_layers=1, layer_types=["full_attention"])
+    with pytest.raises(ConfigError, match=r"does not fit its base '.*shallow': .*unknown \['model\.layers\.1\."):
+        gym_rm.load_scorer(str(adapter), base=shallow)
+
+
+@needs_peft
+def test_an_adapter_without_some_of_its_tensors_is_refused(tmp_path):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    del tensors["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"]
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=r"does not fit its base .*missing \['model\.layers\.0\.mlp\.up_proj\.lora_B"):
+        gym_rm.load_scorer(str(adapter))
+
+
+@needs_peft
+def test_loading_an_adapter_prints_neither_bars_nor_reports(tmp_path, capfd):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
+    capfd.readouterr()
+    gym_rm.load_scorer(str(adapter))
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_peft
+def test_the_base_of_an_adapter_cannot_be_another_adapter(tmp_path):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
+    shutil.copytree(base, tmp_path / "second")
+    shutil.copy(adapter / "adapter_config.json", tmp_path / "second")
+    with pytest.raises(ConfigError, match="is itself an adapter; merge it"):
+        gym_rm.load_scorer(str(adapter), base=tmp_path / "second")
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ("[1]", "must be a JSON object"),
+        ("{", "is not a readable JSON file"),
+        ('{"peft_type": "XLORA", "adapters": {"0": "/elsewhere"}}', "must be a LoRA adapter .* got peft_type='XLORA'"),
+        ('{"peft_type": "LORA", "megatron_config": {}, "megatron_core": "antigravity"}', "without megatron_config"),
+        ('{"peft_type": "LORA"}', "does not name its base model"),
+        ('{"peft_type": "LORA", "base_model_name_or_path": 3}', "does not name its base model"),
+    ],
+)
+def test_a_malformed_or_hostile_adapter_config_is_an_error(tmp_path, config, match):
+    (tmp_path / "adapter_config.json").write_text(config)
+    save_file({"base_model.model.score.weight": torch.ones(1, 32)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=match):
+        gym_rm.load_scorer(str(tmp_path))
+
+
+def test_damaged_adapter_weights_are_an_error(tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "x/y"}))
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\0" * 100)
+    with pytest.raises(ConfigError, match=r"adapter_model.safetensors' is not a whole safetensors file"):
+        gym_rm.load_scorer(str(tmp_path))

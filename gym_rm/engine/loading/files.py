@@ -1,0 +1,198 @@
+"""Files of a checkpoint: find them, read JSON and headers of tensors, and refuse whatever could run code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import huggingface_hub
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers.utils import cached_file
+
+from gym_rm.errors import ConfigError, nearest
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# A folder with such files is a checkpoint of torch.distributed; transformers would read them instead of WEIGHTS.
+DISTRIBUTED = re.compile(r"shard-\d+-model-\d+-of-\d+\.safetensors")
+HUB_SECONDS = 10  # to find out whether a hub repository exists
+
+
+@contextlib.contextmanager
+def refusing_malformed(source: str) -> Iterator[None]:
+    """Turn every error of reading a checkpoint into a ConfigError, because its files can be malformed in any way."""
+    try:
+        yield
+    except (ConfigError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"cannot load {source!r} as a reward model: {type(error).__name__}: {error}") from error
+
+
+def require_source(source: str, revision: str | None = None, *, option: str = "path") -> None:
+    """Check that a folder or a hub repository exists, with at most one request to the hub.
+
+    Args:
+        source: folder or hub id.
+        revision: commit, branch or tag of a hub repository.
+        option: option that contains the source, for error messages.
+
+    Raises:
+        ConfigError: the folder cannot be read, or there is neither a folder nor a repository of this name.
+    """
+    if os.path.isdir(source):
+        with refusing_malformed(source):
+            distributed = [name for name in os.listdir(source) if DISTRIBUTED.fullmatch(name)]
+        if distributed:
+            raise ConfigError(
+                f"{source!r} is a checkpoint of torch.distributed ({distributed[0]}), which is not supported; save the "
+                "model with save_pretrained."
+            )
+        return
+    if os.path.exists(source):
+        raise ConfigError(f"{option}={source!r} is a file; expected the folder that contains config.json.")
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
+        raise ConfigError(f"{option}={source!r} does not exist and is not a hub id (owner/name).{_in_parent(source)}")
+    try:
+        if not any(_is_cached(source, name, revision) for name in ("config.json", "adapter_config.json")):
+            huggingface_hub.HfApi().model_info(source, revision=revision, timeout=HUB_SECONDS)
+    except Exception as error:  # invalid, missing, private, offline, or the hub cannot be reached
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"{option}={source!r} is not a folder, and the hub repository cannot be opened: {type(error).__name__}: "
+            f"{reason}{_in_parent(source)}"
+        ) from error
+
+
+def find_file(source: str, name: str, revision: str | None = None) -> Path | None:
+    """Return the path of a file of a checkpoint; None if the checkpoint does not have it."""
+    found = cached_file(source, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        ConfigError: the file is not JSON, or not an object.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{str(file)!r} is not a readable JSON file: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{str(file)!r} must be a JSON object; got {type(content).__name__} {content!r:.80}.")
+    return content
+
+
+def read_config(source: str, revision: str | None = None) -> dict[str, Any]:
+    """Return the content of a checkpoint's `config.json`.
+
+    Raises:
+        ConfigError: the file is missing or malformed.
+    """
+    file = find_file(source, "config.json", revision)
+    if file is None:
+        raise ConfigError(f"{source!r} has no config.json; expected a checkpoint saved with save_pretrained.")
+    config = read_json(file)
+    expected = {"architectures": list, "auto_map": dict, "model_type": str}
+    for name, kind in expected.items():
+        if not isinstance(config.get(name), kind | None):
+            raise ConfigError(f"{str(file)!r}: {name} must be a {kind.__name__}; got {config[name]!r:.80}.")
+    return config
+
+
+def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:
+    """Return the file of each tensor of a checkpoint.
+
+    Raises:
+        ConfigError: the checkpoint has no safetensors (other formats can run code when they are read), its index is
+            malformed, or the index names a file that is not a safetensors file of the checkpoint.
+    """
+    whole = find_file(source, WEIGHTS, revision)
+    if whole is not None:
+        with open_tensors(whole) as tensors:
+            return dict.fromkeys(tensors.keys(), WEIGHTS)
+    index = find_file(source, INDEX, revision)
+    if index is None:
+        raise ConfigError(
+            f"{source!r} has no safetensors weights, and pickled weights are not read, because they can run code. "
+            "Convert them with from_pretrained(...).save_pretrained(...), or pass the revision of a converted copy "
+            "(on the hub often a pull request: revision='refs/pr/1')."
+        )
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ConfigError(f"{str(index)!r} must have a weight_map from tensors to files; got {files!r:.80}.")
+    for file in files.values():
+        if not _is_inside(file):
+            raise ConfigError(
+                f"{str(index)!r} must name safetensors files inside the checkpoint; got {file!r:.200}, which is not "
+                "read."
+            )
+    return files
+
+
+def tensor_shapes(source: str, files: Mapping[str, str], revision: str | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors, read from the headers of their files."""
+    return {name: shape for name, (shape, _) in tensor_headers(source, files, revision).items()}
+
+
+def tensor_headers(
+    source: str, files: Mapping[str, str], revision: str | None = None
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return shape and dtype (such as `"F32"`) of tensors, read from the headers of their files.
+
+    Raises:
+        ConfigError: a file is missing, is not a safetensors file, or does not contain a tensor.
+    """
+    headers: dict[str, tuple[tuple[int, ...], str]] = {}
+    for file in sorted(set(files.values())):
+        path = find_file(source, file, revision)
+        if path is None:
+            raise ConfigError(f"{source!r} has no file {file!r}, which {INDEX} names; download it again.")
+        with open_tensors(path) as tensors:
+            for tensor in (t for t, f in files.items() if f == file):
+                header = tensors.get_slice(tensor)
+                headers[tensor] = tuple(header.get_shape()), str(header.get_dtype())
+    return headers
+
+
+@contextlib.contextmanager
+def open_tensors(file: Path) -> Iterator[Any]:
+    """Open a safetensors file; its header must describe exactly the bytes that follow.
+
+    Raises:
+        ConfigError: the file is not a whole safetensors file, or does not contain a tensor that is asked for.
+    """
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError, LookupError) as error:
+        raise ConfigError(f"{str(file)!r} is not a whole safetensors file: {error}; download it again.") from error
+
+
+def _is_inside(file: Any) -> bool:
+    """Return whether an index names a safetensors file below its own folder; the name counts, links are allowed."""
+    if not isinstance(file, str) or not file.endswith(".safetensors") or "\\" in file or "\0" in file:
+        return False
+    path = PurePosixPath(file)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _is_cached(source: str, name: str, revision: str | None) -> bool:
+    return isinstance(huggingface_hub.try_to_load_from_cache(source, name, revision=revision), str)
+
+
+def _in_parent(source: str) -> str:
+    """Return a hint for a mistyped path whose parent folder exists; otherwise an empty string."""
+    parent, name = os.path.split(source.rstrip("/"))
+    with contextlib.suppress(OSError, ValueError):
+        hint = nearest(name, os.listdir(parent or "."))
+        if parent or hint:
+            return f" The folder {parent or '.'!r} has no {name!r}.{hint}"
+    return ""

@@ -1,0 +1,125 @@
+"""Read the weights of a checkpoint into a model, and refuse those that do not belong together."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from gym_rm.engine.loading.files import tensor_headers
+from gym_rm.errors import ConfigError
+
+# Tensors inside a backbone that its class may leave out without changing the values: tables and masks that are
+# computed, the pooler after the last hidden state, towers for other inputs than text, and layers that predict later
+# tokens. Real checkpoints have them.
+NOT_USED = re.compile(
+    r"(^|[._])(inv_freq|(cos|sin)_cached|position_ids|token_type_ids|masked_bias|causal_mask|attn\.bias"
+    r"|attention\.bias|embed_positions|position_embeddings\.weight|num_batches_tracked)$"
+    r"|(^|\.)(pooler|mtp|vision|visual|audio|image|multi_modal)"
+)
+OF_QUANTISATION = re.compile(r"scale|zero|quant|absmax|g_idx|[._]map$")
+
+
+def read_weights(
+    model_class: Any, source: str, files: Mapping[str, str], *, config: PreTrainedConfig, **arguments: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """Return a model with the weights of a checkpoint, and the names of its tensors that the checkpoint lacks.
+
+    Args:
+        model_class: class with `from_pretrained`.
+        source: folder or hub id.
+        files: file of each tensor.
+        config: configuration of the model.
+        **arguments: further arguments of `from_pretrained`.
+
+    Raises:
+        ConfigError: a file is not a whole safetensors file, or a tensor has the wrong type or shape, or belongs to a
+            part of the model that the configuration does not have.
+    """
+    quantized = arguments.get("quantization_config") is not None or hasattr(config, "quantization_config")
+    headers = tensor_headers(source, files, arguments.get("revision"))
+    integers = [f"{name} ({dtype})" for name, (_, dtype) in headers.items() if not re.match("B?F", dtype)]
+    integers = [] if quantized else [each for each in integers if not NOT_USED.search(each.partition(" ")[0])]
+    if integers:
+        raise ConfigError(f"{source!r}: weights must be floating-point numbers; got {_shown(integers)}.")
+    with _without_report():
+        model, info = model_class.from_pretrained(
+            source,
+            config=config,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            **arguments,
+        )
+    if info["mismatched_keys"]:
+        wrong = [f"{name} {tuple(got)} instead of {tuple(expected)}" for name, got, expected in info["mismatched_keys"]]
+        raise ConfigError(f"{source!r} has tensors of the wrong shape for its configuration: {_shown(wrong)}.")
+    extra = [name for name in info["unexpected_keys"] if not (quantized and OF_QUANTISATION.search(name))]
+    if unused := _of_missing_parts(model, extra):
+        raise ConfigError(
+            f"{source!r} has tensors in its backbone or head that its configuration does not use: {_shown(unused)}; "
+            "scores without them would be wrong. Correct config.json (for example num_hidden_layers), or, if they are "
+            "not needed, save the model again with from_pretrained(...).save_pretrained(...)."
+        )
+    return model, sorted(info["missing_keys"])
+
+
+def _of_missing_parts(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """Return the tensors that belong to a module of the model that computes values, but have no place in it.
+
+    Modules that the model does not have, such as the output layer of the language model below a classifier, are not
+    parts of it.
+    """
+    parts = {name for name, _ in (*model.named_children(), *model.base_model.named_children())}
+    config = model.config.get_text_config()
+    first_later = getattr(config, "num_hidden_layers", None) or 0
+    later = range(first_later, first_later + int(getattr(config, "num_nextn_predict_layers", None) or 0))
+    predicts_later = re.compile(rf"(^|\.)layers\.({'|'.join(map(str, later))})\." if later else r"$^")
+    return [
+        name
+        for name in names
+        if name.partition(".")[0] in parts and not NOT_USED.search(name) and not predicts_later.search(name)
+    ]
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """Hide, for this thread, transformers' progress bar and its report of tensors, which `read_weights` checks."""
+    thread = threading.get_ident()
+    hidden: list[logging.LogRecord] = []
+
+    def without_report(record: logging.LogRecord) -> bool:
+        if record.thread != thread or "LOAD REPORT" not in record.getMessage():
+            return True
+        hidden.append(record)
+        return False
+
+    def without_bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if threading.get_ident() == thread:
+            kwargs = {**kwargs, "disable": True}
+        return factory(*args, **kwargs) if previous is None else previous(factory, args, kwargs)
+
+    logger = logging.getLogger("transformers.modeling_utils")
+    previous = transformers_logging.set_tqdm_hook(without_bar)
+    logger.addFilter(without_report)
+    try:
+        yield
+    except Exception:
+        logger.removeFilter(without_report)
+        for record in hidden:  # the error refers to it
+            logger.handle(record)
+        raise
+    finally:
+        logger.removeFilter(without_report)
+        transformers_logging.set_tqdm_hook(previous)
+
+
+def _shown(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return f"{names[:5]}{' and more' if len(names) > 5 else ''}"

@@ -1,0 +1,328 @@
+"""Malformed, truncated and hostile files of a checkpoint are ConfigErrors; they are closed and run no code."""
+
+import json
+import os
+import shutil
+import sys
+
+import pytest
+import torch
+from huggingface_hub.utils import _http
+from safetensors.torch import load_file, save_file
+
+import gym_rm
+from gym_rm import ConfigError
+from gym_rm.engine.loading.files import INDEX, WEIGHTS, require_source
+from tests import tiny_models
+from tests.checkpoints import CONVERSATIONS, HIDDEN, tensor
+
+
+@pytest.fixture
+def folder(saved_model, tmp_path):
+    """A reward model's folder that the test may change."""
+    return shutil.copytree(saved_model("qwen3"), tmp_path / "model")
+
+
+def open_files():
+    return {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    }
+
+
+def assert_refused(folder, match, **options):
+    with pytest.raises(ConfigError, match=match):
+        gym_rm.load_scorer(str(folder), **options)
+    if sys.platform == "linux":
+        assert not [name for name in open_files() if name.startswith(str(folder))]
+
+
+def shard(folder, file):
+    """Replace the weights by an index that names one file."""
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).rename(folder / "shard.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, file)}))
+
+
+# --- the index ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/outside.safetensors", "a/../../outside.safetensors"])
+def test_an_index_cannot_name_a_file_outside_the_folder(folder, name):
+    shard(folder, str(folder.parent / "outside.safetensors") if name.startswith("/") else name)
+    (folder / "a").mkdir()
+    shutil.copy(folder / "shard.safetensors", folder.parent / "outside.safetensors")
+    assert_refused(folder, r"must name safetensors files inside the checkpoint; got '.*outside")
+
+
+def test_an_index_cannot_name_a_pickle(folder, monkeypatch):
+    shard(folder, "shard.bin")
+    torch.save(load_file(folder / "shard.safetensors"), folder / "shard.bin")
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("torch.load was called"))
+    assert_refused(folder, "must name safetensors files inside the checkpoint; got 'shard.bin'")
+
+
+def test_weights_may_be_links_as_in_the_cache_of_the_hub(folder):
+    expected = gym_rm.load_scorer(str(folder)).score(CONVERSATIONS[:1]).rewards
+    (folder.parent / "blobs").mkdir()
+    (folder / WEIGHTS).rename(folder.parent / "blobs" / "4f2a")
+    (folder / WEIGHTS).symlink_to("../blobs/4f2a")
+    assert gym_rm.load_scorer(str(folder)).score(CONVERSATIONS[:1]).rewards == expected
+
+
+@pytest.mark.parametrize(
+    ("index", "match"),
+    [
+        ("[1]", "must be a JSON object; got list"),
+        ("{", "is not a readable JSON file"),
+        ("{}", "must have a weight_map"),
+        ('{"weight_map": ["a"]}', "must have a weight_map"),
+        ('{"weight_map": {"score.weight": 3}}', "inside the checkpoint; got 3"),
+        ('{"weight_map": {"score.weight": "no.safetensors"}}', r"no file 'no.safetensors', which .*index.json names"),
+        ('{"weight_map": {"score.x": "shard.safetensors"}}', "File does not contain tensor score.x"),
+    ],
+)
+def test_a_malformed_index_is_an_error(folder, index, match):
+    shard(folder, "shard.safetensors")
+    (folder / INDEX).write_text(index)
+    assert_refused(folder, match)
+
+
+def test_other_weight_files_that_transformers_would_prefer_are_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "adapter_model.bin"}))
+    assert_refused(folder, r"names its weights file in config.json \('adapter_model.bin'\)")
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(folder / WEIGHTS, folder / "shard-00000-model-00001-of-00001.safetensors")
+    assert_refused(folder, "is a checkpoint of torch.distributed")
+
+
+# --- the weights -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda data: b"", "header too small"),
+        (lambda data: data[:50], "invalid header length"),
+        (lambda data: data[:-100], "incomplete metadata"),
+        (lambda data: data + b"more", "incomplete metadata"),
+        (lambda data: (2**60).to_bytes(8, "little") + data[8:], "header too large"),
+        (lambda data: data[:8] + b"[" * 100 + data[108:], "is not a whole safetensors file"),
+    ],
+    ids=["empty", "part of the header", "truncated", "too long", "a header of 2**60 bytes", "not JSON"],
+)
+@pytest.mark.parametrize("in_shard", [False, True])
+def test_a_damaged_weights_file_is_an_error(folder, change, match, in_shard):
+    if in_shard:
+        shard(folder, "shard.safetensors")
+    file = folder / ("shard.safetensors" if in_shard else WEIGHTS)
+    file.write_bytes(change(file.read_bytes()))
+    assert_refused(folder, match)
+
+
+def test_a_shard_without_a_head_that_is_damaged_is_an_error(folder):
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    head = {"score.weight": tensors.pop("score.weight")}
+    save_file(head, folder / "head.safetensors")
+    save_file(tensors, folder / "rest.safetensors")
+    index = {"weight_map": {**dict.fromkeys(tensors, "rest.safetensors"), "score.weight": "head.safetensors"}}
+    (folder / INDEX).write_text(json.dumps(index))
+    (folder / "rest.safetensors").write_bytes((folder / "rest.safetensors").read_bytes()[:-9])
+    assert_refused(folder, "rest.safetensors' is not a whole safetensors file")
+
+
+def test_a_weights_file_that_is_another_file_is_an_error_without_its_content(folder):
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to("/etc/passwd")
+    with pytest.raises(ConfigError, match="is not a whole safetensors file") as caught:
+        gym_rm.load_scorer(str(folder))
+    assert "root:" not in str(caught.value)
+
+
+# --- JSON --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "null", '"text"', "[" * 100_000, b"\xff\xfe"])
+def test_a_config_that_is_not_a_json_object_is_an_error(folder, content):
+    (folder / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert_refused(folder, r"config.json' (is not a readable JSON file|must be a JSON object)")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("architectures", "Qwen3ForSequenceClassification"),
+        ("model_type", ["qwen3"]),
+        ("auto_map", ["AutoConfig"]),
+        ("hidden_size", "32"),
+        ("num_attention_heads", 0),
+        ("layer_types", 3),
+        ("id2label", [1]),
+        ("rope_parameters", "fast"),
+    ],
+)
+def test_a_config_with_a_field_of_the_wrong_type_is_an_error(folder, name, value):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    assert_refused(folder, r"must be a|cannot load")
+
+
+def test_a_folder_without_a_config_is_an_error(folder):
+    (folder / "config.json").unlink()
+    assert_refused(folder, r"has no config.json")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "3"])
+@pytest.mark.parametrize(
+    "file", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"]
+)
+def test_malformed_tokenizer_files_are_errors(folder, file, content):
+    (folder / file).write_text(content)
+    assert_refused(folder, r"the tokenizer of '.*' cannot be loaded|has no tokenizer")
+
+
+def test_a_missing_tokenizer_is_reported_as_such(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    assert_refused(folder, r"has no tokenizer .*pass tokenizer=")
+    (folder / "chat_template.jinja").unlink()
+    assert_refused(folder, r"has no tokenizer .*pass tokenizer=")
+
+
+def test_another_tokenizer_can_be_passed(folder, saved_model):
+    expected = gym_rm.load_scorer(str(folder)).score(CONVERSATIONS).rewards.tolist()
+    (folder / "tokenizer.json").unlink()
+    by_path = gym_rm.load_scorer(str(folder), tokenizer=saved_model("qwen3"))
+    by_object = gym_rm.load_scorer(str(folder), tokenizer=tiny_models.tokenizer("qwen"))
+    assert by_path.score(CONVERSATIONS).rewards.tolist() == expected
+    assert by_object.score(CONVERSATIONS).rewards.tolist() == expected
+
+
+# --- code --------------------------------------------------------------------------------------------------------
+
+RUN = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n"
+
+
+@pytest.fixture
+def no_answers(monkeypatch):
+    """Nobody answers at the terminal; a question is a failure."""
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail(f"asked on stdin: {args}"))
+
+
+def with_own_config(folder):
+    """Let the configuration of a folder need the folder's own code."""
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own.C", "AutoModelForSequenceClassification": "own.M", "AutoModelForCausalLM": "own.M"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": own}))
+    (folder / "own.py").write_text(RUN)
+
+
+def with_own_tokenizer(folder):
+    """Let the tokenizer of a folder need the folder's own code."""
+    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.T", "own.T"]}}
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **own}))
+    (folder / "own.py").write_text(RUN)
+
+
+def adapter_over(tmp_path, base):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    save_file({"base_model.model.score.weight": tensor(1, HIDDEN, seed=1)}, adapter / "adapter_model.safetensors")
+    return adapter
+
+
+@pytest.mark.parametrize("change", [with_own_config, with_own_tokenizer])
+@pytest.mark.parametrize("use", ["model", "adapter", "pairwise", "reference", "tokenizer"])
+def test_code_of_a_checkpoint_neither_runs_nor_is_asked_for(tmp_path, no_answers, change, use):
+    hostile = tiny_models.save_policy(tmp_path / "hostile", "llama")
+    change(hostile)
+    options = {}
+    match use:
+        case "model":
+            options = {"path": str(hostile), "kind": "generative", "answers": ("The", "N")}
+        case "adapter":
+            options = {"path": str(adapter_over(tmp_path, hostile))}
+        case "pairwise":
+            options = {"path": str(hostile), "kind": "pairwise"}
+        case "reference":
+            policy = tiny_models.save_policy(tmp_path / "policy", "llama")
+            options = {"path": str(policy), "kind": "implicit", "reference": str(hostile)}
+        case "tokenizer":
+            with_own_tokenizer(hostile)
+            policy = tiny_models.save_reward_model(tmp_path / "policy", "llama")
+            options = {"path": str(policy), "tokenizer": str(hostile)}
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        gym_rm.load_scorer(options)
+    assert not (hostile / "ran").exists()
+
+
+def test_code_of_a_policy_tokenizer_is_not_asked_for(tmp_path, no_answers):
+    from gym_rm.data.policy_texts import PolicyTexts
+
+    hostile = tiny_models.save_policy(tmp_path / "hostile", "llama")
+    with_own_tokenizer(hostile)
+    with pytest.raises(ConfigError, match="trust_remote_code"):
+        PolicyTexts(str(hostile))
+
+
+# --- sources -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["x" * 5000, "a/" + "x" * 5000, "nul\0byte", "", "..", "owner/name/more"])
+def test_a_path_that_cannot_exist_is_an_error(path):
+    with pytest.raises(ConfigError, match=r"^path='|cannot load|has no config.json"):
+        gym_rm.load_scorer(path)
+
+
+def test_a_path_to_a_file_is_an_error(folder):
+    assert_refused(folder / WEIGHTS, "is a file; expected the folder")
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(folder, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("gym_rm.engine.loading.files.os.listdir", refuse)
+    with pytest.raises(ConfigError, match=r"cannot load .*Permission denied"):
+        require_source(str(folder))
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub without repositories; the list of the requests that it received."""
+    import huggingface_hub
+
+    client = getattr(_http, "httpx2", None) or _http.httpx
+    requests = []
+
+    def respond(request):
+        if "/api/agent-harnesses" not in request.url.path:  # telemetry of huggingface_hub itself
+            requests.append(f"{request.method} {request.url.path}")
+        return client.Response(404, headers={"X-Error-Code": "RepoNotFound"}, request=request)
+
+    huggingface_hub.set_client_factory(lambda: client.Client(transport=client.MockTransport(respond)))
+    yield requests
+    huggingface_hub.set_client_factory(_http.default_client_factory)
+
+
+@pytest.mark.parametrize("kind", ["auto", "pairwise"])
+def test_a_mistyped_hub_id_costs_one_request(hub, kind):
+    with pytest.raises(ConfigError, match=r"path='owner/mistyped' is not a folder, and the hub repository cannot"):
+        gym_rm.load_scorer({"path": "owner/mistyped", "kind": kind})
+    assert hub == ["GET /api/models/owner/mistyped"]
+
+
+def test_a_mistyped_folder_in_an_existing_one_is_reported_as_a_path(hub, folder, monkeypatch):
+    monkeypatch.chdir(folder.parent.parent)
+    mistyped = f"{folder.parent.name}/modle"
+    with pytest.raises(ConfigError, match=rf"The folder '{folder.parent.name}' has no 'modle'\. Did you mean 'model'"):
+        gym_rm.load_scorer(mistyped)
+    assert len(hub) == 1
+    with pytest.raises(ConfigError, match=r"does not exist .* has no 'modle'\. Did you mean 'model'"):
+        gym_rm.load_scorer(str(folder.parent / "modle"))
