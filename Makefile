@@ -1,4 +1,4 @@
-# make demo | test | lint | test-adapters | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
+# make demo | test | test-oldest | lint | test-adapters | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
 # To use another interpreter or folder: make test PYTHON=python3.12 VENV=.venv312
 
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
@@ -6,13 +6,16 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 VENV ?= .venv
 INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: demo test test-adapters lint clean
+.PHONY: demo test test-oldest test-adapters lint clean
 
 demo: $(VENV)/core ## train the embedded policy against the embedded reward model and plot the run
 	$(VENV)/bin/python agents/grpo.py
 
 test: $(VENV)/dev ## run all tests; tests that need an extra are skipped if it is not installed
 	$(VENV)/bin/python -m pytest -q
+
+test-oldest: $(VENV)-oldest/dev ## run all tests with the oldest supported versions (torch alone takes 5 GB on Linux)
+	$(VENV)-oldest/bin/python -m pytest -q
 
 test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## run the tests that need the libraries of the extras
 	$(VENV)/bin/python -m pytest -q tests/adapters tests/engine/loading tests/data tests/test_scores.py
@@ -24,7 +27,7 @@ lint: $(VENV)/dev ## check style and types
 	$(VENV)/bin/mypy gym_rm
 
 clean: ## remove installed and generated files
-	rm -rf $(VENV) $(VENV)-rllib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-rllib build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # An install creates an empty file, so that it runs again only if its inputs have changed.
 $(VENV)/core: pyproject.toml constraints.txt
@@ -36,6 +39,11 @@ $(VENV)/core: pyproject.toml constraints.txt
 
 $(VENV)/dev: $(VENV)/core
 	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+$(VENV)-oldest/dev: pyproject.toml constraints-oldest.txt | $(VENV)/core
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --disable-pip-version-check --quiet -c constraints-oldest.txt -e '.[dev,lora]'
 	@touch $@
 
 $(VENV)/extras: $(VENV)/dev

@@ -76,7 +76,7 @@ def hidden_states(folder: Path, ids: list[int], prefix: str = "model") -> torch.
     from safetensors.torch import load_file
 
     config = AutoConfig.from_pretrained(folder)
-    backbone = AutoModel.from_config(config).float().eval()
+    backbone = AutoModel.from_config(config, attn_implementation=tiny_models.attention(config)).float().eval()
     tensors = load_file(folder / "model.safetensors")
     own = {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
     backbone.load_state_dict(own)

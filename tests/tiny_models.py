@@ -207,7 +207,7 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
 # Architectures that the tree layout does not support, and the layout that is exact for them.
 FALLBACKS = {
     "bloom": "padded",  # a position bias instead of positions
-    "doge": "padded",  # a mask that depends on the text
+    "doge": "padded",  # a mask that depends on the text, and in older versions of transformers on the padding
     "jamba": "padded",  # a recurrent state
     "minimax": "padded",  # linear attention
     "t5": "padded",  # an encoder and a decoder
@@ -225,12 +225,18 @@ def _config(architecture: str, tokenizer: PreTrainedTokenizerFast, **overrides: 
     return AutoConfig.for_model(model_type, **({"vocab_size": len(tokenizer)} | tokens | settings | overrides))
 
 
+def attention(config: Any) -> str | None:
+    """Return `"eager"` for a soft cap of attention logits, which older versions of transformers ignore otherwise."""
+    return "eager" if getattr(config, "attn_logit_softcapping", None) else None
+
+
 def reward_model(architecture: str = "qwen3", *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     """Return a random sequence classifier in float32. Its weights are large, so that scores differ clearly."""
     overrides = {"num_labels": 1, "initializer_range": 0.3} | overrides
     config = _config(architecture, tokenizer(ARCHITECTURES[architecture][1]), **overrides)
     torch.manual_seed(seed)
-    model = AutoModelForSequenceClassification.from_config(config).float().eval()
+    model = AutoModelForSequenceClassification.from_config(config, attn_implementation=attention(config))
+    model.float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.unique().numel() == 1:  # initial biases and norms, which could hide errors
@@ -258,7 +264,9 @@ def plain_ids(tok: Any, conversation: list[dict[str, str]]) -> dict[str, torch.T
 @torch.inference_mode()
 def plain_rewards(folder: Path | str, conversations: list[list[dict[str, str]]]) -> np.ndarray[Any, Any]:
     """Return reference rewards: transformers alone, one conversation at a time, in float32."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    exact = attention(AutoConfig.from_pretrained(folder))
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32, attn_implementation=exact)
+    model.eval()
     tok = AutoTokenizer.from_pretrained(folder)
     fresh, rewards = model, []
     for conversation in conversations:

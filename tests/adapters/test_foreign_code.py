@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import pytest
 from tasks import CANDIDATES, WINDOW, best_return, task_prompts
 
@@ -14,8 +15,18 @@ import gym_rm
 SCRIPT = Path(__file__).parent / "cleanrl_style_ppo.py"
 
 
+# Before Gymnasium 1.4, RecordEpisodeStatistics reports wrong returns in the mode SameStep.
+RETURNS_ARE_RIGHT = tuple(map(int, gym.__version__.split(".")[:2])) >= (1, 4)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("SameStep", marks=pytest.mark.skipif(not RETURNS_ARE_RIGHT, reason="needs gymnasium>=1.4")),
+        "NextStep",
+    ],
+)
 def test_a_cleanrl_style_script_learns(mode, embedded_scorer):
     prompts = task_prompts(CANDIDATES)[:2]  # this network cannot distinguish more prompts by their token ids
     rows = [{"messages": list(prompt.messages)} for prompt in prompts]

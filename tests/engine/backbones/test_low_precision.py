@@ -13,13 +13,24 @@ from gym_rm import ConfigError
 from gym_rm.data import load_prompts
 from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear, quantize_layers
 
-each_format = pytest.mark.parametrize("make", [Int8Linear, Float8Linear])
-
 
 def make_layer(make, inputs=64, outputs=32, bias=True, seed=0):
     torch.manual_seed(seed)
     linear = nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
     return linear, make(linear)
+
+
+def cpu_has_float8():
+    """Return whether torch multiplies 8-bit floats with a scale per row on a CPU, as newer versions do."""
+    try:
+        make_layer(Float8Linear)[1](torch.ones(1, 64))
+    except RuntimeError:
+        return False
+    return True
+
+
+without_float8 = pytest.mark.skipif(not cpu_has_float8(), reason="this torch has no such products on a CPU")
+each_format = pytest.mark.parametrize("make", [Int8Linear, pytest.param(Float8Linear, marks=without_float8)])
 
 
 @settings(max_examples=20, deadline=None)

@@ -25,7 +25,11 @@ def plain_log_odds(folder, messages, question):
     ids = tokenizer.apply_chat_template(asked, tokenize=True, return_dict=False, add_generation_prompt=True)
     good, bad = (tokenizer(answer, add_special_tokens=False)["input_ids"][0] for answer in ANSWERS)
     with torch.inference_mode():
-        logits = AutoModelForCausalLM.from_pretrained(folder).eval()(torch.tensor([ids])).logits[0, -1]
+        logits = (
+            AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+            .eval()(torch.tensor([ids]))
+            .logits[0, -1]
+        )
     return float(logits[good] - logits[bad])
 
 

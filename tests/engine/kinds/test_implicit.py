@@ -27,7 +27,11 @@ def plain_logprobs(folder, messages):
     ids = tokenizer.apply_chat_template(messages, **options)
     assert ids[: len(prompt)] == prompt
     with torch.inference_mode():
-        logits = AutoModelForCausalLM.from_pretrained(folder).eval()(torch.tensor([ids])).logits[0]
+        logits = (
+            AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+            .eval()(torch.tensor([ids]))
+            .logits[0]
+        )
     logprobs = torch.log_softmax(logits.float(), dim=1)
     return np.array([float(logprobs[k - 1, ids[k]]) for k in range(len(prompt), len(ids))])
 
