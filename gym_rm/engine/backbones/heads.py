@@ -7,7 +7,8 @@ another head or an adapter between two calls.
 
 from __future__ import annotations
 
-from typing import Protocol
+import itertools
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from gym_rm.engine.kinds import readouts
 from gym_rm.errors import ConfigError
 
 LOGITS_AT_ONCE = 1 << 26  # maximum number of logits in memory: 256 MiB in float32
+# Settings for the scale of the logits and for their soft cap, in the configurations of transformers.
+SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier")
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
 class Head(Protocol):
@@ -128,12 +132,7 @@ class TokenLogits:
         self.model = model
         self.token_ids = list(token_ids)
         self.num_values = len(self.token_ids)
-        config = model.config.get_text_config()
-        self._cap = getattr(config, "final_logit_softcapping", None)
-        self._scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
-            getattr(config, "logits_scaling", None) or 1.0
-        )
-        self._compare_with_model()
+        self._scale, self._cap = self._of_model()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits of the tokens `[R, num_values]`, in float32."""
@@ -155,21 +154,65 @@ class TokenLogits:
         return torch.cat(parts)
 
     def _adjusted(self, logits: Tensor) -> Tensor:
-        logits = logits * self._scale
-        return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+        return _scaled_and_capped(logits, self._scale, self._cap)
 
     @torch.inference_mode()
-    def _compare_with_model(self) -> None:
+    def _of_model(self) -> tuple[float, float | None]:
+        """Return the scale and the soft cap between the model's output layer and its logits.
+
+        They have several names in configurations. Those are right with which the logits equal the model's own, for
+        outputs of the layer from 0.1 to 1000, because a cap hardly changes small ones.
+        """
+        layer, config = self.model.get_output_embeddings(), self.model.config.get_text_config()
         ids = _some_ids(self.model)
-        expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        got = self._adjusted(self.model.get_output_embeddings()(hidden).float())
-        largest = float(expected.abs().max())
-        if not float((got - expected).abs().max()) <= 0.05 * max(largest, 1e-3):
-            raise ConfigError(
-                f"{type(self.model).__name__} computes its logits in an unsupported way; expected a linear layer, a "
-                "scale and a soft cap."
-            )
+        read: list[Tensor] = []
+        hook = layer.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+        try:
+            self.model(input_ids=ids, use_cache=False)
+        finally:
+            hook.remove()
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        if read and _equal(read[0][0, -1].to(hidden.device), hidden[0, -1]):
+            outputs, expected = self._of_several_magnitudes(layer, read[0], ids)
+            scales = [1.0, *(value for name in SCALES for value in _with_inverse(getattr(config, name, None)))]
+            caps = [*(float(cap) for name in CAPS if (cap := getattr(config, name, None))), None]
+            for scale, cap in itertools.product(scales, caps):
+                if _equal(_scaled_and_capped(outputs, scale, cap), expected):
+                    return scale, cap
+        raise ConfigError(
+            f"{type(self.model).__name__} computes its logits in an unsupported way; expected a linear layer, a scale "
+            "and a soft cap."
+        )
+
+    def _of_several_magnitudes(self, layer: nn.Module, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs of the layer up to 0.1, 1, ..., 1000, one row each, and the model's logits for them."""
+        rows = torch.randn(hidden.shape[1:], generator=torch.Generator().manual_seed(0)).to(hidden)[None]
+        largest = layer(rows).float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-6)
+        wanted = 10.0 ** (torch.arange(rows.shape[1], device=rows.device) % 5 - 1.0)
+        rows = (rows.float() * (wanted[None, :, None].to(largest.device) / largest).to(rows.device)).to(hidden.dtype)
+        hook = layer.register_forward_pre_hook(lambda module, inputs: (rows, *inputs[1:]))
+        try:
+            expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
+        finally:
+            hook.remove()
+        return layer(rows)[0].to(expected.device), expected
+
+
+def _scaled_and_capped(logits: Tensor, scale: float, cap: float | None) -> Tensor:
+    logits = logits * scale
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def _equal(got: Tensor, expected: Tensor) -> bool:
+    """Return whether values are equal, row by row, but for the rounding of their precision."""
+    difference = (got.float() - expected.float()).abs().amax(dim=-1)
+    largest = expected.float().abs().amax(dim=-1).clamp_min(1e-6)
+    return bool((difference <= 4 * torch.finfo(got.dtype).eps * largest).all())
+
+
+def _with_inverse(value: Any) -> tuple[float, ...]:
+    """Return a scale and its inverse: some models multiply by their setting, and others divide."""
+    return (float(value), 1 / float(value)) if isinstance(value, int | float) and value else ()
 
 
 def _some_ids(model: PreTrainedModel) -> Tensor:

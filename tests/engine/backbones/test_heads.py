@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import gym_rm
 from gym_rm import ConfigError
@@ -49,6 +49,43 @@ def test_token_logits_equal_those_of_the_model(architecture):
         targets = torch.tensor([6, 7, 8, 9])
         expected = torch.log_softmax(logits, dim=1)[torch.arange(4), targets]
         torch.testing.assert_close(TokenLogits(model).log_probabilities(hidden, targets), expected)
+
+
+RECURRENT = {"lru_width": 32, "attention_window_size": 8, "block_types": ["recurrent", "attention"]}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("recurrent_gemma", {**RECURRENT, "logits_soft_cap": 30.0}),
+        ("gemma2", {"final_logit_softcapping": 30.0}),
+        ("granite", {"logits_scaling": 8.0}),
+        ("cohere", {"logit_scale": 0.25}),
+    ],
+)
+@pytest.mark.parametrize("initializer_range", [0.02, 0.3])
+def test_scales_and_soft_caps_are_those_of_the_model(model_type, settings, initializer_range):
+    """A cap of 30 changes the logits of a small random model by less than their rounding, and larger ones clearly."""
+    torch.manual_seed(0)
+    sizes = {**tiny_models.GROUPED, "vocab_size": 400, "initializer_range": initializer_range}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes, **settings)).float().eval()
+    head = TokenLogits(model, list(range(400)))
+    large = 300 * torch.randn(1, 4, 32)
+    model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: (large,))
+    with torch.inference_mode():
+        torch.testing.assert_close(head(large[0]), model(torch.tensor([[5, 6, 7, 8]])).logits[0], rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cap", [30.0, 300.0])
+def test_a_soft_cap_of_another_name_is_refused(cap, dtype):
+    config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"))
+    model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    model.register_forward_hook(
+        lambda module, inputs, output: setattr(output, "logits", cap * torch.tanh(output.logits / cap))
+    )
+    with pytest.raises(ConfigError, match="computes its logits in an unsupported way"):
+        TokenLogits(model, [1])
 
 
 def test_unsupported_logits_are_refused():
