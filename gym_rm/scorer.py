@@ -86,6 +86,11 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
         reward_model = {} if reward_model is None else {"path": os.fspath(reward_model)}
     if isinstance(reward_model, Mapping):
         return _make({**reward_model, **options})
+    if _is_model(reward_model):
+        raise ConfigError(
+            f"reward_model must be a scorer or a path, got the model {type(reward_model).__name__}; pass "
+            "gym_rm.RewardModelScorer(model, tokenizer), or the folder that the model was loaded from."
+        )
     if options:
         raise ConfigError(
             f"options {sorted(options)} cannot be applied to an existing scorer, {type(reward_model).__name__}; "
@@ -180,6 +185,13 @@ def _key_of(scorer: Any) -> str | None:
 def _belongs_to_user(scorer: Scorer, reward_model: ScorerLike) -> bool:
     """Return whether the scorer is an object that was passed in, or an attribute of a module."""
     return scorer is reward_model or (_is_object_name(reward_model) and scorer is load_object("", str(reward_model)))
+
+
+def _is_model(reward_model: Any) -> bool:
+    """Return whether this is a Hugging Face model, whose `score` is at most a layer; torch is not imported for it."""
+    layer = getattr(reward_model, "score", None)
+    is_module = hasattr(reward_model, "state_dict") and hasattr(reward_model, "config")
+    return is_module and (layer is None or hasattr(layer, "state_dict"))
 
 
 def _is_object_name(reward_model: Any) -> bool:

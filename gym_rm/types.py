@@ -83,6 +83,9 @@ class Provenance:
         dtype: precision of the backbone; the head is always float32.
         device: device of the forward passes.
         layout: layout of the batches: `"tree"`, `"padded"` or `"one_by_one"`.
+        attention: `"tree"` for gym_rm's own attention, which the layout `"tree"` uses; otherwise the attention
+            implementation of transformers, such as `"sdpa"`.
+        transformers: version of transformers.
         settings: all other settings that change the scores (pooling, max_length, overlong, ...).
     """
 
@@ -93,6 +96,8 @@ class Provenance:
     dtype: str | None = None
     device: str | None = None
     layout: str | None = None
+    attention: str | None = None
+    transformers: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -24,6 +24,7 @@ from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import Checkpoint, LoadOptions, open_checkpoint
+from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
 from gym_rm.engine.score_cache import ScoreCache, ScoredSequence
@@ -64,7 +65,7 @@ class RewardModelScorer:
 
     Args:
         model: a Hugging Face model with its head.
-        tokenizer: the model's tokenizer, with the chat template.
+        tokenizer: the model's tokenizer, with the chat template, or its folder or hub id.
         kind: kind of reward model; `"auto"` detects it from the configuration.
         executor: executor that runs the forward; None for this process.
         name: model name in `Scores.provenance`; None for the model's own name.
@@ -97,13 +98,14 @@ class RewardModelScorer:
             raise ConfigError(
                 f"model must be a Hugging Face model (PreTrainedModel), got {type(model).__name__}; {advice}."
             )
+        tokenizer = check_tokenizer(tokenizer)
         name = name or model.name_or_path or type(model).__name__
         facts = ModelFacts(name, model.config, outputs_of_modules(model), tokenizer)
         self._start(model, facts, kind, executor, options)
 
     @classmethod
     def of_checkpoint(
-        cls, checkpoint: Checkpoint, *, executor: Executor | None = None, **options: Any
+        cls, checkpoint: Checkpoint, /, *, executor: Executor | None = None, **options: Any
     ) -> RewardModelScorer:
         """Return the scorer of a checkpoint; only the executor reads the weights. See `load_reward_model`."""
         scorer = cls.__new__(cls)
@@ -141,6 +143,8 @@ class RewardModelScorer:
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
         self._cache = ScoreCache(engine.cache_size)
         self._lock = threading.RLock()
+        loaded = isinstance(source, PreTrainedModel)
+        device_map = getattr(source, "hf_device_map", None) if loaded else source.options.device_map
         self.provenance = Provenance(
             scorer=type(self).__name__,
             model=facts.name,
@@ -149,12 +153,15 @@ class RewardModelScorer:
             dtype=self.info.dtype,
             device=self.info.device,
             layout=self.layout,
+            attention="tree" if self.layout == "tree" else self.info.attention,
+            transformers=self.info.transformers,
             settings={
                 "kind": kind,
                 "max_length": self.renderer.max_length,
                 "overlong": self.renderer.overlong,
                 "batch_invariant": engine.batch_invariant,
                 **({} if self.info.quantization is None else {"quantization": self.info.quantization}),
+                **({} if device_map is None else {"device_map": device_map}),
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
                 **self.kind.settings,
             },
@@ -274,7 +281,7 @@ class RewardModelScorer:
             if m in scored:
                 continue
             try:
-                self._check_ids(rendered)
+                self._check_tokens(rendered)
                 positions = self.kind.read_positions(rendered)
             except ConversationError as error:
                 scored[m] = self._failed(str(error))
@@ -282,8 +289,13 @@ class RewardModelScorer:
                 tokens[m] = TokenSequence(rendered.input_ids, positions, rendered.second_segment)
         return tokens
 
-    def _check_ids(self, rendered: Rendered) -> None:
-        """Raise ConversationError for an id without an embedding: it would abort CUDA, and fail the batch on a CPU."""
+    def _check_tokens(self, rendered: Rendered) -> None:
+        """Raise ConversationError for ids and positions outside the model's tables, which abort CUDA."""
+        if self.info.num_positions is not None and len(rendered.input_ids) > self.info.num_positions:
+            raise ConversationError(
+                f"the conversation has {len(rendered.input_ids)} tokens, but the model has {self.info.num_positions} "
+                "positions; do not pass a larger max_length, and pass overlong= to cut longer conversations."
+            )
         if self.info.num_embeddings is not None and int(rendered.input_ids.max()) >= self.info.num_embeddings:
             token = int(rendered.input_ids.max())
             raise ConversationError(

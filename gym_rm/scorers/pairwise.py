@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gym_rm.engine.kinds.pair_encoder import TEMPLATE
-from gym_rm.engine.loading.files import read_config, require_source
+from gym_rm.engine.loading.files import check_tokenizer, read_config, require_source
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
 from gym_rm.engine.text.templates import own_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
@@ -70,9 +70,11 @@ class PairwiseScorer:
         self._reads_prompt = callable(reference) and _takes_two(reference)
         if architecture.endswith("ForCausalLM"):
             allowed = options.get("trust_remote_code", False) is True
-            tokenizer = options.setdefault(
-                "tokenizer", load_tokenizer(source, revision=revision, trust_remote_code=allowed)
-            )
+            tokenizer = options.pop("tokenizer", None)
+            if tokenizer is None:
+                tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=allowed)
+            else:
+                tokenizer = check_tokenizer(tokenizer, trust_remote_code=allowed)
             template = options.pop("chat_template", None) or own_template(tokenizer)
             if template is None:
                 raise ConfigError(
@@ -84,6 +86,7 @@ class PairwiseScorer:
                 kind="generative",
                 question=None,
                 answers=answers,
+                tokenizer=tokenizer,
                 add_bos=False,
                 chat_template="{% set bos_token = '' %}" + template,
                 **options,

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -281,6 +282,7 @@ def test_provenance(saved_model):
         "cpu",
         "tree",
     )
+    assert (made.attention, made.transformers) == ("tree", transformers.__version__)
     assert made.template_hash == Renderer(tiny_models.tokenizer("qwen")).template_hash
     assert made.settings == {
         "kind": "decoder",
@@ -290,6 +292,38 @@ def test_provenance(saved_model):
         "pooling": "last",
     }
     assert made.revision is None
+
+
+def test_provenance_names_the_attention_and_the_device_map(saved_model):
+    folder = saved_model("qwen3")
+    padded = gym_rm.load_scorer(folder, tree=False, attn_implementation="eager", device_map="cpu").provenance
+    assert (padded.attention, padded.settings["device_map"]) == ("eager", "cpu")
+    assert gym_rm.load_scorer(folder, batch_invariant=True).provenance.attention == "sdpa"
+
+
+def test_a_device_beside_a_device_map_is_refused(saved_model):
+    with pytest.raises(ConfigError, match=r"device='cpu' and device_map='auto' both say where the model goes"):
+        gym_rm.load_scorer(saved_model("qwen3"), device="cpu", device_map="auto")
+
+
+@pytest.mark.parametrize("tokenizer", [None, 3, object()])
+def test_a_value_that_is_not_a_tokenizer_is_refused(parts, saved_model, tokenizer):
+    with pytest.raises(ConfigError, match="tokenizer must be a Hugging Face tokenizer, or the folder or hub id"):
+        gym_rm.RewardModelScorer(parts[0], tokenizer)
+    if tokenizer is not None:
+        with pytest.raises(ConfigError, match="tokenizer must be a Hugging Face tokenizer, or the folder or hub id"):
+            gym_rm.load_scorer(saved_model("qwen3"), tokenizer=tokenizer)
+
+
+def test_a_tokenizer_can_be_given_by_its_folder(parts, saved_model):
+    conversation = [dialogue("q", "a")]
+    by_folder = gym_rm.RewardModelScorer(parts[0], saved_model("qwen3")).score(conversation)
+    assert by_folder.rewards == gym_rm.RewardModelScorer(*parts).score(conversation).rewards
+
+
+def test_an_option_with_the_name_of_an_argument_is_refused(saved_model):
+    with pytest.raises(ConfigError, match="unknown option 'checkpoint'"):
+        gym_rm.load_scorer(saved_model("qwen3"), checkpoint="x")
 
 
 def test_half_precision_runs_its_head_in_float32(saved_model, real_conversations):
@@ -346,7 +380,7 @@ def test_a_head_of_two_outputs_is_refused(saved_model):
 
 
 def test_a_language_model_without_a_head_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="a causal language model without a reward head"):
+    with pytest.raises(ConfigError, match="a causal language model without a known reward head"):
         gym_rm.load_scorer(tiny_models.save_policy(tmp_path))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gym_rm
+from gym_rm.errors import ConfigError
 from gym_rm.scores import ScoringError
 from tests.engine.watching import dialogue, raising
 
@@ -167,3 +168,21 @@ def test_training_continues_as_without_scoring(architecture, options, layout):
         assert torch.equal(torch.get_rng_state(), state)
         got.append(loss)
     assert got == list(losses(model_in_training(architecture)))
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenizer": "x"}])
+def test_a_hugging_face_model_is_refused_with_what_to_do(options):
+    for model in (tiny_models.reward_model("qwen3"), tiny_models.reward_model("bert")):
+        with pytest.raises(ConfigError, match=r"got the model \w+; pass gym_rm.RewardModelScorer\(model, tokenizer\)"):
+            gym_rm.load_scorer(model, **options)
+
+
+def test_a_module_with_a_method_score_is_a_scorer():
+    class Trained(torch.nn.Module):
+        config = None
+
+        def score(self, conversations, prompts=None):
+            return gym_rm.Scores.from_rewards([1.0] * len(conversations))
+
+    trained = Trained()
+    assert gym_rm.load_scorer(trained) is trained

@@ -90,6 +90,37 @@ def test_a_token_without_an_embedding_is_an_error_of_its_row(parts):
     assert caught.value.rows == (1,)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("gpt2", {"n_positions": 40}),
+        ("opt", {"max_position_embeddings": 40}),
+        ("bart", {"max_position_embeddings": 40}),
+        ("bert", {"max_position_embeddings": 40}),
+        ("roberta", {"max_position_embeddings": 43}),
+    ],
+)
+def test_a_row_above_the_positions_of_the_model_fails_alone(architecture, config, tmp_path):
+    folder = tiny_models.save_reward_model(tmp_path, architecture, **config)
+    rows = [dialogue("q", "a"), dialogue("q", "The sum is 42. " * 30), dialogue("q", "b")]
+    scorer = gym_rm.load_scorer(str(folder), max_length=4096, chat_template=tiny_models.PLAIN)
+    assert scorer.info.num_positions == 40
+    with pytest.raises(ScoringError, match=r"row 1: the conversation has \d+ tokens, .* has 40 positions") as caught:
+        scorer.score(rows)
+    assert caught.value.rows == (1,)
+    expected = [scorer.score([row]).rewards[0] for row in (rows[0], rows[2])]
+    np.testing.assert_allclose(caught.value.scores.rewards[[0, 2]], expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "bloom", "t5", "xlnet"])
+def test_models_that_compute_positions_have_no_hard_limit(architecture, tmp_path):
+    config = {"max_position_embeddings": 40} if architecture == "qwen3" else {}
+    folder = tiny_models.save_reward_model(tmp_path, architecture, **config)
+    scorer = gym_rm.load_scorer(str(folder), max_length=4096)
+    assert scorer.info.num_positions is None
+    assert scorer.score([dialogue("q", "The sum is 42. " * 30)]).errors == (None,)
+
+
 def test_padding_tokens_in_a_message_are_text(padding_with_eos):
     """A reply cannot contain padding tokens, so the last token that is not padding is at the end of the text."""
     scorer = gym_rm.load_scorer(padding_with_eos)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,11 @@ from gym_rm.engine.backbones.fused import fusable_code, fused_forward
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees, to_device
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
+
+# Names of tables with one row per position of a text.
+POSITION_TABLE = re.compile(
+    r"^(?!.*(vision|visual|audio)).*\b(wpe|(char_)?position_embeddings?|positions_embed|embed_positions|pos_encoding)$"
+)
 
 
 class DecoderBackbone:
@@ -95,6 +101,21 @@ def num_embeddings(model: PreTrainedModel) -> int | None:
     """Return the number of token ids that have an embedding; None if the model has no embedding table."""
     table = _embedding_table(model)
     return None if table is None else int(table.num_embeddings)
+
+
+def num_positions(model: PreTrainedModel) -> int | None:
+    """Return the number of positions in a model's tables; None if it has no table (rotary, relative, linear bias)."""
+    sizes = []
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        table = name.removesuffix(".weight")
+        if tensor.dim() != 2 or len(tensor) == 1 or not POSITION_TABLE.search(table):
+            continue
+        module = model.get_submodule(table) if table != name else None
+        padding = getattr(module, "padding_idx", None)
+        # The positions of BART and OPT start at an offset, and those of RoBERTa after the padding index.
+        sizes.append(len(tensor) - (getattr(module, "offset", 0) if padding is None else padding + 1))
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return min([*sizes, limit] if limit and limit > 0 else sizes) if sizes else None
 
 
 def _embedding_table(model: PreTrainedModel) -> torch.nn.Embedding | None:

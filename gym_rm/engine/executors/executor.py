@@ -59,10 +59,13 @@ class ModelInfo:
         max_num_batched_tokens: automatic token budget, from the device's free memory.
         max_positions: maximum length of a sequence; None if the configuration has no limit.
         num_embeddings: number of token ids that have an embedding; None if the model has no embedding table.
+        num_positions: number of positions in the model's tables; None if it computes them and has no hard limit.
         longest_shared: maximum length of sequences that share a batch; the values of longer sequences would change with
             the length of others in the batch. None for no limit.
         revision: commit of the weights, if the hub reports it.
         quantization: format of the 8-bit products; None for full precision.
+        transformers: version of transformers that runs the model.
+        attention: attention implementation of transformers; the layout `"tree"` uses gym_rm's own instead.
     """
 
     layout: Layout
@@ -73,9 +76,12 @@ class ModelInfo:
     max_num_batched_tokens: int
     max_positions: int | None = None
     num_embeddings: int | None = None
+    num_positions: int | None = None
     longest_shared: int | None = None
     revision: str | None = None
     quantization: Quantization | None = None
+    transformers: str | None = None
+    attention: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

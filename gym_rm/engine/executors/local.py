@@ -11,11 +11,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.changes import ChangeCounter
-from gym_rm.engine.backbones.decoder import device_of, num_embeddings
+from gym_rm.engine.backbones.decoder import device_of, num_embeddings, num_positions
 from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths, lengths_restored
 from gym_rm.engine.backbones.fused import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import (
@@ -108,9 +109,12 @@ class LocalExecutor:
             max_num_batched_tokens=_automatic_budget(model),
             max_positions=min(filter(None, map(_max_positions, self._model.models)), default=None),
             num_embeddings=num_embeddings(model),
+            num_positions=min(filter(None, map(num_positions, self._model.models)), default=None),
             longest_shared=longest_shared(model.config),
             revision=getattr(model.config, "_commit_hash", None),
             quantization=quantization_of(model),
+            transformers=transformers.__version__,
+            attention=str(model.config._attn_implementation),
         )
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
@@ -359,13 +363,8 @@ def _dtype_of(model: PreTrainedModel) -> torch.dtype:
 
 
 def _max_positions(model: PreTrainedModel) -> int | None:
-    for name, module in model.named_modules():
-        learned = name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
-        if learned and module.padding_idx is not None:
-            # The learned positions of RoBERTa start after the padding index.
-            return int(module.num_embeddings - module.padding_idx - 1)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return int(limit) if limit and limit > 0 else None  # XLNet has -1 for no limit
+    return num_positions(model) or (int(limit) if limit and limit > 0 else None)  # XLNet has -1 for no limit
 
 
 def _automatic_budget(model: PreTrainedModel) -> int:

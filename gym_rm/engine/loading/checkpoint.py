@@ -25,6 +25,7 @@ from gym_rm.config import Config, Flag
 from gym_rm.engine.kinds import ModelFacts, check_kind
 from gym_rm.engine.loading.families import Family, beside_backbone, choose_family, recognise
 from gym_rm.engine.loading.files import (
+    check_tokenizer,
     find_file,
     read_config,
     refusing_malformed,
@@ -309,11 +310,8 @@ def _read_model_config(
 
 def _tokenizer(source: str, options: LoadOptions, **arguments: Any) -> Any:
     """Return the user's tokenizer, or that of the checkpoint."""
-    if options.tokenizer is not None and not isinstance(options.tokenizer, str | os.PathLike):
-        return options.tokenizer
     if options.tokenizer is not None:
-        source, arguments = os.fspath(options.tokenizer), {}
-        require_source(source, option="tokenizer")
+        return check_tokenizer(options.tokenizer, trust_remote_code=options.trust_remote_code)
     return load_tokenizer(source, trust_remote_code=options.trust_remote_code, **arguments)
 
 

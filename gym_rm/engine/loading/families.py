@@ -74,6 +74,7 @@ class Family:
         )
 
 
+OUTPUT_LAYERS = ("lm_head", "embed_out", "output", "output_layer")  # over the vocabulary
 GATED = ("LlamaForRewardModelWithGating", "Gemma2ForQuantileSequenceClassification")
 PROCESS_OPTIONS = {"step_token": "<extra_0>", "step_separator": "\n\n"}
 
@@ -213,10 +214,17 @@ def choose_family(
         if architecture.endswith("ForCausalLM"):
             return Family("causal language model", kind, "causal")
     if kind == "auto" and architecture.endswith("ForCausalLM"):
+        heads = [first for first in beside_backbone(tensors) if first not in OUTPUT_LAYERS]
+        found = (
+            f" It has tensors {heads[:8]} outside the backbone: if one of them is the head that returns the reward, "
+            f"pass head={heads[0]!r}, and pooling='last' or 'hf'."
+            if heads
+            else ""
+        )
         raise ConfigError(
-            f"{name!r} is a {architecture}, a causal language model without a reward head. Pass kind='generative' "
-            "(with question= and answers=) to score by its answer to a question, or kind='implicit' (with reference=) "
-            "to score by its log-probabilities relative to a reference model."
+            f"{name!r} is a {architecture}, a causal language model without a known reward head.{found} Pass "
+            "kind='generative' (with question= and answers=) to score by its answer to a question, or kind='implicit' "
+            "(with reference=) to score by its log-probabilities relative to a reference model."
         )
     raise ConfigError(
         f"{name!r} is not of a known family of reward models: its architecture is {architecture or 'none'!r}, and its "

@@ -13,8 +13,10 @@ from typing import Any
 import huggingface_hub
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
+from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError, nearest
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -105,6 +107,23 @@ def read_config(source: str, revision: str | None = None) -> dict[str, Any]:
         if not isinstance(config.get(name), kind | None):
             raise ConfigError(f"{str(file)!r}: {name} must be a {kind.__name__}; got {config[name]!r:.80}.")
     return config
+
+
+def check_tokenizer(tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+    """Return the user's tokenizer, given as an object, or as a folder or hub id to load it from.
+
+    Raises:
+        ConfigError: the value is neither, or the tokenizer cannot be loaded.
+    """
+    if isinstance(tokenizer, str | os.PathLike):
+        require_source(os.fspath(tokenizer), option="tokenizer")
+        return load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ConfigError(
+            "tokenizer must be a Hugging Face tokenizer, or the folder or hub id to load it from; got "
+            f"{type(tokenizer).__name__} {tokenizer!r:.80}."
+        )
+    return tokenizer
 
 
 def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
@@ -59,6 +60,8 @@ def test_load_returns_the_properties_of_the_model(model):
         longest_shared=None,
         revision=None,
         quantization=None,
+        transformers=transformers.__version__,
+        attention="sdpa",
     )
 
 
@@ -83,6 +86,8 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
         ("bloom", {}, {}, {"layout": "padded", "fused": False}),
         ("bert", {}, {"readout": ClassifierLogits()}, {"layout": "padded", "fused": False, "max_positions": 4096}),
         ("roberta", {}, {"readout": ClassifierLogits()}, {"max_positions": 4096}),  # three of 4099 are not used
+        ("roberta", {}, {"readout": ClassifierLogits()}, {"num_positions": 4096}),
+        ("opt", {}, {}, {"max_positions": 4096, "num_positions": 4096}),  # a table of 4098 rows
         ("xlnet", {}, {"readout": ClassifierLogits()}, {"layout": "one_by_one", "max_positions": None}),
         ("qwen3", {"num_labels": 3}, {}, {"num_values": 3}),
         ("qwen3", {"vocab_size": 350}, {}, {"num_embeddings": 350}),

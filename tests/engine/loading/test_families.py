@@ -154,7 +154,19 @@ def test_an_unknown_architecture_is_refused_with_the_options_to_pass(tmp_path):
 def test_a_value_head_of_reinforcement_learning_is_not_used_as_a_reward_head(tmp_path):
     heads = tensors_of("v_head.summary", {"weight": (1, HIDDEN), "bias": (1,)})
     folder = save_with_heads(tmp_path, heads, class_name="LlamaForCausalLM")
-    with pytest.raises(ConfigError, match="without a reward head"):
+    with pytest.raises(
+        ConfigError, match=r"without a known reward head\. It has tensors \['v_head'\].*pass head='v_head'"
+    ):
+        gym_rm.load_scorer(str(folder))
+    rewards = gym_rm.load_scorer(str(folder), head="v_head", pooling="last").score(PLAIN).rewards
+    last = [hidden_states(folder, token_ids(folder, m))[-1] for m in PLAIN]
+    expected = [float(heads["v_head.summary.weight"] @ x + heads["v_head.summary.bias"]) for x in last]
+    np.testing.assert_allclose(rewards, expected, atol=1e-5)
+
+
+def test_a_language_model_without_other_tensors_has_no_hint_of_a_head(tmp_path):
+    folder = tiny_models.save_policy(tmp_path, "gpt_neox")
+    with pytest.raises(ConfigError, match=r"without a known reward head\. Pass kind='generative'"):
         gym_rm.load_scorer(str(folder))
 
 
