@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_rm.data.messages import parse_messages
+from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field
 from gym_rm.data.rows import Source, describe_source, rows_of, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message, PreferencePair
-
-PROMPT_FIELDS = ("prompt", "context", "question")
 
 
 def load_pairs(source: Source) -> tuple[PreferencePair, ...]:
@@ -20,8 +19,8 @@ def load_pairs(source: Source) -> tuple[PreferencePair, ...]:
 
     A row has one of these forms:
 
-    - `prompt` (or `context`, `question`), `chosen`, `rejected`: each a text or messages. `chosen` and `rejected` may
-      repeat the prompt.
+    - `prompt` (or `context`, `question`, `messages`), `chosen`, `rejected`: each a text or messages. `chosen` and
+      `rejected` may repeat the prompt.
     - `chosen`, `rejected` alone: two conversations, each messages or a text in the form
       `"\\n\\nHuman: ...\\n\\nAssistant: ..."`. The messages that they share at the start are the prompt.
     - `context`, `completions` of `{"rank", "completion"}`: one pair for every two completions with different ranks.
@@ -53,13 +52,16 @@ def pairs_of_row(row: Any, where: str) -> tuple[PreferencePair, ...]:
         return _ranked_pairs(row, where)
     chosen = _conversation(_required(row, "chosen", where), where, "chosen")
     rejected = _conversation(_required(row, "rejected", where), where, "rejected")
-    field = next((name for name in PROMPT_FIELDS if row.get(name) is not None), None)
-    if field is not None:
-        prompt = parse_messages(row[field], where, field)
+    # Beside whole conversations, `messages` is one of them again, and not their prompt.
+    whole = chosen[0]["role"] in ("system", "user")
+    named = prompt_field(row, where, PROMPT_FIELDS[1:] if whole else (*PROMPT_FIELDS[1:], PROMPT_FIELDS[0]))
+    if named is not None:
+        field, prompt = named
         chosen, rejected = _after(prompt, chosen, where, "chosen"), _after(prompt, rejected, where, "rejected")
     else:
+        field = "prompt"
         prompt, chosen, rejected = _split_prompt(row, chosen, rejected, where)
-    used = {field or "prompt", "chosen", "rejected", "margin"}
+    used = {field, "chosen", "rejected", "margin"}
     return (PreferencePair(prompt, chosen, rejected, _margin(row, where), _rest(row, used)),)
 
 
@@ -103,7 +105,7 @@ def _split_prompt(
 
 
 def _ranked_pairs(row: Mapping[str, Any], where: str) -> tuple[PreferencePair, ...]:
-    context = parse_messages(_required(row, "context", where), where, "context")
+    name, context = prompt_field(row, where) or ("context", _required(row, "context", where))
     completions = row["completions"]
     if isinstance(completions, str) or not isinstance(completions, Sequence) or len(completions) < 2:
         raise ConfigError(
@@ -121,7 +123,7 @@ def _ranked_pairs(row: Mapping[str, Any], where: str) -> tuple[PreferencePair, .
             (rank, parse_messages(completion["completion"], where, f"{field}.completion", text_role="assistant"))
         )
     ranked.sort(key=lambda entry: entry[0])
-    metadata = _rest(row, {"context", "completions"})
+    metadata = _rest(row, {name, "completions"})
     pairs = tuple(
         PreferencePair(context, chosen, rejected, metadata=metadata)
         for (better, chosen), (worse, rejected) in itertools.combinations(ranked, 2)

@@ -11,25 +11,30 @@ import numpy as np
 
 from gym_rm.checks import integer
 from gym_rm.data.messages import parse_messages
-from gym_rm.data.rows import Source, describe_source, rows_of, show
+from gym_rm.data.rows import Source, describe_source, present, rows_of, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message, Prompt
 
-_FIELDS = ("messages", "prompt", "context", "question")
+PROMPT_FIELDS = ("messages", "prompt", "context", "question")
 
 
-def load_prompts(source: Source = None, *, limit: int | None = None) -> tuple[Prompt, ...]:
+def load_prompts(
+    source: Source = None, *, limit: int | None = None, max_text_length: int | None = None
+) -> tuple[Prompt, ...]:
     """Load prompts from a file, a hub data set or an iterable.
 
     Args:
-        source: None for the embedded set; a `.jsonl`, `.json`, `.csv` or `.parquet` file (the first three also
-            gzipped); a hub data set `"org/name"` or `"org/name:split"` (default split: train; needs the extra
-            `data`); or an iterable of texts, message lists, rows and `Prompt`s.
+        source: None for the embedded set; a `.jsonl`, `.ndjson`, `.json`, `.csv` or `.parquet` file (all but the last
+            also compressed as `.gz` or `.zst`) or a pipe of JSON lines; a hub data set `"org/name"` or
+            `"org/name:split"` (default split: train; needs the extra `data`); a DataFrame; or an iterable of texts,
+            message lists, rows and `Prompt`s, but not a set, which has no order.
         limit: maximum number of rows to read; None for all.
+        max_text_length: maximum characters of a message; None for no limit.
 
     A row has these fields:
 
-    - `messages`, `prompt` (text or messages), `context` or `question`: the conversation. The first one present is used.
+    - `messages`, `prompt` (text or messages), `context` or `question`: the conversation. If several are present, the
+      first one is used, and the others must repeat texts of it.
     - `user_turns`: the messages of the user after the first, second, ... reply.
     - `answer`: the reference answer.
     - `prompt_id` or `id`: the name of the prompt. The default is the index of the row.
@@ -39,17 +44,20 @@ def load_prompts(source: Source = None, *, limit: int | None = None) -> tuple[Pr
     `metadata["reference_reply"]`, and the policy answers the messages before it.
 
     Raises:
-        ConfigError: the source cannot be read, it has no rows, or a row is invalid.
+        ConfigError: the source cannot be read, it has no rows, or a row is invalid. The message has the file and line.
 
     Example:
         >>> load_prompts(["What is 2 + 2?"])[0].messages
         ({'role': 'user', 'content': 'What is 2 + 2?'},)
     """
     rows = itertools.islice(rows_of(source, "prompts"), None if limit is None else integer("limit", limit, minimum=1))
-    prompts = tuple(_prompt(row, where, index) for index, (where, row) in enumerate(rows))
+    prompts = []
+    for index, (where, row) in enumerate(rows):
+        prompts.append(_prompt(row, where, index))
+        _check_texts(prompts[-1], where, max_text_length)
     if not prompts:
         raise ConfigError(f"prompts: {describe_source(source)} has no rows; expected at least one.")
-    return prompts
+    return tuple(prompts)
 
 
 def prompt_of_columns(
@@ -74,9 +82,9 @@ def prompt_of_columns(
     Raises:
         ConfigError: `user_turns` is not a list of texts.
     """
-    name = next((columns[key] for key in ("prompt_id", "id") if columns.get(key) is not None), index)
+    name = next((columns[key] for key in ("prompt_id", "id") if present(columns.get(key)) is not None), index)
     answer = answer_text(columns.get(answer_column))
-    turns = _texts(columns.get("user_turns"), where or f"row {index}", "user_turns")
+    turns = _texts(present(columns.get("user_turns")), where or f"row {index}", "user_turns")
     used = {"prompt_id", "id", "user_turns", *([answer_column] if answer is not None else [])}
     metadata = {key: value for key, value in columns.items() if key not in used}
     return Prompt(tuple(messages), str(name), turns, answer, metadata)
@@ -101,8 +109,7 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
         return row
     if not isinstance(row, Mapping):
         row = {"messages": row}
-    field = _prompt_field(row, where)
-    messages = parse_messages(row[field], where, field)
+    field, messages = _required_prompt(row, where)
     columns = {key: value for key, value in row.items() if key not in (field, "answer")}
     if messages[-1]["role"] == "assistant":
         columns["reference_reply"] = messages[-1]["content"]
@@ -113,17 +120,55 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
     return prompt_of_columns(messages, {**columns, "answer": answer} if answer else columns, index, where=where)
 
 
-def _prompt_field(row: Mapping[str, Any], where: str) -> str:
-    present = [name for name in _FIELDS if row.get(name) is not None]
-    if not present:
+def prompt_field(
+    row: Mapping[str, Any], where: str, fields: Sequence[str] = PROMPT_FIELDS
+) -> tuple[str, tuple[Message, ...]] | None:
+    """Return the name and the messages of the first of the fields that the row has; None if it has none of them.
+
+    Raises:
+        ConfigError: the value is not a prompt, or another of the fields has a text that the first one does not contain.
+    """
+    found = {name: parse_messages(row[name], where, name) for name in fields if row.get(name) is not None}
+    if not found:
+        return None
+    (first, messages), *others = found.items()
+    texts = [message["content"] for message in messages]
+    for other, repeated in others:
+        if not all(any(message["content"] in text for text in texts) for message in repeated):
+            raise ConfigError(
+                f"{where}: {first!r} and {other!r} are different, and only one of them can be the prompt. Join them "
+                f"into one field 'prompt', or rename the one that is not part of it; {other!r} is {show(row[other])}."
+            )
+    return first, messages
+
+
+def _required_prompt(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
+    found = prompt_field(row, where)
+    if found is None:
         hint = " If the row is one message, pass its conversation as a list of messages." if "role" in row else ""
         raise ConfigError(
             f"{where}: expected one of the fields 'messages', 'prompt', 'context' or 'question', "
             f"got the fields {sorted(row)}.{hint}"
         )
-    if present == ["context", "question"] and isinstance(row["context"], str):
-        raise ConfigError(f"{where}: 'context' and 'question' are both texts; join them into one field 'prompt'.")
-    return present[0]
+    return found
+
+
+def _check_texts(prompt: Prompt, where: str, max_text_length: int | None) -> None:
+    """Raise ConfigError for a text that is too long or that UTF-8 cannot encode."""
+    texts = {f"messages[{k}].content": message["content"] for k, message in enumerate(prompt.messages)}
+    for field, text in {**texts, **{f"user_turns[{k}]": text for k, text in enumerate(prompt.user_turns)}}.items():
+        if max_text_length is not None and len(text) > max_text_length:
+            raise ConfigError(
+                f"{where}: {field!r} has {len(text)} characters, more than max_text_length={max_text_length}; shorten "
+                "it, or increase max_text_length."
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"{where}: {field!r} contains a lone surrogate, {text[error.start]!r} at character {error.start}, "
+                "which UTF-8 cannot encode; correct the text."
+            ) from error
 
 
 def _answer(value: Any, where: str) -> str | None:

@@ -13,21 +13,27 @@ import io
 import json
 import os
 import re
+import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
+
+import numpy as np
 
 from gym_rm.errors import ConfigError
 
 Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | None"
 
-_FORMATS = (".jsonl", ".json", ".csv", ".parquet")
+_FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+_COMPRESSIONS = (".gz", ".zst")
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w\[\]%:+-]+)?")
-_CSV_JSON_COLUMNS = ("messages", "context", "user_turns", "completions")
+# CSV cells are texts, except lists as JSON in the first columns, and messages as JSON in the second ones.
+_CSV_LISTS = ("messages", "context", "user_turns", "completions", "solutions", "responses")
+_CSV_MESSAGES = ("prompt", "question", "chosen", "rejected", "response")
 _SOURCES = (
-    "a .jsonl, .json, .csv or .parquet file, a data set name 'org/name' or 'org/name:split', "
+    "a .jsonl, .ndjson, .json, .csv or .parquet file, a data set name 'org/name' or 'org/name:split', "
     "or a list of texts, message lists, rows or records"
 )
 
@@ -35,17 +41,28 @@ _SOURCES = (
 def rows_of(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
     """Return an iterator over `(where, row)` of a source. `argument` is the name of the source in error messages.
 
+    Missing values (NaN, `pandas.NA`, NaT) become None, and arrays become lists.
+
     Raises:
-        ConfigError: the file does not exist, its format is unknown, or a line cannot be parsed.
+        ConfigError: the file does not exist, its format is unknown, a line cannot be parsed, or the source is a set.
     """
+    return ((where, present(row)) for where, row in _rows_of(source, argument))
+
+
+def _rows_of(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
     if source is None:
         text = importlib.resources.files("gym_rm").joinpath("assets", "prompts.jsonl").read_bytes()
-        lines = enumerate(io.BytesIO(text), start=1)
-        return ((f"embedded prompts line {n}", parse_line(line, f"embedded prompts line {n}")) for n, line in lines)
+        return rows_in(io.BytesIO(text), "embedded prompts", "jsonl")
     if isinstance(source, str | os.PathLike):
         return _stored_rows(os.fspath(source), argument)
+    if isinstance(source, Set) and not isinstance(source, KeysView | ItemsView):
+        raise ConfigError(
+            f"{argument} must have an order, but a {type(source).__name__} has none: its rows would come in another "
+            "order in every process. Pass a list."
+        )
     if type(source).__name__ == "DataFrame":  # iterating over a DataFrame yields its column names
-        source = cast(Any, source).to_dict("records")
+        table = cast(Any, source)
+        source = cast("list[Any]", table.to_dicts() if hasattr(table, "to_dicts") else table.to_dict("records"))
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise ConfigError(f"{argument} must be {_SOURCES}; got {show(source)}.")
     return ((f"{argument}[{index}]", row) for index, row in enumerate(source))
@@ -90,43 +107,82 @@ def show(value: Any) -> str:
     return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
 
+def format_of(path: Path) -> tuple[str | None, str]:
+    """Return the format (`"jsonl"`, `"json"`, `"csv"`, `"parquet"`; None if unknown) and the compression by the name.
+
+    Example:
+        >>> format_of(Path("replies.NDJSON.gz")), format_of(Path("notes.txt"))
+        (('jsonl', '.gz'), (None, ''))
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compression = suffixes.pop() if suffixes and suffixes[-1] in _COMPRESSIONS else ""
+    return _FORMATS.get(suffixes[-1]) if suffixes else None, compression
+
+
 def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
     path = Path(source).expanduser()
-    if path.is_file() or _format(path):
+    if path.is_dir():
+        return _dataset_rows(source, argument)
+    if path.exists() or format_of(path)[0]:
         return _file_rows(path, argument)
-    if path.is_dir() or _HUB_NAME.fullmatch(source):
+    if _HUB_NAME.fullmatch(source):
         return _dataset_rows(source, argument)
     raise ConfigError(f"{argument}={source!r} is neither a file nor a data set name; expected {_SOURCES}.")
 
 
-def _format(path: Path) -> str | None:
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    return suffix if suffix in _FORMATS else None
-
-
 def _file_rows(path: Path, argument: str) -> Iterator[tuple[str, Any]]:
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{argument}: the file {str(path)!r} does not exist.")
-    match _format(path):
-        case ".jsonl":
-            return _jsonl_rows(path)
-        case ".json":
-            return _json_rows(path)
-        case ".csv":
-            return _csv_rows(path)
-        case ".parquet" if path.suffix == ".parquet":
-            return _parquet_rows(path)
-    raise ConfigError(
-        f"{argument}: cannot read {str(path)!r}; expected one of {', '.join(_FORMATS)}, or a gzipped text file."
-    )
+    stored_as, compression = format_of(path)
+    if stored_as is None and not path.is_file():
+        stored_as = "jsonl"  # a pipe has no suffix
+    if stored_as is None or (stored_as == "parquet" and compression):
+        raise ConfigError(
+            f"{argument}: cannot read {str(path)!r}; expected one of {', '.join(_FORMATS)}, or a text file that is "
+            "compressed as .gz or .zst."
+        )
+    return _rows_of_file(path, stored_as)
+
+
+def _rows_of_file(path: Path, stored_as: str) -> Iterator[tuple[str, Any]]:
+    with open_binary(path) as file:
+        yield from rows_in(file, str(path), stored_as)
+
+
+def rows_in(file: IO[bytes], name: str, stored_as: str) -> Iterator[tuple[str, Any]]:
+    """Yield `(where, row)` of an open, decompressed file in a format of `format_of`."""
+    match stored_as:
+        case "json":
+            return _json_rows(file, name)
+        case "csv":
+            return _csv_rows(file, name)
+        case "parquet":
+            return _parquet_rows(file, name)
+    lines = ((f"{name} line {number}", line) for number, line in read_lines(file, name))
+    return ((where, parse_line(line, where)) for where, line in lines)
 
 
 def open_binary(path: Path) -> IO[bytes]:
-    """Open a file for reading, and decompress it if its name ends with `.gz`."""
+    """Open a file for reading, and decompress it if its name ends with `.gz` or `.zst`."""
     try:
-        return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
+        return decompressed(path.open("rb"), path)
     except OSError as error:
         raise ConfigError(f"cannot open {str(path)!r}: {error.strerror or error}.") from error
+
+
+def decompressed(file: IO[bytes], path: Path) -> IO[bytes]:
+    """Return the open file, decompressed as the name `path` says.
+
+    Raises:
+        ConfigError: a `.zst` file, and pyarrow is not installed.
+    """
+    match format_of(path)[1]:
+        case ".gz":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+        case ".zst":
+            stream = import_pyarrow(f"reading {path}").CompressedInputStream(file, "zstd")
+            return cast(IO[bytes], io.BufferedReader(stream))
+    return file
 
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
@@ -141,51 +197,68 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
         raise ConfigError(f"{name}: cannot be read after line {number}: {error}.") from error
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    with open_binary(path) as file:
-        for number, line in read_lines(file, str(path)):
-            yield f"{path} line {number}", parse_line(line, f"{path} line {number}")
-
-
-def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _json_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     try:
-        with open_binary(path) as file:
-            rows = parse_line(file.read().removeprefix(b"\xef\xbb\xbf"), str(path))
+        rows = parse_line(file.read().removeprefix(b"\xef\xbb\xbf"), name)
     except _READ_ERRORS as error:
-        raise ConfigError(f"{path}: cannot be read: {error}.") from error
+        raise ConfigError(f"{name}: cannot be read: {error}.") from error
     if not isinstance(rows, list):
-        raise ConfigError(f"{path}: a .json file must contain a list of rows, got {show(rows)}.")
-    return ((f"{path} row {index}", row) for index, row in enumerate(rows))
+        raise ConfigError(f"{name}: a .json file must contain a list of rows, got {show(rows)}.")
+    for index, row in enumerate(rows):
+        yield f"{name} row {index}", row
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    with open_binary(path) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
+def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
+    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        reader = csv.reader(text, strict=True)
+        begin = 1
         try:
-            for cells in reader:
-                where = f"{path} line {reader.line_num}"
-                if None in cells:
-                    raise ConfigError(
-                        f"{where}: the row has more cells than the header, which has {len(reader.fieldnames or ())}."
-                    )
-                yield where, {name: _cell(name, text, where) for name, text in cells.items() if text}
-        except (csv.Error, UnicodeDecodeError, *_READ_ERRORS) as error:
-            raise ConfigError(f"{path}: not readable as CSV after line {reader.line_num}: {error}.") from error
+            header = _next_record(reader) or []
+            if twice := [column for index, column in enumerate(header) if column in header[:index]]:
+                raise ConfigError(f"{name} line 1: the header has the column {twice[0]!r} twice; rename one of them.")
+            begin = reader.line_num + 1
+            while (cells := _next_record(reader)) is not None:
+                begin = reader.line_num + 1
+                where = f"{name} line {reader.line_num}"
+                if cells and len(cells) != len(header):
+                    amount = "more" if len(cells) > len(header) else "fewer"
+                    raise ConfigError(f"{where}: the row has {amount} cells than the header, which has {len(header)}.")
+                if cells:
+                    named = zip(header, cells, strict=True)
+                    yield where, {column: _cell(column, cell, where) for column, cell in named if cell}
+        except csv.Error as error:
+            raise ConfigError(
+                f"{name} line {begin}: the row that begins here is not valid CSV: {error}. A cell that begins with a "
+                "quote must end with one, and quotes inside it must be doubled."
+            ) from error
+        except (UnicodeDecodeError, *_READ_ERRORS) as error:
+            raise ConfigError(f"{name}: not readable as CSV after line {reader.line_num}: {error}.") from error
+
+
+def _next_record(reader: Any) -> list[str] | None:
+    """Return the next cells, of any length; the limit of the module `csv` belongs to the whole process."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        return next(reader, None)
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _cell(name: str, text: str, where: str) -> Any:
-    """Return a cell as text. In the columns for lists, JSON is parsed."""
-    return parse_line(text, f"{where}, column {name!r}") if name in _CSV_JSON_COLUMNS and text[0] in "[{" else text
+    """Return a cell as text. In the columns for lists and messages, JSON is parsed."""
+    if (name in _CSV_LISTS and text[0] in "[{") or (name in _CSV_MESSAGES and text.startswith('[{"')):
+        return parse_line(text, f"{where}, column {name!r}")
+    return text
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    parquet = _import("pyarrow.parquet", f"reading {path}")
+def _parquet_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
+    pyarrow = import_pyarrow(f"reading {name}")
     try:
-        batches = parquet.ParquetFile(path).iter_batches()
+        batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1024)
         for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-            yield f"{path} row {index}", row
-    except (_import("pyarrow", f"reading {path}").ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: not readable as parquet: {error}.") from error
+            yield f"{name} row {index}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(f"{name}: not readable as parquet: {error}.") from error
 
 
 def _dataset_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
@@ -205,6 +278,31 @@ def _import(module: str, purpose: str) -> Any:
         raise ConfigError(
             f"{purpose} needs the package {module.partition('.')[0]}; run pip install 'gym-rm[data]' ({error})."
         ) from error
+
+
+def import_pyarrow(purpose: str) -> Any:
+    """Import pyarrow with its module `parquet`.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    _import("pyarrow.parquet", purpose)
+    return importlib.import_module("pyarrow")
+
+
+def present(value: Any) -> Any:
+    """Return a value of a row with missing values (NaN, NA, NaT) as None and arrays as lists, at any depth."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {key: present(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [present(each) for each in value]
+    try:
+        missing = bool(value != value)
+    except (TypeError, ValueError):
+        missing = type(value).__name__ == "NAType"  # comparing pandas.NA returns pandas.NA, which is no bool
+    return None if missing else value
 
 
 def describe_source(source: Source) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.pairs import pairs_of_row
-from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field, prompt_of_columns
 from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message, Prompt
@@ -17,7 +17,6 @@ from gym_rm.types import Conversation, Message, Prompt
 Labels: TypeAlias = tuple[str, ...] | tuple[int, ...] | None
 
 _REPLY_LISTS = ("completions", "solutions", "responses")
-_PROMPTS = ("messages", "prompt", "context", "question")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,15 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
     if row.get("chosen") is not None or row.get("rejected") is not None:
         (pair,) = pairs_of_row(row, where)
         both = [pair.prompt + pair.chosen, pair.prompt + pair.rejected]
-        return _row(row, pair.prompt, {*_PROMPTS, "chosen", "rejected"}, both, ("chosen", "rejected"), index, where)
+        return _row(
+            row, pair.prompt, {*PROMPT_FIELDS, "chosen", "rejected"}, both, ("chosen", "rejected"), index, where
+        )
     if row.get("response") is not None:
         field, prompt = _prompt_messages(row, where)
         whole = prompt + _reply(row["response"], where, "response")
         return _row(row, prompt, {field, "response"}, [whole], None, index, where)
     if row.get("messages") is not None:
-        whole = parse_messages(row["messages"], where, "messages")
+        _, whole = _prompt_messages(row, where)
         prompt = whole[:-1] if whole[-1]["role"] == "assistant" else whole
         return _row(row, prompt, {"messages"}, [whole], None, index, where)
     raise ConfigError(
@@ -86,12 +87,12 @@ def _row(
 
 def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
     """Return the name of the prompt field, and its messages."""
-    for name in _PROMPTS:
-        if row.get(name) is not None:
-            return name, parse_messages(row[name], where, name)
-    raise ConfigError(
-        f"{where}: the prompt is missing; expected one of the fields {_PROMPTS}, got the fields {sorted(row)}."
-    )
+    found = prompt_field(row, where)
+    if found is None:
+        raise ConfigError(
+            f"{where}: the prompt is missing; expected one of the fields {PROMPT_FIELDS}, got the fields {sorted(row)}."
+        )
+    return found
 
 
 def _reply(value: Any, where: str, name: str) -> tuple[Message, ...]:

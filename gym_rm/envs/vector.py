@@ -90,7 +90,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 
-        self.prompts = load_prompts(self.settings.prompts)
+        self.prompts = load_prompts(self.settings.prompts, max_text_length=self.settings.max_text_length)
         self._check_prompts()
         self.scorer = acquire_scorer(self.settings.reward_model, self.settings.reward_model_kwargs)
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
@@ -293,9 +293,9 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         for prompt in self.prompts:
             if prompt.messages not in conversation or not all(turn in text for turn in prompt.user_turns):
                 raise ConfigError(
-                    f"prompt {prompt.prompt_id!r}: every message must have exactly a role and a content, without lone "
-                    f"surrogates and with at most max_text_length={text.max_length} characters; got messages "
-                    f"{prompt.messages!r:.200} and user_turns {prompt.user_turns!r:.200}."
+                    f"prompt {prompt.prompt_id!r}: every message must have exactly a role and a content, and every user "
+                    f"turn must be a text; got messages {prompt.messages!r:.200} and user_turns "
+                    f"{prompt.user_turns!r:.200}."
                 )
 
     def _check_replies(self, rows: list[int], actions: Sequence[str]) -> list[str]:

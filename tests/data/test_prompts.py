@@ -55,10 +55,48 @@ def test_the_last_assistant_turn_is_the_reference_reply():
     assert prompt.metadata == {"reference_reply": "4"}
 
 
-def test_messages_are_preferred_and_the_prompt_goes_to_metadata():
-    (prompt,) = load_prompts([{"prompt": "other", "messages": [USER]}])
+def test_messages_are_preferred_and_a_prompt_that_they_repeat_goes_to_metadata():
+    (prompt,) = load_prompts([{"prompt": "2 + 2?", "messages": [USER]}])
     assert prompt.messages == (USER,)
-    assert prompt.metadata == {"prompt": "other"}
+    assert prompt.metadata == {"prompt": "2 + 2?"}
+
+
+@pytest.mark.parametrize(
+    ("row", "first", "dropped"),
+    [
+        ({"context": [USER], "question": "Why?"}, "context", "question"),
+        ({"context": "A text.", "question": "Why?"}, "context", "question"),
+        ({"messages": [USER], "prompt": "Why?"}, "messages", "prompt"),
+        ({"messages": [USER], "question": [USER, FOUR]}, "messages", "question"),
+        ({"prompt": "2 + 2?", "context": "A text.", "question": "2 + 2?"}, "prompt", "context"),
+    ],
+)
+def test_a_second_prompt_field_with_its_own_text_is_refused(row, first, dropped):
+    with pytest.raises(ConfigError, match=rf"prompts\[0\]: '{first}' and '{dropped}' are different.*Join them"):
+        load_prompts([row])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a" * 11}, r"'messages\[0\].content' has 11 characters, more than max_text_length=10"),
+        (
+            {"prompt": "a", "user_turns": ["b", "c" * 12]},
+            r"'user_turns\[1\]' has 12 characters, more than max_text_length=10",
+        ),
+        ({"prompt": "ab\ud800"}, r"'messages\[0\].content' contains a lone surrogate, '\\ud800' at character 2"),
+        (Prompt(({"role": "user", "content": "a" * 11},), "p"), r"'messages\[0\].content' has 11 characters"),
+    ],
+)
+def test_the_error_of_an_unusable_text_names_its_row_and_field(row, message):
+    with pytest.raises(ConfigError, match=rf"^prompts\[1\]: {message}"):
+        load_prompts(["good", row], max_text_length=10)
+
+
+def test_the_error_of_a_long_text_names_file_and_line(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "abc"}\n')
+    with pytest.raises(ConfigError, match=r"p.jsonl line 3: 'messages\[0\].content' has 3 characters"):
+        load_prompts(tmp_path / "p.jsonl", max_text_length=2)
 
 
 @given(st.lists(st.text(), min_size=1, max_size=5))
@@ -79,7 +117,6 @@ def test_text_is_not_changed(texts):
         ({"messages": [FOUR]}, r"'messages' must have a message to answer before its last assistant turn"),
         ({"prompt": "hi", "answer": ["4"]}, r"'answer' must be a text or a number, got list \['4'\]"),
         ({"prompt": "hi", "user_turns": "more"}, r"'user_turns' must be a list of texts, got str 'more'"),
-        ({"context": "a", "question": "b"}, r"'context' and 'question' are both texts; join them"),
     ],
 )
 def test_an_invalid_row_is_refused(row, message):
@@ -183,6 +220,20 @@ def test_a_missing_answer_in_a_table_is_none():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     table = pandas.DataFrame([{"prompt": "2 + 2?", "answer": 4}, {"prompt": "Hello."}])
     assert [prompt.answer for prompt in load_prompts(table)] == ["4", None]
+
+
+@pytest.mark.parametrize("dtype", ["object", "string"])
+def test_a_missing_text_in_a_table_is_not_the_text_nan(dtype):
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    rows = [{"prompt": "2 + 2?", "answer": "4", "id": "a"}, {"prompt": "Hello."}, {"question": "3 + 3?"}]
+    prompts = load_prompts(pandas.DataFrame(rows).astype(dtype))
+    assert [prompt.prompt_id for prompt in prompts] == ["a", "1", "2"]
+    assert [prompt.answer for prompt in prompts] == ["4", None, None]
+    assert [prompt.messages[0]["content"] for prompt in prompts] == ["2 + 2?", "Hello.", "3 + 3?"]
+
+
+def test_a_missing_name_in_the_columns_of_a_trainer_is_the_index():
+    assert prompt_of_columns([USER], {"id": float("nan")}, 3).prompt_id == "3"
 
 
 def test_the_answer_may_be_in_another_column():

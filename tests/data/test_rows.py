@@ -1,12 +1,16 @@
+import csv
 import gzip
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gym_rm.data.rows import describe_source, parse_line, read_rows, rows_of, show
+from gym_rm.data.rows import describe_source, format_of, parse_line, present, read_rows, rows_of, show
 from gym_rm.errors import ConfigError
 
 USER = {"role": "user", "content": "2 + 2?"}
@@ -14,7 +18,7 @@ ROWS = [{"prompt": "2 + 2?", "answer": "4"}, {"prompt": "3 + 3?", "answer": "6"}
 
 
 def write(path: Path, text: str) -> Path:
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix.lower() == ".gz" else text.encode())
     return path
 
 
@@ -33,13 +37,16 @@ def locations(source):
 # --- files
 
 
-@pytest.mark.parametrize("name", ["p.jsonl", "p.jsonl.gz", "p.json", "p.json.gz", "p.csv", "p.csv.gz"])
+NAMES = ["p.jsonl", "p.jsonl.gz", "p.json", "p.json.gz", "p.csv", "p.csv.gz", "p.JSONL", "p.ndjson", "p.Csv.GZ"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_text_file(tmp_path, name):
     text = {
         "jsonl": "\n" + json_lines(ROWS),
         "json": json.dumps(ROWS),
         "csv": "prompt,answer\n2 + 2?,4\n3 + 3?,6\n",
-    }[name.split(".")[1]]
+    }[format_of(Path(name))[0]]
     path = write(tmp_path / name, text)
     assert values(path) == values(str(path)) == ROWS
 
@@ -68,6 +75,42 @@ def test_lists_in_a_csv_file_are_json(tmp_path):
 def test_a_csv_line_with_too_many_cells_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"p.csv line 2: the row has more cells than the header, which has 1"):
         values(write(tmp_path / "p.csv", "prompt\na,b\n"))
+
+
+def test_a_csv_line_with_too_few_cells_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"p.csv line 3: the row has fewer cells than the header, which has 2"):
+        values(write(tmp_path / "p.csv", "prompt,answer\na,b\nc\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('prompt\na\n"b\nc\nd\n', 3),
+        ('prompt,answer\na,b\n"c,d\ne,f\ng,"h"\n', 3),
+        ('prompt\n"a"b\n', 2),
+        ('"prompt\na\n', 1),
+    ],
+)
+def test_an_unclosed_quote_in_a_csv_file_is_an_error_with_the_line_of_the_row(tmp_path, text, line):
+    with pytest.raises(ConfigError, match=rf"p.csv line {line}: the row that begins here is not valid CSV"):
+        values(write(tmp_path / "p.csv", text))
+
+
+def test_a_csv_header_with_one_name_twice_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match=r"p.csv line 1: the header has the column 'prompt' twice"):
+        values(write(tmp_path / "p.csv", "prompt,answer,prompt\na,b,c\n"))
+
+
+def test_csv_cells_of_any_length_are_read_without_changing_the_limit_of_the_process(tmp_path):
+    path = write(tmp_path / "p.csv", f"prompt\n{'a' * 200_000}\n")
+    before = csv.field_size_limit()
+    assert len(values(path)[0]["prompt"]) == 200_000
+    assert csv.field_size_limit() == before
+
+
+def test_messages_in_a_csv_column_for_texts_are_json(tmp_path):
+    path = write(tmp_path / "p.csv", 'prompt,answer\n"[{""role"": ""user"", ""content"": ""a""}]",[1]\n')
+    assert values(path) == [{"prompt": [{"role": "user", "content": "a"}], "answer": "[1]"}]
 
 
 def test_empty_cells_of_a_csv_file_are_left_out(tmp_path):
@@ -102,7 +145,46 @@ def test_every_row_has_its_location(tmp_path, monkeypatch, name, text, expected)
     assert locations(name) == expected
 
 
+def test_zstd_files_are_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    with pyarrow.CompressedOutputStream(str(tmp_path / "p.jsonl.zst"), "zstd") as file:
+        file.write(json_lines(ROWS).encode())
+    assert values(tmp_path / "p.jsonl.zst") == ROWS
+
+
+def test_a_named_pipe_is_read_as_json_lines(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=write, args=(tmp_path / "pipe", json_lines(ROWS)), daemon=True)
+    writer.start()
+    assert values(tmp_path / "pipe") == ROWS
+    writer.join()
+
+
 # --- other sources
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+def test_a_set_is_refused_because_it_has_no_order(kind):
+    with pytest.raises(ConfigError, match=rf"prompts must have an order, but a {kind.__name__} has none.*Pass a list"):
+        values(kind(["a", "b"]))
+
+
+def test_the_keys_of_a_dict_have_an_order():
+    assert values({"b": 1, "a": 2}.keys()) == ["b", "a"]
+
+
+@pytest.mark.parametrize("missing", [float("nan"), np.float32("nan"), np.datetime64("NaT"), None])
+def test_missing_values_become_none_at_any_depth(missing):
+    assert values([{"a": missing, "b": [{"c": missing}]}]) == [{"a": None, "b": [{"c": None}]}]
+
+
+def test_missing_values_of_pandas_become_none():
+    pandas = pytest.importorskip("pandas")
+    assert present({"a": pandas.NA, "b": pandas.NaT}) == {"a": None, "b": None}
+
+
+def test_arrays_in_a_row_become_lists():
+    assert present({"messages": np.array([USER], dtype=object)}) == {"messages": [USER]}
 
 
 def test_a_data_frame(tmp_path):

@@ -88,6 +88,31 @@ def test_replies_take_precedence_over_pair_response_and_messages(without, conver
     assert (list(found.conversations), found.labels) == (conversations, labels)
 
 
+@pytest.mark.parametrize(
+    "replies",
+    [
+        {"response": "4"},
+        {"responses": ["4"]},
+        {"chosen": "4", "rejected": "5"},
+        {"completions": [{"rank": 0, "completion": "4"}]},
+    ],
+)
+@pytest.mark.parametrize("context", ["A text.", [USER]])
+def test_a_second_prompt_field_with_its_own_text_is_refused(context, replies):
+    with pytest.raises(ConfigError, match="here: 'context' and 'question' are different"):
+        row_to_score({"context": context, "question": "Why?", **replies}, "here")
+
+
+def test_the_prompt_of_a_pair_may_be_in_messages():
+    row = {"messages": [USER], "chosen": "4", "rejected": "5"}
+    assert row_to_score(row, "here") == RowToScore(BOTH, ("chosen", "rejected"), Prompt((USER,), "0"))
+
+
+def test_whole_conversations_of_a_pair_may_be_repeated_in_messages():
+    row = {"messages": [USER, FOUR], "prompt": "2 + 2?", "chosen": [USER, FOUR], "rejected": [USER, FIVE]}
+    assert row_to_score(row, "here").conversations == BOTH
+
+
 def test_fields_that_are_none_are_ignored():
     row = {"messages": [USER, FOUR], "completions": None, "chosen": None, "rejected": None, "response": None}
     assert row_to_score(row, "here").conversations == BOTH[:1]
