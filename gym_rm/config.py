@@ -7,9 +7,12 @@ so that an unknown or invalid setting gets the same error everywhere.
 from __future__ import annotations
 
 import copy
+import json
 import re
+import types
 import typing
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -23,7 +26,7 @@ Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 
 class Config(pydantic.BaseModel):
-    """Base class of all schemas. They are frozen, reject unknown settings and validate their defaults.
+    """Base class of all schemas. They are frozen, reject unknown settings and sets, and validate their defaults.
 
     The docstring under a field is its help text.
 
@@ -41,6 +44,15 @@ class Config(pydantic.BaseModel):
         coerce_numbers_to_str=True,
         use_attribute_docstrings=True,
     )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _refuse_sets(cls, values: Any) -> Any:
+        """Raise ConfigError for a set: its order changes from process to process, and with it what the setting does."""
+        for name, value in values.items() if isinstance(values, Mapping) else ():
+            if found := _set_in(value):
+                raise ConfigError(f"{name} must have an order, got the set {found!r:.80}; pass a list.")
+        return values
 
 
 def _integer_from(minimum: int) -> pydantic.BeforeValidator:
@@ -102,13 +114,19 @@ def parse_settings(schema: type[Schema], values: Mapping[str, Any]) -> Schema:
     return config
 
 
-def divide_settings(values: Mapping[str, Any], *schemas: type[pydantic.BaseModel], owner: str) -> tuple[Any, ...]:
+def divide_settings(
+    values: Mapping[str, Any],
+    *schemas: type[pydantic.BaseModel],
+    owner: str,
+    others: Sequence[type[pydantic.BaseModel]] = (),
+) -> tuple[Any, ...]:
     """Fill each schema from the keywords that are its fields.
 
     Args:
         values: the keywords.
         schemas: the schemas to fill. The results have the same order.
         owner: name of the object with these options, for error messages.
+        others: schemas whose options were taken from the keywords before; error messages list them too.
 
     Raises:
         ConfigError: a keyword is not a field of any schema, or a value is invalid.
@@ -116,9 +134,10 @@ def divide_settings(values: Mapping[str, Any], *schemas: type[pydantic.BaseModel
     known = [name for schema in schemas for name in schema.model_fields]
     unknown = [name for name in values if name not in known]
     if unknown:
+        known += [name for schema in others for name in schema.model_fields]
         raise ConfigError(
             f"unknown option {unknown[0]!r} for {owner}.{nearest(unknown[0], known)} "
-            f"Known options: {', '.join(sorted(known))}."
+            f"Known options: {', '.join(sorted(set(known)))}."
         )
     return tuple(
         parse_settings(schema, {name: values[name] for name in schema.model_fields if name in values})
@@ -138,6 +157,46 @@ def override_values(overrides: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a schema, as text for help pages.
+
+    Attributes:
+        name: its name.
+        type: its type, such as `"int or null"`.
+        default: its default as YAML.
+        text: its docstring.
+    """
+
+    name: str
+    type: str
+    default: str
+    text: str
+
+
+def settings_of(schema: type[pydantic.BaseModel]) -> list[Setting]:
+    """Return the settings of a schema for a help page.
+
+    Example:
+        >>> class Optimizer(Config):
+        ...     learning_rate: float | None = 1e-3
+        ...     '''Step size.'''
+        >>> settings_of(Optimizer)
+        [Setting(name='learning_rate', type='float or null', default='0.001', text='Step size.')]
+    """
+    return [
+        Setting(
+            name,
+            _type_name(field.annotation),
+            "required"
+            if field.is_required()
+            else json.dumps(field.get_default(call_default_factory=True), default=str),
+            " ".join((field.description or "").split()),
+        )
+        for name, field in schema.model_fields.items()
+    ]
+
+
 # --- values ------------------------------------------------------------------------------------------------------
 
 
@@ -147,6 +206,36 @@ def _validate(schema: type[Schema], values: dict[str, Any]) -> tuple[Schema | No
         return schema.model_validate(values), []
     except pydantic.ValidationError as error:
         return None, [_explain(problem, schema) for problem in error.errors()]
+
+
+def _set_in(value: Any) -> Any:
+    """Return a set in a value, at any depth of mappings and lists; None if there is none."""
+    if isinstance(value, set | frozenset):
+        return value or None
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return next((found for each in inside if (found := _set_in(each))), None)
+
+
+def _type_name(annotation: Any) -> str:
+    """Return the values that a field accepts, in words of YAML: `"int or null"`, `"'last' or 'hf'"`."""
+    if annotation is Any:
+        return "any value"
+    if annotation is None or annotation is type(None):
+        return "null"
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation.__name__
+    arguments = typing.get_args(annotation)
+    match typing.get_origin(annotation):
+        case typing.Literal:
+            return " or ".join(repr(value) for value in arguments)
+        case typing.Annotated:
+            return _type_name(arguments[0])
+        case typing.Union | types.UnionType:
+            return " or ".join(dict.fromkeys(_type_name(argument) for argument in arguments))
+        case type() as origin:
+            name = "mapping" if issubclass(origin, Mapping) else "list"
+            return f"{name} of {', '.join(_type_name(argument) for argument in arguments)}"
+    return str(annotation).removeprefix("typing.")
 
 
 def _defaults(schema: type[pydantic.BaseModel]) -> dict[str, Any]:

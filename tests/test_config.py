@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pydantic
@@ -18,6 +18,7 @@ from gym_rm.config import (
     load_config,
     override_values,
     parse_settings,
+    settings_of,
 )
 from gym_rm.errors import ConfigError
 
@@ -266,6 +267,46 @@ def test_a_keyword_that_no_schema_has_is_refused():
         "unknown option 'chache' for a test. Did you mean 'cache'? "
         "Known options: cache, dtype, length, model, penalty, tree."
     )
+
+
+def test_options_of_other_schemas_are_known_in_the_error():
+    with pytest.raises(
+        ConfigError, match=r"Did you mean 'dtype'\? Known options: cache, dtype, length, model, penalty"
+    ):
+        divide_settings({"dtpye": "auto"}, Limits, owner="a test", others=(Policy,))
+
+
+@pytest.mark.parametrize("value", [{"a", "b"}, frozenset("ab"), {"x": [{"a"}]}, [({"a"},)]])
+def test_a_set_is_refused_because_it_has_no_order(value):
+    class Anything(Config):
+        names: Any = None
+
+    with pytest.raises(ConfigError, match="names must have an order, got the set .*; pass a list"):
+        parse_settings(Anything, {"names": value})
+
+
+def test_a_set_is_refused_where_a_tuple_is_expected():
+    with pytest.raises(ConfigError, match="betas must have an order"):
+        parse_settings(Optimizer, {"betas": {0.5, 0.6}})
+
+
+def test_settings_are_described_for_a_help_page():
+    class Described(Config):
+        """Schema with a docstring."""
+
+        name: str
+        """Its
+        name."""
+        reduction: Literal["min", "mean"] | None = "min"
+        sizes: tuple[int, ...] | dict[str, Any] = (1, 2)
+        anything: Any = None
+
+    assert [(each.name, each.type, each.default, each.text) for each in settings_of(Described)] == [
+        ("name", "str", "required", "Its name."),
+        ("reduction", "'min' or 'mean' or null", '"min"', ""),
+        ("sizes", "list of int or mapping of str, any value", "[1, 2]", ""),
+        ("anything", "any value", "null", ""),
+    ]
 
 
 def test_overrides_alone_become_nested_values():

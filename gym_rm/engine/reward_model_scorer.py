@@ -120,7 +120,10 @@ class RewardModelScorer:
             raise ConfigError(f"executor must be an Executor, such as LocalExecutor(); got {executor!r:.80}.")
         kind = detect_kind(facts) if kind == "auto" else check_kind(kind)
         schemas = (EngineOptions, TextOptions, KINDS[kind].Options)
-        engine, text, of_kind = divide_settings(options, *schemas, owner=f"a reward model of kind {kind!r}")
+        loading = (LoadOptions,) if isinstance(source, Checkpoint) else ()
+        engine, text, of_kind = divide_settings(
+            options, *schemas, owner=f"a reward model of kind {kind!r}", others=loading
+        )
         if 0 < engine.prefix_cache_tokens < CACHE_BLOCK_SIZE:
             raise ConfigError(
                 f"prefix_cache_tokens must be 0 or at least {CACHE_BLOCK_SIZE}; got {engine.prefix_cache_tokens}."

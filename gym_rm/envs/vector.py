@@ -293,8 +293,8 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         for prompt in self.prompts:
             if prompt.messages not in conversation or not all(turn in text for turn in prompt.user_turns):
                 raise ConfigError(
-                    f"prompt {prompt.prompt_id!r}: every message must have exactly a role and a content, and every user "
-                    f"turn must be a text; got messages {prompt.messages!r:.200} and user_turns "
+                    f"prompt {prompt.prompt_id!r}: every message must have exactly a role and a content, and user "
+                    f"turns must be texts; got messages {prompt.messages!r:.200} and user_turns "
                     f"{prompt.user_turns!r:.200}."
                 )
 
