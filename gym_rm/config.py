@@ -180,21 +180,15 @@ def settings_of(schema: type[pydantic.BaseModel]) -> list[Setting]:
     Example:
         >>> class Optimizer(Config):
         ...     learning_rate: float | None = 1e-3
-        ...     '''Step size.'''
         >>> settings_of(Optimizer)
-        [Setting(name='learning_rate', type='float or null', default='0.001', text='Step size.')]
+        [Setting(name='learning_rate', type='float or null', default='0.001', text='')]
     """
-    return [
-        Setting(
-            name,
-            _type_name(field.annotation),
-            "required"
-            if field.is_required()
-            else json.dumps(field.get_default(call_default_factory=True), default=str),
-            " ".join((field.description or "").split()),
-        )
-        for name, field in schema.model_fields.items()
-    ]
+    settings = []
+    for name, field in schema.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        shown = "required" if field.is_required() else json.dumps(default, default=str)
+        settings.append(Setting(name, _type_name(field.annotation), shown, " ".join((field.description or "").split())))
+    return settings
 
 
 # --- values ------------------------------------------------------------------------------------------------------
@@ -224,7 +218,7 @@ def _type_name(annotation: Any) -> str:
         return "null"
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return annotation.__name__
-    arguments = typing.get_args(annotation)
+    arguments = [argument for argument in typing.get_args(annotation) if argument is not ...]
     match typing.get_origin(annotation):
         case typing.Literal:
             return " or ".join(repr(value) for value in arguments)

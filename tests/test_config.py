@@ -281,7 +281,7 @@ def test_a_set_is_refused_because_it_has_no_order(value):
     class Anything(Config):
         names: Any = None
 
-    with pytest.raises(ConfigError, match="names must have an order, got the set .*; pass a list"):
+    with pytest.raises(ConfigError, match=r"names must have an order, got the set .*; pass a list"):
         parse_settings(Anything, {"names": value})
 
 
