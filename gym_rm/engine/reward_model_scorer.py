@@ -238,8 +238,8 @@ class RewardModelScorer:
         with self._lock:
             self.executor.update_weights(weights)
             self.clear_cache()
-            if not isinstance(weights, Mapping):
-                self.provenance = dataclasses.replace(self.provenance, model=str(weights), revision=None)
+            model = self.provenance.model if isinstance(weights, Mapping) else str(weights)
+            self.provenance = dataclasses.replace(self.provenance, model=model, revision=None)
 
     def sleep(self) -> None:
         """Free the device's memory, for example for a policy; the next `score` moves the weights back."""

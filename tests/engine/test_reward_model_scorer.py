@@ -291,7 +291,7 @@ def test_provenance(saved_model):
         "batch_invariant": False,
         "pooling": "last",
     }
-    assert made.revision is None
+    assert made.revision.startswith("sha256:")
 
 
 def test_provenance_names_the_attention_and_the_device_map(saved_model):

@@ -62,7 +62,7 @@ class ModelInfo:
         num_positions: number of positions in the model's tables; None if it computes them and has no hard limit.
         longest_shared: maximum length of sequences that share a batch; the values of longer sequences would change with
             the length of others in the batch. None for no limit.
-        revision: commit of the weights, if the hub reports it.
+        revision: commit of the weights on the hub, or a digest of the files of a folder; None if unknown.
         quantization: format of the 8-bit products; None for full precision.
         transformers: version of transformers that runs the model.
         attention: attention implementation of transformers; the layout `"tree"` uses gym_rm's own instead.

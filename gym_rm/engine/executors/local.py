@@ -111,7 +111,7 @@ class LocalExecutor:
             num_embeddings=num_embeddings(model),
             num_positions=min(filter(None, map(num_positions, self._model.models)), default=None),
             longest_shared=longest_shared(model.config),
-            revision=getattr(model.config, "_commit_hash", None),
+            revision=_revision(spec),
             quantization=quantization_of(model),
             transformers=transformers.__version__,
             attention=str(model.config._attn_implementation),
@@ -313,6 +313,15 @@ class LocalExecutor:
             f"prefix_cache_tokens needs one decoder of a type in {sorted(MODEL_TYPES)} with layout 'tree'; got "
             f"{models} with layout {forward.layout!r}."
         )
+
+
+def _revision(spec: LoadSpec) -> str | None:
+    """Return the revision of the model and, if there is one, of its reference model; None if unknown."""
+    revisions = [
+        source.read_revision() if isinstance(source, Checkpoint) else getattr(source.config, "_commit_hash", None)
+        for source in _sources(spec)
+    ]
+    return " and ".join(str(revision) for revision in revisions) if any(revisions) else None
 
 
 def _sources(spec: LoadSpec) -> list[ModelSource]:

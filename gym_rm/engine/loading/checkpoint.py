@@ -35,7 +35,8 @@ from gym_rm.engine.loading.files import (
 )
 from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
 from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
-from gym_rm.engine.loading.lora import Adapter, find_adapter
+from gym_rm.engine.loading.lora import WEIGHTS, Adapter, find_adapter
+from gym_rm.engine.loading.revision import revision_of
 from gym_rm.engine.loading.weights import read_weights
 from gym_rm.engine.text.templates import own_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
@@ -120,6 +121,13 @@ class Checkpoint:
         """Return another checkpoint, opened with the same options."""
         elsewhere = {"path": os.fspath(path), "revision": None, "base": None}
         return open_checkpoint(self.options.model_copy(update=elsewhere))
+
+    def read_revision(self) -> str | None:
+        """Return the commit of the checkpoint, or a digest of its files; an adapter's is followed by its base's."""
+        if self.adapter is None:
+            return revision_of(self.source, self.options.revision, self.tensors.values())
+        adapter = revision_of(self.adapter.source, self.options.revision, [WEIGHTS])
+        return f"{adapter}+{revision_of(self.adapter.base, None, self.tensors.values())}"
 
     @property
     def facts(self) -> ModelFacts:

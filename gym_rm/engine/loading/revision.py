@@ -1,0 +1,52 @@
+"""Names for the exact files of a checkpoint, so that scores of two versions of a folder are never mixed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from transformers.utils import cached_file
+from transformers.utils.hub import extract_commit_hash
+
+CHUNK = 1 << 24  # bytes per task; hashing does not hold the interpreter lock
+# Files beside the weights that change scores: configurations, tokenizers, templates and the checkpoint's own code.
+SMALL_FILES = frozenset({".json", ".jinja", ".model", ".txt", ".py"})
+
+
+def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) -> str | None:
+    """Return the commit of a hub repository, or `"sha256:..."` of the files of a folder.
+
+    The digest covers every byte of the weights and of the small files beside them, but not the folder's name and the
+    files' times: a copy has the same digest. It takes about one second per gigabyte and core.
+
+    Args:
+        source: folder or hub id.
+        revision: commit, branch or tag of a hub repository.
+        weight_files: names of the files with the weights.
+    """
+    folder = Path(source)
+    names = sorted(set(weight_files))
+    if not folder.is_dir():
+        file = cached_file(source, names[0], revision=revision)
+        return None if file is None else extract_commit_hash(str(file), None)
+    small = (file.name for file in folder.iterdir() if file.suffix in SMALL_FILES and file.is_file())
+    tasks = [
+        (folder / name, start)
+        for name in sorted({*names, *small})
+        for start in range(0, max((folder / name).stat().st_size, 1), CHUNK)
+    ]
+    whole = hashlib.sha256()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        for (file, start), digest in zip(tasks, threads.map(_digest_of_chunk, tasks), strict=True):
+            whole.update(f"{file.name} {start} {digest}\n".encode())
+    return f"sha256:{whole.hexdigest()[:16]}"
+
+
+def _digest_of_chunk(task: tuple[Path, int]) -> str:
+    file, start = task
+    with file.open("rb") as opened:
+        opened.seek(start)
+        return hashlib.sha256(opened.read(CHUNK)).hexdigest()

@@ -1,0 +1,108 @@
+"""A folder has the same revision as its copies, and another one after any of its weights changed."""
+
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import gym_rm
+from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
+from gym_rm.engine.loading.revision import CHUNK, revision_of
+from tests import tiny_models
+from tests.engine.loading.test_lora import needs_peft, save_adapter
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_models.save_reward_model(tmp_path / "model")
+
+
+def revision(path):
+    return open_checkpoint(LoadOptions(path=str(path))).read_revision()
+
+
+def change_one_weight(file):
+    """Change one number of one tensor; the size of the file stays the same."""
+    tensors = load_file(file)
+    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
+    tensors[name][1, 1] += 1
+    size = file.stat().st_size
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert file.stat().st_size == size
+
+
+def test_a_copied_and_touched_folder_has_the_same_revision(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for file in copy.iterdir():
+        os.utime(file, (1, 1))
+    assert revision(copy) == revision(folder)
+    assert revision(folder).startswith("sha256:")
+
+
+def test_one_changed_weight_changes_the_revision(folder):
+    before = revision(folder)
+    change_one_weight(folder / "model.safetensors")
+    assert revision(folder) != before
+
+
+def test_every_shard_counts(tmp_path):
+    model = tiny_models.reward_model("qwen3")
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    tiny_models.tokenizer("qwen").save_pretrained(tmp_path)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    revisions = [revision(tmp_path)]
+    for shard in shards:
+        if any(tensor.dim() == 2 for tensor in load_file(shard).values()):
+            change_one_weight(shard)
+            revisions.append(revision(tmp_path))
+    assert len(set(revisions)) == len(revisions) > 2
+
+
+def test_a_byte_in_any_part_of_a_large_file_changes_the_revision(tmp_path):
+    file = tmp_path / "model.safetensors"
+    revisions = set()
+    for position in (None, 0, CHUNK - 1, CHUNK, 2 * CHUNK + 9):
+        content = bytearray(2 * CHUNK + 10)
+        if position is not None:
+            content[position] = 1
+        file.write_bytes(content)
+        revisions.add(revision_of(str(tmp_path), None, [file.name]))
+    assert len(revisions) == 5
+
+
+def test_the_configuration_counts_and_other_files_do_not(folder):
+    before = revision(folder)
+    (folder / "optimizer.pt").write_bytes(b"state")
+    (folder / "README.md").write_text("notes")
+    assert revision(folder) == before
+    (folder / "config.json").write_text((folder / "config.json").read_text().replace("{", "{ ", 1))
+    assert revision(folder) != before
+
+
+@needs_peft
+@pytest.mark.parametrize("changed", ["base/model.safetensors", "adapter/adapter_model.safetensors"])
+def test_an_adapter_and_its_base_both_count(tmp_path, changed):
+    base = tiny_models.save_reward_model(tmp_path / "base")
+    adapter, _ = save_adapter(tmp_path, base)
+    before = revision(adapter)
+    change_one_weight(tmp_path / changed)
+    assert revision(adapter) != before
+
+
+def test_a_reference_model_counts(tmp_path):
+    policy, reference = (tiny_models.save_policy(tmp_path / name) for name in ("policy", "reference"))
+    options = {"kind": "implicit", "reference": str(reference)}
+    before = gym_rm.load_scorer(str(policy), **options).provenance.revision
+    change_one_weight(reference / "model.safetensors")
+    assert gym_rm.load_scorer(str(policy), **options).provenance.revision != before
+
+
+def test_updated_weights_have_no_known_revision(folder):
+    scorer = gym_rm.load_scorer(str(folder))
+    scorer.update_weights(
+        {name: torch.zeros_like(value) for name, value in scorer.executor.models[0].state_dict().items()}
+    )
+    assert scorer.provenance.revision is None
