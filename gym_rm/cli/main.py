@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import gym_rm
+from gym_rm.cli.options import CommandWithOptions
 from gym_rm.cli.score import score
 from gym_rm.cli.serve import serve
 
@@ -17,8 +18,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(score)
-app.command()(serve)
+app.command(cls=CommandWithOptions)(score)
+app.command(cls=CommandWithOptions)(serve)
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
-"""`gym-rm score`: score every line of a JSON Lines file."""
+"""`gym-rm score`: score every row of a file."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,20 +15,36 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 import gym_rm
-from gym_rm.cli.console import fail, find_own_modules, quiet_loading, stderr
-from gym_rm.cli.scored_files import FileScoring, Progress, is_stream
+from gym_rm.cli.console import choose_threads, fail, find_own_modules, quiet_loading, stderr, warn, warn_if_embedded
+from gym_rm.cli.outputs import is_stream
+from gym_rm.cli.scored_files import FileScoring, Progress
 from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 
+SECONDS_BETWEEN_LINES = 15.0  # of progress, if stderr is not a terminal
+
 
 def score(
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="A .jsonl or .jsonl.gz file; - for standard input.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="A .jsonl, .ndjson, .json, .csv or .parquet file, or the first four compressed as .gz or .zst; - for "
+            "JSON lines from standard input.",
+        ),
+    ],
     reward_model: Annotated[
         str | None,
         typer.Option(help="Folder, hub id, module:function, or a JSON object as for load_scorer. Default: embedded."),
     ] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", help="File to write or to continue; - for standard output. May be a pipe.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File to write or to continue, in the format of its name; - for JSON lines to standard output. May be "
+            "a pipe.",
+        ),
     ] = "-",
     on_error: Annotated[
         Literal["stop", "skip"], typer.Option(help="If a line has no score: stop, or write the error and continue.")
@@ -34,27 +52,39 @@ def score(
     turns: Annotated[
         Literal["last", "all"], typer.Option(help="Score only the last turn, or also every assistant turn.")
     ] = "last",
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Also score the lines of the output that have no score.")
+    ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Number of conversations that are scored together.")] = 128,
     max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Token budget of a forward pass.")] = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a conversation.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads. Default: 1 for a small model, else the number that torch chooses."),
+    ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Any other option of the scorer; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Any option of the scorer, see below; may be repeated."),
     ] = None,
     key: Annotated[str, typer.Option(help="Name of the added field, and prefix of the other fields.")] = "score",
     provenance: Annotated[
         bool, typer.Option("--provenance", help="Add model, revision and settings to every line.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
+    progress: Annotated[
+        bool,
+        typer.Option(help="Show a bar on a terminal; print a line now and then to a file or pipe (on stderr)."),
+    ] = True,
 ) -> None:
-    """Score every line of a JSON Lines file.
+    """Score every row of a file.
 
-    The command reads these fields of a line, in this order: a prompt with a list of replies (completions, solutions
+    The command reads these fields of a row, in this order: a prompt with a list of replies (completions, solutions
     or responses), with chosen and rejected, or with a response; or a whole conversation in messages. The prompt is in
     messages, prompt, context or question, as a text or a list of messages.
 
-    The output has the same lines in the same order, with these added fields:
+    The output has the same rows in the same order, with these added fields:
 
     \b
     score                    a number; {"chosen": .., "rejected": ..}; or a list, one per reply
@@ -64,8 +94,10 @@ def score(
     score_error              reason for a missing score (score is null)
     score_provenance         with --provenance: model, revision, template, dtype, ...
 
-    With -o, repeat the same command to continue after an interruption. OUTPUT.settings.json contains the settings of
-    the scores. The command does not continue an output with different settings.
+    With -o, repeat the same command (without --overwrite) to continue after an interruption. OUTPUT.settings.json
+    contains the settings of the scores, and a digest of the model's files. The command does not continue an output with
+    different settings or another model. OUTPUT.partial contains the finished lines of an output in another format than
+    JSON Lines, and of a run with --retry-failed, until they replace OUTPUT.
 
     Exit codes: 0 all lines have a score; 1 error (the message names the line, finished lines are in the output); 2
     invalid arguments; 3 finished, but some lines have no score (--on-error skip); 130 interrupted.
@@ -81,20 +113,33 @@ def score(
     placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # these do not change a score
     path = None if source == "-" else Path(source)
     written = None if output in ("-", "/dev/stdout") else Path(output)
-    bar = _progress_bar(path, hidden=written is None and sys.stdout.isatty())
+    bar = _progress_bar(path, hidden=not progress or (written is None and sys.stdout.isatty()))
+    print_line = _printer(path, hidden=not progress or stderr.is_terminal)
     last = Progress()
 
-    def report(progress: Progress) -> None:
+    def report(now: Progress) -> None:
         nonlocal last
-        last = progress
-        bar.update(bar.task_ids[0], completed=progress.bytes_read, lines=progress.lines, speed=_speed(progress))
+        last = now
+        bar.update(bar.task_ids[0], completed=now.bytes_read, lines=now.lines, speed=_speed(now))
+        print_line(now)
+
+    def make_scorer() -> gym_rm.Scorer:
+        quiet_loading()
+        find_own_modules()
+        scorer = gym_rm.load_scorer(model, **options, **placement)
+        warn_if_embedded(scorer)
+        choose_threads(scorer, threads)
+        return scorer
 
     scoring = FileScoring(
-        make_scorer=lambda: _load_scorer(model, **options, **placement),
+        make_scorer=make_scorer,
         source=path,
         output=written,
-        settings={"reward_model": model, **options, "turns": turns, "key": key, "provenance": provenance},
+        settings=_with_templates(
+            {"reward_model": model, **options, "turns": turns, "key": key, "provenance": provenance}
+        ),
         overwrite=overwrite,
+        retry_failed=retry_failed,
         turns=turns,
         key=key,
         on_error=on_error,
@@ -107,6 +152,8 @@ def score(
             scoring.run()
     except KeyboardInterrupt:
         advice = "use -o FILE to be able to continue" if is_stream(written) else "repeat the same command to continue"
+        if overwrite and last.lines and not is_stream(written):
+            advice = "repeat the command without --overwrite to continue"
         stderr.print(f"interrupted after {last.lines} finished lines; {advice}.")
         raise typer.Exit(130) from None
     except GymRMError as error:
@@ -121,15 +168,27 @@ def score(
         fail(ConfigError(f"cannot read or write {file}: {error.strerror or error}."), code=1)
     if stderr.is_terminal:
         stderr.print(f"{last.lines} lines in {last.seconds:.1f} s{_speed(last)}")
+    if last.equal_score is not None:
+        warn(
+            f"all scores are {last.equal_score}, although the conversations differ. Check that --reward-model is a "
+            "trained reward model and that its chat template writes the messages."
+        )
     if last.failed:
         stderr.print(f"{last.failed} of {last.lines} lines have no score; their field {key}_error has the reason.")
         raise typer.Exit(3)
 
 
-def _load_scorer(model: Any, **options: Any) -> gym_rm.Scorer:
-    quiet_loading()
-    find_own_modules()
-    return gym_rm.load_scorer(model, **options)
+def _with_templates(settings: Any) -> Any:
+    """Return the settings with the text of a chat template instead of its file, which may be changed between runs."""
+    if isinstance(settings, list):
+        return [_with_templates(each) for each in settings]
+    if not isinstance(settings, Mapping):
+        return settings
+    whole = {name: _with_templates(value) for name, value in settings.items()}
+    template = whole.get("chat_template")
+    if isinstance(template, str) and os.path.isfile(file := os.path.expanduser(template)):
+        whole["chat_template"] = Path(file).read_text(encoding="utf-8", errors="replace")
+    return whole
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -153,3 +212,19 @@ def _progress_bar(source: Path | None, *, hidden: bool) -> ProgressBar:
     size = source.stat().st_size if source is not None and source.is_file() else None
     bar.add_task("score", total=size, lines=0, speed="")
     return bar
+
+
+def _printer(source: Path | None, *, hidden: bool) -> Callable[[Progress], None]:
+    """Return a function that prints the progress as a line, but not more often than every few seconds."""
+    size = source.stat().st_size if source is not None and source.is_file() else None
+    printed = time.monotonic()
+
+    def print_line(progress: Progress) -> None:
+        nonlocal printed
+        if hidden or time.monotonic() - printed < SECONDS_BETWEEN_LINES:
+            return
+        printed = time.monotonic()
+        share = f", {progress.bytes_read / size:.0%} of the input" if size else ""
+        stderr.print(f"{progress.lines} lines{share}{_speed(progress)}")
+
+    return print_line

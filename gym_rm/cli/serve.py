@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gym_rm.cli.console import fail, find_own_modules, quiet_loading
+from gym_rm.cli.console import choose_threads, fail, find_own_modules, quiet_loading, warn_if_embedded
+from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 
 
@@ -19,6 +20,14 @@ def serve(
     chat_template: Annotated[
         bool, typer.Option(help="Whether the policy's chat template wrote the prompts; otherwise they are plain texts.")
     ] = True,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Any option of the scorer, see below; may be repeated."),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads. Default: 1 for a small model, else the number that torch chooses."),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; an address other than loopback needs --key.")
     ] = "127.0.0.1",
@@ -35,10 +44,12 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # containers are stopped with SIGTERM
     quiet_loading()
     find_own_modules()
+    arguments = {"policy_tokenizer": policy_tokenizer, "apply_chat_template": chat_template}
     try:
-        reward_function = RewardFunction(
-            reward_model, policy_tokenizer=policy_tokenizer, apply_chat_template=chat_template
-        )
+        options = override_values(option or [])
+        if taken := sorted(options.keys() & {*arguments, "reward_model"}):
+            raise ConfigError(f"--option {taken[0]}=... has its own name: see gym-rm serve --help.")
+        reward_function = RewardFunction(reward_model, **arguments, **options)
     except (GymRMError, OSError) as error:
         fail(error, code=2)
     try:
@@ -47,6 +58,8 @@ def serve(
         fail(error, code=2)
     except OSError as error:
         fail(ConfigError(f"cannot listen at {host}:{port}: {error.strerror or error}."), code=2)
+    warn_if_embedded(reward_function.scorer.scorer)
+    choose_threads(reward_function.scorer.scorer, threads)
     typer.echo(f"listening at {server.url}")
     try:
         server.serve_forever()

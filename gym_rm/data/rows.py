@@ -209,30 +209,33 @@ def _json_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
-    with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
-        reader = csv.reader(text, strict=True)
-        begin = 1
-        try:
-            header = _next_record(reader) or []
-            if twice := [column for index, column in enumerate(header) if column in header[:index]]:
-                raise ConfigError(f"{name} line 1: the header has the column {twice[0]!r} twice; rename one of them.")
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    reader = csv.reader(text, strict=True)
+    begin = 1
+    try:
+        header = _next_record(reader) or []
+        if twice := [column for index, column in enumerate(header) if column in header[:index]]:
+            raise ConfigError(f"{name} line 1: the header has the column {twice[0]!r} twice; rename one of them.")
+        begin = reader.line_num + 1
+        while (cells := _next_record(reader)) is not None:
             begin = reader.line_num + 1
-            while (cells := _next_record(reader)) is not None:
-                begin = reader.line_num + 1
-                where = f"{name} line {reader.line_num}"
-                if cells and len(cells) != len(header):
-                    amount = "more" if len(cells) > len(header) else "fewer"
-                    raise ConfigError(f"{where}: the row has {amount} cells than the header, which has {len(header)}.")
-                if cells:
-                    named = zip(header, cells, strict=True)
-                    yield where, {column: _cell(column, cell, where) for column, cell in named if cell}
-        except csv.Error as error:
-            raise ConfigError(
-                f"{name} line {begin}: the row that begins here is not valid CSV: {error}. A cell that begins with a "
-                "quote must end with one, and quotes inside it must be doubled."
-            ) from error
-        except (UnicodeDecodeError, *_READ_ERRORS) as error:
-            raise ConfigError(f"{name}: not readable as CSV after line {reader.line_num}: {error}.") from error
+            where = f"{name} line {reader.line_num}"
+            if cells and len(cells) != len(header):
+                amount = "more" if len(cells) > len(header) else "fewer"
+                raise ConfigError(f"{where}: the row has {amount} cells than the header, which has {len(header)}.")
+            if cells:
+                named = zip(header, cells, strict=True)
+                yield where, {column: _cell(column, cell, where) for column, cell in named if cell}
+    except csv.Error as error:
+        raise ConfigError(
+            f"{name} line {begin}: the row that begins here is not valid CSV: {error}. A cell that begins with a "
+            "quote must end with one, and quotes inside it must be doubled."
+        ) from error
+    except (UnicodeDecodeError, *_READ_ERRORS) as error:
+        raise ConfigError(f"{name}: not readable as CSV after line {reader.line_num}: {error}.") from error
+    finally:
+        if not file.closed:
+            text.detach()  # the caller closes the file
 
 
 def _next_record(reader: Any) -> list[str] | None:

@@ -78,6 +78,80 @@ def test_the_error_of_a_scorer_names_the_lines(tmp_path, monkeypatch):
     assert f"error: the server is gone\nwhile scoring {source} line 5 to {source} line 6\n" in result.stderr
 
 
+def test_a_bad_first_line_is_reported_before_the_model_is_loaded(tmp_path, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args, **options: loaded.append(args) or LengthScorer())
+    source = write(tmp_path / "in.jsonl", ["{", *ROWS])
+    assert "in.jsonl line 1: not valid JSON" in run(source, code=1).stderr
+    assert loaded == []
+    run(write(tmp_path / "bad.jsonl", ["{", "}"]), "--on-error", "skip", code=3)
+    assert loaded == []
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "hint"),
+    [
+        ({"prompt": "a" * 99, "response": "b"}, ["--max-length", 9], "--max-length VALUE, --option overlong=VALUE"),
+        (ROWS[1], ["--option", "quantization=int8", "--option", "prefix_cache_tokens=1"], None),
+    ],
+)
+def test_an_error_that_names_an_option_is_followed_by_how_to_write_it(tmp_path, row, options, hint):
+    result = run(write(tmp_path / "in.jsonl", [row]), *options, code=1)
+    assert ("On the command line: " in result.stderr) == (hint is not None)
+    assert hint is None or f"On the command line: {hint}\n" in result.stderr
+
+
+# --- warnings ----------------------------------------------------------------------------------------------------
+
+
+def test_scores_of_the_embedded_model_are_announced_once(tmp_path, saved_model):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    result = run(source, "--batch-size", 2, "-o", tmp_path / "out.jsonl")
+    assert result.stderr.count("warning: the scores come from the small reward model that is part of the package") == 1
+    assert "Pass --reward-model" in result.stderr
+    assert run(source, "--reward-model", saved_model("qwen3"), "-o", tmp_path / "two.jsonl").stderr == ""
+
+
+def test_equal_scores_of_different_conversations_are_announced(tmp_path, scorer):
+    rows = [{"prompt": str(index), "response": "same"} for index in range(9)]
+    result = run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.jsonl", "--batch-size", 2)
+    assert result.stderr.startswith("warning: all scores are 0.4")
+    assert "although the conversations differ. Check that --reward-model is a trained reward model" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"prompt": str(index), "response": "same"} for index in range(8)],
+        [{"prompt": "a", "response": "same"}] * 20,
+        [{"prompt": str(index), "response": "x" * (1 + index // 8)} for index in range(9)],
+    ],
+)
+def test_few_or_equal_conversations_may_have_equal_scores(tmp_path, scorer, rows):
+    assert run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.jsonl").stderr == ""
+
+
+# --- progress ----------------------------------------------------------------------------------------------------
+
+
+def test_progress_is_printed_as_lines_without_a_terminal(tmp_path, monkeypatch, scorer):
+    monkeypatch.setattr(gym_rm.cli.score, "SECONDS_BETWEEN_LINES", 0.0)
+    source = write(tmp_path / "in.jsonl", ROWS)
+    lines = run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 5).stderr.splitlines()
+    assert lines[-1] == "10 lines, 100% of the input"
+    assert any(line.startswith("5 lines, ") for line in lines)
+
+
+def test_no_progress_prints_nothing(tmp_path, monkeypatch, scorer):
+    monkeypatch.setattr(gym_rm.cli.score, "SECONDS_BETWEEN_LINES", 0.0)
+    source = write(tmp_path / "in.jsonl", ROWS)
+    assert run(source, "-o", tmp_path / "out.jsonl", "--no-progress").stderr == ""
+    terminal = io.StringIO()
+    monkeypatch.setattr(gym_rm.cli.score, "stderr", Console(file=terminal, force_terminal=True, no_color=True))
+    run(source, "-o", tmp_path / "two.jsonl", "--no-progress")
+    assert "%" not in terminal.getvalue()
+
+
 # --- the process -------------------------------------------------------------------------------------------------
 
 SLOW_COMMAND = """

@@ -192,7 +192,7 @@ def test_batch_size_counts_conversations(tmp_path, scorer):
         (["none.jsonl"], "cannot read 'none.jsonl': No such file"),
         (["."], "cannot read '.': Is a directory"),
         (["in.jsonl", "-o", "in.jsonl"], "output must not be the input 'in.jsonl'"),
-        (["in.jsonl", "-o", "out.jsonl.gz"], "choose a name without .gz"),
+        (["in.jsonl", "-o", "out.parquet.gz"], "output is parquet, which has its own compression"),
         (["in.jsonl", "-o", "."], "output must be a file, got the folder '.'"),
         (["in.jsonl", "-o", "none/out.jsonl"], "cannot write 'none/out.jsonl': No such file"),
         (["in.jsonl.gz"], "cannot read 'in.jsonl.gz'"),

@@ -110,5 +110,22 @@ def test_the_error_for_an_invalid_tokenizer_names_it(tmp_path):
     assert str(tmp_path) in stderr
 
 
+def test_options_of_the_scorer_are_accepted():
+    with serving("--option", "max_length=5", "--option", "fallback_reward=-7") as (_, url):
+        status, reply = post(url)
+    assert (status, reply["rewards"]) == (200, [-7.0, -7.0])
+
+
+def test_an_unknown_option_of_the_scorer_prints_one_line_of_error():
+    stderr = error_of("--policy-tokenizer", POLICY, "--option", "overlon=error")
+    assert stderr.startswith("error: unknown option 'overlon'")
+    assert stderr.count("\n") == 1
+
+
+def test_an_option_with_its_own_name_is_refused():
+    stderr = error_of("--policy-tokenizer", POLICY, "--option", "policy_tokenizer=x")
+    assert "--option policy_tokenizer=... has its own name" in stderr
+
+
 def test_the_option_policy_tokenizer_is_required():
     assert "Missing option '--policy-tokenizer'" in error_of()
