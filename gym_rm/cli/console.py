@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,17 @@ def fail(error: Exception, code: int) -> NoReturn:
 
 def warn(message: str) -> None:
     """Print a warning in one paragraph."""
-    stderr.print(f"warning: {message}", style="yellow", markup=False)
+    for text in (f"warning: {message}", how_to_write(message)):
+        if text is not None:
+            stderr.print(text, style="yellow", markup=False)
+
+
+class PrintedWarnings(logging.Handler):
+    """Print the warnings of the package like those of the commands."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one warning."""
+        warn(record.getMessage())
 
 
 def find_own_modules() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated
 
 import typer
 
 import gym_rm
+from gym_rm.cli.console import PrintedWarnings
 from gym_rm.cli.options import CommandWithOptions
 from gym_rm.cli.score import score
 from gym_rm.cli.serve import serve
+from gym_rm.errors import logger
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +27,7 @@ app.command(cls=CommandWithOptions)(serve)
 
 def main() -> None:
     """Run the command line."""
+    logger.addHandler(PrintedWarnings(logging.WARNING))
     app()
 
 

@@ -285,7 +285,7 @@ def _read_line(raw: bytes, where: str, number: int, key: str) -> Line:
                 raise ConfigError(f"{where}: the field {name!r} already exists; choose another name with --key.")
         if row:
             stem = text[:-1].rstrip()
-        return Line(where, stem, row_to_score(row, where, number))
+        return Line(where, stem, row_to_score(present(row), where, number))
     except ConfigError as error:
         return Line(where, stem, error=str(error))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,7 +44,7 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # containers are stopped with SIGTERM
     quiet_loading()
     find_own_modules()
-    arguments = {"policy_tokenizer": policy_tokenizer, "apply_chat_template": chat_template}
+    arguments: dict[str, Any] = {"policy_tokenizer": policy_tokenizer, "apply_chat_template": chat_template}
     try:
         options = override_values(option or [])
         if taken := sorted(options.keys() & {*arguments, "reward_model"}):

@@ -1,4 +1,5 @@
 import io
+from logging import WARNING
 
 import pytest
 import tiny_models
@@ -9,7 +10,7 @@ from transformers.utils import logging
 
 import gym_rm
 from gym_rm.cli import console
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, logger
 
 
 @pytest.fixture
@@ -38,6 +39,13 @@ def test_progress_bars_stay_enabled_in_a_terminal(progress_bars, monkeypatch):
     monkeypatch.setattr(console, "stderr", Console(file=io.StringIO(), force_terminal=True))
     console.quiet_loading()
     assert logging.is_progress_bar_enabled()
+
+
+def test_warnings_of_the_package_are_printed_with_the_name_of_the_option(capsys):
+    record = logger.makeRecord(logger.name, WARNING, "", 0, "the date is fixed; pass date= for %s", ("another",), None)
+    console.PrintedWarnings().handle(record)
+    expected = "warning: the date is fixed; pass date= for another\nOn the command line: --option date=VALUE\n"
+    assert capsys.readouterr() == ("", expected)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shutil
+import sys
 
 import pytest
 import tiny_models
@@ -246,11 +247,13 @@ def test_an_interrupted_retry_is_continued_and_loses_no_line(tmp_path, monkeypat
     assert not any(file.endswith(".partial") for file in files(tmp_path))
 
 
-def test_retry_failed_scores_a_line_that_was_corrected_in_the_input(tmp_path, scorer):
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+@pytest.mark.parametrize("name", NAMES)
+def test_retry_failed_scores_a_line_that_was_corrected_in_the_input(tmp_path, scorer, name):
+    source, out = tmp_path / "in.jsonl", tmp_path / needs(name)
     run(write(source, [ROWS[1], "{", ROWS[2]]), "-o", out, "--on-error", "skip", code=3)
     run(write(source, [ROWS[1], ROWS[5], ROWS[2]]), "-o", out, "--retry-failed")
-    assert scores_of(out) == [0.1, 0.5, 0.2]
+    assert [score for _, score, _ in rows_of(out)] == [0.1, 0.5, 0.2]
+    assert scorer.calls == [2, 1]
 
 
 def test_retry_failed_also_finishes_an_interrupted_run(tmp_path, monkeypatch, source):
@@ -280,6 +283,14 @@ def test_all_files_have_the_mode_of_the_umask(tmp_path, scorer, source, name):
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path != source}
     assert modes == {name: 0o640, f"{name}.settings.json": 0o640}
+
+
+@pytest.mark.parametrize("name", ["out.parquet", "out.jsonl.zst"])
+def test_a_missing_package_is_reported_before_anything_is_scored(tmp_path, monkeypatch, scorer, source, name):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    result = run(source, "-o", tmp_path / name, code=1)
+    assert f"writing {tmp_path / name} needs the package pyarrow; run pip install 'gym-rm[data]'" in result.stderr
+    assert scorer.calls == []
 
 
 def test_a_pipe_gets_only_json_lines(tmp_path, scorer, source):

@@ -44,6 +44,15 @@ def test_options_are_passed_to_load_scorer(tmp_path, monkeypatch):
     ]
 
 
+def test_a_chat_template_file_is_passed_to_load_scorer_unchanged(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args, **options: seen.append(options) or LengthScorer())
+    (tmp_path / "chat.jinja").write_text("{{ messages }}")
+    monkeypatch.chdir(tmp_path)
+    run(write(tmp_path / "in.jsonl", ROWS), "--option", "chat_template=chat.jinja")
+    assert seen == [{"chat_template": "chat.jinja"}]
+
+
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
