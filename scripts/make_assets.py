@@ -29,7 +29,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3ForSequenceClassification,
+)
 
 from gym_rm.training.losses import bradley_terry
 
@@ -430,6 +436,15 @@ def make_prompts(path: Path) -> None:
             file.write(json.dumps(row) + "\n")
 
 
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Save a model and its tokenizer to a new folder. Every user may read the files; safetensors allows only one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ASSETS)
@@ -477,9 +492,7 @@ def main() -> None:
 
     make_prompts(out / "prompts.jsonl")
     for name, model in (("reward_model", reward_model), ("policy", policy)):
-        shutil.rmtree(out / name, ignore_errors=True)
-        model.save_pretrained(out / name)
-        tokenizer.save_pretrained(out / name)
+        save(model, tokenizer, out / name)
     print(f"{time.perf_counter() - started:.0f} s")
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tiny_models
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,12 @@ def test_the_assets_are_small_files_of_known_types():
     files = [path for path in ASSETS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 10e6
     assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl", ".jinja", ".py"}
+
+
+def test_all_assets_have_one_file_mode(tokenizer, tmp_path):
+    assert len({path.stat().st_mode for path in ASSETS.rglob("*") if path.is_file()}) == 1
+    make_assets.save(tiny_models.reward_model("qwen3"), tokenizer, tmp_path / "model")
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()} == {0o644}
 
 
 def test_the_configurations_match_the_models_and_the_tokenizer(tokenizer):
