@@ -134,7 +134,7 @@ def prompt_field(
     (first, messages), *others = found.items()
     texts = [message["content"] for message in messages]
     for other, repeated in others:
-        if not all(any(message["content"] in text for text in texts) for message in repeated):
+        if not all(any(message["content"].strip() in text for text in texts) for message in repeated):
             raise ConfigError(
                 f"{where}: {first!r} and {other!r} are different, and only one of them can be the prompt. Join them "
                 f"into one field 'prompt', or rename the one that is not part of it; {other!r} is {show(row[other])}."
