@@ -100,8 +100,6 @@ class FileScoring:
             raise ConfigError(f"output must not be the input {str(self.output)!r}; choose another file.")
         if self.output and self.output.is_dir():
             raise ConfigError(f"output must be a file, got the folder {str(self.output)!r}.")
-        if self.overwrite and self.retry_failed:
-            raise ConfigError("overwrite and retry_failed cannot be combined: a new output has no failed lines.")
         with ExitStack() as stack:
             stored, rows = _open_source(self.source, name, stack)
             output = Output(

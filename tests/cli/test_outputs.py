@@ -267,8 +267,8 @@ def test_retry_failed_also_finishes_an_interrupted_run(tmp_path, monkeypatch, so
 
 
 def test_retry_failed_and_overwrite_exclude_each_other(tmp_path, source):
-    result = run(source, "-o", tmp_path / "out.jsonl", "--retry-failed", "--overwrite", code=1)
-    assert "overwrite and retry_failed cannot be combined" in result.stderr
+    result = run(source, "-o", tmp_path / "out.jsonl", "--retry-failed", "--overwrite", code=2)
+    assert "--overwrite and --retry-failed exclude each other" in result.stderr
 
 
 # --- files -------------------------------------------------------------------------------------------------------
