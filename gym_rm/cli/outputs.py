@@ -169,8 +169,7 @@ class Output:
                 self._count(line, written)
             else:
                 yield dataclasses.replace(line, finished=finished)
-        more = next(earlier, None) or (self._file is not None and self._file.readline())
-        if more:
+        if next(earlier, None) is not None or (self._file is not None and self._file.readline()):
             raise ConfigError(f"{self._path} has more lines than the input; start again with --overwrite.")
         self._require_same_input(in_earlier, kept.hexdigest())
 

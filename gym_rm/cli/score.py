@@ -111,7 +111,9 @@ def score(
     except ValueError as error:
         fail(ConfigError(f"--reward-model is not valid JSON: {error}: {reward_model!r}."), code=2)
     if overwrite and retry_failed:
-        fail(ConfigError("--overwrite and --retry-failed exclude each other: a new output has no failed lines."), code=2)
+        fail(
+            ConfigError("--overwrite and --retry-failed exclude each other: a new output has no failed lines."), code=2
+        )
     placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # these do not change a score
     path = None if source == "-" else Path(source)
     written = None if output in ("-", "/dev/stdout") else Path(output)
