@@ -18,7 +18,7 @@ ROWS_AT_ONCE = 1000
 
 
 def compressed(file: IO[bytes], path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """Return a file to write to, whose bytes are compressed as the name `path` says."""
+    """Return a file to write to, which compresses according to the suffix of `path`."""
     match format_of(path)[1]:
         case ".gz":
             stream: Any = gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0)

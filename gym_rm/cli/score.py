@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -191,7 +192,8 @@ def _with_templates(settings: Any) -> Any:
     whole = {name: _with_templates(value) for name, value in settings.items()}
     template = whole.get("chat_template")
     if isinstance(template, str) and os.path.isfile(file := os.path.expanduser(template)):
-        whole["chat_template"] = Path(file).read_text(encoding="utf-8", errors="replace")
+        with contextlib.suppress(OSError):  # loading the scorer reports the error
+            whole["chat_template"] = Path(file).read_text(encoding="utf-8", errors="replace")
     return whole
 
 

@@ -171,7 +171,7 @@ def open_binary(path: Path) -> IO[bytes]:
 
 
 def decompressed(file: IO[bytes], path: Path) -> IO[bytes]:
-    """Return the open file, decompressed as the name `path` says.
+    """Return the open file, decompressed according to the suffix of `path`.
 
     Raises:
         ConfigError: a `.zst` file, and pyarrow is not installed.

@@ -97,7 +97,9 @@ def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Mes
 
 def _reply(value: Any, where: str, name: str) -> tuple[Message, ...]:
     if isinstance(value, Mapping):
-        for key in ("completion", "text"):
-            if value.get(key) is not None:
-                return parse_messages(value[key], where, f"{name}.{key}", text_role="assistant")
+        found = [key for key in ("completion", "text") if value.get(key) is not None]
+        if len(found) > 1 and value["completion"] != value["text"]:
+            raise ConfigError(f"{where}: {name!r} has a 'completion' and another 'text'; keep the one to score.")
+        if found:
+            return parse_messages(value[found[0]], where, f"{name}.{found[0]}", text_role="assistant")
     return parse_messages(value, where, name, text_role="assistant")

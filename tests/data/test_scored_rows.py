@@ -127,6 +127,10 @@ def test_fields_that_are_none_are_ignored():
         ({"prompt": "a", "solutions": []}, r"here: 'solutions' must be a list of replies, got list \[\]"),
         ({"prompt": "a", "responses": [3]}, r"here: 'responses\[0\]' must be a text or a list of messages, got int 3"),
         ({"prompt": "a", "completions": [{"text": 3}]}, r"here: 'completions\[0\].text' must be a text or a list"),
+        (
+            {"prompt": "a", "completions": [{"text": "b", "completion": "c"}]},
+            r"here: 'completions\[0\]' has a 'completion' and another 'text'",
+        ),
         ({"response": "b"}, "here: the prompt is missing; expected one of the fields .*'prompt'"),
         ({"prompt": "a", "chosen": "b"}, "here: the field 'rejected' is missing"),
         ({"messages": []}, r"here: 'messages' must be a text or a list of messages, got list \[\]"),
