@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -64,6 +65,24 @@ def warn_if_embedded(scorer: Scorer) -> None:
             "questions like 'Which is the largest, 12, 30 or 27?', and its scores of other texts mean nothing. Pass "
             "--reward-model with a folder, a hub id or module:function."
         )
+
+
+@contextlib.contextmanager
+def loading(reward_model: Any) -> Iterator[None]:
+    """Load a scorer on one thread, which is faster for the short trials, and without bars if stderr is not a terminal."""
+    find_own_modules()
+    if isinstance(reward_model, str) and ":" in reward_model:  # a function, which may not need torch
+        yield
+        return
+    quiet_loading()
+    import torch  # imported here because the import is slow
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def choose_threads(scorer: Scorer, threads: int | None) -> None:

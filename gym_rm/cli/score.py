@@ -16,7 +16,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 import gym_rm
-from gym_rm.cli.console import choose_threads, fail, find_own_modules, quiet_loading, stderr, warn, warn_if_embedded
+from gym_rm.cli.console import choose_threads, fail, loading, stderr, warn, warn_if_embedded
 from gym_rm.cli.outputs import is_stream
 from gym_rm.cli.scored_files import FileScoring, Progress
 from gym_rm.config import override_values
@@ -129,9 +129,8 @@ def score(
         print_line(now)
 
     def make_scorer() -> gym_rm.Scorer:
-        quiet_loading()
-        find_own_modules()
-        scorer = gym_rm.load_scorer(model, **options, **placement)
+        with loading(model):
+            scorer = gym_rm.load_scorer(model, **options, **placement)
         warn_if_embedded(scorer)
         choose_threads(scorer, threads)
         return scorer

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_rm.cli.console import choose_threads, fail, find_own_modules, quiet_loading, warn_if_embedded
+from gym_rm.cli.console import choose_threads, fail, loading, warn_if_embedded
 from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 
@@ -42,14 +42,13 @@ def serve(
     from gym_rm.server.get_reward import RewardServer
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # containers are stopped with SIGTERM
-    quiet_loading()
-    find_own_modules()
     arguments: dict[str, Any] = {"policy_tokenizer": policy_tokenizer, "apply_chat_template": chat_template}
     try:
         options = override_values(option or [])
         if taken := sorted(options.keys() & {*arguments, "reward_model"}):
             raise ConfigError(f"--option {taken[0]}=... has its own name: see gym-rm serve --help.")
-        reward_function = RewardFunction(reward_model, **arguments, **options)
+        with loading(reward_model):
+            reward_function = RewardFunction(reward_model, **arguments, **options)
     except (GymRMError, OSError) as error:
         fail(error, code=2)
     try:

@@ -137,7 +137,7 @@ def test_an_output_of_another_input_is_an_error_and_is_not_changed(tmp_path, sco
         assert out.read_bytes() == before
 
 
-def test_a_run_over_changed_weights_is_refused(tmp_path, source, monkeypatch):
+def test_a_run_over_changed_weights_is_refused(tmp_path, source):
     """The folder has the same name and size, and the lines before and after would be of two models."""
     folder, out = tiny_models.save_reward_model(tmp_path / "model"), tmp_path / "out.jsonl"
     command = (source, "--reward-model", folder, "-o", out)
@@ -154,6 +154,18 @@ def test_a_run_over_changed_weights_is_refused(tmp_path, source, monkeypatch):
     (tmp_path / "copy").rename(folder)
     run(*command)
     assert [row["id"] for row in read(out)] == list(range(10))
+
+
+def test_changed_weights_of_a_member_of_an_ensemble_are_refused(tmp_path, source):
+    folder, out = tiny_models.save_reward_model(tmp_path / "model"), tmp_path / "out.jsonl"
+    model = json.dumps({"kind": "ensemble", "scorers": [str(folder)]})
+    run(source, "--reward-model", model, "-o", out)
+    out.write_bytes(out.read_bytes()[:300])
+    weights = load_file(folder / "model.safetensors")
+    weights["score.weight"] *= 2
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    result = run(source, "--reward-model", model, "-o", out, code=1)
+    assert "was written with a different model (settings: " in result.stderr
 
 
 def test_a_chat_template_file_that_changed_is_refused_and_one_that_moved_is_not(tmp_path, scorer, source):
