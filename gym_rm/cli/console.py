@@ -69,7 +69,7 @@ def warn_if_embedded(scorer: Scorer) -> None:
 
 @contextlib.contextmanager
 def loading(reward_model: Any) -> Iterator[None]:
-    """Load a scorer on one thread, which is faster for the short trials, and without bars if stderr is not a terminal."""
+    """Load a scorer on one thread, which is faster for a short trial, and without bars if stderr is not a terminal."""
     find_own_modules()
     if isinstance(reward_model, str) and ":" in reward_model:  # a function, which may not need torch
         yield
