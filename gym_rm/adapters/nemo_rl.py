@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gym_rm.adapters import check_fallback_reward
 from gym_rm.data.messages import plain_content, refuse_rendered
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import answer_text, prompt_of_columns
@@ -68,7 +69,7 @@ class RewardModelEnvironment:
         policy_tokenizer: Any = None,
         fallback_reward: float | None = None,
     ) -> None:
-        self.fallback_reward = fallback_reward
+        self.fallback_reward = check_fallback_reward(fallback_reward)
         self._released = False
         self._texts = None if policy_tokenizer is None else PolicyTexts(policy_tokenizer)
         if set(config) == {"scorer"}:

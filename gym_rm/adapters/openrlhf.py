@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from gym_rm.adapters import check_fallback_reward
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.errors import ConversationError
@@ -53,13 +54,13 @@ class RewardFunction:
         max_wait: float = 0.005,
         **options: Any,
     ) -> None:
+        self.fallback_reward = check_fallback_reward(fallback_reward)
         self.texts = PolicyTexts(
             policy_tokenizer, apply_chat_template=apply_chat_template, input_template=input_template
         )
         self.scorer = MicroBatchingScorer(
             load_scorer(reward_model, **options), max_batch_size=max_batch_size, max_wait=max_wait
         )
-        self.fallback_reward = fallback_reward
 
     def __call__(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None = None, **kwargs: Any

@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gymnasium.error import ResetNeeded
+
 from gym_rm.adapters import require
+from gym_rm.checks import integer
+from gym_rm.config import parse_settings
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.envs.settings import EnvSettings
 from gym_rm.envs.single import RewardEnv
 from gym_rm.errors import ConfigError
 from gym_rm.scorers.batching import shared_batching_scorer
@@ -30,9 +35,10 @@ class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
             and `fallback_reward` (reward of a reply that cannot be scored; without it, ScoringError is raised).
         extras: other columns of the data set's row; they become the prompt's metadata. `user_turns` are the user's
             messages after the first, second, ... reply. `reward_spec["ground_truth"]` is the reference answer.
+            `max_turns`, which SkyRL's generator adds, also limits the replies: the smaller limit ends the episode.
 
     Raises:
-        ConfigError: unknown key in `env_config`.
+        ConfigError: unknown key in `env_config`, or invalid value.
     """
 
     def __init__(self, env_config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None) -> None:
@@ -43,9 +49,15 @@ class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
         if unknown:
             raise ConfigError(f"env_config has unknown keys {unknown}; expected only {sorted(known)}.")
         self._scorer = shared_batching_scorer(config.get("reward_model"), config.get("reward_model_kwargs") or {})
-        self._settings = {name: config[name] for name in _SETTINGS if name in config}
         self._extras = dict(extras or {})
+        self._settings = {name: config[name] for name in _SETTINGS if name in config}
+        # Check the values here, so that an invalid one is not an error of `init`.
+        limit = parse_settings(EnvSettings, self._settings).max_turns
+        if (given := self._extras.get("max_turns")) is not None:
+            turns = integer("extras['max_turns']", given, minimum=1)
+            self._settings["max_turns"] = turns if limit is None else min(turns, limit)
         self._env: RewardEnv | None = None
+        self._over = True
         self._metrics: dict[str, float] = {}
 
     def init(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[Message], dict[str, Any]]:
@@ -56,15 +68,21 @@ class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
         start = prompt_of_columns(messages, columns, "prompt", answer_column="ground_truth", where="extras")
         self._env = RewardEnv(prompts=[start], reward_model=self._scorer, **self._settings)
         observation, _ = self._env.reset()
+        self._over = False
         self._metrics = {"num_turns": 0.0, "score_ok": 1.0, "num_tokens": 0.0}
         return observation, {}
 
     def step(self, action: str) -> dict[str, Any]:
-        """Append a reply and score the conversation."""
-        if self._env is None:
-            raise ConfigError("step was called before init; call init(prompt) first.")
+        """Append a reply and score the conversation.
+
+        Raises:
+            ResetNeeded: `init` was not called, or the episode has ended.
+            ScoringError: the reply has no score, and there is no `fallback_reward`.
+        """
+        if self._env is None or self._over:
+            raise ResetNeeded("there is no running episode; call init(prompt) before step.")
         conversation, reward, terminated, truncated, info = self._env.step(action)
-        done = terminated or truncated
+        self._over = done = terminated or truncated
         self._metrics = {
             "num_turns": self._metrics["num_turns"] + 1.0,
             "score_ok": min(self._metrics["score_ok"], float(info["score_ok"])),

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
+from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, RecordingScorer, answer_must_be_text, chat
 
 from gym_rm import ConfigError, ScoringError
 from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
@@ -73,6 +73,12 @@ def test_step_returns_the_fields_that_nemo_rl_expects(environment, recorder):
 def test_step_accepts_any_batch_size(environment, size):
     result = environment.step([log("q", "four")] * size, [None] * size)
     assert result.rewards.shape == result.terminateds.shape == (size,)
+
+
+@pytest.mark.parametrize("value", NO_FALLBACK_REWARDS)
+def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(recorder, value):
+    with pytest.raises(ConfigError, match="fallback_reward must be"):
+        RewardModelEnvironment({"scorer": recorder}, fallback_reward=value)
 
 
 def test_a_log_without_a_score_is_an_error_or_gets_the_fallback_reward(environment):

@@ -7,10 +7,10 @@ import gymnasium as gym
 import pytest
 import torch
 from openrlhf_client import PROMPT, REPLIES, prompt_text, query
-from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
+from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, RecordingScorer, answer_must_be_text, chat
 from transformers import AutoTokenizer
 
-from gym_rm import ConversationError, ScoringError
+from gym_rm import ConfigError, ConversationError, ScoringError
 from gym_rm.adapters.openrlhf import RewardFunction
 from gym_rm.server.get_reward import RewardServer
 
@@ -45,6 +45,12 @@ def test_a_sample_without_a_score_is_an_error_or_gets_the_fallback_reward(record
     result = RewardFunction(recorder, policy_tokenizer=policy_path, fallback_reward=-3.0)(queries, prompts, ["", ""])
     assert result["rewards"].tolist() == [-3.0, 1.0]
     assert result["extra_logs"]["score_ok"].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("value", NO_FALLBACK_REWARDS)
+def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(recorder, policy_path, value):
+    with pytest.raises(ConfigError, match="fallback_reward must be"):
+        RewardFunction(recorder, policy_tokenizer=policy_path, fallback_reward=value)
 
 
 def test_the_error_names_the_row_of_a_query_without_its_prompt(reward_function):

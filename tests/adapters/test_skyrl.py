@@ -1,8 +1,10 @@
 import importlib.util
+import math
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from gymnasium.error import ResetNeeded
 from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
 
 from gym_rm import ConfigError, ScoringError
@@ -102,8 +104,49 @@ def test_an_unknown_key_of_env_config_is_refused(make, recorder):
 
 
 def test_a_step_before_init_is_refused(make, recorder):
-    with pytest.raises(ConfigError, match="init"):
+    with pytest.raises(ResetNeeded, match=r"call init\(prompt\)"):
         make({"reward_model": recorder}).step("four")
+
+
+def test_a_step_after_the_end_is_refused_and_not_scored(make, recorder):
+    env = make({"reward_model": recorder})
+    env.init(chat("2 + 2?"))
+    env.step("four")
+    with pytest.raises(ResetNeeded, match=r"call init\(prompt\)"):
+        env.step("five")
+    assert recorder.num_conversations == 1
+
+
+@pytest.mark.parametrize(("of_config", "of_extras"), [(None, 2), (3, 2), (2, 3)])
+def test_the_smaller_max_turns_of_env_config_and_extras_ends_a_dialogue(make, recorder, of_config, of_extras):
+    config = {} if of_config is None else {"max_turns": of_config}
+    env = make({"reward_model": recorder, **config}, {"user_turns": ["sure?"] * 4, "max_turns": of_extras})
+    env.init(chat("2 + 2?"))
+    assert [env.step(reply)["done"] for reply in ("four", "yes")] == [False, True]
+
+
+def test_max_turns_of_the_extras_may_be_missing(make, recorder):
+    env = make({"reward_model": recorder}, {"user_turns": ["sure?"], "max_turns": None})
+    env.init(chat("2 + 2?"))
+    assert not env.step("four")["done"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "0", True])
+def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(make, recorder, value):
+    with pytest.raises(ConfigError, match="fallback_reward must be"):
+        make({"reward_model": recorder, "fallback_reward": value})
+
+
+@pytest.mark.parametrize("value", [0, "2", True])
+def test_an_invalid_max_turns_in_env_config_is_an_error_of_the_constructor(make, recorder, value):
+    with pytest.raises(ConfigError, match="max_turns must be"):
+        make({"reward_model": recorder, "max_turns": value}, {"max_turns": 1})
+
+
+@pytest.mark.parametrize("value", [0, "2", True, 1.5])
+def test_an_invalid_max_turns_in_the_extras_is_an_error_of_the_constructor(make, recorder, value):
+    with pytest.raises(ConfigError, match=r"extras\['max_turns'\] must be an integer"):
+        make({"reward_model": recorder}, {"max_turns": value})
 
 
 # --- prompts for verifiers -----------------------------------------------------------------------------------------

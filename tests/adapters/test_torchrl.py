@@ -1,7 +1,7 @@
 import gymnasium as gym
 import pytest
 import torch
-from recording import RecordingScorer, chat
+from recording import NO_FALLBACK_REWARDS, RecordingScorer, chat
 
 from gym_rm import ConfigError, ScoringError
 
@@ -151,6 +151,12 @@ def test_a_conversation_without_a_score_is_an_error_or_gets_the_fallback_reward(
     env, start = chat_env(RewardModelTransform(RecordingScorer(), fallback_reward=-2.0), (2,))
     start["history"].full = histories("FAIL", "four")
     assert env.step(start)["next", "reward"].flatten().tolist() == [-2.0, 1.0]
+
+
+@pytest.mark.parametrize("value", NO_FALLBACK_REWARDS)
+def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(recorder, value):
+    with pytest.raises(ConfigError, match="fallback_reward must be"):
+        RewardModelTransform(recorder, fallback_reward=value)
 
 
 def test_a_conversation_with_tool_calls_has_no_score(embedded_scorer):
