@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from numpy.typing import NDArray
 
 from gym_rm.adapters import require
 from gym_rm.envs.infos import infos_of_row
+from gym_rm.envs.numeric_views import NumericView
+from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
 
 VecEnv: Any = require("stable_baselines3.common.vec_env", install="gym-rm[sb3]").VecEnv
+
+SAME_STEP_STATISTICS = tuple(int(part) for part in gym.__version__.split(".")[:2]) >= (1, 4)
+"""Whether `RecordEpisodeStatistics` of the installed Gymnasium is right in the autoreset mode `SAME_STEP`."""
 
 NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -32,7 +38,8 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
 
     Raises:
         MissingExtraError: (on import of this module) stable-baselines3 is not installed.
-        ConfigError: SB3 does not support the observation or action space, or the autoreset mode is not `SAME_STEP`.
+        ConfigError: SB3 does not support the observation or action space, the autoreset mode is not `SAME_STEP`, or
+            `RecordEpisodeStatistics` of a Gymnasium before 1.4 is inside, which reports wrong returns in this mode.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -59,6 +66,11 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
                 "autoreset_mode='SameStep'."
             )
         self.envs = envs
+        if not SAME_STEP_STATISTICS and isinstance(self._owner("return_queue"), RecordEpisodeStatistics):
+            raise ConfigError(
+                f"RecordEpisodeStatistics of Gymnasium {gym.__version__} reports wrong returns in the autoreset mode "
+                "SAME_STEP; use VecMonitor(VecEnvBridge(envs)) instead, or gymnasium>=1.4."
+            )
         self._actions: NDArray[Any] | None = None
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
@@ -80,10 +92,13 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         observations, rewards, terminations, truncations, infos = self.envs.step(self._actions)
         dones = terminations | truncations
         final_observations, final_infos = infos.pop("final_obs", None), infos.pop("final_info", {})
+        statistics = {name: infos.pop(name) for name in [*infos] if _are_statistics(infos[name])}
         rows: list[dict[str, Any]] = [infos_of_row(infos, row) for row in range(self.num_envs)]
         for row in np.flatnonzero(dones).tolist():
             self.reset_infos[row] = rows[row]
             rows[row] = {**infos_of_row(final_infos, row), "terminal_observation": final_observations[row]}
+            for name, values in statistics.items():
+                rows[row][name] = {key: value[row].item() for key, value in values.items()}
         for row, info in enumerate(rows):
             info["TimeLimit.truncated"] = bool(truncations[row] and not terminations[row])
         return np.asarray(observations), rewards.astype(np.float32), dones, rows
@@ -93,18 +108,36 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         self.envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return an attribute of the vector environment, once for each index."""
-        value = getattr(self.envs, attr_name)
-        return [value for _ in self._get_indices(indices)]
+        """Return an attribute of the environments, of their vector environment or of its wrappers, for each index."""
+        owner = self._owner(attr_name)
+        if not isinstance(owner, VectorWrapper) and hasattr(owner, "get_attr"):
+            values = owner.get_attr(attr_name)
+        else:
+            values = [getattr(owner, attr_name)] * self.num_envs
+        return [values[index] for index in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an attribute of the vector environment, for all environments.
+        """Set an existing attribute, for all environments.
 
         Raises:
-            ConfigError: `indices` leaves out some environments.
+            ConfigError: `indices` leaves out some environments, or the attribute does not exist or cannot be set. The
+                settings of this package's environments cannot be changed.
         """
         self._require_all("set_attr", indices)
-        setattr(self.envs, attr_name, value)
+        owner = self._owner(attr_name)
+        try:
+            self.get_attr(attr_name)
+            if not isinstance(owner, VectorWrapper) and hasattr(owner, "set_attr"):
+                owner.set_attr(attr_name, [value] * self.num_envs)
+            elif isinstance(owner, RewardVectorEnv | NumericView):
+                raise AttributeError(f"{type(owner).__name__} has no attributes to set")
+            else:
+                setattr(owner, attr_name, value)
+        except AttributeError as error:
+            raise ConfigError(
+                f"set_attr cannot set {attr_name!r}: {error}. Settings such as fallback_reward are arguments of "
+                "gym.make_vec: make a new environment."
+            ) from error
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a method of the vector environment once, and return its result for every environment.
@@ -113,7 +146,7 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
             ConfigError: `indices` leaves out some environments.
         """
         self._require_all("env_method", indices)
-        result = getattr(self.envs, method_name)(*method_args, **method_kwargs)
+        result = getattr(self._owner(method_name), method_name)(*method_args, **method_kwargs)
         return [result for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Any = None) -> list[bool]:
@@ -124,9 +157,21 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         """Return None for each environment: conversations have no images."""
         return [None] * self.num_envs
 
+    def _owner(self, name: str) -> Any:
+        """Return the outermost wrapper with this attribute, or the vector environment inside all wrappers."""
+        layer: Any = self.envs
+        while isinstance(layer, VectorWrapper) and not hasattr(layer, name):
+            layer = layer.env
+        return layer
+
     def _require_all(self, method: str, indices: Any) -> None:
         if len(set(self._get_indices(indices))) != self.num_envs:
             raise ConfigError(
                 f"{method} must apply to all {self.num_envs} environments, because they are one object; got "
                 f"indices={indices!r}. Leave indices out."
             )
+
+
+def _are_statistics(values: Any) -> bool:
+    """Return whether these infos are from `RecordEpisodeStatistics`, which describes the episodes that have ended."""
+    return isinstance(values, Mapping) and values.keys() == {"r", "l", "t"}

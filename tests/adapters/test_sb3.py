@@ -1,7 +1,8 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorWrapper
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from tasks import CANDIDATES, PROMPTS, TOKENS, best_return, make_task
 
 from gym_rm import ConfigError, ScoringError, load_scorer
@@ -12,7 +13,7 @@ from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
-from gym_rm.adapters.sb3 import VecEnvBridge
+from gym_rm.adapters.sb3 import SAME_STEP_STATISTICS, VecEnvBridge
 
 each_view = pytest.mark.parametrize("env_id", [CANDIDATES, TOKENS])
 
@@ -85,10 +86,65 @@ def test_get_attr_and_env_is_wrapped_answer_for_each_index(recorder):
     envs.close()
 
 
+def test_get_attr_and_set_attr_find_the_layer_that_has_the_attribute(recorder):
+    class Tagged(VectorWrapper):
+        tag = 0
+
+    inner = Tagged(make_task(CANDIDATES, recorder, 2))
+    envs = VecEnvBridge(VectorWrapper(inner))
+    envs.set_attr("tag", 1)
+    assert inner.tag == 1
+    assert envs.get_attr("tag") == [1, 1]
+    assert envs.get_attr("group_size") == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["fallback_reward", "max_turns", "group_size", "no_such_thing"])
+def test_set_attr_refuses_what_has_no_effect(name, recorder):
+    envs = VecEnvBridge(make_task(CANDIDATES, recorder, 2))
+    with pytest.raises(ConfigError, match=f"set_attr cannot set '{name}'.*gym.make_vec"):
+        envs.set_attr(name, 1)
+
+
+def test_attributes_of_single_environments_are_read_and_set():
+    envs = VecEnvBridge(cart_pole())
+    envs.set_attr("gravity", 5.0)
+    assert envs.get_attr("gravity") == [5.0] * 3
+    with pytest.raises(ConfigError, match="set_attr cannot set 'gravty'"):
+        envs.set_attr("gravty", 5.0)
+
+
+@pytest.mark.skipif(not SAME_STEP_STATISTICS, reason="RecordEpisodeStatistics is wrong in SAME_STEP")
+@pytest.mark.parametrize("key", ["episode", "statistics"])
+def test_statistics_of_an_ended_episode_are_in_its_own_info(key):
+    envs = VecEnvBridge(RecordEpisodeStatistics(cart_pole(), stats_key=key))
+    envs.reset()
+    lengths = np.zeros(3)
+    for _ in range(40):
+        _, _, dones, infos = envs.step(np.array([0, 1, 1]))
+        lengths += 1
+        for row in range(3):
+            assert (key in infos[row]) == dones[row]
+            assert key not in envs.reset_infos[row]
+            if dones[row]:
+                assert infos[row][key]["l"] == lengths[row] == infos[row][key]["r"]
+        lengths[dones] = 0
+
+
+def test_record_episode_statistics_is_refused_where_it_is_wrong(recorder, monkeypatch):
+    monkeypatch.setattr("gym_rm.adapters.sb3.SAME_STEP_STATISTICS", False)
+    envs = VectorWrapper(RecordEpisodeStatistics(make_task(CANDIDATES, recorder, 2)))
+    with pytest.raises(ConfigError, match="use VecMonitor"):
+        VecEnvBridge(envs)
+    VecMonitor(VecEnvBridge(make_task(CANDIDATES, recorder, 2)))
+
+
 @pytest.mark.parametrize("call", [lambda envs, **at: envs.set_attr("tag", 1, **at),
                                   lambda envs, **at: envs.env_method("close", **at)])  # fmt: skip
 def test_set_attr_and_env_method_need_all_environments(call, recorder):
-    envs = VecEnvBridge(make_task(CANDIDATES, recorder, 3))
+    class Tagged(VectorWrapper):
+        tag = 0
+
+    envs = VecEnvBridge(Tagged(make_task(CANDIDATES, recorder, 3)))
     with pytest.raises(ConfigError, match=r"must apply to all 3 environments.*got indices=1"):
         call(envs, indices=1)
     call(envs)
