@@ -345,6 +345,14 @@ def test_all_forms_of_a_folder_share_one_scorer(folder):
         release_scorer(scorer)
 
 
+@pytest.mark.parametrize("options", [{"dtype": torch.float32}, {"device": torch.device("cpu")}])
+def test_equal_objects_of_torch_in_the_options_share_one_scorer(folder, options):
+    first, second = acquire_scorer(str(folder), options), acquire_scorer(str(folder), dict(options))
+    assert first is second
+    for scorer in (first, second):
+        release_scorer(scorer)
+
+
 def test_different_options_give_different_scorers(folder):
     first, second = acquire_scorer(str(folder), {}), acquire_scorer(str(folder), {"max_length": 100})
     assert first is not second
@@ -402,7 +410,7 @@ def test_loading_is_tried_again_after_an_error():
 
 def test_settings_that_are_not_plain_are_not_shared(folder, closed):
     """Settings with objects cannot be compared, so each user gets and closes its own scorer."""
-    first, second = (acquire_scorer(str(folder), {"dtype": torch.float32}) for _ in range(2))
+    first, second = (acquire_scorer(str(folder), {"max_length": np.int64(100)}) for _ in range(2))
     assert first is not second
     release_scorer(first)
     assert closed == [first.executor]

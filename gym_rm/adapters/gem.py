@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 
 from gym_rm.adapters import require
+from gym_rm.scorers.batching import shared_batching_scorer
 
 Env: Any = require("gem.core", install="gem-llm").Env
 
@@ -15,7 +16,8 @@ class RewardModelGemEnv(Env):  # type: ignore[misc]
     """One `RewardModel-v0` conversation as a GEM environment.
 
     Register it with `gem.register("gym_rm:reward-model", "gym_rm.adapters.gem:RewardModelGemEnv")`. An observation is
-    the last user message, or an empty text after the end of an episode.
+    the last user message, or an empty text after the end of an episode. All environments of a process with equal
+    settings share one reward model, which merges the calls of concurrent steps into one batch.
 
     Args:
         seed: seed of the first `reset` if that call has none; `gem.make_vec` passes a different seed to each
@@ -25,7 +27,8 @@ class RewardModelGemEnv(Env):  # type: ignore[misc]
 
     def __init__(self, seed: int | None = None, **settings: Any) -> None:
         super().__init__()
-        self._env = gym.make("RewardModel-v0", **settings)
+        scorer = shared_batching_scorer(settings.pop("reward_model", None), settings.pop("reward_model_kwargs", {}))
+        self._env = gym.make("RewardModel-v0", reward_model=scorer, **settings)
         self._first_seed = seed
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:

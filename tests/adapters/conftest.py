@@ -1,6 +1,7 @@
 import importlib
 import importlib.resources
 import importlib.util
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -35,6 +36,27 @@ def embedded_scorer():
 @pytest.fixture(scope="session")
 def policy_path():
     return str(ASSETS / "policy")
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """A copy of the embedded reward model, which no other test has loaded."""
+    return str(shutil.copytree(ASSETS / "reward_model", tmp_path / "reward_model"))
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The folders that shared scorers were loaded from."""
+    folders = []
+    load_scorer = gym_rm.load_scorer
+
+    def load(reward_model=None, **options):
+        if isinstance(reward_model, str):
+            folders.append(reward_model)
+        return load_scorer(reward_model, **options)
+
+    monkeypatch.setattr("gym_rm.scorer.load_scorer", load)
+    return folders
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 from recording import chat
 
 from gym_rm import ConfigError, ScoringError
+from gym_rm.scorers.batching import MicroBatchingScorer
 
 NAME = "gym_rm:reward-model"
 SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"]} for n in range(1, 4)]
@@ -53,6 +54,21 @@ def test_gem_makes_a_vector_environment(gem, recorder):
     _, rewards, terminations, *_ = envs.step(["four", "4", "it is four"])
     assert list(rewards) == [1.0, 0.25, 2.5]
     assert all(terminations)
+
+
+def test_gems_threads_are_scored_in_one_batch(gem, recorder):
+    scorer = MicroBatchingScorer(recorder, max_batch_size=3, max_wait=300)
+    settings = [{"reward_model": scorer, "prompts": ["2 + 2?"]}] * 3
+    envs = gem.make_vec([NAME] * 3, vec_kwargs=settings, async_mode=True)
+    envs.reset(seed=0)
+    assert list(envs.step(["four", "4", "it is four"])[1]) == [1.0, 0.25, 2.5]
+    assert len(recorder.calls) == 1
+
+
+def test_environments_of_one_folder_share_one_model(make, loads, model_folder):
+    for _ in range(3):
+        make(reward_model=model_folder)
+    assert loads == [model_folder]
 
 
 # --- prompts for verifiers -----------------------------------------------------------------------------------------

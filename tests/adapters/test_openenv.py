@@ -6,6 +6,7 @@ from gymnasium.error import ResetNeeded
 from recording import RecordingScorer, chat
 
 from gym_rm import ConfigError, ScoringError
+from gym_rm.scorers.batching import MicroBatchingScorer
 
 PROMPTS = [{"prompt": "2 + 2?", "user_turns": ["sure?"], "answer": "4"}]
 
@@ -80,6 +81,36 @@ def test_an_answer_that_is_neither_text_nor_a_number_is_refused(adapter, verifie
         adapter.RewardModelOpenEnv(reward_model=verifier, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
 
 
+def test_the_client_gets_prompt_id_score_ok_and_truncated(adapter, recorder):
+    env = adapter.RewardModelOpenEnv(reward_model=recorder, prompts=PROMPTS, max_turns=1, fallback_reward=-2.0)
+    observation = env.reset(seed=0)
+    assert (observation.prompt_id, observation.score_ok, observation.truncated) == ("0", None, False)
+    observation = env.step(adapter.ReplyAction(reply="FAIL"))
+    assert (observation.prompt_id, observation.score_ok, observation.truncated) == ("0", False, True)
+
+
+def test_a_step_with_a_prompt_id_starts_from_this_prompt(adapter, recorder):
+    rows = [{"prompt": f"{n}?", "prompt_id": f"sum {n}"} for n in range(4)]
+    env = adapter.RewardModelOpenEnv(reward_model=recorder, prompts=rows)
+    observation = env.step(adapter.ReplyAction(reply="four", prompt_id="sum 2"))
+    assert (observation.messages, observation.reward) == (chat("2?", "four"), 1.0)
+    assert env.reset(prompt_id="sum 3").messages == chat("3?")
+    with pytest.raises(ConfigError, match=r"no prompt with prompt_id='sum 9'\. Did you mean"):
+        env.step(adapter.ReplyAction(reply="four", prompt_id="sum 9"))
+
+
+def test_a_step_without_an_episode_names_what_to_do(adapter, recorder):
+    env = adapter.RewardModelOpenEnv(reward_model=recorder, prompts=PROMPTS)
+    with pytest.raises(ResetNeeded, match="call reset first, or pass a prompt_id"):
+        env.step(adapter.ReplyAction(reply="four"))
+
+
+def test_environments_of_one_folder_share_one_model(adapter, loads, model_folder):
+    for _ in range(3):  # one after the other, as the server makes them for HTTP requests
+        adapter.RewardModelOpenEnv(reward_model=model_folder).close()
+    assert loads == [model_folder]
+
+
 # --- OpenEnv's server ----------------------------------------------------------------------------------------------
 
 
@@ -88,17 +119,11 @@ def server():
     """Function that returns a client of OpenEnv's server, which runs in this process."""
     pytest.importorskip("openenv.core.env_server", reason="OpenEnv is not installed")
     testclient = pytest.importorskip("fastapi.testclient")
-    from openenv.core.env_server import create_fastapi_app
+    from gym_rm.adapters.openenv import create_app
 
-    from gym_rm.adapters.openenv import ConversationObservation, ReplyAction, RewardModelOpenEnv
-
-    def serve(reward_model):
-        def make():
-            return RewardModelOpenEnv(reward_model=reward_model, prompts=PROMPTS)
-
-        return testclient.TestClient(create_fastapi_app(make, ReplyAction, ConversationObservation))
-
-    return serve
+    return lambda reward_model, **settings: testclient.TestClient(
+        create_app(**{"reward_model": reward_model, "prompts": PROMPTS, **settings})
+    )
 
 
 def test_openenvs_server_resets_and_steps_the_environment(server):
@@ -122,3 +147,41 @@ def test_openenvs_server_does_not_send_the_answer_to_the_client(server, verifier
         assert socket.receive_json()["data"]["reward"] == 1.0
     assert verifier.prompts[0].answer == "4"
     assert not any('"answer"' in text or '"4"' in text for text in received)
+
+
+def test_plain_http_requests_score_a_reply_to_the_prompt_of_their_reset(server, recorder):
+    client = server(recorder, prompts=[{"prompt": f"{n}?", "prompt_id": f"sum {n}"} for n in range(4)])
+    observation = client.post("/reset", json={"seed": 1}).json()["observation"]
+    action = {"reply": "four", "prompt_id": observation["prompt_id"]}
+    response = client.post("/step", json={"action": action})
+    assert response.status_code == 200
+    assert (response.json()["reward"], response.json()["done"]) == (1.0, True)
+    assert response.json()["observation"]["score_ok"] is True
+    assert recorder.calls == [[chat(observation["messages"][0]["content"], "four")]]
+
+
+def test_a_plain_http_request_that_cannot_be_answered_gets_the_reason(server, recorder):
+    client = server(recorder)
+    response = client.post("/step", json={"action": {"reply": "four"}})
+    assert response.status_code == 422
+    assert "pass a prompt_id" in response.json()["detail"]
+    response = client.post("/step", json={"action": {"reply": "FAIL", "prompt_id": "0"}})
+    assert response.status_code == 422
+    assert "the reply contains FAIL" in response.json()["detail"]
+
+
+def test_sessions_at_the_same_time_are_scored_in_one_batch(server, recorder):
+    client = server(MicroBatchingScorer(recorder, max_batch_size=2, max_wait=300), max_concurrent_envs=2)
+    with client.websocket_connect("/ws") as one, client.websocket_connect("/ws") as two:
+        for socket in (one, two):
+            socket.send_json({"type": "reset", "data": {"seed": 0}})
+            socket.receive_json()
+        for socket in (one, two):
+            socket.send_json({"type": "step", "data": {"reply": "four"}})
+        assert [socket.receive_json()["data"]["reward"] for socket in (one, two)] == [1.0, 1.0]
+    assert len(recorder.calls) == 1
+
+
+def test_invalid_settings_of_a_server_are_an_error_before_it_starts(server, recorder):
+    with pytest.raises(ConfigError, match="max_turn: unknown setting"):
+        server(recorder, max_turn=1)
