@@ -48,6 +48,6 @@ def check_fallback_reward(value: Any) -> float | None:
     if value is None:
         return None
     reward = finite("fallback_reward", value)
-    if abs(reward) > np.finfo(np.float32).max:
+    if abs(reward) > float(np.finfo(np.float32).max):
         raise ConfigError(f"fallback_reward must be finite in float32, got {value!r}.")
     return reward

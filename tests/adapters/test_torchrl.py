@@ -7,10 +7,11 @@ from gym_rm import ConfigError, ScoringError
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed")
 
-from tensordict import NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
+from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
 from torch.utils.data import DataLoader
+from torchrl.collectors import Collector
 from torchrl.data.llm import History
-from torchrl.envs import TransformedEnv, check_env_specs
+from torchrl.envs import TransformedEnv, check_env_specs, default_info_dict_reader
 from torchrl.envs.libs.gym import GymWrapper
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.llm.chat import DatasetChatEnv
@@ -72,6 +73,61 @@ def test_copies_of_a_spec_keep_one_object_per_element(make):
 def test_other_autoreset_modes_are_refused(make):
     with pytest.raises(ConfigError, match="autoreset_mode='Disabled'"):
         wrap(make(autoreset_mode="SameStep"))
+
+
+# --- infos ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_envs", [None, 1, 3])
+@pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelCandidates-v0", "RewardModelTokens-v0"])
+def test_auto_register_info_dict_passes_torchrls_check(make, env_id, num_envs):
+    envs = wrap(make(env_id, num_envs), components=["length"]).auto_register_info_dict()
+    check_env_specs(envs)
+    assert {"prompt_id", "score_ok", "num_tokens", "truncated_tokens", "metrics", "components"} <= set(
+        envs.reset().keys()
+    )
+
+
+@pytest.mark.parametrize("num_envs", [None, 3])
+def test_the_infos_of_a_step_are_in_the_tensordict(make, num_envs):
+    prompts = [{"prompt": "2 + 2?", "prompt_id": "sum"}]
+    envs = wrap(make(num_envs=num_envs, prompts=prompts), components=["length"]).auto_register_info_dict()
+    start = envs.reset()
+    missing = start["metrics", "mean"].isnan() & ~start["score_ok"] & (start["num_tokens"] == 0)
+    assert missing.all()
+    replies = ["four"] if num_envs is None else ["four", "", "it is four"]
+    action = NonTensorData("four") if num_envs is None else NonTensorStack(*replies)
+    following = envs.step(start.set("action", action))["next"]
+    lengths = [len(reply) for reply in replies]
+    assert following["components", "length"].reshape(-1).tolist() == lengths
+    assert following["metrics", "mean"].reshape(-1).tolist() == [length / 4 for length in lengths]
+    assert following["num_tokens"].reshape(-1).tolist() == [len("2 + 2?") + length for length in lengths]
+    assert following["score_ok"].all()
+    assert following["prompt_id"] == ("sum" if num_envs is None else ["sum"] * 3)
+
+
+def test_a_step_without_a_score_has_no_statistics(make):
+    envs = wrap(make("RewardModelTokens-v0", num_envs=2, max_new_tokens=3)).auto_register_info_dict()
+    start, stop = envs.reset(seed=0), envs.action_spec.shape[-1] - 1
+    action = torch.nn.functional.one_hot(torch.tensor([0, stop]), stop + 1)
+    following = envs.step(start.set("action", action))["next"]
+    assert following["score_ok"].tolist() == [False, True]
+    assert following["metrics", "mean"].isnan().tolist() == [True, False]
+
+
+def test_a_collector_returns_the_infos_of_every_step(make, recorder):
+    envs = wrap(make("RewardModelCandidates-v0", num_envs=2)).auto_register_info_dict()
+    calls = len(recorder.calls)
+    (batch,) = Collector(envs, envs.rand_action, frames_per_batch=8, total_frames=8)
+    assert len(recorder.calls) == calls + 4
+    assert batch["next", "metrics", "mean"].tolist() == batch["next", "reward"][..., 0].tolist()
+    assert all(isinstance(name, str) for row in batch["prompt_id"] for name in row)
+
+
+def test_another_reader_of_infos_is_used_if_it_is_given(make):
+    reader = default_info_dict_reader(["num_tokens"])
+    envs = wrap(make(num_envs=None)).set_info_dict_reader(reader)
+    assert envs.info_dict_reader == [reader]
 
 
 # --- prompts for verifiers -----------------------------------------------------------------------------------------
