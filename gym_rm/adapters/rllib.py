@@ -139,8 +139,10 @@ class EnvCreator:
 def register(env_id: str, **settings: Any) -> str:
     """Register an environment with RLlib and return its name, the argument of `.environment(...)`.
 
-    The algorithm also needs `.env_runners(gym_env_vectorize_mode="vector_entry_point")` and, because observations are
-    token ids, the connector `FlattenObservations`.
+    The algorithm also needs `.env_runners(gym_env_vectorize_mode="vector_entry_point", sample_timeout_s=None)` and,
+    because observations are token ids, the connector `FlattenObservations`. By default RLlib restarts a failed runner
+    and continues without its samples; `.fault_tolerance(restart_failed_env_runners=False)` makes `build_algo` raise the
+    error of an invalid `env_config`, and `train` raise one if the reward model fails.
 
     Args:
         env_id: id of a numeric view.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.resources
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +26,7 @@ from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.envs.infos import Infos, Mask
 from gym_rm.envs.single import SingleEnv
 from gym_rm.envs.vector import RewardVectorEnv
-from gym_rm.errors import ActionError, ConfigError, ConversationError
+from gym_rm.errors import ActionError, ConfigError, ConversationError, warn_once
 from gym_rm.types import Conversation
 
 Windows: TypeAlias = NDArray[np.int64]
@@ -118,6 +119,11 @@ class NumericView(Wrapper):
         self.window = window
         self.num_actions = num_actions
         self.autoreset_mode = env.autoreset_mode
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and "ray.rllib" in sys.modules:
+            warn_once(
+                "RLlib drops steps of environments in autoreset mode SAME_STEP after they were scored; in RLlib, use "
+                "gym_rm.adapters.rllib.register, or env_config={'autoreset_mode': 'NextStep'} with the id."
+            )
         self.single_observation_space = window.space
         self.single_action_space = Discrete(num_actions)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)

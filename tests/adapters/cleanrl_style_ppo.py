@@ -2,7 +2,8 @@
 
     python cleanrl_style_ppo.py RewardModelCandidates-v0 --import-module gym_rm
 
-Like many such scripts, it ignores the autoreset mode: in `NEXT_STEP` it also trains on the steps that only reset.
+Like many such scripts, it ignores the autoreset mode: in `NEXT_STEP` it also trains on the steps that only reset. It
+adds up the returns itself, because `RecordEpisodeStatistics` is wrong in `SAME_STEP` before Gymnasium 1.4.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import json
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from torch import nn
 from torch.distributions.categorical import Categorical
 
@@ -61,7 +61,7 @@ def main():
     np.random.seed(args.seed)
     torch.manual_seed(args.seed)
 
-    envs = RecordEpisodeStatistics(gym.make_vec(args.env_id, num_envs=args.num_envs, **args.env_kwargs))
+    envs = gym.make_vec(args.env_id, num_envs=args.num_envs, **args.env_kwargs)
     assert isinstance(envs.single_action_space, gym.spaces.Discrete), "only discrete action space is supported"
     agent = Agent(envs)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
@@ -70,6 +70,7 @@ def main():
     actions, logprobs, rewards, dones, values = torch.zeros((5, args.num_steps, args.num_envs))
     next_obs = torch.Tensor(envs.reset(seed=args.seed)[0])
     next_done = torch.zeros(args.num_envs)
+    episodic_returns, finished = np.zeros(args.num_envs), []
     batch_size = args.num_steps * args.num_envs
     num_iterations = args.total_timesteps // batch_size
     for iteration in range(num_iterations):
@@ -82,6 +83,9 @@ def main():
             observation, reward, terminations, truncations, _ = envs.step(action.numpy())
             rewards[step] = torch.tensor(reward)
             next_obs, next_done = torch.Tensor(observation), torch.Tensor(terminations | truncations)
+            episodic_returns += reward
+            finished += episodic_returns[terminations | truncations].tolist()
+            episodic_returns[terminations | truncations] = 0.0
 
         with torch.no_grad():
             next_value = agent.get_action_and_value(next_obs)[3]
@@ -106,7 +110,7 @@ def main():
                 nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
                 optimizer.step()
         if iteration % 4 == 3:
-            print(f"global_step={(iteration + 1) * batch_size}, episodic_return={np.mean(envs.return_queue):.3f}")
+            print(f"global_step={(iteration + 1) * batch_size}, episodic_return={np.mean(finished[-100:]):.3f}")
     envs.close()
 
 

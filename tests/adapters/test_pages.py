@@ -1,4 +1,4 @@
-"""The Python code of every page in `docs/adapters` runs, in one process per page."""
+"""The Python code of every page in `docs/adapters` runs, in one process per page, and shows a reward that rises."""
 
 import importlib
 import importlib.util
@@ -27,6 +27,9 @@ LIBRARIES = {
     "openenv": "openenv.core.env_server",
     "gem": "gem",
 }
+NUMBER = r"(-?\d+\.\d+)"
+RISE = rf"(?:before|of a wrong reply): {NUMBER}, (?:after|of the right reply): {NUMBER}"
+"""What every page prints: two numbers, of which the second must be higher."""
 
 
 def blocks(page, language="python"):
@@ -41,7 +44,7 @@ def is_installed(module):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page, tmp_path):
+def test_the_code_of_a_page_runs_and_shows_a_higher_reward(page, tmp_path):
     library = LIBRARIES[page.stem]
     if not is_installed(library):
         pytest.skip(f"{library} is not installed")
@@ -50,6 +53,9 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     environment = {"PATH": "", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     run = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
+    shown = re.findall(RISE, run.stdout)
+    assert shown, run.stdout
+    assert all(float(low) < float(high) for low, high in shown), shown
 
 
 def test_every_page_has_python_code_and_is_in_the_table():

@@ -7,6 +7,7 @@ from recording import RecordingScorer, chat, holds_answer
 from tasks import CANDIDATES, TOKENS, WINDOW, best_return, task_prompts
 
 from gym_rm import ConfigError, Prompt, RemoteError, ScoringError
+from gym_rm.errors import warn_once
 from gym_rm.testing import check_scorer
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -25,6 +26,10 @@ def length(conversations):
     return [float(len(conversation[-1]["content"])) for conversation in conversations]
 
 
+def raises(conversations):
+    raise OSError("the scorer crashed")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     before = {process.pid for process in psutil.Process().children(recursive=True)}
@@ -40,7 +45,7 @@ def cluster():
         yield
         ray.shutdown()
     left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
-    _, alive = psutil.wait_procs(left, timeout=30)
+    _, alive = psutil.wait_procs(left, timeout=600)
     assert not alive
 
 
@@ -51,16 +56,19 @@ def shared():
     scorer.close()
 
 
-def algorithm(env_name, num_env_runners):
+def algorithm(env_name, num_env_runners, env_config=None):
+    """Make PPO as on the adapter's page: it waits for all samples, and errors of the runners are fatal."""
     config = (
         PPOConfig()
-        .environment(env_name)
+        .environment(env_name, env_config=env_config or {})
         .env_runners(
             num_env_runners=num_env_runners,
             num_envs_per_env_runner=8,
             gym_env_vectorize_mode="vector_entry_point",
+            sample_timeout_s=None,
             env_to_module_connector=lambda env=None, spaces=None, device=None: FlattenObservations(),
         )
+        .fault_tolerance(restart_failed_env_runners=False)
         .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[32]))
         .training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=4, lr=3e-3)
         .debugging(seed=0)
@@ -95,16 +103,14 @@ def test_a_shared_scorer_returns_the_rewards_of_the_embedded_reward_model(embedd
 
 
 def test_calls_of_several_processes_are_scored_in_one_batch():
-    scorer = SharedScorer(RecordingScorer(seconds=0.3), num_cpus=0)
+    scorer = SharedScorer(RecordingScorer(), num_cpus=0, max_batch_size=8, max_wait=600)
 
     @ray.remote(num_cpus=0.25)
     def ask(length):
         return scorer.score([chat("q", "x" * length)]).rewards.tolist()
 
     assert ray.get([ask.remote(length) for length in range(8)]) == [[length / 4] for length in range(8)]
-    calls, conversations = scorer.counts
-    assert conversations == 8
-    assert calls < 8
+    assert scorer.counts == (1, 8)
     scorer.close()
 
 
@@ -205,6 +211,36 @@ def test_text_environments_are_refused():
         register("RewardModel-v0", reward_model=length, prompts=PROMPTS)
 
 
+def test_the_error_of_an_invalid_env_config_names_the_setting():
+    name = register(CANDIDATES, reward_model=length, prompts=PROMPTS, window=WINDOW)
+    with pytest.raises(ConfigError, match="windw: unknown setting"):
+        algorithm(name, num_env_runners=1, env_config={"windw": 8})
+
+
+def test_training_ends_with_an_error_if_the_scorer_raises():
+    name = register(CANDIDATES, reward_model=raises, prompts=PROMPTS, window=WINDOW)
+    algo = algorithm(name, num_env_runners=1)
+    with pytest.raises(ray.exceptions.RayError):
+        algo.train()
+    algo.stop()
+
+
+def test_the_plain_id_scores_every_step_once_in_next_step_mode(shared, caplog):
+    settings = {"reward_model": shared, "prompts": PROMPTS, "window": WINDOW, "autoreset_mode": "NextStep"}
+    algo = algorithm(CANDIDATES, num_env_runners=0, env_config=settings)
+    steps_kept = algo.train()["env_runners"]["num_env_steps_sampled_lifetime"]
+    algo.stop()
+    assert shared.counts[1] == steps_kept
+    assert "SAME_STEP" not in caplog.text
+
+
+def test_the_plain_id_in_same_step_mode_is_a_warning(shared, caplog):
+    warn_once.cache_clear()
+    settings = {"reward_model": shared, "prompts": PROMPTS, "window": WINDOW}
+    algorithm(CANDIDATES, num_env_runners=0, env_config=settings).stop()
+    assert "gym_rm.adapters.rllib.register" in caplog.text
+
+
 # --- learning ------------------------------------------------------------------------------------------------------
 
 
@@ -231,4 +267,4 @@ def test_runners_share_one_reward_model(shared):
     assert returns[-1] > returns[0] + 2
     calls, conversations = shared.counts
     assert conversations == steps_kept
-    assert calls < conversations / 8  # each runner scores 8 conversations per call
+    assert calls <= conversations / 8  # each runner scores 8 conversations per call

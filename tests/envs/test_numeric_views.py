@@ -1,4 +1,6 @@
 import json
+import sys
+from types import ModuleType
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +20,7 @@ from gym_rm.envs.numeric_views import (
     number_candidates,
 )
 from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.errors import warn_once
 from gym_rm.testing import check_vector_env
 
 MODES = ["SameStep", "NextStep", "Disabled"]
@@ -64,6 +67,16 @@ IDS = {
     "RewardModelCandidates-v0": {"candidates": ["x", "four", "longest"]},
 }
 each_id = pytest.mark.parametrize("view", list(IDS))
+
+
+@pytest.mark.parametrize("make", [candidates, tokens])
+@pytest.mark.parametrize(("mode", "count"), [("SameStep", 1), ("NextStep", 0), ("Disabled", 0)])
+def test_same_step_mode_in_a_process_of_rllib_is_a_warning(make, mode, count, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "ray.rllib", ModuleType("ray.rllib"))
+    warn_once.cache_clear()
+    for _ in range(2):
+        make(autoreset_mode=mode)
+    assert caplog.text.count("in autoreset mode SAME_STEP") == count
 
 
 @each_mode
