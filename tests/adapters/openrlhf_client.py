@@ -21,7 +21,7 @@ def post(url, body, headers=None):
     body = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json", **(headers or {})})
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=3600) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())

@@ -1,10 +1,9 @@
 import importlib.util
 
 import pytest
-from recording import chat
+from recording import chat, merged
 
 from gym_rm import ConfigError, ScoringError
-from gym_rm.scorers.batching import MicroBatchingScorer
 
 NAME = "gym_rm:reward-model"
 SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"]} for n in range(1, 4)]
@@ -57,7 +56,7 @@ def test_gem_makes_a_vector_environment(gem, recorder):
 
 
 def test_gems_threads_are_scored_in_one_batch(gem, recorder):
-    scorer = MicroBatchingScorer(recorder, max_batch_size=3, max_wait=300)
+    scorer = merged(recorder, 3)
     settings = [{"reward_model": scorer, "prompts": ["2 + 2?"]}] * 3
     envs = gem.make_vec([NAME] * 3, vec_kwargs=settings, async_mode=True)
     envs.reset(seed=0)

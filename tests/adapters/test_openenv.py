@@ -3,10 +3,9 @@ from typing import Any
 import pydantic
 import pytest
 from gymnasium.error import ResetNeeded
-from recording import RecordingScorer, chat
+from recording import RecordingScorer, chat, merged
 
 from gym_rm import ConfigError, ScoringError
-from gym_rm.scorers.batching import MicroBatchingScorer
 
 PROMPTS = [{"prompt": "2 + 2?", "user_turns": ["sure?"], "answer": "4"}]
 
@@ -171,7 +170,7 @@ def test_a_plain_http_request_that_cannot_be_answered_gets_the_reason(server, re
 
 
 def test_sessions_at_the_same_time_are_scored_in_one_batch(server, recorder):
-    client = server(MicroBatchingScorer(recorder, max_batch_size=2, max_wait=300), max_concurrent_envs=2)
+    client = server(merged(recorder, 2), max_concurrent_envs=2)
     with client.websocket_connect("/ws") as one, client.websocket_connect("/ws") as two:
         for socket in (one, two):
             socket.send_json({"type": "reset", "data": {"seed": 0}})

@@ -103,7 +103,7 @@ def test_a_shared_scorer_returns_the_rewards_of_the_embedded_reward_model(embedd
 
 
 def test_calls_of_several_processes_are_scored_in_one_batch():
-    scorer = SharedScorer(RecordingScorer(), num_cpus=0, max_batch_size=8, max_wait=600)
+    scorer = SharedScorer(RecordingScorer(), num_cpus=0, max_batch_size=8, max_wait=3600)
 
     @ray.remote(num_cpus=0.25)
     def ask(length):
