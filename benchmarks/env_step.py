@@ -20,14 +20,15 @@ import numpy as np
 
 import gym_rm
 from gym_rm import Prompt, Scores
+from gym_rm.envs.state import EnvState
 
 PARTS = {
     "check the replies": ["_check_replies"],
     "copy conversations, distribute the scores": ["_score"],
     "get the user's next messages": ["_next_turns"],
-    "infos": ["_add_final", "_add_scores", "_add_episodes"],
+    "infos": ["add_final", "add_scores", "add_episodes"],
     "start new episodes": ["_restart"],
-    "copy the observations": ["_observe"],
+    "copy the observations": ["observations"],
 }
 SCORING = "copy conversations, distribute the scores"
 
@@ -58,7 +59,8 @@ def measure(envs, scorer, replies, steps):
     seconds, inside = defaultdict(float), []
     for part, methods in PARTS.items():
         for name in methods:
-            setattr(envs, name, timed(getattr(envs, name), part, seconds, inside))
+            owner = EnvState if hasattr(EnvState, name) else envs
+            setattr(owner, name, timed(getattr(owner, name), part, seconds, inside))
     totals, parts = [], defaultdict(list)
     for _ in range(steps):
         seconds.clear()

@@ -21,7 +21,8 @@ from gym_rm.data.messages import join_reply, prompt_messages
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import load_prompts, prompt_of_columns
 from gym_rm.data.rows import Source
-from gym_rm.envs.vector import Observations, RewardVectorEnv
+from gym_rm.envs.state import Observations
+from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scorer import ScorerLike, load_scorer, try_score
 from gym_rm.scores import Scores

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from gym_rm.types import Message, Prompt
 
 @dataclass(slots=True)
 class Episode:
-    """One conversation in progress.
+    """One conversation in progress. A step makes a new object and does not change this one.
 
     Attributes:
         prompt: prompt that the episode started from.
@@ -57,84 +56,91 @@ def seed_of_each(seed: int | Sequence[int | None] | None, num_envs: int) -> list
 class PromptOrder:
     """An endless sequence of prompt indices; each epoch is a new permutation.
 
-    Several readers (the environments of a group) read the same sequence at different speeds. Memory grows with the
-    number of prompts drawn in an epoch and with the distance between the readers. No permutation is stored per
-    environment.
+    Several environments (a group) read the same sequence at different speeds. The prompt at a place is always the same,
+    also after an exception or an interrupt. Memory grows with the number of prompts drawn in an epoch and with the
+    distance between the readers. No permutation is stored per environment.
 
     Args:
         num_prompts: number of prompts.
         generator: random generator of the order; one draw per prompt.
-        num_readers: number of readers.
+        seed: seed of the generator; -1 if it is unknown.
 
     Example:
-        >>> order = PromptOrder(3, np.random.default_rng(0), num_readers=2)
-        >>> first = [order.next(0)[1] for _ in range(3)]
-        >>> sorted(first), first == [order.next(1)[1] for _ in range(3)]
+        >>> order = PromptOrder(3, np.random.default_rng(0))
+        >>> sorted(order.prompt(place) for place in range(3)), order.prompt(1) == order.prompt(1)
         ([0, 1, 2], True)
     """
 
-    def __init__(self, num_prompts: int, generator: np.random.Generator, *, num_readers: int = 1) -> None:
+    def __init__(self, num_prompts: int, generator: np.random.Generator, seed: int = -1) -> None:
         self.generator = generator
+        self.seed = seed
         self._num_prompts = num_prompts
-        self._position = 0
-        self._moved: dict[int, int] = {}
-        self._waiting: deque[int] = deque()
-        self._first_waiting = 0
-        self._next = [0] * num_readers
+        self._place = 0  # place of the next draw
+        self._choices: dict[int, int] = {}  # random numbers by place
+        self._moved: dict[int, int] = {}  # entries of the shuffled list that differ from their position
+        self._drawn: dict[int, int] = {}  # prompt indices by place
 
-    def next(self, reader: int = 0) -> tuple[int, int]:
-        """Return the number of the reader's next episode and the index of its prompt."""
-        number = self._next[reader]
-        self._next[reader] += 1
-        if number == self._first_waiting + len(self._waiting):
-            self._waiting.append(self._draw())
-        index = self._waiting[number - self._first_waiting]
-        self._drop_read()
-        return number, index
+    def prompt(self, place: int, oldest: int = 0) -> int:
+        """Return the index of the prompt at a place. Places before `oldest` must not be read again."""
+        while self._place <= place:
+            self._draw()
+        while (first := next(iter(self._drawn))) < oldest:
+            del self._drawn[first]
+        return self._drawn[place]
 
-    def insert(self, index: int) -> None:
-        """Start the next episode of every reader from this prompt. The random order of the others does not change."""
-        self.align()
-        self._waiting.append(index)
+    def _draw(self) -> None:
+        """Take one step of a Fisher-Yates shuffle of `range(num_prompts)`; only the moved entries are stored.
 
-    def align(self) -> None:
-        """Move every reader to the position of the furthest reader."""
-        self._next = [max(self._next)] * len(self._next)
-        self._drop_read()
-
-    def _drop_read(self) -> None:
-        while self._waiting and min(self._next) > self._first_waiting:
-            self._waiting.popleft()
-            self._first_waiting += 1
-
-    def _draw(self) -> int:
-        """Take one step of a Fisher-Yates shuffle of `range(num_prompts)`; only the moved entries are stored."""
-        if self._position == self._num_prompts:
-            self._position = 0
-        position = self._position
-        choice = int(self.generator.integers(position, self._num_prompts))
-        drawn = self._moved.get(choice, choice)
+        An interrupted draw is repeated by the next call with the same result: one call of C code draws and stores the
+        random number, and all other statements can run twice.
+        """
+        place, size = self._place, self._num_prompts
+        position = place % size
+        if place not in self._choices:
+            self._choices.update(zip((place,), map(self.generator.integers, (position,), (size,)), strict=True))
+        choice = int(self._choices[place])
+        if position == 0:
+            self._moved.clear()
+        if place not in self._drawn:
+            self._drawn[place] = self._moved.get(choice, choice)
         self._moved[choice] = self._moved.get(position, position)
+        self._place = place + 1
+        self._choices.pop(place)
         self._moved.pop(position, None)
-        self._position += 1
-        return drawn
 
 
+@dataclass(frozen=True, slots=True)
 class PromptOrders:
-    """The prompt orders of N environments; every `group_size` consecutive environments share one order.
+    """The prompt orders of N environments, and the position of each environment in its order.
+
+    Every `group_size` consecutive environments share one order. The methods return a new object, so that a step that
+    raises changes nothing.
 
     Attributes:
-        num_groups: number of prompt orders.
+        num_prompts: number of prompts.
+        group_size: number of environments that share an order.
+        orders: the order of each group; None before its first seed.
+        numbers: int64 `[N]`, number of the next episode of each environment.
+        places: int64 `[N]`, place of its next prompt in the order.
+        oldest: int64 `[G]`, place in each order before which nothing is read again.
     """
 
-    def __init__(self, num_prompts: int, num_envs: int, group_size: int) -> None:
-        self.num_groups = num_envs // group_size
-        self._num_prompts = num_prompts
-        self._group_size = group_size
-        self._orders: dict[int, PromptOrder] = {}
-        self._seeds: dict[int, int] = {}
+    num_prompts: int
+    group_size: int
+    orders: tuple[PromptOrder | None, ...]
+    numbers: NDArray[np.int64]
+    places: NDArray[np.int64]
+    oldest: NDArray[np.int64]
 
-    def seed(self, seeds: Sequence[int | None], rows: NDArray[np.bool_]) -> None:
+    @classmethod
+    def of(cls, num_prompts: int, num_envs: int, group_size: int) -> PromptOrders:
+        """Return orders without seeds."""
+        numbers, places = np.zeros((2, num_envs), dtype=np.int64)
+        num_groups = num_envs // group_size
+        oldest = np.zeros(num_groups, dtype=np.int64)
+        return cls(num_prompts, group_size, (None,) * num_groups, numbers, places, oldest)
+
+    def seeded(self, seeds: Sequence[int | None], rows: NDArray[np.bool_]) -> PromptOrders:
         """Restart the orders of the groups in the mask `rows`, each from the seed of its first environment.
 
         The seed None continues an order. An order that has not started gets a random seed.
@@ -142,70 +148,94 @@ class PromptOrders:
         Raises:
             ConfigError: `rows` contains only a part of a group that has a new seed.
         """
-        fresh = {}
-        for group, members in enumerate(rows.reshape(self.num_groups, self._group_size)):
-            seed = seeds[group * self._group_size]
-            if not members.any() or (seed is None and group in self._orders):
+        fresh: dict[int, PromptOrder] = {}
+        for group, members in enumerate(self._by_group(rows)):
+            seed = seeds[group * self.group_size]
+            if not members.any() or (seed is None and self.orders[group] is not None):
                 continue
             if not members.all():
                 raise ConfigError(
                     f"seed restarts the prompts of a whole group, but reset_mask has only a part of group {group}; "
-                    f"reset all {self._group_size} environments of the group, or reset without a seed."
+                    f"reset all {self.group_size} environments of the group, or reset without a seed."
                 )
-            fresh[group] = seeding.np_random(seed)
-        for group, (generator, chosen) in fresh.items():
-            self._orders[group] = PromptOrder(self._num_prompts, generator, num_readers=self._group_size)
-            self._seeds[group] = chosen
+            fresh[group] = PromptOrder(self.num_prompts, *seeding.np_random(seed))
+        return self._restarted(fresh)
 
-    def align(self, rows: NDArray[np.bool_]) -> None:
+    def with_generator(self, generator: np.random.Generator) -> PromptOrders:
+        """Restart the order of every group from this random generator."""
+        return self._restarted({k: PromptOrder(self.num_prompts, generator) for k in range(len(self.orders))})
+
+    def aligned(self, rows: NDArray[np.bool_]) -> PromptOrders:
         """Make all environments of a group continue at the same prompt, for each group that is completely in `rows`."""
-        for group in np.flatnonzero(rows.reshape(self.num_groups, self._group_size).all(axis=1)).tolist():
-            self._orders[group].align()
+        whole = self._by_group(rows).all(axis=1, keepdims=True)
+        numbers, places = (
+            np.where(whole, each.max(axis=1, keepdims=True), each).reshape(-1)
+            for each in (self._by_group(self.numbers), self._by_group(self.places))
+        )
+        return replace(self, numbers=numbers, places=places)
 
     def check(self, indices: NDArray[Any], rows: NDArray[np.bool_]) -> None:
-        """Check the arguments of `insert`.
+        """Check prompt indices for `next`.
 
         Raises:
             ConfigError: an index is out of range, `rows` contains only a part of a group, or the indices differ within
                 a group.
         """
-        for row in np.flatnonzero(rows & ((indices < 0) | (indices >= self._num_prompts))).tolist():
-            raise ConfigError(f"prompt_indices[{row}] must be from 0 to {self._num_prompts - 1}, got {indices[row]}.")
-        by_group = indices.reshape(self.num_groups, self._group_size)
-        for group, members in enumerate(rows.reshape(self.num_groups, self._group_size)):
+        for row in np.flatnonzero(rows & ((indices < 0) | (indices >= self.num_prompts))).tolist():
+            raise ConfigError(f"prompt_indices[{row}] must be from 0 to {self.num_prompts - 1}, got {indices[row]}.")
+        by_group = self._by_group(indices)
+        for group, members in enumerate(self._by_group(rows)):
             if members.any() and not members.all():
                 raise ConfigError(
                     f"prompt_indices needs whole groups, but reset_mask has only a part of group {group}; reset all "
-                    f"{self._group_size} environments of the group."
+                    f"{self.group_size} environments of the group."
                 )
             if members.any() and (by_group[group] != by_group[group, 0]).any():
                 raise ConfigError(
-                    f"prompt_indices must be equal for all {self._group_size} environments of group {group}, got "
+                    f"prompt_indices must be equal for all {self.group_size} environments of group {group}, got "
                     f"{by_group[group].tolist()}."
                 )
 
-    def insert(self, indices: NDArray[Any], rows: NDArray[np.bool_]) -> None:
-        """Start the next episodes of the mask `rows` from the prompts with these checked indices; both are `[N]`."""
-        for group in np.flatnonzero(rows.reshape(self.num_groups, self._group_size).any(axis=1)).tolist():
-            self._orders[group].insert(int(indices[group * self._group_size]))
+    def next(
+        self, rows: NDArray[np.bool_], indices: NDArray[Any] | None = None
+    ) -> tuple[PromptOrders, list[tuple[int, int]]]:
+        """Start the next episode of each environment in the mask `rows`.
 
-    def next(self, row: int) -> tuple[int, int]:
-        """Return the number of the environment's next episode and the index of its prompt."""
-        group, sibling = divmod(row, self._group_size)
-        return self._orders[group].next(sibling)
+        Args:
+            rows: bool `[N]`.
+            indices: checked indices of the prompts to start from, `[N]`; they do not change the random order. None for
+                the next prompts of the orders.
 
-    @property
-    def generators(self) -> tuple[np.random.Generator, ...]:
-        """Random generator of each environment's prompt order; the environments of a group share one."""
-        self._begin()
-        return tuple(order.generator for _, order in sorted(self._orders.items()) for _ in range(self._group_size))
+        Returns:
+            The new positions; and for each of these environments, the number of the episode and the index of its
+            prompt.
+        """
+        listed = np.flatnonzero(rows).tolist()
+        numbers = self.numbers[rows].tolist()
+        if indices is not None:
+            started = list(zip(numbers, indices[rows].tolist(), strict=True))
+            return replace(self, numbers=self.numbers + rows), started
+        places, oldest = self.places.tolist(), self.oldest.tolist()
+        started = []
+        for row, number in zip(listed, numbers, strict=True):
+            group = row // self.group_size
+            order = self.orders[group]
+            assert order is not None  # the first reset seeds all groups
+            started.append((number, order.prompt(places[row], oldest[group])))
+        read = self._by_group(self.places).min(axis=1)
+        return replace(self, numbers=self.numbers + rows, places=self.places + rows, oldest=read), started
 
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seed of each environment's prompt order."""
-        self._begin()
-        return tuple(seed for _, seed in sorted(self._seeds.items()) for _ in range(self._group_size))
+    def each(self) -> list[PromptOrder]:
+        """Return the order of each environment; the environments of a group share one."""
+        return [order for order in self.orders if order is not None for _ in range(self.group_size)]
 
-    def _begin(self) -> None:
-        num_envs = self.num_groups * self._group_size
-        self.seed([None] * num_envs, np.ones(num_envs, dtype=np.bool_))
+    def _restarted(self, fresh: Mapping[int, PromptOrder]) -> PromptOrders:
+        orders = tuple(fresh.get(group, order) for group, order in enumerate(self.orders))
+        kept = np.array([group not in fresh for group in range(len(orders))])
+        rows = np.repeat(kept, self.group_size)
+        return replace(
+            self, orders=orders, numbers=self.numbers * rows, places=self.places * rows, oldest=self.oldest * kept
+        )
+
+    def _by_group(self, column: NDArray[Any]) -> NDArray[Any]:
+        return column.reshape(len(self.orders), self.group_size)

@@ -11,7 +11,8 @@ import importlib.resources
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -23,11 +24,12 @@ from numpy.typing import NDArray
 from gym_rm.checks import integer, load_function
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.tokenizers import load_tokenizer
+from gym_rm.envs.episodes import Episode
 from gym_rm.envs.infos import Infos, Mask
 from gym_rm.envs.single import SingleEnv
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ActionError, ConfigError, ConversationError, warn_once
-from gym_rm.types import Conversation
+from gym_rm.types import Conversation, copy_conversation
 
 Windows: TypeAlias = NDArray[np.int64]
 Step: TypeAlias = tuple[Windows, NDArray[np.float64], Mask, Mask, Infos]
@@ -128,12 +130,6 @@ class NumericView(Wrapper):
         self.single_action_space = Discrete(num_actions)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self._over = np.zeros(self.num_envs, dtype=np.bool_)
-
-    def _restarted(self, options: dict[str, Any] | None) -> Mask:
-        """Return the rows that a reset with these options has restarted."""
-        every = np.ones(self.num_envs, dtype=np.bool_)
-        return np.asarray((options or {}).get("reset_mask", every), dtype=np.bool_)
 
     def _choices(self, actions: Any, rows: Mask) -> NDArray[np.int64]:
         """Check the actions of these rows and return them, with 0 for all other rows."""
@@ -148,9 +144,8 @@ class NumericView(Wrapper):
             )
         return np.where(rows, chosen, 0).astype(np.int64)
 
-    def _end_step(self, infos: Infos, done: Mask, final: Callable[[int], Windows]) -> None:
-        """Record which episodes have ended, and replace their final observations by windows."""
-        self._over = np.zeros_like(done) if self.autoreset_mode is AutoresetMode.SAME_STEP else done
+    def _replace_final(self, infos: Infos, done: Mask, final: Callable[[int], Windows]) -> None:
+        """Replace the final observations of the episodes in `done` by windows."""
         if "final_obs" in infos:
             observations = np.full(self.num_envs, None, dtype=object)
             for row in np.flatnonzero(done).tolist():
@@ -186,30 +181,34 @@ class CandidateAction(NumericView):
         self._candidates: Any = number_candidates if candidates is None else candidates
         if not isinstance(self._candidates, list | tuple):
             self._candidates = load_function("candidates", self._candidates)
-        self._conversations: tuple[Conversation, ...] = ()
         num_candidates = len(self._propose(env.unwrapped.prompts[0].messages))
         super().__init__(env, TokenWindow(tokenizer, window), num_candidates)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Windows, Infos]:
         """Start new episodes; see `RewardVectorEnv.reset`."""
-        self._conversations, infos = self.env.reset(seed=seed, options=options)
-        self._over[self._restarted(options)] = False
-        return self._observe(), infos
+        state, (conversations, infos) = self.env.next_reset(seed=seed, options=options)
+        windows = self._windows(conversations)
+        self.env.commit(state)
+        return windows, infos
 
     def step(self, actions: Any) -> Step:
         """Append the chosen replies, integers `[N]`; see `RewardVectorEnv.step`."""
-        choices = self._choices(actions, ~self._over)
-        replies = ["" if over else self._reply(row, choices[row]) for row, over in enumerate(self._over)]
-        self._conversations, rewards, terminations, truncations, infos = self.env.step(replies)
+        over, episodes = self.env.state.over, self.env.state.episodes
+        choices = self._choices(actions, ~over)
+        replies = ["" if over[row] else self._reply(row, episodes[row], choices[row]) for row in range(len(episodes))]
+        state, result = self.env.next_step(replies or [""] * self.num_envs)
+        conversations, rewards, terminations, truncations, infos = result
         final = infos.get("final_obs", ())
-        self._end_step(infos, terminations | truncations, lambda row: self.window.of(final[row]))
-        return self._observe(), rewards, terminations, truncations, infos
+        self._replace_final(infos, terminations | truncations, lambda row: self.window.of(final[row]))
+        windows = self._windows(conversations)
+        self.env.commit(state)
+        return windows, rewards, terminations, truncations, infos
 
-    def _observe(self) -> Windows:
-        return np.stack([self.window.of(conversation) for conversation in self._conversations])
+    def _windows(self, conversations: Sequence[Conversation]) -> Windows:
+        return np.stack([self.window.of(conversation) for conversation in conversations])
 
-    def _reply(self, row: int, choice: int) -> str:
-        replies = self._propose(self._conversations[row])
+    def _reply(self, row: int, episode: Episode, choice: int) -> str:
+        replies = self._propose(copy_conversation(episode.messages))
         if len(replies) != self.num_actions:
             raise ConfigError(
                 f"environment {row}: expected {self.num_actions} candidates, as for the first prompt, got {replies}."
@@ -221,6 +220,13 @@ class CandidateAction(NumericView):
         if not replies or not all(isinstance(reply, str) for reply in replies):
             raise ConfigError(f"candidates must be one or more texts, got {replies!r:.200}.")
         return replies
+
+
+class _Replies(NamedTuple):
+    """State of `TokenLevel`: the observations `[N, 2L]`, and the tokens of the replies in progress."""
+
+    windows: Windows
+    tokens: tuple[tuple[int, ...], ...]
 
 
 class TokenLevel(NumericView):
@@ -272,51 +278,53 @@ class TokenLevel(NumericView):
             raise ConfigError("tokenizer must have an end-of-sequence token, which ends a reply; set its eos_token.")
         self._token_of_action = _token_ids(shown.tokenizer, vocabulary, self._stop)
         super().__init__(env, shown, len(self._token_of_action))
-        self._windows = np.zeros((self.num_envs, 2 * shown.length), dtype=np.int64)
-        self._replies: list[list[int]] = [[] for _ in range(self.num_envs)]
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Windows, Infos]:
         """Start new episodes; see `RewardVectorEnv.reset`."""
-        conversations, infos = self.env.reset(seed=seed, options=options)
-        rows = self._restarted(options)
-        self._over[rows] = False
-        self._begin_replies(rows, conversations)
-        return self._windows.copy(), infos
+        # A row that is not reset keeps the reply in progress.
+        old = self.env.state.view
+        if old is None:
+            old = _Replies(np.zeros((self.num_envs, 2 * self.window.length), dtype=np.int64), ((),) * self.num_envs)
+        state, (conversations, infos) = self.env.next_reset(seed=seed, options=options)
+        rows = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs)), dtype=np.bool_)
+        view = self._begun(old, rows, conversations)
+        self.env.commit(replace(state, view=view))
+        return view.windows.copy(), infos
 
     def step(self, actions: Any) -> Step:
         """Append one token to every reply, integers `[N]`; see `RewardVectorEnv.step`."""
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._over.any():
-            raise ResetNeeded(
-                f"the episodes of environments {np.flatnonzero(self._over).tolist()} have ended and autoreset is "
-                "disabled; call reset(options={'reset_mask': terminations | truncations}) first."
-            )
-        starting, playing = self._over, ~self._over
+        old: _Replies | None = self.env.state.view
+        if old is None:
+            raise ResetNeeded("call reset() before step().")
+        starting, playing = self.env.state.over, ~self.env.state.over
         tokens = self._token_of_action[self._choices(actions, playing)]
-        lengths = np.array([len(reply) + 1 for reply in self._replies])
+        replies = [(*said, token) for said, token in zip(old.tokens, tokens.tolist(), strict=True)]
+        lengths = np.array([len(reply) for reply in replies])
         ended = playing & ((tokens == self._stop) | (lengths >= self.max_new_tokens))
-        texts = [self._text(row, tokens[row]) if ended[row] else "" for row in range(self.num_envs)]
-        conversations, rewards, terminations, truncations, infos = self.env.step(texts, rows=ended | starting)
+        texts = [self._text(replies[row]) if ended[row] else "" for row in range(self.num_envs)]
+        state, result = self.env.next_step(texts, rows=ended | starting)
+        conversations, rewards, terminations, truncations, infos = result
 
-        for row in np.flatnonzero(playing & ~ended).tolist():
-            self._replies[row].append(int(tokens[row]))
-        windows = np.where(playing[:, None], self.window.push(self._windows, tokens), self._windows)
-        self._windows = windows.copy()
+        windows = np.where(playing[:, None], self.window.push(old.windows, tokens), old.windows)
         done = terminations | truncations
-        self._end_step(infos, done, lambda row: windows[row].copy())
-        self._begin_replies((ended | starting) & ~self._over, conversations)
-        return self._windows.copy(), rewards, terminations, truncations, infos
+        self._replace_final(infos, done, lambda row: windows[row].copy())
+        kept = [new if goes_on else before for new, before, goes_on in zip(replies, old.tokens, playing, strict=True)]
+        view = self._begun(_Replies(windows, tuple(kept)), (ended | starting) & ~state.over, conversations)
+        self.env.commit(replace(state, view=view))
+        return view.windows.copy(), rewards, terminations, truncations, infos
 
-    def _begin_replies(self, rows: Mask, conversations: Sequence[Conversation]) -> None:
+    def _begun(self, view: _Replies, rows: Mask, conversations: Sequence[Conversation]) -> _Replies:
+        """Return the view with new replies in `rows`."""
+        windows, tokens = view.windows.copy(), list(view.tokens)
         for row in np.flatnonzero(rows).tolist():
             window = self.window.of(conversations[row])[None]
             for token in self._prefill:
                 window = self.window.push(window, np.array([token]))
-            self._windows[row] = window[0]
-            self._replies[row] = []
+            windows[row], tokens[row] = window[0], ()
+        return _Replies(windows, tuple(tokens))
 
-    def _text(self, row: int, token: int) -> str:
-        ids = self._replies[row] if token == self._stop else [*self._replies[row], int(token)]
-        ids = [*self._prefill, *ids]
+    def _text(self, reply: Sequence[int]) -> str:
+        ids = [*self._prefill, *(reply[:-1] if reply[-1] == self._stop else reply)]
         text = self.window.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
 

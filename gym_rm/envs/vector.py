@@ -1,12 +1,14 @@
 """`RewardModel-v0`: conversations are the observations, replies the actions, scores the rewards.
 
-A step checks the replies, scores the conversations in one call, and gets the user's next turns in one call. Only then
-does it change the state of the environment, so that an exception leaves the environment unchanged.
+A step checks the replies, scores the conversations in one call, gets the user's next turns in one call, and computes
+the next state and everything that it returns. Only then does it replace the state, in one assignment, so that an
+exception or an interrupt leaves the environment unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import gymnasium as gym
@@ -19,11 +21,12 @@ from numpy.typing import NDArray
 from gym_rm.checks import integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
-from gym_rm.envs.episodes import Episode, PromptOrders, seed_of_each
-from gym_rm.envs.infos import Infos, Mask, StepScores, add_group, add_values
+from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
+from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import Turn, UserSimulator
 from gym_rm.envs.settings import RENDERING, EnvSettings
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
+from gym_rm.envs.state import EnvState, Observations
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.metrics import RewardMetrics, RunningMetrics
 from gym_rm.reports.transcripts import print_transcripts, transcript
@@ -31,7 +34,6 @@ from gym_rm.scorer import acquire_scorer, release_scorer, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Message, copy_conversation
 
-Observations: TypeAlias = tuple[list[Message], ...]
 Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
 
 
@@ -45,8 +47,8 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
       for the episodes of one group that answer the same prompt;
     - for rows that were scored: `score_ok` (bool), `num_tokens`, `truncated_tokens` (int64), `components` (float64)
       and the scorer's own infos;
-    - for rows whose reply was used: `metrics`, the `count`, `mean`, `std`, `min` and `max` of the rewards of the
-      episode so far.
+    - for rows whose reply was used: `metrics`, the `count`, `mean`, `std`, `min`, `max` and `total` of the scores of the
+      episode so far, and the `component_totals`.
 
     Args:
         num_envs: N, the number of environments.
@@ -101,12 +103,14 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             text_space=self.single_observation_space.content_space,
         )
 
-        self._orders = PromptOrders(len(self.prompts), self.num_envs, self.group_size)
-        self._episodes: list[Episode] = []
-        self._over = np.zeros(self.num_envs, dtype=np.bool_)
-        self._scores = StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
-        self._running = RunningMetrics(self.num_envs)
-        self._transcripts = [""] * self.num_envs
+        self.state = EnvState(
+            orders=PromptOrders.of(len(self.prompts), self.num_envs, self.group_size),
+            episodes=(),
+            over=np.zeros(self.num_envs, dtype=np.bool_),
+            scores=StepScores.of(Scores.from_rewards([]), [], self.num_envs, None),
+            running=RunningMetrics(self.num_envs),
+            transcripts=("",) * self.num_envs,
+        )
 
     # --- interface of Gymnasium --------------------------------------------------------------------------------
 
@@ -125,23 +129,9 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             ConfigError: an option is unknown or invalid, or a seed or prompt is set for only a part of a group.
             ResetNeeded: the mask of the first reset leaves out some rows.
         """
-        self._require_open()
-        options = options or {}
-        rows = self._rows_to_reset(options)
-        indices = self._prompt_indices(options)
-        if indices is not None:
-            self._orders.check(indices, rows)
-        self._orders.seed(seed_of_each(seed, self.num_envs), rows)
-        self._orders.align(rows)
-        if indices is not None:
-            self._orders.insert(indices, rows)
-        self._restart(rows)
-        self._over[rows] = False
-        self._transcribe(rows)
-        infos: Infos = {}
-        self._add_episodes(infos, rows)
-        self._print(rows)
-        return self._observe(), infos
+        state, result = self.next_reset(seed=seed, options=options)
+        self.commit(state)
+        return result
 
     def step(self, actions: Sequence[str], *, rows: Mask | None = None) -> Step:
         """Append N replies to N conversations and score them in one call.
@@ -160,45 +150,9 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             ScoringError: scores are missing and `fallback_reward` is None; the error names the rows.
             ResetNeeded: `reset` was not called, or an episode has ended in `DISABLED` mode.
         """
-        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
-        self._require_episodes(rows)
-        starting, playing = rows & self._over, rows & ~self._over
-        indices = np.flatnonzero(playing).tolist()
-        replies = self._check_replies(indices, actions)
-        said = [self._episodes[row].with_reply(reply) for row, reply in zip(indices, replies, strict=True)]
-        if self.settings.reward_on == "turn":
-            scores = self._score(indices, said)
-            turns = self._next_turns(indices, said, scores)
-        else:
-            turns = self._next_turns(indices, said, None)
-            last = [(row, messages) for row, messages, turn in zip(indices, said, turns, strict=True) if turn.ended]
-            scores = self._score([row for row, _ in last], [messages for _, messages in last])
-
-        # The state has not changed so far: after an error or an interrupt, the same step can be repeated.
-        terminations, truncations = np.zeros((2, self.num_envs), dtype=np.bool_)
-        terminations[indices] = [turn.terminated for turn in turns]
-        truncations[indices] = [turn.truncated for turn in turns]
-        done = terminations | truncations
-        for row, messages, turn in zip(indices, said, turns, strict=True):
-            user: list[Message] = [] if turn.user is None else [{"role": "user", "content": turn.user}]
-            self._episodes[row].messages = [*messages, *user]
-            self._episodes[row].num_replies += 1
-        self._scores = scores
-        self._running.add(scores.rewards, scores.ok)
-        infos: Infos = {}
-        if self.autoreset_mode is AutoresetMode.SAME_STEP:
-            self._transcribe(playing, scores, done)
-            self._add_final(infos, done)
-            self._add_scores(infos, playing & ~done)
-            self._restart(done)
-        else:
-            self._add_scores(infos, playing)
-            self._restart(starting)
-            self._over = (self._over & ~starting) | done
-            self._transcribe(rows, scores, done)
-        self._add_episodes(infos, rows)
-        self._print(rows)
-        return self._observe(), scores.rewards.copy(), terminations, truncations, infos
+        state, result = self.next_step(actions, rows=rows)
+        self.commit(state)
+        return result
 
     def render(self) -> tuple[str, ...] | None:
         """Return N transcripts in `"ansi"` mode, None in `"human"` mode, which has already printed them.
@@ -209,7 +163,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             gym.logger.warn(
                 "render() returns None without a render_mode; make the environment with render_mode='ansi' or 'human'."
             )
-        return tuple(self._transcripts) if self.render_mode == "ansi" else None
+        return self.state.transcripts if self.render_mode == "ansi" else None
 
     def close_extras(self, **kwargs: Any) -> None:
         """Release the scorer and the user simulator. A scorer object that was passed in stays open."""
@@ -222,19 +176,95 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     @property
     def metrics(self) -> RewardMetrics:
         """Statistics of the last step over all environments; a fallback reward counts as a failed conversation."""
-        return self._scores.metrics()
+        return self.state.scores.metrics()
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """Random generator of each environment's prompt order; the environments of a group share one."""
-        return self._orders.generators
+        return tuple(order.generator for order in self._seeded_orders())
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Seed of each environment's generator."""
-        return self._orders.seeds
+        """Seed of each environment's generator; -1 if it is unknown."""
+        return tuple(order.seed for order in self._seeded_orders())
 
-    # --- checks and scoring, without a change of state ---------------------------------------------------------
+    def _seeded_orders(self) -> list[PromptOrder]:
+        """Return the order of each environment; an order without a seed gets a random one."""
+        every = np.ones(self.num_envs, dtype=np.bool_)
+        self.state = replace(self.state, orders=self.state.orders.seeded([None] * self.num_envs, every))
+        return self.state.orders.each()
+
+    # --- the next state and the result of a call, without a change of the environment ----------------------------
+
+    def next_reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[EnvState, tuple[Observations, Infos]]:
+        """Return the state after `reset`, and its result; see `commit`."""
+        self._require_open()
+        options = options or {}
+        rows = self._rows_to_reset(options)
+        indices = self._prompt_indices(options)
+        old = self.state
+        if indices is not None:
+            old.orders.check(indices, rows)
+        orders = old.orders.seeded(seed_of_each(seed, self.num_envs), rows).aligned(rows)
+        state = self._restart(replace(old, orders=orders, over=old.over & ~rows, view=None), rows, indices)
+        state = replace(state, transcripts=self._transcripts(state, rows))
+        infos: Infos = {}
+        state.add_episodes(infos, rows)
+        return state, (state.observations(), infos)
+
+    def next_step(self, actions: Sequence[str], *, rows: Mask | None = None) -> tuple[EnvState, Step]:
+        """Return the state after `step`, and its result; see `commit`."""
+        rows = np.ones(self.num_envs, dtype=np.bool_) if rows is None else self._mask("rows", rows)
+        self._require_episodes(rows)
+        old = self.state
+        starting, playing = rows & old.over, rows & ~old.over
+        indices = np.flatnonzero(playing).tolist()
+        replies = self._check_replies(indices, actions)
+        said = [old.episodes[row].with_reply(reply) for row, reply in zip(indices, replies, strict=True)]
+        if self.settings.reward_on == "turn":
+            scores = self._score(indices, said)
+            turns = self._next_turns(indices, said, scores)
+        else:
+            turns = self._next_turns(indices, said, None)
+            last = [(row, messages) for row, messages, turn in zip(indices, said, turns, strict=True) if turn.ended]
+            scores = self._score([row for row, _ in last], [messages for _, messages in last])
+
+        terminations, truncations = np.zeros((2, self.num_envs), dtype=np.bool_)
+        terminations[indices] = [turn.terminated for turn in turns]
+        truncations[indices] = [turn.truncated for turn in turns]
+        done = terminations | truncations
+        episodes = list(old.episodes)
+        for row, messages, turn in zip(indices, said, turns, strict=True):
+            user: list[Message] = [] if turn.user is None else [{"role": "user", "content": turn.user}]
+            before = episodes[row]
+            episodes[row] = Episode(before.prompt, before.number, [*messages, *user], before.num_replies + 1)
+        running = old.running.copy()
+        running.add(scores.rewards, scores.ok, scores.scores.components)
+        state = replace(old, episodes=tuple(episodes), scores=scores, running=running, view=None)
+        infos: Infos = {}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
+            state = replace(state, transcripts=self._transcripts(state, playing, done))
+            state.add_final(infos, done)
+            state.add_scores(infos, playing & ~done)
+            state = self._restart(state, done)
+        else:
+            state.add_scores(infos, playing)
+            state = replace(self._restart(state, starting), over=(old.over & ~starting) | done)
+            state = replace(state, transcripts=self._transcripts(state, rows, done))
+        state.add_episodes(infos, rows)
+        return state, (state.observations(), scores.rewards.copy(), terminations, truncations, infos)
+
+    def commit(self, state: EnvState) -> None:
+        """Make a state from `next_reset` or `next_step` the state of the environment, and print its new transcripts."""
+        old, self.state = self.state, state
+        if self.render_mode == "human":
+            print_transcripts(
+                [new for new, seen in zip(state.transcripts, old.transcripts, strict=True) if new is not seen]
+            )
+
+    # --- checks and scoring --------------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
         if self.closed:
@@ -242,9 +272,9 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
     def _require_episodes(self, rows: Mask) -> None:
         self._require_open()
-        if not self._episodes:
+        if not self.state.episodes:
             raise ResetNeeded("call reset() before step().")
-        over = rows & self._over
+        over = rows & self.state.over
         if self.autoreset_mode is AutoresetMode.DISABLED and over.any():
             raise ResetNeeded(
                 f"the episodes of environments {np.flatnonzero(over).tolist()} have ended and autoreset is "
@@ -261,7 +291,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         mask = self._mask("options['reset_mask']", options["reset_mask"])
         if not mask.any():
             raise ValueError(f"options['reset_mask'] must have at least one True, got {mask}.")
-        if not self._episodes and not mask.all():
+        if not self.state.episodes and not mask.all():
             raise ResetNeeded("reset_mask must include every environment in the first reset; call reset() without it.")
         return mask
 
@@ -319,7 +349,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             return StepScores.of(Scores.from_rewards([]), [], self.num_envs, None)
         # Pass copies, so that a scorer that edits messages does not change the episode.
         conversations = [copy_conversation(conversation) for conversation in said]
-        scores = try_score(self.scorer, conversations, [self._episodes[row].prompt for row in rows])
+        scores = try_score(self.scorer, conversations, [self.state.episodes[row].prompt for row in rows])
         if scores.failed_rows and self.settings.fallback_reward is not None:
             warn_once(
                 "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
@@ -330,70 +360,37 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
     def _next_turns(self, rows: list[int], said: list[list[Message]], scores: StepScores | None) -> list[Turn]:
         """Return the user's turn after the reply of each of these rows."""
-        episodes = [self._episodes[row] for row in rows]
+        episodes = [self.state.episodes[row] for row in rows]
         return self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores.take(rows))
 
-    # --- changes of state --------------------------------------------------------------------------------------
+    # --- parts of the next state -----------------------------------------------------------------------------------
 
-    def _restart(self, rows: Mask) -> None:
-        self._running.clear(rows)
-        # The first reset starts every row, so the rows that do not restart already have an episode.
-        self._episodes = [
-            self._new_episode(row) if starts else self._episodes[row] for row, starts in enumerate(rows.tolist())
-        ]
+    def _restart(self, state: EnvState, rows: Mask, indices: NDArray[Any] | None = None) -> EnvState:
+        """Return the state with new episodes in `rows`, from the prompts with these indices or the next ones."""
+        if not rows.any():
+            return state
+        orders, started = state.orders.next(rows, indices)
+        # The first reset starts every row.
+        episodes: list[Any] = list(state.episodes) or [None] * self.num_envs
+        for row, (number, index) in zip(np.flatnonzero(rows).tolist(), started, strict=True):
+            prompt = self.prompts[index]
+            episodes[row] = Episode(prompt, number, list(prompt.messages))
+        running = state.running.copy()
+        running.clear(rows)
+        return replace(state, orders=orders, episodes=tuple(episodes), running=running)
 
-    def _new_episode(self, row: int) -> Episode:
-        number, index = self._orders.next(row)
-        prompt = self.prompts[index]
-        return Episode(prompt, number, list(prompt.messages))
-
-    def _observe(self) -> Observations:
-        return tuple([copy_conversation(episode.messages) for episode in self._episodes])
-
-    def _transcribe(self, rows: Mask, scores: StepScores | None = None, done: Mask | None = None) -> None:
+    def _transcripts(self, state: EnvState, rows: Mask, done: Mask | None = None) -> tuple[str, ...]:
+        """Return the transcripts of all environments, with new ones for `rows`; `done` is None after a reset."""
         if self.render_mode is None:
-            return
+            return state.transcripts
+        transcripts, scores = list(state.transcripts), state.scores
         for row in np.flatnonzero(rows).tolist():
             outcome = []
-            if scores is not None and scores.scored[row]:
+            if done is not None and scores.scored[row]:
                 outcome.append(f"reward {scores.rewards[row]:.6g}" + ("" if scores.ok[row] else " (fallback)"))
             if done is not None and done[row]:
                 outcome.append("episode over")
-            episode = self._episodes[row]
+            episode = state.episodes[row]
             title = f"environment {row}, prompt {episode.prompt.prompt_id}"
-            self._transcripts[row] = transcript(episode.messages, title=title, outcome=", ".join(outcome))
-
-    def _print(self, rows: Mask) -> None:
-        if self.render_mode == "human":
-            print_transcripts([self._transcripts[row] for row in np.flatnonzero(rows)])
-
-    # --- infos -------------------------------------------------------------------------------------------------
-
-    def _add_episodes(self, infos: Infos, rows: Mask) -> None:
-        prompts = [episode.prompt for episode in self._episodes]
-        answers = np.array([prompt.answer for prompt in prompts], dtype=object)
-        add_values(infos, "prompt_id", np.array([prompt.prompt_id for prompt in prompts], dtype=object), rows)
-        add_values(infos, "answer", answers, rows & [answer is not None for answer in answers])
-        if self.group_size > 1:
-            group = np.arange(self.num_envs) // self.group_size
-            numbers = np.array([episode.number for episode in self._episodes])
-            add_values(infos, "group_id", group + numbers * self._orders.num_groups, rows)
-
-    def _add_scores(self, infos: Infos, rows: Mask) -> None:
-        self._scores.add_to(infos, rows)
-        metrics: Infos = {}
-        add_values(metrics, "count", self._running.count, rows)
-        for name, values in self._running.statistics().items():
-            add_values(metrics, name, values, rows & (self._running.count > 0))
-        add_group(infos, "metrics", metrics)
-
-    def _add_final(self, infos: Infos, done: Mask) -> None:
-        if done.any():
-            observations = np.full(self.num_envs, None, dtype=object)
-            for row in np.flatnonzero(done).tolist():
-                observations[row] = copy_conversation(self._episodes[row].messages)
-            final: Infos = {}
-            self._add_episodes(final, done)
-            self._add_scores(final, done)
-            infos["final_obs"], infos["_final_obs"] = observations, done.copy()
-            infos["final_info"], infos["_final_info"] = final, done.copy()
+            transcripts[row] = transcript(episode.messages, title=title, outcome=", ".join(outcome))
+        return tuple(transcripts)

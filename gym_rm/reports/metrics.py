@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -114,21 +115,43 @@ class RunningMetrics:
 
     Attributes:
         count: int64 `[N]`, number of rewards of each episode since the last `clear`.
+        component_totals: float64 `[N]` by component: sum of its finite values in the episode; NaN if there is none.
     """
 
     def __init__(self, num_envs: int) -> None:
         self.count = np.zeros(num_envs, dtype=np.int64)
-        self._mean, self._squares, self._min, self._max = np.zeros((4, num_envs))
+        self.component_totals: dict[str, NDArray[np.float64]] = {}
+        self._total, self._mean, self._squares, self._min, self._max = np.zeros((5, num_envs))
+
+    def copy(self) -> RunningMetrics:
+        """Return a copy that can be updated independently."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(twin, name, {k: v.copy() for k, v in value.items()} if isinstance(value, dict) else value.copy())
+        return twin
 
     def clear(self, rows: NDArray[np.bool_]) -> None:
         """Reset the statistics of the rows in the mask `[N]`."""
         self.count[rows] = 0
+        self._total[rows] = 0
         for statistic, start in ((self._mean, 0), (self._squares, 0), (self._min, np.inf), (self._max, -np.inf)):
             statistic[rows] = start
+        for totals in self.component_totals.values():
+            totals[rows] = np.nan
 
-    def add(self, rewards: NDArray[np.float64], rows: NDArray[np.bool_]) -> None:
-        """Add `rewards[row]` for the rows in the mask; both are `[N]`."""
+    def add(
+        self,
+        rewards: NDArray[np.float64],
+        rows: NDArray[np.bool_],
+        components: Mapping[str, NDArray[np.float64]] | None = None,
+    ) -> None:
+        """Add `rewards[row]` and the components for the rows in the mask; all are `[N]`."""
         values = rewards[rows]
+        self._total[rows] += values
+        for name, component in (components or {}).items():
+            totals = self.component_totals.setdefault(name, np.full(rewards.shape, np.nan))
+            added = rows & np.isfinite(component)
+            totals[added] = np.where(np.isnan(totals[added]), 0.0, totals[added]) + component[added]
         self.count[rows] += 1
         deviation = values - self._mean[rows]
         self._mean[rows] += deviation / self.count[rows]
@@ -137,9 +160,10 @@ class RunningMetrics:
         self._max[rows] = np.maximum(self._max[rows], values)
 
     def statistics(self) -> dict[str, NDArray[np.float64]]:
-        """Return `mean`, `std` (divisor N), `min` and `max`, float64 `[N]` each; undefined where `count` is 0."""
+        """Return mean, std (divisor N), min, max and total, float64 `[N]` each; undefined where `count` is 0."""
         std = np.sqrt(self._squares / np.maximum(self.count, 1))
-        return {"mean": self._mean.copy(), "std": std, "min": self._min.copy(), "max": self._max.copy()}
+        extremes = {"min": self._min.copy(), "max": self._max.copy()}
+        return {"mean": self._mean.copy(), "std": std, **extremes, "total": self._total.copy()}
 
 
 def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:

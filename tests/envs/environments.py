@@ -1,9 +1,14 @@
-"""Scorers, prompts and environments that the tests of `RewardVectorEnv` share."""
+"""Scorers, prompts, environments and interrupts that the tests of `RewardVectorEnv` share."""
+
+import contextlib
+import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+import gym_rm
 from gym_rm import Prompt, Scores, ScoringError
 
 MODES = ["SameStep", "NextStep", "Disabled"]
@@ -71,3 +76,28 @@ def prompt_ids(envs, steps, seed):
     rows = [infos["prompt_id"]]
     rows += [envs.step(["x"] * envs.num_envs)[-1]["prompt_id"] for _ in range(steps - 1)]
     return np.array(rows).T
+
+
+@contextlib.contextmanager
+def interrupt_at(count, files=None, event="line"):
+    """Raise KeyboardInterrupt at the given line (or `event="opcode"`) that runs in the files of the environments."""
+    folders = tuple(str(Path(gym_rm.__file__).parent / name) for name in ("envs", "reports"))
+    left = count
+
+    def trace(frame, kind, argument):
+        nonlocal left
+        name = frame.f_code.co_filename
+        if name not in files if files else not name.startswith(folders):
+            return None
+        frame.f_trace_opcodes = event == "opcode"
+        left -= kind == event
+        if kind == event and left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

@@ -405,7 +405,7 @@ def test_the_embedded_candidates_contain_the_correct_answer():
     envs = gym.make_vec("RewardModelCandidates-v0", num_envs=32)
     _, infos = envs.reset(seed=0)
     for row, answer in enumerate(infos["answer"]):
-        assert f"It is {answer}." in number_candidates(envs._conversations[row])[:3:2]
+        assert f"It is {answer}." in number_candidates(envs.unwrapped.state.episodes[row].messages)[:3:2]
 
 
 def test_the_embedded_candidates_need_three_numbers():

@@ -148,4 +148,4 @@ def test_a_column_of_the_wrong_length_is_an_error_and_changes_nothing(columns):
     before, _ = envs.reset(seed=0)
     with pytest.raises(ConfigError, match=r"must have one entry per reward \(2\), got the shape"):
         envs.step(["a", "b"])
-    assert envs._observe() == before
+    assert envs.state.observations() == before

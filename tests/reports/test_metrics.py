@@ -114,6 +114,17 @@ def test_running_statistics_equal_numpy(steps):
             assert statistics[name][row] == pytest.approx(getattr(np, name)(seen[row]), abs=1e-6)
 
 
+def test_a_copy_is_updated_independently():
+    running, both = RunningMetrics(2), np.array([True, True])
+    running.clear(both)
+    twin = running.copy()
+    twin.add(np.array([1.0, 2.0]), both, {"length": np.array([3.0, np.nan])})
+    assert running.count.tolist() == [0, 0]
+    assert twin.statistics()["total"].tolist() == [1.0, 2.0]
+    np.testing.assert_array_equal(twin.component_totals["length"], [3.0, np.nan])
+    assert not running.component_totals
+
+
 def test_clearing_one_row_does_not_change_the_others():
     running = RunningMetrics(2)
     both = np.array([True, True])

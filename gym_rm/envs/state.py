@@ -1,0 +1,78 @@
+"""State of `RewardVectorEnv`, and the observations and infos of a state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gym_rm.envs.episodes import Episode, PromptOrders
+from gym_rm.envs.infos import Infos, Mask, StepScores, add_group, add_values
+from gym_rm.reports.metrics import RunningMetrics
+from gym_rm.types import Message, copy_conversation
+
+Observations: TypeAlias = tuple[list[Message], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EnvState:
+    """Everything that a reset or a step changes. The environment replaces it, and changes nothing in it.
+
+    Attributes:
+        orders: order of the prompts, and the position of each environment in it.
+        episodes: `[N]`, the conversations in progress; empty before the first reset.
+        over: bool `[N]`, environments whose episode has ended and that wait for a reset.
+        scores: scores of the last step.
+        running: statistics of the rewards of each episode.
+        transcripts: `[N]`, for rendering.
+        view: state of a numeric view around the environment, or None.
+    """
+
+    orders: PromptOrders
+    episodes: tuple[Episode, ...]
+    over: Mask
+    scores: StepScores
+    running: RunningMetrics
+    transcripts: tuple[str, ...]
+    view: Any = None
+
+    def observations(self) -> Observations:
+        """Return copies of the N conversations."""
+        return tuple([copy_conversation(episode.messages) for episode in self.episodes])
+
+    def add_episodes(self, infos: Infos, rows: Mask) -> None:
+        """Add the infos of the prompts of `rows`."""
+        prompts = [episode.prompt for episode in self.episodes]
+        answers = np.array([prompt.answer for prompt in prompts], dtype=object)
+        add_values(infos, "prompt_id", np.array([prompt.prompt_id for prompt in prompts], dtype=object), rows)
+        add_values(infos, "answer", answers, rows & [answer is not None for answer in answers])
+        if self.orders.group_size > 1:
+            group = np.arange(len(prompts)) // self.orders.group_size
+            numbers = np.array([episode.number for episode in self.episodes])
+            add_values(infos, "group_id", group + numbers * len(self.orders.orders), rows)
+
+    def add_scores(self, infos: Infos, rows: Mask) -> None:
+        """Add the infos of the scores of `rows`, and the statistics of their episodes."""
+        self.scores.add_to(infos, rows)
+        metrics: Infos = {}
+        add_values(metrics, "count", self.running.count, rows)
+        for name, values in self.running.statistics().items():
+            add_values(metrics, name, values, rows & (self.running.count > 0))
+        totals: Infos = {}
+        for name, values in self.running.component_totals.items():
+            add_values(totals, name, values, rows & ~np.isnan(values))
+        add_group(metrics, "component_totals", totals)
+        add_group(infos, "metrics", metrics)
+
+    def add_final(self, infos: Infos, done: Mask) -> None:
+        """Add the conversations and infos of the episodes in `done`, which have just ended."""
+        if done.any():
+            observations = np.full(len(self.episodes), None, dtype=object)
+            for row in np.flatnonzero(done).tolist():
+                observations[row] = copy_conversation(self.episodes[row].messages)
+            final: Infos = {}
+            self.add_episodes(final, done)
+            self.add_scores(final, done)
+            infos["final_obs"], infos["_final_obs"] = observations, done.copy()
+            infos["final_info"], infos["_final_info"] = final, done.copy()
