@@ -21,6 +21,10 @@ from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.types import Provenance, Workload
 
 FloatArray: TypeAlias = NDArray[np.float32]
+"""Values of a model."""
+
+RewardArray: TypeAlias = NDArray[np.float64]
+"""Rewards: float64, so that the numbers of a reward function are kept exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,8 @@ class Score:
     num_tokens: int
     truncated_tokens: int
     error: str | None
-    turn_rewards: FloatArray | None
-    step_rewards: FloatArray | None
+    turn_rewards: RewardArray | None
+    step_rewards: RewardArray | None
     terminated: bool
     infos: Mapping[str, Any]
 
@@ -58,13 +62,13 @@ class Scores:
     The constructor accepts lists, and converts every column to the type below.
 
     Attributes:
-        rewards: float32 `[N]`, NaN where `errors` has a message.
-        components: named components of the reward, each float32 `[N]` (objectives, ensemble members, ...).
+        rewards: float64 `[N]`, NaN where `errors` has a message.
+        components: named components of the reward, each float64 `[N]` (objectives, ensemble members, ...).
         num_tokens: int64 `[N]`, number of tokens that were scored; 0 if the scorer does not count them.
         truncated_tokens: int64 `[N]`, number of tokens that were removed to fit `max_length`.
         errors: `[N]`, None or why the score is missing.
-        turn_rewards: with `turns="all"`, `[N]` arrays of float32, one value per assistant turn.
-        step_rewards: for process reward models, `[N]` arrays of float32, one value per step of the last reply.
+        turn_rewards: with `turns="all"`, `[N]` arrays of float64, one value per assistant turn.
+        step_rewards: for process reward models, `[N]` arrays of float64, one value per step of the last reply.
         terminations: bool `[N]`, whether the scorer ends the episode; None if it never does.
         infos: other results of the scorer by name (a verdict, an extracted answer, ...): arrays `[N, ...]` of float64,
             int64, bool or objects. Environments copy them to their `infos`.
@@ -82,13 +86,13 @@ class Scores:
         (1.0, 2)
     """
 
-    rewards: FloatArray
-    components: Mapping[str, FloatArray]
+    rewards: RewardArray
+    components: Mapping[str, RewardArray]
     num_tokens: NDArray[np.int64]
     truncated_tokens: NDArray[np.int64]
     errors: tuple[str | None, ...]
-    turn_rewards: tuple[FloatArray, ...] | None = None
-    step_rewards: tuple[FloatArray, ...] | None = None
+    turn_rewards: tuple[RewardArray, ...] | None = None
+    step_rewards: tuple[RewardArray, ...] | None = None
     terminations: NDArray[np.bool_] | None = None
     infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     provenance: Provenance | None = None
@@ -101,11 +105,11 @@ class Scores:
             if getattr(self, name) is not None
         }
         converted["errors"] = tuple(self.errors)
-        converted["components"] = {name: np.asarray(each, np.float32) for name, each in self.components.items()}
+        converted["components"] = {name: np.asarray(each, np.float64) for name, each in self.components.items()}
         converted["infos"] = {name: _info_array(each) for name, each in self.infos.items()}
         for name in ("turn_rewards", "step_rewards"):
             if getattr(self, name) is not None:
-                converted[name] = tuple(np.asarray(each, dtype=np.float32) for each in getattr(self, name))
+                converted[name] = tuple(np.asarray(each, dtype=np.float64) for each in getattr(self, name))
         for name, value in converted.items():
             object.__setattr__(self, name, value)
         size = self.rewards.size
@@ -120,14 +124,14 @@ class Scores:
         cls,
         rewards: Sequence[float] | NDArray[Any],
         *,
-        components: Mapping[str, Sequence[float] | FloatArray] | None = None,
+        components: Mapping[str, Sequence[float] | NDArray[Any]] | None = None,
         errors: Sequence[str | None] | None = None,
         terminations: Sequence[bool] | NDArray[np.bool_] | None = None,
         infos: Mapping[str, Sequence[Any] | NDArray[Any]] | None = None,
         provenance: Provenance | None = None,
     ) -> Scores:
         """Create scores from rewards, with token counts of 0 and failures marked (see `mark_failures`)."""
-        values = np.array(rewards, dtype=np.float32).reshape(-1)
+        values = np.array(rewards, dtype=np.float64).reshape(-1)
         columns: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
         columns["num_tokens"], columns["truncated_tokens"] = np.zeros((2, len(values)), dtype=np.int64)
         columns["errors"] = (None,) * len(values) if errors is None else tuple(errors)
@@ -199,7 +203,7 @@ class Scores:
         failed = np.array([error is not None for error in errors], dtype=np.bool_)
         if np.array_equal(failed, np.isnan(self.rewards)) and tuple(errors) == self.errors:
             return self
-        rewards = np.where(failed, np.float32(np.nan), self.rewards)
+        rewards = np.where(failed, np.nan, self.rewards)
         return dataclasses.replace(self, rewards=rewards, errors=tuple(errors))
 
     def raise_for_errors(self) -> Scores:
@@ -335,7 +339,7 @@ _Key: TypeAlias = tuple[str, str | None]
 _Column: TypeAlias = "NDArray[Any] | tuple[Any, ...]"
 _BY_NAME = ("components", "infos")
 _DTYPES: dict[str, Any] = {
-    "rewards": np.float32,
+    "rewards": np.float64,
     "num_tokens": np.int64,
     "truncated_tokens": np.int64,
     "terminations": np.bool_,
@@ -369,7 +373,7 @@ class ScoringError(GymRMError, ValueError):
 def _absent(key: _Key, like: _Column, size: int) -> _Column:
     """Return a column of `size` missing values, of the same type as the column `like`."""
     if not isinstance(like, np.ndarray):
-        return (None if key[0] == "errors" else np.empty(0, dtype=np.float32),) * size
+        return (None if key[0] == "errors" else np.empty(0, dtype=np.float64),) * size
     fill = {"f": np.nan, "O": None}.get(like.dtype.kind, 0)
     return np.full((size, *like.shape[1:]), fill, dtype=like.dtype)
 

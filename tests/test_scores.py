@@ -99,7 +99,7 @@ def test_columns_that_a_part_lacks_have_missing_values(one, other):
     joined = Scores.concatenate([one, other])
     assert joined.components.keys() == one.components.keys() | other.components.keys()
     for name, values in joined.components.items():
-        assert values.dtype == np.float32
+        assert values.dtype == np.float64
         if name not in one.components:
             assert np.isnan(values[: len(one)]).all()
     for name in OPTIONAL:
@@ -119,7 +119,7 @@ def test_to_dict_is_complete(whole):
 
 def test_concatenating_no_parts_gives_empty_scores():
     assert len(Scores.concatenate([])) == 0
-    assert Scores.concatenate([]).rewards.dtype == np.float32
+    assert Scores.concatenate([]).rewards.dtype == np.float64
 
 
 def test_concatenating_different_provenances_gives_none():
@@ -197,7 +197,7 @@ def test_columns_are_converted_to_their_types():
         terminations=[0, 1],
         infos={"text": np.array(["yes", "no"]), "count": np.array([1, 2], np.uint8), "float": np.float32([1, 2])},
     )
-    assert (scores.rewards.dtype, scores.components["a"].dtype) == (np.float32, np.float32)
+    assert (scores.rewards.dtype, scores.components["a"].dtype) == (np.float64, np.float64)
     assert (scores.num_tokens.dtype, scores.truncated_tokens.dtype) == (np.int64, np.int64)
     assert (scores.errors, scores.terminations.tolist()) == ((None, None), [False, True])
     assert [values.dtype for values in scores.infos.values()] == [object, np.int64, np.float64]

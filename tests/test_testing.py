@@ -203,8 +203,14 @@ def make(kind, **options):
 class ReusedObservations(RewardVectorEnv):
     """Environment that returns its own lists of messages instead of copies."""
 
-    def _observe(self):
-        return tuple(episode.messages for episode in self._episodes)
+    def reset(self, *, seed=None, options=None):
+        return self.own(super().reset(seed=seed, options=options))
+
+    def step(self, actions):
+        return self.own(super().step(actions))
+
+    def own(self, result):
+        return (tuple(episode.messages for episode in self.state.episodes), *result[1:])
 
 
 class IgnoredSeed(RewardVectorEnv):

@@ -312,6 +312,13 @@ def _shaped(labels: Labels, values: Iterable[Any]) -> Any:
     return dict(zip(labels, values, strict=True)) if isinstance(labels[0], str) else list(values)
 
 
-def _number(value: np.float32) -> float | None:
-    """Return the shortest decimal that reads back as the same float32, or None if the value is not finite."""
-    return float(str(value)) if np.isfinite(value) else None
+def _number(value: np.float64) -> float | None:
+    """Return the number to write, or None if it is not finite.
+
+    A float32, such as the score of a reward model, becomes the shortest decimal that reads back as the same float32.
+    """
+    if not np.isfinite(value):
+        return None
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    return float(str(single)) if single == value else float(value)

@@ -33,7 +33,7 @@ from gym_rm.engine.text.renderer import Renderer, TextOptions, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scorer import check_rows
-from gym_rm.scores import FloatArray, Scores
+from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
 
 
@@ -336,9 +336,9 @@ class RewardModelScorer:
         workload: Workload,
     ) -> Scores:
         """Return the `Scores` of the call: one row per conversation, from the scores of its turns."""
-        empty = np.empty(0, dtype=np.float32)
+        empty = np.empty(0)
         rows: list[ScoredSequence] = []
-        turn_rewards: list[FloatArray] = []
+        turn_rewards: list[RewardArray] = []
         lengths, truncated = np.zeros((2, len(rendered)), dtype=np.int64)
         m = 0
         for row, turn_renders in enumerate(rendered):
@@ -350,7 +350,7 @@ class RewardModelScorer:
             m += len(turn_renders)
             lengths[row] = len(turn_renders[-1].input_ids)
             truncated[row] = turn_renders[-1].truncated_tokens
-            turn_rewards.append(np.array([one.reward for one in of_turns], dtype=np.float32))
+            turn_rewards.append(np.array([one.reward for one in of_turns]))
             reason = next((one.error for one in of_turns if one.error is not None), None)
             rows.append(of_turns[-1] if reason is None else self._failed(reason))
         if truncated.any():
@@ -359,10 +359,10 @@ class RewardModelScorer:
                 f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
             )
         names = self.kind.component_names
-        components = np.array([one.components for one in rows], dtype=np.float32).reshape(len(rows), len(names))
-        steps = [empty if one.steps is None else one.steps.copy() for one in rows]
+        components = np.array([one.components for one in rows], dtype=np.float64).reshape(len(rows), len(names))
+        steps = [empty if one.steps is None else one.steps.astype(np.float64) for one in rows]
         return Scores(
-            rewards=np.array([one.reward for one in rows], dtype=np.float32),
+            rewards=np.array([one.reward for one in rows]),
             components={name: components[:, h].copy() for h, name in enumerate(names)},
             num_tokens=lengths,
             truncated_tokens=truncated,

@@ -92,7 +92,7 @@ class StepScores:
         scored = np.zeros(num_envs, dtype=np.bool_)
         scored[list(rows)] = True
         ok = scored & np.isfinite(spread.rewards)
-        rewards = np.where(ok, spread.rewards.astype(np.float64), np.where(scored, fallback_reward or 0.0, 0.0))
+        rewards = np.where(ok, spread.rewards, np.where(scored, fallback_reward or 0.0, 0.0))
         return cls(spread, scored, rewards)
 
     @property
@@ -118,7 +118,7 @@ class StepScores:
         add_values(infos, "truncated_tokens", self.scores.truncated_tokens, scored)
         components: Infos = {}
         for name, values in self.scores.components.items():
-            add_values(components, name, values.astype(np.float64), scored & self.ok & np.isfinite(values))
+            add_values(components, name, values, scored & self.ok & np.isfinite(values))
         add_group(infos, "components", components)
         for name, values in self.scores.infos.items():
             add_values(infos, name, values, scored)

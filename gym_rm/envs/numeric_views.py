@@ -27,6 +27,7 @@ from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.envs.episodes import Episode
 from gym_rm.envs.infos import Infos, Mask
 from gym_rm.envs.single import SingleEnv
+from gym_rm.envs.spaces import plain_text
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ActionError, ConfigError, ConversationError, warn_once
 from gym_rm.types import Conversation, copy_conversation
@@ -216,7 +217,8 @@ class CandidateAction(NumericView):
         return replies[choice]
 
     def _propose(self, conversation: Conversation) -> list[str]:
-        replies = list(self._candidates(conversation) if callable(self._candidates) else self._candidates)
+        given = self._candidates(conversation) if callable(self._candidates) else self._candidates
+        replies = [plain_text(reply) for reply in given]
         if not replies or not all(isinstance(reply, str) for reply in replies):
             raise ConfigError(f"candidates must be one or more texts, got {replies!r:.200}.")
         return replies

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from gym_rm.checks import load_function
 from gym_rm.envs.episodes import Episode
-from gym_rm.envs.spaces import UnicodeText
+from gym_rm.envs.spaces import UnicodeText, plain_text
 from gym_rm.errors import ConfigError
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, copy_conversation, copy_prompt
@@ -150,7 +150,7 @@ class UserSimulator:
                 "respond must return a list with the user's next turn, or None to end the episode, for each of the "
                 f"{len(conversations)} conversations; got {type(answer).__name__}{length}: {answer!r:.80}."
             )
-        return answer
+        return [plain_text(user) for user in answer]
 
     def close(self) -> None:
         """Stop the thread that runs an async responder."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import iterate
 
@@ -39,8 +40,6 @@ class SingleEnv(gym.Env[Observation, Action]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Infos]:
         """Start the next episode; `seed` restarts the order of prompts."""
         observations, infos = self._envs.reset(seed=[seed], options=options)  # type: ignore[arg-type]
-        # `np_random` of this environment is the generator that orders the prompts.
-        (self._np_random,), (self._np_random_seed,) = self._envs.np_random, self._envs.np_random_seed  # type: ignore
         return self._first(observations), infos_of_row(infos, 0)
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, Infos]:
@@ -57,6 +56,29 @@ class SingleEnv(gym.Env[Observation, Action]):
     def close(self) -> None:
         """Close the vector environment."""
         self._envs.close()
+
+    # `gym.Env.np_random` reads and sets these two: the generator that orders the prompts, and its seed.
+
+    @property
+    def _np_random(self) -> np.random.Generator:
+        envs: Any = self._envs
+        (generator,) = envs.np_random
+        return cast(np.random.Generator, generator)
+
+    @_np_random.setter
+    def _np_random(self, generator: np.random.Generator) -> None:
+        envs: Any = self._envs.unwrapped
+        envs.restart_prompts(generator)
+
+    @property
+    def _np_random_seed(self) -> int:
+        envs: Any = self._envs
+        (seed,) = envs.np_random_seed
+        return int(seed)
+
+    @_np_random_seed.setter
+    def _np_random_seed(self, seed: int) -> None:
+        """Do nothing: the seed of a generator that was set is unknown."""
 
     @property
     def metrics(self) -> RewardMetrics:

@@ -49,6 +49,14 @@ def is_encodable(text: str) -> bool:
     return True
 
 
+def plain_text(value: Any) -> Any:
+    """Return the characters of a text as an exact `str`, and any other value unchanged.
+
+    Subclasses of str can have methods of their own: `str(value)` of an enum, for example, is not its text.
+    """
+    return str.__str__(value) if isinstance(value, str) else value
+
+
 def _sample_text(generator: np.random.Generator, min_length: int, max_length: int) -> str:
     length = generator.integers(min_length, min(max_length, max(min_length, LONGEST_SAMPLE)) + 1)
     return "".join(generator.choice(_SAMPLED_CHARACTERS, size=length).tolist())

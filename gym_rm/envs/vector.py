@@ -25,7 +25,7 @@ from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_eac
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import Turn, UserSimulator
 from gym_rm.envs.settings import RENDERING, EnvSettings
-from gym_rm.envs.spaces import ConversationSpace, UnicodeText
+from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.metrics import RewardMetrics, RunningMetrics
@@ -47,8 +47,8 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
       for the episodes of one group that answer the same prompt;
     - for rows that were scored: `score_ok` (bool), `num_tokens`, `truncated_tokens` (int64), `components` (float64)
       and the scorer's own infos;
-    - for rows whose reply was used: `metrics`, the `count`, `mean`, `std`, `min`, `max` and `total` of the scores of the
-      episode so far, and the `component_totals`.
+    - for rows whose reply was used: `metrics`, the `count`, `mean`, `std`, `min`, `max` and `total` of the scores of
+      the episode so far, and the `component_totals`.
 
     Args:
         num_envs: N, the number of environments.
@@ -187,6 +187,10 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
         """Seed of each environment's generator; -1 if it is unknown."""
         return tuple(order.seed for order in self._seeded_orders())
+
+    def restart_prompts(self, generator: np.random.Generator) -> None:
+        """Draw the prompts of all following episodes from this random generator."""
+        self.state = replace(self.state, orders=self.state.orders.with_generator(generator))
 
     def _seeded_orders(self) -> list[PromptOrder]:
         """Return the order of each environment; an order without a seed gets a random one."""
@@ -338,10 +342,11 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             raise ActionError(
                 f"actions must be {self.num_envs} replies, one for each environment, got the shape {shape}."
             )
-        for row in rows:
-            if actions[row] not in self.single_action_space:
-                raise ActionError(f"environment {row}: {self.single_action_space.fault(actions[row])}.")
-        return [str(actions[row]) for row in rows]
+        replies = [plain_text(actions[row]) for row in rows]
+        for row, reply in zip(rows, replies, strict=True):
+            if reply not in self.single_action_space:
+                raise ActionError(f"environment {row}: {self.single_action_space.fault(reply)}.")
+        return replies
 
     def _score(self, rows: list[int], said: list[list[Message]]) -> StepScores:
         """Score the conversations of some rows in one call."""

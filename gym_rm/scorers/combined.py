@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gym_rm.checks import finite, one_of
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, release_scorer, try_score
-from gym_rm.scores import FloatArray, Scores
+from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
 EnsembleReduction: TypeAlias = Literal["mean", "min", "mean_minus_std"]
@@ -53,7 +52,7 @@ class Calibration:
             )
 
     @classmethod
-    def fit(cls, values: FloatArray, conversations: Sequence[Conversation]) -> Calibration:
+    def fit(cls, values: RewardArray, conversations: Sequence[Conversation]) -> Calibration:
         """Return the calibration that normalises these values to mean 0 and standard deviation 1."""
         return cls(
             float(values.mean(dtype=np.float64)),
@@ -103,7 +102,7 @@ class CombinedScorer(abc.ABC):
         """
         results = {name: try_score(scorer, conversations, prompts) for name, scorer in self.scorers.items()}
         errors: list[str | None] = [None] * len(conversations)
-        components: dict[str, FloatArray] = {}
+        components: dict[str, RewardArray] = {}
         for name, scores in results.items():
             mine = {name: scores.rewards, **{f"{name}/{key}": values for key, values in scores.components.items()}}
             if twice := sorted(components.keys() & mine.keys()):
@@ -160,7 +159,7 @@ class CombinedScorer(abc.ABC):
         """Settings of the reduction, for `Scores.provenance`."""
 
     @abc.abstractmethod
-    def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
+    def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
         """Return rewards `[N]` from the components by name."""
 
     def _provenance(self, results: Mapping[str, Scores]) -> Provenance:
@@ -208,8 +207,8 @@ class EnsembleScorer(CombinedScorer):
         """Reduction and coefficient."""
         return {"reduction": self.reduction, "coefficient": self.coefficient}
 
-    def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
-        stacked = np.stack([components[name] for name in self.scorers]).astype(np.float64)
+    def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
+        stacked = np.stack([components[name] for name in self.scorers])
         match self.reduction:
             case "mean":
                 return np.asarray(stacked.mean(axis=0))
@@ -302,10 +301,10 @@ class WeightedScorer(CombinedScorer):
         """Write the calibrations and the hash of their conversations to a JSON file for `normalization=`."""
         Path(file).write_text(json.dumps(self.settings["normalization"], indent=2) + "\n")
 
-    def _reduce(self, components: Mapping[str, FloatArray]) -> NDArray[np.float64]:
+    def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
         terms = []
         for name, weight in self.weights.items():
-            values = _component(components, name).astype(np.float64)
+            values = _component(components, name)
             scale = self.normalization.get(name)
             terms.append(weight * (values if scale is None else (values - scale.mean) / scale.std))
         return np.asarray(np.sum(terms, axis=0, dtype=np.float64))
@@ -317,7 +316,7 @@ def hash_conversations(conversations: Sequence[Conversation]) -> str:
     return hashlib.sha256(json.dumps(plain, ensure_ascii=True).encode()).hexdigest()[:16]
 
 
-def _component(components: Mapping[str, FloatArray], name: str) -> FloatArray:
+def _component(components: Mapping[str, RewardArray], name: str) -> RewardArray:
     if name not in components:
         raise ConfigError(
             f"component {name!r} is not returned by any scorer; expected one of {sorted(components)}."

@@ -34,7 +34,7 @@ class FunctionScorer:
         ...     return [float(p.answer in c[-1]["content"]) for c, p in zip(conversations, prompts)]
         >>> prompt = Prompt(({"role": "user", "content": "2 + 2?"},), "p0", answer="4")
         >>> FunctionScorer(right).score([[*prompt.messages, {"role": "assistant", "content": "4"}]], [prompt]).rewards
-        array([1.], dtype=float32)
+        array([1.])
     """
 
     def __init__(self, function: RewardFunction) -> None:

@@ -193,7 +193,7 @@ class PairwiseScorer:
                     texts += both
                     rows.append(row)
         scores = try_score(self.scorer, texts)
-        shown = np.full((2, len(first)), np.nan, dtype=np.float32)
+        shown = np.full((2, len(first)), np.nan)
         shown[0, rows], shown[1, rows] = scores.rewards[0::2], -scores.rewards[1::2]
         for k, row in enumerate(rows):
             errors[row] = scores.errors[2 * k] or scores.errors[2 * k + 1]

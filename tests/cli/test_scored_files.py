@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gym_rm
+from gym_rm.cli import scored_files
 from gym_rm.data.scored_rows import row_to_score
 from gym_rm.errors import RemoteError
 from tests.cli.command import DATA, FIVE, FOUR, ROWS, USER, LengthScorer, needs_data, read, run, scores_of, write
@@ -319,3 +320,11 @@ def test_rows_of_real_data_sets_get_the_rewards_of_the_scorer(tmp_path, name):
         turns = list(row["score_turns"].values()) if isinstance(row["score_turns"], dict) else row["score_turns"]
         assert [values[-1] for values in turns] == written
         assert list(map(len, turns)) == [sum(m["role"] == "assistant" for m in c) for c in conversations]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(np.float32(0.1), 0.1), (0.1, 0.1), (16777217.0, 16777217.0), (1e300, 1e300), (np.nan, None), (-np.inf, None)],
+)
+def test_numbers_are_written_exactly_and_those_of_a_reward_model_in_short(value, written):
+    assert scored_files._number(np.float64(value)) == written

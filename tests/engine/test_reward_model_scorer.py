@@ -41,7 +41,7 @@ def test_no_conversations_give_empty_scores(scorer_of):
     for turns in ("last", "all"):
         scores = scorer_of("qwen3").score([], turns=turns)
         assert len(scores) == 0
-        assert scores.rewards.dtype == np.float32
+        assert scores.rewards.dtype == np.float64
         assert scores.workload.num_tokens == scores.workload.num_batches == 0
 
 
@@ -186,7 +186,7 @@ def test_turn_rewards_equal_the_scores_of_the_prefixes(architecture, scorer_of, 
         stops += [len(conversation)] * (conversation[-1]["role"] != "assistant")
         expected = [scorer.score([conversation[:stop]]).rewards[0] for stop in stops]
         np.testing.assert_allclose(turn_rewards, expected, atol=TOLERANCE, rtol=0)
-        assert turn_rewards.dtype == np.float32
+        assert turn_rewards.dtype == np.float64
         assert turn_rewards[-1] == reward
     assert scorer.score(dialogues).turn_rewards is None
 
@@ -331,8 +331,7 @@ def test_half_precision_runs_its_head_in_float32(saved_model, real_conversations
     scorer = gym_rm.load_scorer(saved_model("qwen3"), dtype="bfloat16")
     assert scorer.provenance.dtype == "bfloat16"
     rewards = scorer.score(real_conversations).rewards
-    assert rewards.dtype == np.float32
-    assert not np.array_equal(torch.from_numpy(rewards).bfloat16().float().numpy(), rewards)
+    assert not np.array_equal(torch.from_numpy(rewards).bfloat16().double().numpy(), rewards)
     full = gym_rm.load_scorer(saved_model("qwen3")).score(real_conversations).rewards
     assert np.corrcoef(rewards, full)[0, 1] > 0.99
 

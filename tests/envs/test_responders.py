@@ -11,6 +11,7 @@ from gym_rm import ConfigError, Prompt, Scores
 from gym_rm.envs.episodes import Episode
 from gym_rm.envs.responders import UserSimulator, scripted_user
 from gym_rm.envs.spaces import UnicodeText
+from tests.envs.environments import make
 
 
 def episode(*user_turns):
@@ -199,3 +200,15 @@ def test_a_responder_with_another_signature_raises_config_error():
 
 def test_a_simulator_survives_pickling():
     assert one_turn(pickle.loads(pickle.dumps(simulator())), episode("more?")).user == "more?"
+
+
+def test_a_turn_is_its_characters_also_for_subclasses_of_str():
+    class Loud(str):
+        def __str__(self):
+            return "LOUD"
+
+    envs = make(1, respond=lambda conversations, prompts, scores: [Loud("more?")])
+    envs.reset(seed=0)
+    (observation,) = envs.step(["x"])[0]
+    assert type(observation[-1]["content"]) is str
+    assert observation[-1]["content"] == "more?"

@@ -6,7 +6,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 from gym_rm import ConfigError
-from tests.envs.environments import each_mode, length_reward, make, one_turn, prompt_ids
+from tests.envs.environments import PROMPTS, each_mode, length_reward, make, one_turn, prompt_ids
 
 
 def test_every_environment_gets_every_prompt_once_per_epoch():
@@ -85,3 +85,27 @@ def test_the_rows_of_a_step_must_be_a_mask(rows):
     envs.reset(seed=0)
     with pytest.raises((TypeError, ValueError), match="rows must"):
         envs.step(["a", "b"], rows=rows)
+
+
+def test_a_single_environment_draws_prompts_from_the_generator_that_was_set():
+    def prompts(env):
+        return [env.reset()[1]["prompt_id"] for _ in range(8)]
+
+    first, second = (gym.make("RewardModel-v0", reward_model=length_reward, prompts=PROMPTS) for _ in range(2))
+    first.reset(seed=1)
+    for env in (first, second):
+        env.np_random = np.random.default_rng(7)
+    assert prompts(first) == prompts(second)
+    assert first.unwrapped.np_random_seed == -1
+    first.np_random = np.random.default_rng(7)
+    second.np_random = np.random.default_rng(8)
+    assert prompts(first) != prompts(second)
+
+
+def test_a_seed_replaces_the_generator_that_was_set():
+    env = gym.make("RewardModel-v0", reward_model=length_reward, prompts=PROMPTS)
+    env.np_random = generator = np.random.default_rng(7)
+    assert env.unwrapped.np_random is generator
+    env.reset(seed=3)
+    assert env.unwrapped.np_random is not generator
+    assert env.unwrapped.np_random_seed == 3

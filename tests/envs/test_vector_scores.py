@@ -1,6 +1,7 @@
 """Calls of the scorer: what it receives, and when it is called."""
 
 import copy
+import enum
 
 import gymnasium as gym
 import numpy as np
@@ -149,3 +150,49 @@ def test_a_column_of_the_wrong_length_is_an_error_and_changes_nothing(columns):
     with pytest.raises(ConfigError, match=r"must have one entry per reward \(2\), got the shape"):
         envs.step(["a", "b"])
     assert envs.state.observations() == before
+
+
+EXACT = [16777217.0, 0.1, 1e300, -1e-300]
+
+
+@pytest.mark.parametrize("reward_on", ["turn", "end"])
+def test_the_number_of_a_function_is_the_reward_of_the_step(reward_on):
+    envs = one_turn(4, reward_model=lambda conversations: EXACT, reward_on=reward_on)
+    envs.reset(seed=0)
+    _, rewards, *_, infos = envs.step(["x"] * 4)
+    assert rewards.tolist() == EXACT
+    assert infos["final_info"]["metrics"]["max"].tolist() == EXACT
+    assert envs.metrics.max == 1e300
+
+
+def test_a_weighted_sum_and_its_components_are_the_exact_numbers():
+    envs = one_turn(4, reward_model={"kind": "weighted", "scorers": {"exact": lambda conversations: EXACT}})
+    envs.reset(seed=0)
+    _, rewards, *_, infos = envs.step(["x"] * 4)
+    assert rewards.tolist() == EXACT
+    assert infos["final_info"]["components"]["exact"].tolist() == EXACT
+
+
+def test_a_single_environment_returns_the_exact_number():
+    env = gym.make("RewardModel-v0", prompts=["hi"], reward_model=lambda conversations: [16777217])
+    env.reset(seed=0)
+    assert env.step("x")[1] == 16777217
+
+
+class Loud(str):
+    def __str__(self):
+        return "LOUD"
+
+
+class Reply(str, enum.Enum):  # noqa: UP042 (str() of a StrEnum is its text)
+    YES = "yes"
+
+
+@pytest.mark.parametrize("reply", [Loud("yes"), Reply.YES, np.str_("yes")], ids=["__str__", "enum", "numpy"])
+def test_a_reply_is_its_characters_also_for_subclasses_of_str(reply):
+    recorder = Recorder()
+    envs = make(1, reward_model=recorder, prompts=[prompt(0, "more?")])
+    envs.reset(seed=0)
+    observations, *_ = envs.step([reply])
+    assert recorder.calls[0][0][-1]["content"] == observations[0][-2]["content"] == "yes"
+    assert type(observations[0][-2]["content"]) is str

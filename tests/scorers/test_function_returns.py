@@ -46,7 +46,7 @@ def length(conversations):
 )
 def test_a_function_may_return_any_list_of_numbers(returned):
     scores = FunctionScorer(lambda conversations: returned).score(SAID)
-    assert scores.rewards.dtype == np.float32
+    assert scores.rewards.dtype == np.float64
     assert scores.rewards.tolist() == [float(value) for value in returned]
 
 
@@ -240,3 +240,15 @@ def test_a_scoring_error_of_another_scorer_called_by_the_function_is_raised():
 
     with pytest.raises(ScoringError, match="6 of 6 conversations could not be scored"):
         FunctionScorer(score_twice).score(SAID)
+
+
+def test_numbers_are_kept_in_float64():
+    numbers = [16777217, 0.1, 1e300, 2**53 - 1]
+    scores = FunctionScorer(lambda conversations: numbers).score([said("one")] * 4)
+    assert scores.rewards.tolist() == numbers
+    assert scores.take([2, 1]).rewards.tolist() == [1e300, 0.1]
+
+
+def test_a_number_that_float64_cannot_represent_raises_config_error():
+    with pytest.raises(ConfigError, match="returned int 1000"):
+        FunctionScorer(lambda conversations: [10**400]).score([said("one")])
