@@ -142,7 +142,8 @@ class UserSimulator:
     ) -> Sequence[str | None]:
         answer: Any = self._respond(conversations, prompts, scores)
         if inspect.isawaitable(answer):
-            self._loop = self._loop or _EventLoop()
+            if self._loop is None or not self._loop.is_alive():  # a fork copies no threads
+                self._loop = _EventLoop()
             answer = self._loop.run(_wait_for(answer))
         if isinstance(answer, str) or not isinstance(answer, Sequence) or len(answer) != len(conversations):
             length = f" of length {len(answer)}" if isinstance(answer, Sequence) else ""
@@ -173,6 +174,10 @@ class _EventLoop:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gym_rm user simulator", daemon=True)
         self._thread.start()
+
+    def is_alive(self) -> bool:
+        """Return whether the thread runs in this process."""
+        return self._thread.is_alive()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

@@ -94,8 +94,9 @@ class SingleEnv(gym.Env[Observation, Action]):
 class RewardEnv(SingleEnv[list[Message], str]):
     """One conversation: `RewardVectorEnv` with one row, for libraries and tools that need a single environment.
 
-    `check_env`, `SyncVectorEnv` and `AsyncVectorEnv` use it. To score many conversations together, use the vector
-    environment.
+    `check_env`, `SyncVectorEnv` and `AsyncVectorEnv` use it. In `AsyncVectorEnv` (with `shared_memory=False`) every
+    process loads its own reward model; use `context="spawn"` or `"forkserver"`, because a forked process has only one
+    thread for it. To score many conversations together, use the vector environment.
 
     Args:
         **settings: the fields of `EnvSettings`, except for `group_size` and `autoreset_mode`.

@@ -77,7 +77,7 @@ class MicroBatchingScorer:
         with self._lock:
             if self._closed:
                 raise RuntimeError("this MicroBatchingScorer is closed; make a new one.")
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # a fork copies no threads
                 self._thread = threading.Thread(target=self._serve, name="gym_rm micro-batching", daemon=True)
                 self._thread.start()
             self._waiting.put(request)

@@ -1,4 +1,5 @@
 import asyncio
+import multiprocessing
 import pickle
 import threading
 
@@ -212,3 +213,28 @@ def test_a_turn_is_its_characters_also_for_subclasses_of_str():
     (observation,) = envs.step(["x"])[0]
     assert type(observation[-1]["content"]) is str
     assert observation[-1]["content"] == "more?"
+
+
+async def ask_for_more(conversations, prompts, scores):
+    return ["more?"] * len(conversations)
+
+
+def step_into(envs, queue):
+    queue.put(envs.step(["y"])[0][0][-1]["content"])
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+def test_an_async_responder_that_was_used_before_a_fork_answers_in_the_forked_process():
+    envs = make(1, respond=ask_for_more)
+    envs.reset(seed=0)
+    envs.step(["x"])
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=step_into, args=(envs, queue))
+    process.start()
+    try:
+        assert queue.get(timeout=60) == "more?"
+    finally:
+        process.kill()
+        process.join()
+        envs.close()

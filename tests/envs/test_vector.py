@@ -1,7 +1,12 @@
 """The contract of Gymnasium, specs and settings of `RewardVectorEnv`."""
 
+import contextlib
 import json
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 
 import gymnasium as gym
 import numpy as np
@@ -93,6 +98,37 @@ def test_async_vector_env_equals_sync_vector_env(context):
             assert data_equivalence(parallel.step(replies), serial.step(replies))
     finally:
         parallel.close()
+
+
+FORKED = """
+import gymnasium as gym
+import gym_rm
+
+for env_id in ("RewardModel-v0", "RewardModelCandidates-v0", "RewardModelTokens-v0"):
+    kwargs = {"shared_memory": False, "context": "fork"}
+    envs = gym.make_vec(env_id, num_envs=1, vectorization_mode="async", vector_kwargs=kwargs)
+    envs.reset(seed=0)
+    envs.step(envs.action_space.sample())
+    envs.close()
+    print("stepped", env_id)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_forked_processes_score_with_the_embedded_model_and_say_that_they_have_one_thread():
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", FORKED]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            printed, logged = process.communicate(timeout=300)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # a child that hangs does not end with its parent
+    assert printed.count("stepped") == 3, logged
+    assert "runs with one thread" in logged
 
 
 def test_async_vector_env_needs_shared_memory_false():

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import dataclasses
+import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -407,3 +408,22 @@ def test_the_user_simulator_of_the_scorer_is_kept():
     simulator = Simulator()
     assert MicroBatchingScorer(simulator).respond == simulator.respond
     assert MicroBatchingScorer(gym_rm.load_scorer(length)).respond is None
+
+
+def score_into(scorer, queue):
+    queue.put(scorer.score([chat("abc")]).rewards.tolist())
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+def test_a_scorer_that_was_used_before_a_fork_answers_in_the_forked_process():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(length))
+    expected = scorer.score([chat("abc")]).rewards.tolist()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=score_into, args=(scorer, queue))
+    process.start()
+    try:
+        assert queue.get(timeout=60) == expected
+    finally:
+        process.kill()
+        process.join()

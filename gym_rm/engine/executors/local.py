@@ -37,6 +37,9 @@ from gym_rm.scores import FloatArray
 CUDA_BATCHED_TOKENS = 32_768  # enough to use a GPU fully; larger batches only need more memory
 CPU_BATCHED_TOKENS = 2048  # activations of larger batches do not fit into the CPU's caches
 
+# Threads of torch do not exist in a forked process, which would wait for them forever.
+_PROCESS = os.getpid()
+
 # Running a tree temporarily changes the model's attention, so executors of one model must not run at the same time.
 _MODEL_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
@@ -72,6 +75,7 @@ class LocalExecutor:
         return info
 
     def _load(self, spec: LoadSpec) -> ModelInfo:
+        _require_threads()
         self._spec = spec
         self._prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
         model, *reference = (self._prepare(source) for source in _sources(spec))
@@ -119,6 +123,7 @@ class LocalExecutor:
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
         """See `Executor.run`."""
+        _require_threads()
         if self._asleep is not None:
             self.wake()
         self._clear_stale()
@@ -322,6 +327,17 @@ def _revision(spec: LoadSpec) -> str | None:
         for source in _sources(spec)
     ]
     return " and ".join(str(revision) for revision in revisions) if any(revisions) else None
+
+
+def _require_threads() -> None:
+    """In a forked process, use one thread instead of the threads that torch started in the parent process."""
+    if os.getpid() != _PROCESS and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+        warn_once(
+            "this process was forked after torch had started threads, so its reward model runs with one thread; for "
+            "more, start processes with context='spawn' or 'forkserver' (AsyncVectorEnv), or use gym.make_vec without "
+            "a vectorization_mode, which scores all environments in one call."
+        )
 
 
 def _sources(spec: LoadSpec) -> list[ModelSource]:
