@@ -178,8 +178,18 @@ class Scores:
         return self._of_columns(columns, self.provenance, self.workload)
 
     def scatter(self, rows: Iterable[int], size: int) -> Scores:
-        """Return scores of `size` rows: row i moves to `rows[i]`, and all other rows have NaN and no error."""
-        index = [operator.index(row) for row in rows]
+        """Return scores of `size` rows: row i moves to `rows[i]`, and all other rows have NaN and no error.
+
+        Args:
+            rows: one index for each of these scores, or a mask (bool `[size]`).
+            size: number of rows of the result.
+
+        Raises:
+            ConfigError: `rows` does not have one index for each of these scores.
+        """
+        index = _indices(rows, size)
+        if len(index) != len(self) or len(set(index)) != len(index):
+            raise ConfigError(f"rows must have a different index for each of the {len(self)} scores, got {index}.")
         columns: dict[_Key, _Column] = {}
         for key, column in self._columns().items():
             spread = _absent(key, column, size)
@@ -362,7 +372,8 @@ class ScoringError(GymRMError, ValueError):
         shown = [f"row {row}: {scores.errors[row]}".removesuffix(".") for row in self.rows[:5]]
         if len(self.rows) > len(shown):
             shown.append(f"and {len(self.rows) - len(shown)} more")
-        count = f"{len(self.rows)} of {len(scores)} conversations"
+        scored = sum(np.isfinite(scores.rewards).tolist()) + len(self.rows)  # without rows that were not scored
+        count = f"{len(self.rows)} of {scored} conversations"
         self.summary = f"{count} could not be scored: {'; '.join(shown)}."
         super().__init__(f"{self.summary} The other scores are in the `scores` attribute of this error.")
 

@@ -261,3 +261,20 @@ def test_a_data_frame_keeps_infos_with_the_name_of_a_column():
     assert frame["reward"].tolist() == [1.0, 2.0]
     assert frame["info/reward"].tolist() == ["a", "b"]
     assert list(Scores.from_rewards([]).to_pandas()) == ["reward", "num_tokens", "truncated_tokens", "error"]
+
+
+def test_scatter_takes_a_mask():
+    spread = Scores.from_rewards([1.0, 2.0]).scatter(np.array([False, True, True]), 3)
+    np.testing.assert_array_equal(spread.rewards, [np.nan, 1.0, 2.0])
+
+
+@pytest.mark.parametrize("rows", [[0], [0, 1, 2], [1, 1], [True, False, False]])
+def test_scatter_needs_a_different_index_for_each_row(rows):
+    with pytest.raises(ConfigError, match="a different index for each of the 2 scores"):
+        Scores.from_rewards([1.0, 2.0]).scatter(rows, 3)
+
+
+def test_the_error_counts_only_conversations_that_were_scored():
+    spread = Scores.from_rewards([np.nan, 2.0], errors=["too long", None]).scatter([1, 3], 4)
+    with pytest.raises(ScoringError, match="1 of 2 conversations could not be scored: row 1: too long"):
+        spread.raise_for_errors()

@@ -26,6 +26,7 @@ from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.envs.episodes import Episode
 from gym_rm.envs.infos import Infos, Mask
+from gym_rm.envs.settings import require_known, require_single
 from gym_rm.envs.single import SingleEnv
 from gym_rm.envs.spaces import plain_text
 from gym_rm.envs.vector import RewardVectorEnv
@@ -144,6 +145,11 @@ class NumericView(Wrapper):
                 f"environment {row}: the action must be from 0 to {self.num_actions - 1}, got {chosen[row]}."
             )
         return np.where(rows, chosen, 0).astype(np.int64)
+
+    @property
+    def unscored(self) -> Mask:
+        """Bool `[N]`; see `RewardVectorEnv.unscored`."""
+        return self.env.unscored
 
     def _replace_final(self, infos: Infos, done: Mask, final: Callable[[int], Windows]) -> None:
         """Replace the final observations of the episodes in `done` by windows."""
@@ -315,6 +321,13 @@ class TokenLevel(NumericView):
         self.env.commit(replace(state, view=view))
         return view.windows.copy(), rewards, terminations, truncations, infos
 
+    @property
+    def unscored(self) -> Mask:
+        """Bool `[N]`, episodes in progress with a reply, or a part of one, that has no score yet."""
+        view: _Replies | None = self.env.state.view
+        writing = np.array([bool(tokens) for tokens in view.tokens] if view else [False] * self.num_envs)
+        return super().unscored | (writing & ~self.env.state.over)
+
     def _begun(self, view: _Replies, rows: Mask, conversations: Sequence[Conversation]) -> _Replies:
         """Return the view with new replies in `rows`."""
         windows, tokens = view.windows.copy(), list(view.tokens)
@@ -335,6 +348,7 @@ class CandidateEnv(SingleEnv[Windows, int]):
     """`RewardModelCandidates-v0` as a single environment, with the arguments of `make_candidates`."""
 
     def __init__(self, **settings: Any) -> None:
+        require_single(settings)
         super().__init__(make_candidates(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
 
 
@@ -342,6 +356,7 @@ class TokenEnv(SingleEnv[Windows, int]):
     """`RewardModelTokens-v0` as a single environment, with the arguments of `make_tokens`."""
 
     def __init__(self, **settings: Any) -> None:
+        require_single(settings)
         super().__init__(make_tokens(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
 
 
@@ -354,6 +369,7 @@ def make_candidates(
     **settings: Any,
 ) -> CandidateAction:
     """Wrap `RewardVectorEnv(num_envs, **settings)` in `CandidateAction`."""
+    require_known(settings, "RewardModelCandidates-v0", "candidates", "tokenizer", "window")
     return CandidateAction(RewardVectorEnv(num_envs, **settings), candidates, tokenizer=tokenizer, window=window)
 
 
@@ -368,6 +384,8 @@ def make_tokens(
     **settings: Any,
 ) -> TokenLevel:
     """Wrap `RewardVectorEnv(num_envs, **settings)` in `TokenLevel`; the vocabulary defaults to `NUMBER_VOCABULARY`."""
+    options = ("tokenizer", "window", "max_new_tokens", "vocabulary", "prefill")
+    require_known(settings, "RewardModelTokens-v0", *options)
     return TokenLevel(
         RewardVectorEnv(num_envs, **settings),
         tokenizer=tokenizer,

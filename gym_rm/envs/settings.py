@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -59,3 +60,27 @@ class EnvSettings(Config):
     """Maximum characters of a message in the spaces; a longer reply raises `ActionError`."""
     render_mode: str | None = None
     """`"human"` prints the conversations after every reset and step; with `"ansi"`, `render()` returns them."""
+
+
+def require_known(settings: Mapping[str, Any], owner: str, *options: str) -> None:
+    """Raise ConfigError if a keyword is neither a field of `EnvSettings` nor one of the other `options`."""
+    known = ["num_envs", *options, *EnvSettings.model_fields]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(
+                f"{name}: unknown setting.{nearest(name, known)} Known settings of {owner}: {', '.join(known)}."
+            )
+
+
+def require_single(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a keyword is only for vector environments."""
+    if settings.get("group_size", 1) != 1:
+        raise ConfigError(
+            f"group_size must be 1 for a single environment, got group_size={settings['group_size']}; "
+            "use gym.make_vec(..., num_envs=..., group_size=...) without a vectorization_mode."
+        )
+    for name in ("num_envs", "autoreset_mode"):
+        if name in settings:
+            raise ConfigError(
+                f"{name} must not be set for a single environment, got {settings[name]!r}; use gym.make_vec."
+            )

@@ -24,7 +24,7 @@ from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import Turn, UserSimulator
-from gym_rm.envs.settings import RENDERING, EnvSettings
+from gym_rm.envs.settings import RENDERING, EnvSettings, require_known
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
@@ -73,6 +73,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
     def __init__(self, num_envs: int = 1, **settings: Any) -> None:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
+        require_known(settings, "RewardModel-v0")
         self.settings = parse_settings(EnvSettings, settings)
         self.group_size = self.settings.group_size
         if num_envs % self.group_size:
@@ -178,6 +179,12 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         """Statistics of the last step over all environments; a fallback reward counts as a failed conversation."""
         return self.state.scores.metrics()
 
+    @property
+    def unscored(self) -> Mask:
+        """Bool `[N]`, episodes in progress whose last reply has no score yet."""
+        replied = np.array([episode.num_replies > 0 for episode in self.state.episodes] or [False] * self.num_envs)
+        return replied & ~self.state.over & (self.settings.reward_on == "end")
+
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """Random generator of each environment's prompt order; the environments of a group share one."""
@@ -280,6 +287,8 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             raise ResetNeeded("call reset() before step().")
         over = rows & self.state.over
         if self.autoreset_mode is AutoresetMode.DISABLED and over.any():
+            if self.num_envs == 1:
+                raise ResetNeeded("the episode has ended; call reset() first.")
             raise ResetNeeded(
                 f"the episodes of environments {np.flatnonzero(over).tolist()} have ended and autoreset is "
                 "disabled; call reset(options={'reset_mask': terminations | truncations}) first."

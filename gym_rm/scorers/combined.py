@@ -76,19 +76,31 @@ class CombinedScorer(abc.ABC):
     """
 
     def __init__(self, scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike]) -> None:
+        self.scorers: dict[str, Scorer] = {}
+        self._acquired: list[Scorer] = []
+        try:
+            for name, one in self._named(scorers).items():
+                self.scorers[name] = acquire_scorer(one, {})
+                self._acquired.append(self.scorers[name])
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def _named(cls, scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike]) -> Mapping[str, ScorerLike]:
+        """Return the arguments of `load_scorer` by name, without loading them."""
         if isinstance(scorers, str | bytes) or not isinstance(scorers, Mapping | Sequence):
             raise ConfigError(
-                f"scorers of {type(self).__name__} must be a dict of scorers by name, or a list; got "
+                f"scorers of {cls.__name__} must be a dict of scorers by name, or a list; got "
                 f"{type(scorers).__name__} {scorers!r}."
             )
         named = scorers if isinstance(scorers, Mapping) else {f"scorer_{k}": one for k, one in enumerate(scorers)}
         if not named or not all(isinstance(name, str) for name in named):
             raise ConfigError(
-                f"scorers of {type(self).__name__} must have at least one scorer, and texts as names; got the names "
+                f"scorers of {cls.__name__} must have at least one scorer, and texts as names; got the names "
                 f"{list(named)}."
             )
-        self.scorers: dict[str, Scorer] = {name: acquire_scorer(one, {}) for name, one in named.items()}
-        self._acquired = list(self.scorers.values())
+        return named
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CombinedScorer:
         """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and models must not be loaded twice."""
@@ -198,9 +210,9 @@ class EnsembleScorer(CombinedScorer):
         reduction: EnsembleReduction = "mean",
         coefficient: float = 1.0,
     ) -> None:
-        super().__init__(scorers)
         self.reduction: EnsembleReduction = one_of("reduction", reduction, ENSEMBLE_REDUCTIONS)
         self.coefficient = finite("coefficient", coefficient)
+        super().__init__(scorers)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -248,8 +260,7 @@ class WeightedScorer(CombinedScorer):
         weights: Mapping[str, float] | Sequence[float] | None = None,
         normalization: Mapping[str, Calibration | Mapping[str, Any]] | str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(scorers)
-        names = list(self.scorers)
+        names = list(self._named(scorers))
         if weights is None:
             weights = dict.fromkeys(names, 1.0)
         elif not isinstance(weights, Mapping):
@@ -271,6 +282,7 @@ class WeightedScorer(CombinedScorer):
             if not any(component == name or component.startswith(f"{name}/") for name in names):
                 hint = nearest(component, names) or nearest(component.partition("/")[0], names)
                 raise ConfigError(f"{component!r} is not a component of the scorers {names}.{hint}")
+        super().__init__(scorers)  # last, so that an invalid setting loads nothing
 
     @property
     def settings(self) -> dict[str, Any]:

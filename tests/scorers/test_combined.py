@@ -339,3 +339,27 @@ def test_combined_scorers_pass_check_scorer():
 def test_weights_may_be_an_array():
     scorer = WeightedScorer([length, length], weights=np.array([0.5, 0.25]))
     assert scorer.weights == {"scorer_0": 0.5, "scorer_1": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("weighted", {"weights": {"wrong": 1.0}}),
+        ("weighted", {"weights": [1.0, 2.0, 3.0]}),
+        ("weighted", {"normalization": {"model": {"mean": 0.0, "std": 0.0}}}),
+        ("ensemble", {"reduction": "maximum"}),
+    ],
+    ids=str,
+)
+def test_invalid_settings_load_no_model(saved_model, kind, settings):
+    before = dict(gym_rm.scorer._shared)
+    with pytest.raises(ConfigError):
+        gym_rm.load_scorer({"kind": kind, "scorers": {"model": saved_model(), "length": length}, **settings})
+    assert gym_rm.scorer._shared == before
+
+
+def test_a_scorer_that_cannot_be_loaded_releases_the_others(saved_model):
+    before = dict(gym_rm.scorer._shared)
+    with pytest.raises(ConfigError):
+        gym_rm.load_scorer({"kind": "weighted", "scorers": {"model": saved_model(), "other": 3}})
+    assert gym_rm.scorer._shared == before
