@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from gym_rm.checks import integer, load_function
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.tokenizers import load_tokenizer
+from gym_rm.envs.attributes import EachAttribute
 from gym_rm.envs.episodes import Episode
 from gym_rm.envs.infos import Infos, Mask
 from gym_rm.envs.settings import require_known, require_single
@@ -109,7 +110,7 @@ else:
     Wrapper = VectorWrapper  # VectorWrapper takes no type arguments before gymnasium 1.4
 
 
-class NumericView(Wrapper):
+class NumericView(EachAttribute, Wrapper):
     """Base class of the two views: token windows as observations, one of `num_actions` as action."""
 
     env: RewardVectorEnv

@@ -53,7 +53,8 @@ class EnvSettings(Config):
     """`"turn"` scores every reply, `"end"` only the reply that ends the episode."""
     fallback_reward: Finite | None = None
     """Reward of a conversation with a missing score; its `score_ok` is False. None raises `ScoringError` instead, and
-    the same step can be repeated."""
+    the same step can be repeated. If the scorer raises any other exception, it is called again for each group of the
+    step, and the groups for which it raises again get the fallback reward; None raises the exception."""
     autoreset_mode: Annotated[AutoresetMode, pydantic.BeforeValidator(parse_autoreset_mode)] = AutoresetMode.SAME_STEP
     """`"SameStep"`, `"NextStep"`, `"Disabled"`, or an `AutoresetMode`."""
     max_text_length: PositiveInt = MAX_LENGTH
