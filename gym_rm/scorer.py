@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from gym_rm.checks import load_object
+from gym_rm.checks import describe, load_object
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompts
@@ -121,9 +121,14 @@ def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Pr
         scores = scorer.score(conversations, prompts, **options)
     except ScoringError as error:
         scores = error.scores
+    except Exception as error:
+        error.add_note(f"raised by the scorer {describe(scorer)}")
+        raise
     name = type(scorer).__name__
     if not isinstance(scores, Scores):
-        raise ConfigError(f"{name}.score returned {type(scores).__name__} {scores!r:.80}, expected gym_rm.Scores.")
+        raise ConfigError(
+            f"{name}.score returned {describe(scores)}, expected gym_rm.Scores; return Scores.from_rewards(numbers)."
+        )
     if len(scores) != len(conversations):
         raise ConfigError(
             f"{name}.score returned {len(scores)} scores for {len(conversations)} conversations; a scorer "

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_rm.checks import describe
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.types import Provenance, Workload
 
@@ -100,12 +101,16 @@ class Scores:
 
     def __post_init__(self) -> None:
         converted: dict[str, Any] = {
-            name: np.asarray(getattr(self, name), dtype=dtype)
+            name: _array(name, getattr(self, name), dtype)
             for name, dtype in _DTYPES.items()
-            if getattr(self, name) is not None
+            if getattr(self, name) is not None or name != "terminations"
         }
+        if not isinstance(self.errors, Sequence) or isinstance(self.errors, str):
+            raise ConfigError(f"errors of Scores must be a list of texts and None, got {describe(self.errors)}.")
         converted["errors"] = tuple(self.errors)
-        converted["components"] = {name: np.asarray(each, np.float64) for name, each in self.components.items()}
+        converted["components"] = {
+            name: _array(f"components[{name!r}]", each, np.float64) for name, each in self.components.items()
+        }
         converted["infos"] = {name: _info_array(each) for name, each in self.infos.items()}
         for name in ("turn_rewards", "step_rewards"):
             if getattr(self, name) is not None:
@@ -131,7 +136,7 @@ class Scores:
         provenance: Provenance | None = None,
     ) -> Scores:
         """Create scores from rewards, with token counts of 0 and failures marked (see `mark_failures`)."""
-        values = np.array(rewards, dtype=np.float64).reshape(-1)
+        values = _array("rewards", rewards, np.float64).reshape(-1).copy()
         columns: dict[str, Any] = {"components": components or {}, "infos": infos or {}}
         columns["num_tokens"], columns["truncated_tokens"] = np.zeros((2, len(values)), dtype=np.int64)
         columns["errors"] = (None,) * len(values) if errors is None else tuple(errors)
@@ -403,6 +408,19 @@ def _indices(rows: Iterable[int], size: int) -> list[int]:
             raise IndexError(f"a mask must have one entry for each of the {size} scores, got {len(listed)}.")
         return [int(row) for row in np.flatnonzero(listed)]
     return [operator.index(row) for row in listed]
+
+
+def _array(name: str, values: Any, dtype: Any) -> NDArray[Any]:
+    """Convert a column to an array; None is not accepted."""
+    try:
+        if values is None:
+            raise TypeError("None is not a list")
+        return np.asarray(values, dtype=dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        kind = np.dtype(dtype).name
+        raise ConfigError(
+            f"{name} of Scores must be a list of {kind} numbers, got {describe(values)}: {error}."
+        ) from error
 
 
 def _info_array(values: Any) -> NDArray[Any]:

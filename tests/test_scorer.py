@@ -272,7 +272,7 @@ def test_a_reward_that_is_not_finite_gets_an_error():
     ("returned", "message"),
     [
         ([1.0, 2.0, 3.0], r"Returns.score returned list \[1.0, 2.0, 3.0\], expected gym_rm.Scores"),
-        (None, "Returns.score returned NoneType None, expected gym_rm.Scores"),
+        (None, "Returns.score returned None, expected gym_rm.Scores"),
         (Scores.from_rewards([1, 2]), "Returns.score returned 2 scores for 3 conversations; .* one for each, in order"),
     ],
 )

@@ -278,3 +278,14 @@ def test_the_error_counts_only_conversations_that_were_scored():
     spread = Scores.from_rewards([np.nan, 2.0], errors=["too long", None]).scatter([1, 3], 4)
     with pytest.raises(ScoringError, match="1 of 2 conversations could not be scored: row 1: too long"):
         spread.raise_for_errors()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("rewards", None), ("rewards", ["x"]), ("num_tokens", None), ("components", {"a": ["x"]}), ("errors", None)],
+    ids=str,
+)
+def test_a_column_of_another_type_raises_config_error_with_its_name(column, value):
+    columns = {"rewards": [1.0], "components": {}, "num_tokens": [0], "truncated_tokens": [0], "errors": [None]}
+    with pytest.raises(ConfigError, match=f"{column}.* of Scores must be a list"):
+        Scores(**{**columns, column: value})

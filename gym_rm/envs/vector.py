@@ -90,6 +90,11 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
             raise RenderModeError(f"render_mode must be one of {known}, got {self.render_mode!r}.")
         self.autoreset_mode = self.settings.autoreset_mode
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and _version(gym.__version__) < (1, 4):
+            warn_once(
+                f"RecordEpisodeStatistics of gymnasium {gym.__version__} reports wrong returns in the autoreset mode "
+                "SAME_STEP; install gymnasium>=1.4, or pass autoreset_mode='NextStep'."
+            )
 
         self.single_observation_space = ConversationSpace(self.settings.max_text_length)
         self.single_action_space = UnicodeText(self.settings.max_text_length)
@@ -437,3 +442,8 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
             title = f"environment {row}, prompt {episode.prompt.prompt_id}"
             transcripts[row] = transcript(episode.messages, title=title, outcome=", ".join(outcome))
         return tuple(transcripts)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Return the major and minor version."""
+    return tuple(int(part) for part in text.split(".")[:2])

@@ -98,7 +98,7 @@ def reward_metrics(
         num_samples=int(kept.size),
         num_failed=int(values.size - kept.size),
         mean=float(kept.mean()) if any_kept else None,
-        std=float(kept.std()) if any_kept else None,
+        std=_finite_std(kept) if any_kept else None,
         min=float(kept.min()) if any_kept else None,
         max=float(kept.max()) if any_kept else None,
         num_tokens=float(tokens.mean()) if tokens.any() else None,
@@ -106,6 +106,13 @@ def reward_metrics(
         length_correlation=correlation(kept, tokens),
         components={name: float(np.nanmean(part)) for name, part in parts.items() if np.isfinite(part).any()},
     )
+
+
+def _finite_std(values: NDArray[np.float64]) -> float | None:
+    """Return the standard deviation, or None if the squares of the values overflow."""
+    with np.errstate(over="ignore"):
+        std = float(values.std())
+    return std if np.isfinite(std) else None
 
 
 class RunningMetrics:
@@ -155,7 +162,8 @@ class RunningMetrics:
         self.count[rows] += 1
         deviation = values - self._mean[rows]
         self._mean[rows] += deviation / self.count[rows]
-        self._squares[rows] += deviation * (values - self._mean[rows])
+        with np.errstate(over="ignore"):  # the std of rewards above 1e154 is inf
+            self._squares[rows] += deviation * (values - self._mean[rows])
         self._min[rows] = np.minimum(self._min[rows], values)
         self._max[rows] = np.maximum(self._max[rows], values)
 

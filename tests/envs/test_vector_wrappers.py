@@ -5,10 +5,14 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import vector as vector_wrappers
 
+from gym_rm.envs.vector import _version
+from gym_rm.errors import warn_once
 from tests.envs.environments import Recorder, each_mode, make, one_turn
 
 
-@pytest.mark.skipif(gym.__version__ < "1.4", reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP")
+@pytest.mark.skipif(
+    _version(gym.__version__) < (1, 4), reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP"
+)
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
 def test_record_episode_statistics(mode):
     envs = vector_wrappers.RecordEpisodeStatistics(make(2, autoreset_mode=mode))
@@ -86,3 +90,20 @@ def test_array_conversion_does_not_change_text():
     assert rewards.tolist() == [1.0, 2.0]
     assert isinstance(terminations, torch.Tensor)
     assert infos["final_obs"][1][-1] == {"role": "assistant", "content": "eight888"}
+
+
+@pytest.mark.parametrize(
+    ("version", "mode", "warned"),
+    [
+        ("1.2.2", "SameStep", True),
+        ("1.3.0", "SameStep", True),
+        ("1.3.0", "NextStep", False),
+        ("1.4.0", "SameStep", False),
+        ("1.10.0", "SameStep", False),
+    ],
+)
+def test_gymnasium_versions_that_report_wrong_returns_are_reported(monkeypatch, caplog, version, mode, warned):
+    warn_once.cache_clear()
+    monkeypatch.setattr(gym, "__version__", version)
+    make(2, autoreset_mode=mode)
+    assert ("RecordEpisodeStatistics" in caplog.text) == warned
