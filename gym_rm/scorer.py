@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload, runtime_checkable
 
 from gym_rm.checks import describe, load_object
 from gym_rm.errors import ConfigError, GymRMError
@@ -40,6 +40,80 @@ class Scorer(Protocol):
         ...
 
 
+class ModelScorer(Scorer, Protocol):
+    """A scorer with a model: the return type of `load_scorer` for a folder, a hub id or a dict."""
+
+    def sleep(self) -> None:
+        """Free the device's memory; the next `score` moves the weights back."""
+        ...
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        ...
+
+    def clear_cache(self) -> None:
+        """Clear everything computed from earlier weights."""
+        ...
+
+    def close(self) -> None:
+        """Release the model."""
+        ...
+
+
+class ScorerOptions(TypedDict, total=False):
+    """Options of `load_scorer`, for editors and type checkers; `docs/scoring.md` and the classes explain them."""
+
+    kind: str
+    executor: Any
+    # LoadOptions
+    base: str | None
+    dtype: Any
+    device: Any
+    device_map: Any
+    attn_implementation: str | None
+    quantization_config: Any
+    revision: str | None
+    trust_remote_code: bool
+    # EngineOptions
+    max_num_batched_tokens: int | Literal["auto"]
+    quantization: Literal["int8", "fp8"] | None
+    batch_invariant: bool
+    tree: bool
+    cache_size: int
+    prefix_cache_tokens: int
+    # TextOptions
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_bos: bool | None
+    max_length: int | None
+    overlong: Literal["error", "drop_turns", "truncate_left"]
+    date: Any
+    # options of the kinds of reward model
+    head: str | None
+    pooling: Literal["last", "hf"]
+    token_id: int | None
+    weights: Any
+    names: Sequence[str] | None
+    regression: str
+    gate: str
+    outputs: Literal["quantiles", "normal"]
+    prompt_end: str | None
+    step_token: str
+    step_separator: str
+    reduction: Literal["min", "mean", "last", "product", "mean_minus_std"]
+    good_label: Literal[0, 1]
+    answers: tuple[str, str] | None
+    question: str | None
+    generation_prompt: bool
+    reference: Any
+    beta: float
+    length_normalised: bool
+    # WeightedScorer and EnsembleScorer
+    scorers: Any
+    normalization: Any
+    coefficient: float
+
+
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]
 """Function of `(conversations)` or `(conversations, prompts)` that returns N numbers, None for a missing score."""
 
@@ -55,6 +129,23 @@ SCORER_KINDS: dict[str, str] = {
 REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"
 _OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+AnyScorer = TypeVar("AnyScorer", bound=Scorer)
+
+
+@overload
+def load_scorer(
+    reward_model: str | os.PathLike[str] | Mapping[str, Any] | None = None, **options: Unpack[ScorerOptions]
+) -> ModelScorer: ...
+
+
+@overload
+def load_scorer(reward_model: AnyScorer) -> AnyScorer: ...
+
+
+@overload
+def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer: ...
 
 
 def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
@@ -81,7 +172,8 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
     if _is_object_name(reward_model):
         reward_model = load_object("reward_model", str(reward_model))
         if isinstance(reward_model, type):
-            return load_scorer(_instance(reward_model, options))
+            instance: Scorer = _instance(reward_model, options)
+            return load_scorer(instance)
     if reward_model is None or isinstance(reward_model, str | os.PathLike):
         reward_model = {} if reward_model is None else {"path": os.fspath(reward_model)}
     if isinstance(reward_model, Mapping):

@@ -130,7 +130,7 @@ def score(
 
     def make_scorer() -> gym_rm.Scorer:
         with loading(model):
-            scorer = gym_rm.load_scorer(model, **options, **placement)
+            scorer: gym_rm.Scorer = gym_rm.load_scorer(model, **options, **placement)
         warn_if_embedded(scorer)
         choose_threads(scorer, threads)
         return scorer

@@ -70,6 +70,9 @@ class MicroBatchingScorer:
         """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and a copy could not merge calls."""
         return self
 
+    def __repr__(self) -> str:
+        return f"MicroBatchingScorer({self.scorer!r})"
+
     def submit(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Future[Scores]:
         """Request scores and return a future without waiting; `asyncio.wrap_future` makes it awaitable."""
         check_rows(conversations, prompts)

@@ -106,6 +106,10 @@ class CombinedScorer(abc.ABC):
         """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and models must not be loaded twice."""
         return self
 
+    def __repr__(self) -> str:
+        settings = "".join(f", {name}={value!r}" for name, value in self.settings.items() if value)
+        return f"{type(self).__name__}({self.scorers!r}{settings})"
+
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations with every scorer.
 
@@ -159,6 +163,10 @@ class CombinedScorer(abc.ABC):
     def wake(self) -> None:
         """Undo `sleep`."""
         self._call("wake")
+
+    def clear_cache(self) -> None:
+        """Clear the caches of every scorer that has some; call it after the weights of a model in training change."""
+        self._call("clear_cache")
 
     def close(self) -> None:
         """Release the scorers that were loaded here."""

@@ -48,6 +48,9 @@ class FunctionScorer:
         # `gym.make_vec(spec)` deep-copies its keywords; the objects that a function uses must not be copied.
         return self
 
+    def __repr__(self) -> str:
+        return f"FunctionScorer({self._provenance.model})"
+
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Call the function once with copies of all conversations, so that the function may change them.
 

@@ -101,6 +101,10 @@ class PairwiseScorer:
         """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and the model must not be loaded twice."""
         return self
 
+    def __repr__(self) -> str:
+        reference = "" if self.reference is None else f", reference={self.reference!r:.80}"
+        return f"PairwiseScorer({self.scorer!r}{reference})"
+
     def score_pairs(self, first: Sequence[Conversation], second: Sequence[Conversation]) -> Scores:
         """Return the log-odds that `first[n]` is better than `second[n]`; both must have the same prompt.
 
@@ -131,6 +135,10 @@ class PairwiseScorer:
     def wake(self) -> None:
         """Undo `sleep`."""
         self.scorer.wake()
+
+    def clear_cache(self) -> None:
+        """Clear everything computed from earlier weights; see `RewardModelScorer.clear_cache`."""
+        self.scorer.clear_cache()
 
     def close(self) -> None:
         """Release the model."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
+from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scorers.combined import Calibration, EnsembleScorer, WeightedScorer, hash_conversations
 from gym_rm.testing import check_scorer
 from tests import tiny_models
@@ -363,3 +364,24 @@ def test_a_scorer_that_cannot_be_loaded_releases_the_others(saved_model):
     with pytest.raises(ConfigError):
         gym_rm.load_scorer({"kind": "weighted", "scorers": {"model": saved_model(), "other": 3}})
     assert gym_rm.scorer._shared == before
+
+
+def test_the_repr_names_the_scorers_and_the_settings():
+    scorer = WeightedScorer({"length": length}, weights={"length": 2})
+    assert repr(scorer) == "WeightedScorer({'length': FunctionScorer(length)}, weights={'length': 2.0})"
+    assert repr(MicroBatchingScorer(scorer)) == f"MicroBatchingScorer({scorer!r})"
+
+
+def test_clear_cache_reaches_every_scorer_that_has_one():
+    class Cached:
+        cleared = 0
+
+        def score(self, conversations, prompts=None):
+            return Scores.from_rewards([1.0] * len(conversations))
+
+        def clear_cache(self):
+            self.cleared += 1
+
+    cached = Cached()
+    EnsembleScorer([cached, length]).clear_cache()
+    assert cached.cleared == 1

@@ -252,3 +252,7 @@ def test_numbers_are_kept_in_float64():
 def test_a_number_that_float64_cannot_represent_raises_config_error():
     with pytest.raises(ConfigError, match="returned int 1000"):
         FunctionScorer(lambda conversations: [10**400]).score([said("one")])
+
+
+def test_the_repr_names_the_function():
+    assert repr(FunctionScorer(length)) == "FunctionScorer(length)"
