@@ -146,6 +146,7 @@ class RewardModelScorer:
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
         self._cache = ScoreCache(engine.cache_size)
         self._lock = threading.RLock()
+        self._constant_calls = 0
         loaded = isinstance(source, PreTrainedModel)
         device_map = getattr(source, "hf_device_map", None) if loaded else source.options.device_map
         self.provenance = Provenance(
@@ -214,6 +215,7 @@ class RewardModelScorer:
             result = self._scheduler.run(list(tokens.values()), self.executor)
             self._reduce(result, tokens, scored)
             self._cache.add(sequences, scored)
+            self._check_variation(sequences, scored)
         cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
         return self._collect(rendered, scored, turns, result.workload + cost).raise_for_errors()
 
@@ -323,6 +325,20 @@ class RewardModelScorer:
             else:
                 steps = None if reduction.steps is None else reduction.steps[starts[k] : starts[k + 1]]
                 scored[m] = ScoredSequence(reward, reduction.components[k], steps=steps)
+
+    def _check_variation(self, sequences: Sequence[Rendered], scored: Mapping[int, ScoredSequence]) -> None:
+        """Warn if all different sequences of a call got exactly the same reward, in three calls in a row."""
+        kept = [m for m in range(len(sequences)) if scored[m].error is None]
+        if len({scored[m].reward for m in kept}) > 1:
+            self._constant_calls = 0
+        elif len({sequences[m].input_ids.tobytes() for m in kept}) > 1:
+            self._constant_calls += 1
+            if self._constant_calls == 3:
+                warn_once(
+                    f"{self.provenance.model} gave exactly the same score to all different conversations of three "
+                    "calls in a row; check that its head is trained, that the chat template writes the replies, and that "
+                    "max_length does not cut them off."
+                )
 
     def _failed(self, reason: str) -> ScoredSequence:
         components = np.full(len(self.kind.component_names), np.nan, dtype=np.float32)
