@@ -167,6 +167,7 @@ class RewardModelScorer:
                 **({} if self.info.quantization is None else {"quantization": self.info.quantization}),
                 **({} if device_map is None else {"device_map": device_map}),
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
+                **self.renderer.settings,
                 **self.kind.settings,
             },
         )
@@ -374,6 +375,7 @@ class RewardModelScorer:
                 f"conversations longer than max_length={self.renderer.max_length} are cut "
                 f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
             )
+        dropped = [0 if isinstance(each, ConversationError) else each[-1].dropped_characters for each in rendered]
         names = self.kind.component_names
         components = np.array([one.components for one in rows], dtype=np.float64).reshape(len(rows), len(names))
         steps = [empty if one.steps is None else one.steps.astype(np.float64) for one in rows]
@@ -385,6 +387,7 @@ class RewardModelScorer:
             errors=tuple(one.error for one in rows),
             turn_rewards=tuple(turn_rewards) if turns == "all" else None,
             step_rewards=tuple(steps) if any(one.steps is not None for one in rows) else None,
+            infos={"dropped_characters": np.array(dropped)} if any(dropped) else {},
             provenance=self.provenance,
             workload=workload,
         )

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
+from gym_rm.engine.text.messages import map_texts, texts_of
 from gym_rm.errors import ConversationError
 from gym_rm.types import Conversation, Message
 
@@ -64,6 +65,16 @@ class ControlTokens:
             found += self._spelled_normalized.findall(self._normalize(text))
         return tuple(found)
 
+    def neutral(self, message: Message, content: str) -> Message:
+        """Return the message with this content, and without control tokens in its other fields."""
+        hidden = chr(PRIVATE_USE.start)
+        copy = map_texts(
+            message,
+            lambda text: text if text.isidentifier() and not self.find(text) else self._ends.sub(hidden, text),
+        )
+        copy["content"] = content
+        return copy
+
     def encode(self, conversation: Conversation, write: Callable[[Conversation], str]) -> Encoding:
         """Encode `write(conversation)`, with control tokens in messages as plain text.
 
@@ -72,7 +83,7 @@ class ControlTokens:
                 apart from the template's own.
         """
         expected = self._spelled.findall(
-            write([Message(role=m["role"], content=_masked(m["content"])) for m in conversation])
+            write([self.neutral(message, _masked(message["content"])) for message in conversation])
         )
         # First hide the control tokens in messages. If the template then still forms a control token by cutting or
         # joining text, hide every first and last character of a control token instead.
@@ -158,12 +169,10 @@ class _Hidden:
         self._pattern = pattern
         self._spellings: dict[str, str] = {}  # secret word: text it replaces
         self._words: dict[str, str] = {}  # text: secret word that replaces it
-        self._taken = {ord(char) for message in conversation for char in message["content"]} & {*PRIVATE_USE}
+        used = set().union(*(text for message in conversation for text in texts_of(message)))
+        self._taken = {ord(char) for char in used} & {*PRIVATE_USE}
         self._crowded = 2 * len(self._taken) > len(PRIVATE_USE)
-        self.conversation = [
-            Message(role=message["role"], content=pattern.sub(self._word, message["content"]))
-            for message in conversation
-        ]
+        self.conversation = [map_texts(message, lambda text: pattern.sub(self._word, text)) for message in conversation]
 
     def reveal(self, text: str) -> str:
         for word, spelling in self._spellings.items():
@@ -201,21 +210,3 @@ def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-
-
-def check_text(text: Any, where: str) -> None:
-    """Raise ConversationError if the value is not a string, or cannot be encoded as UTF-8."""
-    if not isinstance(text, str):
-        raise ConversationError(f"{where} must be a string; got {type(text).__name__}: {text!r:.100}.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConversationError(
-            f"{where} contains a lone surrogate, {text[error.start]!r} at character {error.start}, which no tokenizer "
-            "can encode; decode the original bytes with errors='replace'."
-        ) from None
-
-
-def joined(messages: Sequence[Message]) -> str:
-    """Join the texts of the messages with line breaks, for tokenizers without a chat template."""
-    return "\n".join(message["content"] for message in messages)

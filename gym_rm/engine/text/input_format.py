@@ -45,7 +45,7 @@ class InputFormat:
         steps = self.steps(conversation)
         if steps:
             marked = "".join(f"{step}{self.step_token}" for step in steps)
-            messages[-1] = Message(role=messages[-1]["role"], content=marked)
+            messages[-1] = {**messages[-1], "content": marked}
         if self.question is not None:
             messages.append(Message(role="user", content=self.question))
         return messages

@@ -22,7 +22,7 @@ def fit(
     *,
     max_length: int,
     overlong: Overlong,
-    head: int,
+    head: slice,
     render: Callable[[Conversation], Rendered],
 ) -> Rendered:
     """Return the rendered conversation, shortened to at most `max_length` tokens.
@@ -32,7 +32,7 @@ def fit(
         rendered: the conversation as token ids.
         max_length: maximum number of tokens.
         overlong: how to shorten a longer conversation, see `TextOptions`.
-        head: number of tokens at the start that are never removed (BOS, [CLS]).
+        head: positions of the tokens that are never removed (BOS, [CLS]).
         render: function that renders a conversation.
 
     Raises:
@@ -41,22 +41,25 @@ def fit(
     length = len(rendered.input_ids)
     if length <= max_length:
         return rendered
-    if overlong == "truncate_left" and max_length > head:
+    kept = head.stop - head.start
+    if overlong == "truncate_left" and max_length > kept:
         cut = length - max_length
+        removed = np.delete(np.arange(length), head)[:cut]
         segment, reply = rendered.second_segment, rendered.reply_start
-        return Rendered(
-            np.delete(rendered.input_ids, slice(head, head + cut)),
+        return replace(
+            rendered,
+            input_ids=np.delete(rendered.input_ids, removed),
             truncated_tokens=cut,
-            second_segment=None if segment is None else max(head, segment - cut),
-            reply_start=None if reply is None else max(head, reply - cut),
+            second_segment=None if segment is None else max(kept, segment - cut),
+            reply_start=None if reply is None else max(kept, reply - cut),
         )
     if overlong == "drop_turns":
         shorter = _drop_turns(conversation, max_length, render)
         if shorter is not None:
             return replace(shorter, truncated_tokens=length - len(shorter.input_ids))
-    kept = " even with only the system message, the last user message and the reply" if overlong == "drop_turns" else ""
+    left = " even with only the system message, the last user message and the reply" if overlong == "drop_turns" else ""
     raise ConversationError(
-        f"the conversation has {length} tokens, more than max_length={max_length}{kept}; increase max_length, or pass "
+        f"the conversation has {length} tokens, more than max_length={max_length}{left}; increase max_length, or pass "
         "overlong='drop_turns' or 'truncate_left'."
     )
 

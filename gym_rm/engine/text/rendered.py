@@ -18,11 +18,13 @@ class Rendered:
     Attributes:
         input_ids: int32 `[L]`.
         truncated_tokens: number of tokens that were removed to fit `max_length`.
+        dropped_characters: number of characters of messages that the chat template did not write, without white space.
         second_segment: index of the first reply token of a text pair (encoders without a chat template), or None.
         reply_start: index of the first token of the last message, if `InputFormat.mark_reply` is set, else None.
     """
 
     input_ids: TokenIds
     truncated_tokens: int = 0
+    dropped_characters: int = 0
     second_segment: int | None = None
     reply_start: int | None = None

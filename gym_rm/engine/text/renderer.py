@@ -1,7 +1,8 @@
 """Convert conversations to token ids with the reward model's chat template, for training and for scoring.
 
 If no message contains a control token, the ids are equal to those of `tokenizer.apply_chat_template`. A control token
-in a message is encoded as plain text, so a message cannot forge a turn.
+in a message is encoded as plain text, so a message cannot forge a turn, unless the template marks turns with plain text
+(`Human:`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 import jinja2
@@ -19,30 +19,46 @@ import numpy as np
 import pydantic
 
 from gym_rm.config import Config, Flag, PositiveInt, parse_settings
-from gym_rm.engine.text.control_tokens import ControlTokens, check_text, joined
+from gym_rm.engine.text.control_tokens import ControlTokens
+from gym_rm.engine.text.dropped_text import REASONING, Dropped, DroppedText, contains_all, find_ends, pack
 from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.messages import COMMON_ROLES, check_conversation, extra_fields, joined, texts_of
 from gym_rm.engine.text.overlong import Overlong, fit
 from gym_rm.engine.text.rendered import Rendered, TokenIds
-from gym_rm.engine.text.templates import DATE, freeze_date, own_template, parse_date, token_of
-from gym_rm.errors import ConfigError, ConversationError, warn_once
+from gym_rm.engine.text.special_tokens import SpecialTokens
+from gym_rm.engine.text.templates import (
+    DATE,
+    freeze_date,
+    own_template,
+    parse_date,
+    read_template,
+    token_of,
+    turn_marks,
+)
+from gym_rm.engine.text.turn_ends import find_turn_ends
+from gym_rm.errors import ConfigError, ConversationError, nearest, warn_once
 from gym_rm.types import Conversation, Message
 
 Turns: TypeAlias = Literal["last", "all"]
 
-ROLE = re.compile(r"\w[\w.-]*( [\w.-]+)*")
-COMMON_ROLES = frozenset({"system", "user", "assistant"})
-USER: Message = {"role": "user", "content": "question"}
-ASSISTANT: Message = {"role": "assistant", "content": "reply"}
-SYSTEM: Message = {"role": "system", "content": "rule"}
-TOOL: Message = {"role": "tool", "content": "result"}
+# Contents of example messages: numbers that read the same backwards, which templates do not change.
+USER: Message = {"role": "user", "content": "51844815"}
+ASSISTANT: Message = {"role": "assistant", "content": "72944927"}
+LATER: Message = {"role": "user", "content": "60311306"}
+SYSTEM: Message = {"role": "system", "content": "83517538"}
+TOOL: Message = {"role": "tool", "content": "94622649"}
+EXAMPLES = (USER, ASSISTANT, LATER, SYSTEM, TOOL)
+OTHER_ROLES = frozenset(
+    {"tool", "developer", "function", "ipython"}
+)  # common names that many templates write as they are
 REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
 
 
 class TextOptions(Config):
     """Options for converting conversations to text and tokens."""
 
-    chat_template: str | None = None
-    """Jinja source of the chat template; None for the tokenizer's own."""
+    chat_template: Annotated[str | None, pydantic.BeforeValidator(read_template)] = None
+    """Jinja source of the chat template, or the path of a file with it; None for the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Extra variables for the chat template (`enable_thinking=False`, ...)."""
     add_bos: Flag | None = None
@@ -55,6 +71,15 @@ class TextOptions(Config):
     shortened conversation may be misleading. `"drop_turns"` removes the oldest turns and keeps the system message, the
     last user message and the reply. `"truncate_left"` removes the oldest tokens, except BOS or [CLS]. The number of
     removed tokens is in `Scores.truncated_tokens`."""
+    dropped_text: Literal["error", "warn"] = "error"
+    """What to do if the chat template does not write a message or a field at all, or not all of the last message (many
+    drop everything before `</think>`, some drop system messages). `"error"` reports an error, because the model would
+    score text that it did not see. `"warn"` scores what the template writes. Missing parts of earlier messages, such as
+    their reasoning, are never an error. `Scores.infos["dropped_characters"]` has the number of missing characters."""
+    forged_turns: Literal["allow", "error"] = "allow"
+    """What to do with a message that contains a turn mark of a template whose turn marks are plain text (`Human:`). The
+    model cannot tell it from a real turn. `"allow"` scores it, `"error"` reports an error. Has no effect if the
+    template marks turns with control tokens, which a message cannot write."""
     date: Annotated[datetime.date, pydantic.BeforeValidator(parse_date)] = DATE
     """Date for templates that write today's date: a date, or ISO text such as `"2024-07-26"`."""
 
@@ -73,8 +98,6 @@ class Renderer:
 
     def __init__(self, tokenizer: Any, *, input_format: InputFormat | None = None, **options: Any) -> None:
         settings = parse_settings(TextOptions, options)
-        if settings.add_bos and tokenizer.bos_token_id is None:
-            raise ConfigError("add_bos=True, but the tokenizer has no BOS token; leave add_bos unset.")
         input_format = input_format or InputFormat()
         template = settings.chat_template or own_template(tokenizer)
         if template is None and not input_format.encoder:
@@ -90,34 +113,57 @@ class Renderer:
         self.template_hash = None if template is None else hashlib.sha256(template.encode()).hexdigest()[:16]
         self.max_length = settings.max_length
         self.overlong = settings.overlong
+        self.dropped_text = settings.dropped_text
+        self.forged_turns = settings.forged_turns
         self._variables = settings.chat_template_kwargs or {}
         self.input_format = input_format
-        self._prefix, self._suffix = self._surroundings(settings.add_bos)
         # These examples end with a user message: tokens that a template writes only into the last reply, such as an
         # empty `<think></think>`, must not count as control tokens, because replies may contain them.
-        turns = ([SYSTEM, USER, ASSISTANT, USER], [USER, ASSISTANT, TOOL, USER])
+        shapes = ([USER, ASSISTANT, LATER], [USER, ASSISTANT], [USER])
+        short = next((text for text in map(self._try_to_write, shapes) if text is not None), None)
+        long = map(self._try_to_write, ([SYSTEM, USER, ASSISTANT, LATER], [USER, ASSISTANT, TOOL, LATER]))
+        examples = [text for text in (short, *long) if text is not None]
+        if examples and not any(example["content"] in text for text in examples for example in EXAMPLES):
+            raise ConfigError(
+                "the chat template writes no text of the messages, so all conversations would have the same score; it "
+                f"writes {examples[0][:80]!r}. Pass chat_template= with Jinja source or an existing file that writes "
+                "`message['content']`, as text and not as a list of parts."
+            )
+        self._special = SpecialTokens(tokenizer, add_bos=settings.add_bos, encoder=input_format.encoder)
         tokens = (*input_format.control_tokens, input_format.step_token or "")
-        self._control = ControlTokens(tokenizer, "".join((self._skeleton(), *map(self._try_to_write, turns), *tokens)))
-        self._written_for: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._control = ControlTokens(tokenizer, "".join((*examples, *tokens)))
+        self._dropped = DroppedText(template or "")
+        self.plain_turn_marks = self._find_plain_turn_marks(short or "")
+        self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._step_id = token_of(tokenizer, input_format.step_token) if input_format.step_token else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the text that change scores or their meaning, for `Provenance.settings`."""
+        plain = {"plain_turn_marks": list(self.plain_turn_marks), "forged_turns": self.forged_turns}
+        return {"dropped_text": self.dropped_text, **(plain if self.plain_turn_marks else {})}
 
     def encode(self, conversations: Sequence[Conversation]) -> list[Rendered | ConversationError]:
         """Render N conversations. The result for an invalid conversation is a ConversationError."""
         results: dict[int, Rendered | ConversationError] = {}
+        checked: dict[int, Conversation] = {}
         texts: dict[int, str] = {}
-        for row, conversation in enumerate(conversations):
+        dropped: dict[int, int] = {}
+        for row, each in enumerate(conversations):
             try:
-                self._check(conversation)
+                conversation = checked[row] = self._check(each)
                 text = self._plain_text(conversation)
                 if text is None:
                     results[row] = self._fit(conversation, self._render(conversation))
                 else:
+                    dropped[row] = self._count_dropped(conversation, text)
                     texts[row] = text
             except ConversationError as error:
                 results[row] = error
         for row, ids in zip(texts, self._tokenize(list(texts.values())), strict=True):
             try:
-                results[row] = self._fit(conversations[row], self._annotate(conversations[row], ids))
+                rendered = self._annotate(checked[row], ids, dropped[row])
+                results[row] = self._fit(checked[row], rendered)
             except ConversationError as error:
                 results[row] = error
         return [results[row] for row in range(len(conversations))]
@@ -132,7 +178,7 @@ class Renderer:
         Raises:
             ConversationError: a turn cannot be rendered.
         """
-        self._check(conversation)
+        conversation = self._check(conversation)
         turns = [k + 1 for k, message in enumerate(conversation) if message["role"] == "assistant"]
         if not turns or turns[-1] != len(conversation):
             turns.append(len(conversation))
@@ -141,75 +187,133 @@ class Renderer:
         text = self._plain_text(conversation) if prefixes else None
         if text is None:
             return [self._fit(conversation[:stop], self._render(conversation[:stop])) for stop in turns]
+        dropped = self._count_dropped(conversation, text)
+        contents = None if dropped else find_ends([message["content"] for message in conversation], text)
+        variables = {**self.tokenizer.special_tokens_map, **self._variables}
+        ends = find_turn_ends(str(self.chat_template), conversation, text, variables) if len(turns) > 1 else {}
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.array(encoding["input_ids"], dtype=np.int32)
         starts = np.array([start for start, _ in encoding["offset_mapping"]], dtype=np.int64)
         clean = {int(starts[k]): k for k in np.flatnonzero(np.isin(ids, list(self._control.ids)))}
         results = []
         for stop in turns[:-1]:
-            part = self._write(conversation[:stop])
-            if text.startswith(part) and len(part) in clean:
-                rendered = Rendered(self._surround(ids[: clean[len(part)]]))
+            part = text[: ends[stop]] if stop in ends else self._write(conversation[:stop])
+            whole = contents is not None and contents[stop - 1] <= len(part)
+            if whole and len(part) in clean and (stop in ends or text.startswith(part)):
+                rendered = Rendered(self._special.add(ids[: clean[len(part)]]))
             else:
                 rendered = self._render(conversation[:stop])
             results.append(self._fit(conversation[:stop], rendered))
-        return [*results, self._fit(conversation, Rendered(self._surround(ids)))]
+        return [*results, self._fit(conversation, Rendered(self._special.add(ids), dropped_characters=dropped))]
 
     def prompt_length(self, conversation: Conversation, rendered: Rendered) -> int:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""
-        prompt = self._encode(conversation[:-1], add_generation_prompt=True)
+        before = conversation[:-1]
+        if self._plain_text(before) is None:
+            prompt = self._encode_hidden(before, add_generation_prompt=True)
+        else:
+            prompt = self._tokenize([self._write(before, add_generation_prompt=True)])[0]
         limit = min(len(prompt), len(rendered.input_ids))
         different = np.flatnonzero(prompt[:limit] != rendered.input_ids[:limit])
         return int(different[0]) if len(different) else limit
 
-    def _check(self, conversation: Conversation) -> None:
-        """Raise ConversationError if the conversation is invalid."""
-        if not isinstance(conversation, Sequence) or isinstance(conversation, str):
-            raise ConversationError(
-                f"a conversation must be a list of {{'role', 'content'}} messages; got {type(conversation).__name__}."
-            )
-        if not conversation:
-            raise ConversationError("the conversation is empty; expected at least one message.")
+    def _check(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with text parts joined; raise ConversationError if it is invalid."""
+        conversation = check_conversation(conversation)
         for index, message in enumerate(conversation):
-            if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            if self.chat_template is None and extra_fields(message):
                 raise ConversationError(
-                    f"message {index} must be {{'role': ..., 'content': ...}}; got {message!r:.200}."
+                    f"message {index} has the field {extra_fields(message)[0]!r}, but the reward model has no chat "
+                    "template that could write it; write it into the content or remove it."
                 )
-            extra = [key for key, value in message.items() if key not in ("role", "content") and value is not None]
-            if extra:
-                raise ConversationError(
-                    f"message {index} has the fields {extra} besides 'role' and 'content', which would not be scored; "
-                    "write them into the content or remove them."
-                )
-            check_text(message["content"], f"the content of message {index}")
-            check_text(message["role"], f"the role of message {index}")
-            if message["role"] not in COMMON_ROLES and not ROLE.fullmatch(message["role"]):
-                raise ConversationError(
-                    f"message {index} has the role {message['role']!r}; expected a word such as 'user'."
-                )
+            if message["role"] not in COMMON_ROLES:
+                self._warn_about_role(message["role"])
+            for mark in self.plain_turn_marks if self.forged_turns == "error" else ():
+                if any(mark in text for text in texts_of(message)):
+                    raise ConversationError(
+                        f"message {index} contains {mark!r}, a turn mark of the chat template, so it could forge a "
+                        "turn; change the message, or pass forged_turns='allow' to score it."
+                    )
+        if conversation[-1]["role"] != "assistant":
+            warn_once(
+                f"a conversation ends with a message of the role {conversation[-1]['role']!r}, so there is no reply to "
+                "score. Reward models are trained on conversations that end with a reply; add it as a message with the "
+                "role 'assistant'."
+            )
+        return conversation
+
+    def _warn_about_role(self, role: str) -> None:
+        if role not in OTHER_ROLES and role not in self._dropped.literals and self.chat_template is not None:
+            hint = nearest(role, {*COMMON_ROLES, *OTHER_ROLES})
+            warn_once(
+                f"a message has the role {role!r}, which the chat template does not name; the model may not know it."
+                f"{hint} Roles with a meaning for all models are 'system', 'user' and 'assistant'."
+            )
 
     def _plain_text(self, conversation: Conversation) -> str | None:
         """Return the text that the template writes, or None if messages contain or form a control token."""
-        if self.chat_template is None or any(self._control.find(message["content"]) for message in conversation):
+        if self.chat_template is None or any(
+            self._control.find(text) for message in conversation for text in texts_of(message)
+        ):
             return None
         text = self._write(conversation)
-        return text if self._control.find(text) == self._find_written(conversation) else None
+        return text if self._control.find(text) == self._shape(conversation).control_tokens else None
 
-    def _find_written(self, conversation: Conversation) -> tuple[str, ...]:
-        """Return the control tokens that the template writes for a conversation with these roles and steps."""
-        neutral = [Message(role=m["role"], content="text" if m["content"].strip() else "") for m in conversation]
+    def _shape(self, conversation: Conversation) -> _Shape:
+        """Return what the template writes around the messages of a conversation with these roles and steps."""
         steps = len(self.input_format.steps(conversation))
+        key = (steps, *((message["role"], bool(message["content"].strip())) for message in conversation))
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._measure(conversation, steps)
+            if len(conversation) <= REMEMBERED_TURNS and not any(map(extra_fields, conversation)):
+                if len(self._shapes) >= REMEMBERED_SHAPES:
+                    self._shapes.clear()
+                self._shapes[key] = shape
+        return shape
+
+    def _measure(self, conversation: Conversation, steps: int) -> _Shape:
+        marks = [f"{1000 + k}{str(1000 + k)[::-1]}" for k in range(len(conversation))]
+        contents = [mark if m["content"].strip() else "" for mark, m in zip(marks, conversation, strict=True)]
         if steps:
-            neutral[-1]["content"] = self.input_format.step_separator.join(["text"] * steps)
-        if len(conversation) > REMEMBERED_TURNS:
-            return self._control.find(self._write(neutral))
-        shape = (steps, *((message["role"], bool(message["content"])) for message in neutral))
-        written = self._written_for.get(shape)
-        if written is None:
-            if len(self._written_for) >= REMEMBERED_SHAPES:
-                self._written_for.clear()
-            written = self._written_for[shape] = self._control.find(self._write(neutral))
-        return written
+            contents[-1] = self.input_format.step_separator.join([marks[-1]] * steps)
+        text = self._write([self._control.neutral(m, c) for m, c in zip(conversation, contents, strict=True)])
+        return _Shape(
+            self._control.find(text),
+            frozenset(k for k, content in enumerate(contents) if content and marks[k] not in text),
+            len(pack(text)) - sum(map(len, contents)),
+        )
+
+    def _count_dropped(self, conversation: Conversation, text: str | None) -> int:
+        """Return the number of characters in messages that the template does not write.
+
+        Args:
+            conversation: the conversation.
+            text: the text that the template writes; None if messages contain control tokens.
+
+        Raises:
+            ConversationError: the template drops text, and the option `dropped_text` does not allow it.
+        """
+        shape = self._shape(conversation)
+        if text is not None and not shape.unwritten and not any(map(extra_fields, conversation)):
+            arranged = self.input_format.arrange(conversation)[: len(conversation)]
+            if contains_all([message["content"] for message in arranged], text, overhead=shape.overhead):
+                return 0
+        dropped = self._dropped.find(conversation, self._write, unwritten=shape.unwritten)
+        for each in dropped:
+            role = conversation[each.index]["role"]
+            last = each.index == len(conversation) - 1
+            of_reply = each.field == "content" and role == "assistant" and each.index not in shape.unwritten
+            reasoning = not last and (each.field in REASONING or of_reply)
+            if self.dropped_text == "error" and (last or each.whole) and not reasoning:
+                raise ConversationError(_explain(each, role))
+        if dropped:
+            warn_once(
+                f"the chat template of {self.tokenizer.name_or_path!r} does not write all text of the messages (for "
+                "example the reasoning of earlier replies). The rest is not scored; "
+                "Scores.infos['dropped_characters'] has the number of missing characters."
+            )
+        return sum(each.characters for each in dropped)
 
     def _render(self, conversation: Conversation) -> Rendered:
         """Render one conversation, whether or not its messages contain control tokens."""
@@ -219,18 +323,17 @@ class Renderer:
             types = encoding.sequence_ids
             segment = types.index(1) if 1 in types and "token_type_ids" in self.tokenizer.model_input_names else None
             return Rendered(np.array(encoding.ids, dtype=np.int32), second_segment=segment)
-        return self._annotate(conversation, self._encode(conversation))
-
-    def _encode(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> TokenIds:
-        """Return token ids under the template, whether or not messages contain control tokens."""
-        write = functools.partial(self._write, add_generation_prompt=add_generation_prompt)
         text = self._plain_text(conversation)
-        if text is None:
-            encoding = self._control.encode(conversation, write)
-            return self._surround(np.array(encoding.ids, dtype=np.int32))
-        return self._tokenize([write(conversation) if add_generation_prompt else text])[0]
+        dropped = self._count_dropped(conversation, text)
+        ids = self._encode_hidden(conversation) if text is None else self._tokenize([text])[0]
+        return self._annotate(conversation, ids, dropped)
 
-    def _annotate(self, conversation: Conversation, ids: TokenIds) -> Rendered:
+    def _encode_hidden(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> TokenIds:
+        """Return token ids under the template, with control tokens in messages as plain text."""
+        write = functools.partial(self._write, add_generation_prompt=add_generation_prompt)
+        return self._special.add(np.array(self._control.encode(conversation, write).ids, dtype=np.int32))
+
+    def _annotate(self, conversation: Conversation, ids: TokenIds, dropped: int) -> Rendered:
         """Check the number of step tokens, and set `reply_start` if the kind needs it."""
         if self._step_id is not None:
             found, expected = int((ids == self._step_id).sum()), len(self.input_format.steps(conversation))
@@ -239,7 +342,7 @@ class Renderer:
                     f"expected the step token {self.input_format.step_token!r} {expected} times, once per step, but "
                     f"the text contains it {found} times; neither a message nor the template may contain it."
                 )
-        rendered = Rendered(ids)
+        rendered = Rendered(ids, dropped_characters=dropped)
         if not self.input_format.mark_reply:
             return rendered
         if len(conversation) < 2 or conversation[-1]["role"] != "assistant":
@@ -262,11 +365,6 @@ class Renderer:
             raise ConversationError(
                 f"the chat template cannot write this conversation (roles {roles}...): {error}"
             ) from error
-        for message in conversation:
-            if message["role"] not in COMMON_ROLES and message["content"].strip() not in text:
-                raise ConversationError(
-                    f"the chat template does not write messages with the role {message['role']!r}; use another role."
-                )
         return text
 
     def _tokenize(self, texts: list[str]) -> list[TokenIds]:
@@ -274,24 +372,7 @@ class Renderer:
             return []
         options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
         encoded = self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"]
-        return [self._surround(np.array(ids, dtype=np.int32)) for ids in encoded]
-
-    def _surround(self, ids: TokenIds) -> TokenIds:
-        """Add the tokenizer's own special tokens at the start and the end, if the template did not write them."""
-        if not len(ids):
-            return ids
-        parts = [ids]
-        if len(self._prefix) and ids[0] != self._prefix[0]:
-            parts.insert(0, self._prefix)
-        if len(self._suffix) and ids[-1] != self._suffix[-1]:
-            parts.append(self._suffix)
-        return np.concatenate(parts) if len(parts) > 1 else ids
-
-    def _head(self, ids: TokenIds) -> int:
-        """Return the number of special tokens before the conversation: a BOS, or the prefix of an encoder."""
-        if len(self._prefix) and np.array_equal(ids[: len(self._prefix)], self._prefix):
-            return len(self._prefix)
-        return int(ids[0] == self.tokenizer.bos_token_id)
+        return [self._special.add(np.array(ids, dtype=np.int32)) for ids in encoded]
 
     def _fit(self, conversation: Conversation, rendered: Rendered) -> Rendered:
         """Apply the options `max_length` and `overlong`."""
@@ -304,39 +385,65 @@ class Renderer:
             rendered,
             max_length=self.max_length,
             overlong=self.overlong,
-            head=self._head(rendered.input_ids),
+            head=self._special.head(rendered.input_ids),
             render=self._render,
         )
 
-    def _surroundings(self, add_bos: bool | None) -> tuple[TokenIds, TokenIds]:
-        """Return the special tokens that belong before and after the template's ids."""
-        nothing = np.empty(0, dtype=np.int32)
-        bare = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        whole = self.tokenizer("a", add_special_tokens=True)["input_ids"]
-        start = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), 0)
-        prefix = np.array(whole[:start], dtype=np.int32)
-        suffix = np.array(whole[start + len(bare) :], dtype=np.int32)
-        if self.input_format.encoder:
-            return (prefix, suffix) if add_bos is not False else (nothing, nothing)
-        if add_bos:
-            return np.array([self.tokenizer.bos_token_id], dtype=np.int32), nothing
-        if add_bos is None and len(prefix):
-            written = self.tokenizer(self._skeleton(), add_special_tokens=False)["input_ids"][:1]
-            if written != prefix[:1].tolist():
-                warn_once(
-                    f"the chat template of {self.tokenizer.name_or_path!r} writes no BOS, but its tokenizer adds "
-                    "one, so a BOS is added. Pass add_bos=False to score conversations without a BOS."
-                )
-            return prefix, nothing
-        return nothing, nothing
+    def _find_plain_turn_marks(self, example: str) -> tuple[str, ...]:
+        """Return the turn marks that contain no control token, so that a message can spell them."""
+        marks = turn_marks(example, [message["content"] for message in EXAMPLES])
+        plain = tuple(dict.fromkeys(mark.strip() or mark for mark in marks if not self._control.find(mark)))
+        if not plain:
+            return ()
+        if self.forged_turns == "error" and not all(map(str.strip, plain)):
+            raise ConfigError(
+                "forged_turns='error' cannot be used, because the chat template has only white space between two "
+                f"messages ({plain}), which ordinary messages contain; pass forged_turns='allow'."
+            )
+        if self.forged_turns == "allow":
+            warn_once(
+                f"the chat template of {self.tokenizer.name_or_path!r} marks turns with plain text {list(plain)}, so a "
+                "message that contains such a mark can forge a turn. Pass forged_turns='error' to report an error for "
+                "these messages."
+            )
+        return plain
 
-    def _skeleton(self) -> str:
-        """Return a short conversation as the template writes it; empty if the template rejects all examples."""
-        shapes = ([USER, ASSISTANT, USER], [USER, ASSISTANT], [USER])
-        return next(filter(None, map(self._try_to_write, shapes)), "")
-
-    def _try_to_write(self, conversation: Conversation) -> str:
+    def _try_to_write(self, conversation: Conversation) -> str | None:
+        """Return the text of an example; None without a template, or if it rejects the example."""
         try:
-            return "" if self.chat_template is None else self._write(conversation)
+            return None if self.chat_template is None else self._write(conversation)
         except ConversationError:
-            return ""
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a template writes around the messages of a conversation.
+
+    Attributes:
+        control_tokens: the control tokens, in order.
+        unwritten: indices of the messages that the template does not write.
+        overhead: number of characters around the messages, without white space.
+    """
+
+    control_tokens: tuple[str, ...]
+    unwritten: frozenset[int]
+    overhead: int
+
+
+def _explain(dropped: Dropped, role: str) -> str:
+    """Return the error for text that the template does not write."""
+    if dropped.field != "content":
+        return (
+            f"message {dropped.index} has the field {dropped.field!r}, which the chat template does not write "
+            f"completely ({dropped.excerpt!r} is missing); write it into the content or remove it, or pass "
+            "dropped_text='warn' to score the conversation without it."
+        )
+    if dropped.whole:
+        what = f"does not write message {dropped.index} with the role {role!r}"
+    else:
+        what = f"does not write {dropped.characters} characters of message {dropped.index}, the last one"
+    return (
+        f"the chat template {what} (missing: {dropped.excerpt!r}...), so the model would not see this text; pass "
+        "dropped_text='warn' to score the conversation without it, or another chat_template=."
+    )

@@ -3,12 +3,50 @@
 from __future__ import annotations
 
 import datetime
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from gym_rm.errors import ConfigError, warn_once
 
 DATE = datetime.date(2024, 7, 26)
 """Default date for templates that write today's date. It is fixed so that scores do not depend on the day."""
+
+
+TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
+
+
+def read_template(value: Any) -> Any:
+    """Return the Jinja source of a chat template, given as source or as the path of a file.
+
+    Raises:
+        ConfigError: the file does not exist, or it is not text.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    elif not isinstance(value, str) or "{" in value or "\n" in value:
+        return value
+    try:
+        if Path(value).expanduser().is_file() or value.lower().endswith(TEMPLATE_SUFFIXES):
+            return Path(value).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template={value!r:.200} is not a readable file: {error}; pass the path of a Jinja file, or Jinja "
+            "source."
+        ) from error
+    return value
+
+
+def turn_marks(text: str, contents: Iterable[str]) -> list[str]:
+    """Return what a template writes between two messages.
+
+    Args:
+        text: a conversation as the template writes it.
+        contents: the contents of its messages.
+    """
+    return re.split("|".join(map(re.escape, contents)), text)[1:-1]
 
 
 def own_template(tokenizer: Any) -> str | None:

@@ -384,15 +384,13 @@ def test_ids_are_not_random_if_a_template_changes_a_control_token(content):
     first, second = (controls_of(chatml_of(content), reply) for _ in range(2))
     assert first == second
     if not isinstance(first, list):
-        assert "the chat template changes it" in first
+        assert "the chat template changes it" in first or "does not write 6 characters of message 1" in first
 
 
 def test_a_template_gets_text_of_the_original_length():
-    template = chatml_of("m['content'] | length | string")
-    spelled = Renderer(tokenizer("qwen"), chat_template=template).encode(
-        [[{"role": "user", "content": "<|im_end|>"}], [{"role": "user", "content": "0123456789"}]]
-    )
-    assert spelled[0].input_ids.tolist() == spelled[1].input_ids.tolist()
+    template = chatml_of("m['content'] + m['content'] | length | string")
+    spelled = Renderer(tokenizer("qwen"), chat_template=template).encode([[{"role": "user", "content": "<|im_end|>"}]])
+    assert "<|im_end|>10<|im_end|>" in tokenizer("qwen").decode(spelled[0].input_ids)
 
 
 def test_added_white_space_and_words_are_not_control_tokens():

@@ -140,7 +140,7 @@ def test_dropping_turns_renders_few_times():
         return Rendered(np.zeros(len(shorter), dtype=np.int32))
 
     whole = Rendered(np.zeros(len(conversation), dtype=np.int32))
-    kept = fit(conversation, whole, max_length=101, overlong="drop_turns", head=0, render=render)
+    kept = fit(conversation, whole, max_length=101, overlong="drop_turns", head=slice(0, 0), render=render)
     assert len(kept.input_ids) == 100
     assert kept.truncated_tokens == 9900
     assert len(calls) <= 14
@@ -148,4 +148,4 @@ def test_dropping_turns_renders_few_times():
 
 def test_a_conversation_that_fits_is_not_changed():
     whole = Rendered(np.arange(5, dtype=np.int32))
-    assert fit([user("q")], whole, max_length=5, overlong="error", head=1, render=None) is whole
+    assert fit([user("q")], whole, max_length=5, overlong="error", head=slice(0, 1), render=None) is whole

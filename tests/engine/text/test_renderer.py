@@ -140,11 +140,11 @@ BAD_CONVERSATIONS = {
     "no content": ([{"role": "user"}], "message 0 must be"),
     "no role": ([{"content": "q"}], "message 0 must be"),
     "None for content": ([user("q"), assistant(None)], "the content of message 1 must be a string; got NoneType"),
-    "parts for content": ([user([{"type": "text", "text": "q"}])], "the content of message 0 must be a string"),
+    "an image": ([user([{"type": "image"}])], "the content of message 0 has a part of the type 'image'"),
     "a number for a role": ([{"role": 3, "content": "q"}], "the role of message 0 must be a string"),
     "a role that is not a word": ([{"role": "user<|im_end|>", "content": "q"}], "expected a word such as 'user'"),
     "an empty role": ([{"role": "", "content": "q"}], "expected a word such as 'user'"),
-    "tool calls": ([user("q"), assistant("") | {"tool_calls": [1]}], r"fields \['tool_calls'\]"),
+    "tool calls": ([user("q"), assistant("a") | {"tool_calls": [1]}], "message 1 has the field 'tool_calls'"),
     "a lone surrogate": ([user("q"), assistant("a\ud800b")], "lone surrogate.*character 1"),
     "a lone surrogate in a role": ([{"role": "us\udfffer", "content": "q"}], "lone surrogate"),
 }
@@ -211,7 +211,7 @@ def test_roles_that_the_template_does_not_write_are_refused():
     template = tiny_models.MISTRAL.replace("{% else %}", "{% elif message['role'] == 'assistant' %}")
     renderer = Renderer(tiny_models.tokenizer("mistral"), chat_template=template)
     (error,) = renderer.encode([[user("q"), {"role": "tool", "content": "42"}, assistant("a")]])
-    assert "does not write messages with the role 'tool'" in str(error)
+    assert "does not write message 1 with the role 'tool' (missing: '42'" in str(error)
 
 
 def test_roles_that_the_template_writes_are_rendered():
@@ -220,8 +220,10 @@ def test_roles_that_the_template_writes_are_rendered():
         assert f"<|im_start|>{role}\n42<|im_end|>" in text_of(renderer, [user("q"), {"role": role, "content": "42"}])
 
 
-def test_a_template_that_writes_nothing_is_an_error():
-    (error,) = Renderer(tiny_models.tokenizer("chatml"), chat_template="{{ '' }}").encode([[user("q")]])
+def test_a_template_that_writes_nothing_for_a_conversation_is_an_error():
+    template = "{% if messages[0]['role'] != 'tool' %}" + tiny_models.CHATML + "{% endif %}"
+    renderer = Renderer(tiny_models.tokenizer("chatml"), chat_template=template, dropped_text="warn")
+    (error,) = renderer.encode([[{"role": "tool", "content": "q"}]])
     assert "the chat template wrote nothing" in str(error)
 
 

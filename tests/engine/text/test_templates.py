@@ -34,6 +34,7 @@ def test_an_object_without_a_template_has_none():
 DATED = "{% if strftime_now is defined %}{{ 'Today: ' + strftime_now('%d %b %Y') }}{% endif %}" + tiny_models.CHATML
 DATED_LATER = (
     "{% set format = '%-d. %B %Y, %A%%' %}{% macro day() %}{{ strftime_now(format) }}{% endmacro %}{{ day() }}"
+    "{{ messages[0]['content'] }}"
 )
 
 

@@ -1,0 +1,149 @@
+"""Check the messages of a conversation, and apply a function to every text in them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from gym_rm.data.messages import plain_content
+from gym_rm.errors import ConversationError
+from gym_rm.types import Conversation, Message
+
+ROLE = re.compile(r"\w[\w.-]*( [\w.-]+)*")
+COMMON_ROLES = frozenset({"system", "user", "assistant"})
+
+
+def check_conversation(conversation: Any) -> Conversation:
+    """Return the conversation with text parts joined and without empty fields.
+
+    Fields besides `role` and `content` (`tool_calls`, `name`, `reasoning_content`, ...) are kept for the chat template.
+
+    Raises:
+        ConversationError: the value is not a list of messages, or a message is invalid.
+    """
+    if not isinstance(conversation, Sequence) or isinstance(conversation, str | bytes):
+        raise ConversationError(
+            f"a conversation must be a list of {{'role', 'content'}} messages; got {type(conversation).__name__}."
+        )
+    if not conversation:
+        raise ConversationError("the conversation is empty; expected at least one message.")
+    return [_check_message(message, f"message {index}") for index, message in enumerate(conversation)]
+
+
+def _check_message(message: Any, where: str) -> Message:
+    if not isinstance(message, Mapping) or "role" not in message:
+        raise ConversationError(f"{where} must be {{'role': ..., 'content': ...}}; got {message!r:.200}.")
+    if len(message) == 2 and isinstance(message.get("content"), str):
+        checked: dict[str, Any] = cast(dict[str, Any], message)
+    else:
+        checked = {key: value for key, value in message.items() if value is not None and value not in ("", [], {}, ())}
+        checked |= {"role": message["role"], "content": _content(message, where)}
+    check_text(checked["content"], f"the content of {where}")
+    check_text(checked["role"], f"the role of {where}")
+    for key in extra_fields(checked):
+        map_leaves(checked[key], functools.partial(check_leaf, where=f"{key!r} of {where}"), keys=True)
+    role = checked["role"]
+    if role not in COMMON_ROLES and not ROLE.fullmatch(role):
+        raise ConversationError(f"{where} has the role {role!r}; expected a word such as 'user'.")
+    return cast(Message, checked)
+
+
+def _content(message: Mapping[str, Any], where: str) -> Any:
+    """Return the content as text: text parts joined, and empty if there are only tool calls."""
+    if message.get("content") is None and message.get("tool_calls"):
+        return ""
+    if "content" not in message:
+        raise ConversationError(f"{where} must be {{'role': ..., 'content': ...}}; got {message!r:.200}.")
+    content = plain_content(message["content"])
+    if isinstance(content, list):
+        other = [part.get("type", part) if isinstance(part, dict) else part for part in content]
+        shown = next(kind for kind in other if kind != "text")
+        raise ConversationError(
+            f"the content of {where} has a part of the type {shown!r:.80}, but the reward model reads only text; "
+            "remove the part, or describe it in a part {'type': 'text', 'text': ...}."
+        )
+    return content
+
+
+def extra_fields(message: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a message besides `role` and `content`."""
+    return [] if len(message) == 2 else [key for key in message if key not in ("role", "content")]
+
+
+def map_texts(message: Message, function: Callable[[str], str]) -> Message:
+    """Return the message with a function applied to its content, and to every text and key in its other fields."""
+    changed = {"role": message["role"], "content": function(message["content"])}
+    for key in extra_fields(message):
+        changed[key] = map_leaves(
+            cast(dict[str, Any], message)[key],
+            lambda leaf: function(leaf) if isinstance(leaf, str) else leaf,
+            keys=True,
+        )
+    return cast(Message, changed)
+
+
+def map_leaves(
+    value: Any, function: Callable[[Any], Any], *, keys: bool = False, skip: frozenset[str] = frozenset()
+) -> Any:
+    """Return nested lists and mappings with a function applied to their values (with `keys`, also to their keys).
+
+    Args:
+        value: the nested value.
+        function: function of one value that is neither a list nor a mapping.
+        keys: whether to apply the function to the keys of mappings.
+        skip: keys whose values are not changed.
+    """
+    if isinstance(value, Mapping):
+        return {
+            function(key) if keys else key: each if key in skip else map_leaves(each, function, keys=keys, skip=skip)
+            for key, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [map_leaves(each, function, keys=keys, skip=skip) for each in value]
+    return function(value)
+
+
+def texts_of(message: Message) -> list[str]:
+    """Return the content of a message, and every text and key in its other fields."""
+    found: list[str] = []
+
+    def collect(text: str) -> str:
+        found.append(text)
+        return text
+
+    if len(message) == 2:
+        return [message["content"]]
+    map_texts(message, collect)
+    return found
+
+
+def check_leaf(value: Any, where: str) -> Any:
+    """Raise ConversationError if a value in a field of a message is neither text nor a number, a boolean or None."""
+    if isinstance(value, str):
+        check_text(value, where)
+    elif not isinstance(value, int | float | None):
+        raise ConversationError(
+            f"{where} has a value of the type {type(value).__name__}, expected text, numbers, lists and mappings: "
+            f"{value!r:.80}."
+        )
+    return value
+
+
+def check_text(text: Any, where: str) -> None:
+    """Raise ConversationError if the value is not a string, or cannot be encoded as UTF-8."""
+    if not isinstance(text, str):
+        raise ConversationError(f"{where} must be a string; got {type(text).__name__}: {text!r:.100}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConversationError(
+            f"{where} contains a lone surrogate, {text[error.start]!r} at character {error.start}, which no tokenizer "
+            "can encode; decode the original bytes with errors='replace'."
+        ) from None
+
+
+def joined(messages: Sequence[Message]) -> str:
+    """Join the texts of the messages with line breaks, for tokenizers without a chat template."""
+    return "\n".join(message["content"] for message in messages)

@@ -1,0 +1,73 @@
+"""Special tokens that a tokenizer adds around a text (BOS, [CLS], [SEP]), for templates that do not write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gym_rm.engine.text.rendered import TokenIds
+from gym_rm.errors import ConfigError, warn_once
+
+
+class SpecialTokens:
+    """Special tokens of a tokenizer before and after the ids of a conversation.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        add_bos: the option of this name, see `TextOptions`.
+        encoder: whether the model is an encoder.
+
+    Raises:
+        ConfigError: `add_bos` is True, but the tokenizer has no BOS token.
+    """
+
+    def __init__(self, tokenizer: Any, *, add_bos: bool | None, encoder: bool) -> None:
+        if add_bos and tokenizer.bos_token_id is None:
+            raise ConfigError("add_bos=True, but the tokenizer has no BOS token; leave add_bos unset.")
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = tokenizer("a", add_special_tokens=True)["input_ids"]
+        start = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), 0)
+        before, after = whole[:start], whole[start + len(bare) :] if encoder else []
+        if add_bos and not encoder:
+            before = [tokenizer.bos_token_id]
+        elif add_bos is False:
+            before, after = [], []
+        self._prefix = np.array(before, dtype=np.int32)
+        self._suffix = np.array(after, dtype=np.int32)
+        self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self._warning = None
+        if add_bos is None and not encoder:
+            self._warning = (
+                f"the chat template of {tokenizer.name_or_path!r} writes no BOS, but its tokenizer adds one, so a BOS "
+                "is added. Pass add_bos=False to score conversations without a BOS."
+            )
+
+    def add(self, ids: TokenIds) -> TokenIds:
+        """Return the ids with the special tokens that the template did not write."""
+        if not len(ids):
+            return ids
+        parts = [ids]
+        if len(self._prefix) and self._find(ids, self._prefix[0]) is None:
+            parts.insert(0, self._prefix)
+            if self._warning is not None:
+                warn_once(self._warning)
+        if len(self._suffix) and ids[-1] != self._suffix[-1]:
+            parts.append(self._suffix)
+        return np.concatenate(parts) if len(parts) > 1 else ids
+
+    def head(self, ids: TokenIds) -> slice:
+        """Return the positions of the special tokens before the messages: the BOS, or the prefix of an encoder."""
+        if len(self._prefix) and np.array_equal(ids[: len(self._prefix)], self._prefix):
+            return slice(0, len(self._prefix))
+        start = None if self._bos is None else self._find(ids, self._bos)
+        return slice(0, 0) if start is None else slice(start, start + 1)
+
+    def _find(self, ids: TokenIds, token: int) -> int | None:
+        """Return the position of the BOS that the template wrote; it may come after white space or a system block."""
+        if ids[0] == token:
+            return 0
+        if token == self._eos:  # later ones end turns
+            return None
+        found = np.flatnonzero(ids == token)
+        return int(found[0]) if len(found) else None
