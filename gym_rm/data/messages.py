@@ -19,8 +19,10 @@ _RENDERED = re.compile(
 def parse_messages(value: Any, where: str, field: str, *, text_role: str = "user") -> tuple[Message, ...]:
     """Return the messages of a field: a text (one message of `text_role`) or a list of `{"role", "content"}`.
 
+    Content in text parts is joined. Other fields (`tool_calls`, `name`, ...) are kept, without the value None.
+
     Raises:
-        ConfigError: the value is neither of these, or the list is empty.
+        ConfigError: the value is neither of these, the list is empty, or a content has other parts than text.
     """
     if isinstance(value, str):
         return ({"role": text_role, "content": value},)
@@ -32,8 +34,8 @@ def parse_messages(value: Any, where: str, field: str, *, text_role: str = "user
 def join_reply(prompt: Any, reply: Any, where: str = "prompt") -> Conversation:
     """Join a prompt and a reply, each a text or messages, into one conversation.
 
-    A text prompt becomes one user message, a text reply one assistant message. Other content than text (images, tool
-    calls) is kept; the scorer returns an error for its row.
+    A text prompt becomes one user message, a text reply one assistant message. Other fields (tool calls, names) are
+    kept for the chat template. Other content than text (images) is kept; the scorer returns an error for its row.
 
     Raises:
         ConfigError: the prompt or the reply is neither a text nor messages, or a chat template has already been applied
@@ -84,9 +86,13 @@ def _messages(value: Any, where: str) -> list[Message]:
 def _message(message: Any, where: str, field: str) -> Message:
     if not isinstance(message, Mapping):
         raise ConfigError(f"{where}: {field!r} must be a message {{'role', 'content'}}, got {show(message)}.")
-    for key in ("role", "content"):
-        if not isinstance(message.get(key), str):
-            found = show(message[key]) if key in message else f"only the keys {sorted(message)}"
-            raise ConfigError(f"{where}: '{field}.{key}' must be a text, got {found}.")
     # Column formats (parquet, datasets) add the keys of other messages with the value None.
-    return cast(Message, {key: value for key, value in message.items() if value is not None})
+    kept = {key: value for key, value in message.items() if value is not None}
+    if "content" in kept or kept.get("tool_calls"):
+        kept["content"] = plain_content(kept.get("content", ""))
+    for key in ("role", "content"):
+        if not isinstance(kept.get(key), str):
+            found = show(kept[key]) if key in kept else f"only the keys {sorted(kept)}"
+            advice = "; images and other parts than text are not scored" if isinstance(kept.get(key), list) else ""
+            raise ConfigError(f"{where}: '{field}.{key}' must be a text, got {found}{advice}.")
+    return cast(Message, kept)

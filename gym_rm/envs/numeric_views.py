@@ -66,8 +66,8 @@ class TokenWindow:
         self.tokenizer = _load_tokenizer(tokenizer)
         self.length = integer("window", length, minimum=1)
         self.space = MultiDiscrete([len(self.tokenizer)] * self.length + [2] * self.length)
-        self._renderer = Renderer(self.tokenizer)
-        self._known: dict[tuple[tuple[str, str], ...], Windows] = {}  # a cache, because every epoch repeats the prompts
+        self._renderer = Renderer(self.tokenizer, dropped_text="warn")  # the policy sees what its template writes
+        self._known: dict[tuple[str, ...], Windows] = {}  # a cache, because every epoch repeats the prompts
 
     def of(self, conversation: Conversation) -> Windows:
         """Return the window `[2L]` of a conversation.
@@ -77,7 +77,7 @@ class TokenWindow:
         Raises:
             ConversationError: the chat template does not accept the conversation.
         """
-        key = tuple((message["role"], message["content"]) for message in conversation)
+        key = tuple(repr(dict(message)) for message in conversation)
         if key not in self._known:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()

@@ -14,7 +14,7 @@ import numpy as np
 from gym_rm.engine.kinds.pair_encoder import TEMPLATE
 from gym_rm.engine.loading.files import check_tokenizer, read_config, require_source
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
-from gym_rm.engine.text.templates import own_template
+from gym_rm.engine.text.templates import own_template, read_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import check_rows, try_score
@@ -75,7 +75,7 @@ class PairwiseScorer:
                 tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=allowed)
             else:
                 tokenizer = check_tokenizer(tokenizer, trust_remote_code=allowed)
-            template = options.pop("chat_template", None) or own_template(tokenizer)
+            template = read_template(options.pop("chat_template", None)) or own_template(tokenizer)
             if template is None:
                 raise ConfigError(
                     f"chat_template is missing in the tokenizer of {os.fspath(path)!r}; pass chat_template=."

@@ -21,6 +21,7 @@ import jinja2
 
 from gym_rm.engine.text.control_tokens import PRIVATE_USE
 from gym_rm.engine.text.messages import extra_fields, map_leaves, texts_of
+from gym_rm.errors import ConversationError
 from gym_rm.types import Conversation, Message
 
 REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})
@@ -47,6 +48,23 @@ class Dropped:
     characters: int
     whole: bool
     excerpt: str
+
+    def error(self, role: str) -> ConversationError:
+        """Return the error for a message with this role."""
+        if self.field != "content":
+            return ConversationError(
+                f"message {self.index} has the field {self.field!r}, which the chat template does not write completely "
+                f"({self.excerpt!r} is missing); write it into the content or remove it, or pass dropped_text='warn' "
+                "to score the conversation without it."
+            )
+        if self.whole:
+            what = f"message {self.index} with the role {role!r}"
+        else:
+            what = f"{self.characters} characters of message {self.index}, the last one"
+        return ConversationError(
+            f"the chat template does not write {what} (missing: {self.excerpt!r}...), so the model would not see this "
+            "text; pass dropped_text='warn' to score the conversation without it, or another chat_template=."
+        )
 
 
 def contains_all(texts: Sequence[str], written: str, *, overhead: int) -> bool:

@@ -57,20 +57,37 @@ def fit(
         shorter = _drop_turns(conversation, max_length, render)
         if shorter is not None:
             return replace(shorter, truncated_tokens=length - len(shorter.input_ids))
+    raise too_long(str(length), max_length, overlong)
+
+
+def too_long(length: str, max_length: int, overlong: Overlong) -> ConversationError:
+    """Return the error for a conversation that could not be shortened."""
     left = " even with only the system message, the last user message and the reply" if overlong == "drop_turns" else ""
-    raise ConversationError(
+    return ConversationError(
         f"the conversation has {length} tokens, more than max_length={max_length}{left}; increase max_length, or pass "
         "overlong='drop_turns' or 'truncate_left'."
     )
+
+
+def shortest(conversation: Conversation) -> Conversation:
+    """Return the conversation with as many turns dropped as `overlong="drop_turns"` allows."""
+    first, starts = _starts(conversation)
+    return [*conversation[:first], *conversation[starts[-1] :]] if starts else conversation
+
+
+def _starts(conversation: Conversation) -> tuple[int, list[int]]:
+    """Return the number of system messages, and the indices of messages with which a shorter conversation may begin."""
+    first = next((k for k, message in enumerate(conversation) if message["role"] != "system"), 0)
+    users = [k for k in range(first, len(conversation)) if conversation[k]["role"] == "user"]
+    starts = users[1:] if users[:1] == [first] else users or list(range(first + 1, len(conversation)))[-1:]
+    return first, starts
 
 
 def _drop_turns(
     conversation: Conversation, max_length: int, render: Callable[[Conversation], Rendered]
 ) -> Rendered | None:
     """Drop as few of the oldest turns as possible; return None if the conversation is still too long."""
-    first = next((k for k, message in enumerate(conversation) if message["role"] != "system"), 0)
-    users = [k for k in range(first, len(conversation)) if conversation[k]["role"] == "user"]
-    starts = users[1:] if users[:1] == [first] else users or list(range(first + 1, len(conversation)))[-1:]
+    first, starts = _starts(conversation)
     tried: dict[int, Rendered] = {}
 
     def fits(start: int) -> bool:

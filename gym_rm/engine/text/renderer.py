@@ -20,14 +20,15 @@ import pydantic
 
 from gym_rm.config import Config, Flag, PositiveInt, parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens
-from gym_rm.engine.text.dropped_text import REASONING, Dropped, DroppedText, contains_all, find_ends, pack
+from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, find_ends, pack
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.messages import COMMON_ROLES, check_conversation, extra_fields, joined, texts_of
-from gym_rm.engine.text.overlong import Overlong, fit
+from gym_rm.engine.text.overlong import Overlong, fit, shortest, too_long
 from gym_rm.engine.text.rendered import Rendered, TokenIds
 from gym_rm.engine.text.special_tokens import SpecialTokens
 from gym_rm.engine.text.templates import (
     DATE,
+    check_plain_marks,
     freeze_date,
     own_template,
     parse_date,
@@ -35,6 +36,7 @@ from gym_rm.engine.text.templates import (
     token_of,
     turn_marks,
 )
+from gym_rm.engine.text.token_bound import TokenBound
 from gym_rm.engine.text.turn_ends import find_turn_ends
 from gym_rm.errors import ConfigError, ConversationError, nearest, warn_once
 from gym_rm.types import Conversation, Message
@@ -52,6 +54,7 @@ OTHER_ROLES = frozenset(
     {"tool", "developer", "function", "ipython"}
 )  # common names that many templates write as they are
 REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
+SHORT_ENOUGH = 16  # characters per token, below which a text is tokenised without a look at its length
 
 
 class TextOptions(Config):
@@ -171,9 +174,9 @@ class Renderer:
     def encode_turns(self, conversation: Conversation) -> list[Rendered]:
         """Render a conversation up to each of its assistant turns, and up to its end.
 
-        The last entry is equal to the result of `encode`. If the text of an earlier turn is a prefix of the whole text
-        and ends directly before a control token, its ids are taken from the ids of the whole text. Otherwise, the turn
-        is tokenised separately.
+        The last entry is equal to the result of `encode`. If the text of an earlier turn is a prefix of the whole text,
+        its ids are those of the whole text up to the last control token before its end, and only the text from there is
+        tokenised. Otherwise, the turn is rendered separately.
 
         Raises:
             ConversationError: a turn cannot be rendered.
@@ -190,19 +193,26 @@ class Renderer:
         dropped = self._count_dropped(conversation, text)
         contents = None if dropped else find_ends([message["content"] for message in conversation], text)
         variables = {**self.tokenizer.special_tokens_map, **self._variables}
-        ends = find_turn_ends(str(self.chat_template), conversation, text, variables) if len(turns) > 1 else {}
+        ends, tail = find_turn_ends(str(self.chat_template), conversation, text, variables) if turns[1:] else ({}, "")
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = np.array(encoding["input_ids"], dtype=np.int32)
-        starts = np.array([start for start, _ in encoding["offset_mapping"]], dtype=np.int64)
-        clean = {int(starts[k]): k for k in np.flatnonzero(np.isin(ids, list(self._control.ids)))}
+        control = np.flatnonzero(np.isin(ids, list(self._control.ids)))
+        starts = np.array([encoding["offset_mapping"][k][0] for k in control], dtype=np.int64)
         results = []
         for stop in turns[:-1]:
-            part = text[: ends[stop]] if stop in ends else self._write(conversation[:stop])
-            whole = contents is not None and contents[stop - 1] <= len(part)
-            if whole and len(part) in clean and (stop in ends or text.startswith(part)):
-                rendered = Rendered(self._special.add(ids[: clean[len(part)]]))
-            else:
+            end, after = ends.get(stop, -1), tail
+            if end < 0:
+                part = self._write(conversation[:stop])
+                end, after = (len(part), "") if text.startswith(part) else (-1, "")
+            before = int(np.searchsorted(starts, end))
+            if contents is None or contents[stop - 1] > end or not before:
                 rendered = self._render(conversation[:stop])
+            elif not after and before < len(starts) and starts[before] == end:
+                rendered = Rendered(self._special.add(ids[: control[before]]))
+            else:
+                rest = self.tokenizer(text[starts[before - 1] : end] + after, add_special_tokens=False)["input_ids"]
+                joined_ids = np.concatenate([ids[: control[before - 1]], np.array(rest, dtype=np.int32)])
+                rendered = Rendered(self._special.add(joined_ids))
             results.append(self._fit(conversation[:stop], rendered))
         return [*results, self._fit(conversation, Rendered(self._special.add(ids), dropped_characters=dropped))]
 
@@ -226,32 +236,50 @@ class Renderer:
                     f"message {index} has the field {extra_fields(message)[0]!r}, but the reward model has no chat "
                     "template that could write it; write it into the content or remove it."
                 )
-            if message["role"] not in COMMON_ROLES:
-                self._warn_about_role(message["role"])
             for mark in self.plain_turn_marks if self.forged_turns == "error" else ():
                 if any(mark in text for text in texts_of(message)):
                     raise ConversationError(
                         f"message {index} contains {mark!r}, a turn mark of the chat template, so it could forge a "
                         "turn; change the message, or pass forged_turns='allow' to score it."
                     )
-        if conversation[-1]["role"] != "assistant":
-            warn_once(
-                f"a conversation ends with a message of the role {conversation[-1]['role']!r}, so there is no reply to "
-                "score. Reward models are trained on conversations that end with a reply; add it as a message with the "
-                "role 'assistant'."
-            )
+        if not self.input_format.control_tokens:  # else the kind writes messages with roles of its own
+            self._warn_about_roles([message["role"] for message in conversation])
         return conversation
 
-    def _warn_about_role(self, role: str) -> None:
-        if role not in OTHER_ROLES and role not in self._dropped.literals and self.chat_template is not None:
-            hint = nearest(role, {*COMMON_ROLES, *OTHER_ROLES})
+    def _warn_about_roles(self, roles: list[str]) -> None:
+        known = COMMON_ROLES | OTHER_ROLES
+        for role in roles if self.chat_template is not None else ():
+            if role not in known and role not in self._dropped.literals:
+                warn_once(
+                    f"a message has the role {role!r}, which the chat template does not name, so the model may not "
+                    f"know it.{nearest(role, known)} All models know the roles 'system', 'user' and 'assistant'."
+                )
+        answers = self.input_format.generation_prompt and self.input_format.question is None
+        if roles[-1] != "assistant" and not answers:
             warn_once(
-                f"a message has the role {role!r}, which the chat template does not name; the model may not know it."
-                f"{hint} Roles with a meaning for all models are 'system', 'user' and 'assistant'."
+                f"a conversation ends with a message of the role {roles[-1]!r}, so there is no reply to score. Reward "
+                "models are trained on conversations that end with a reply; add it as a message with the role "
+                "'assistant'."
             )
+
+    def _refuse_long(self, conversation: Conversation) -> None:
+        """Raise ConversationError for a text that is much too long for `max_length`, without tokenising it."""
+        if self.max_length is None or self.overlong == "truncate_left":
+            return
+        if sum(len(message["content"]) for message in conversation) <= SHORT_ENOUGH * self.max_length:
+            return
+        kept = shortest(conversation) if self.overlong == "drop_turns" else conversation
+        length = self._token_bound(joined(kept) if self.chat_template is None else self._write(kept))
+        if length > self.max_length:
+            raise too_long(f"at least {length}", self.max_length, self.overlong)
+
+    @functools.cached_property
+    def _token_bound(self) -> TokenBound:
+        return TokenBound(self.tokenizer)
 
     def _plain_text(self, conversation: Conversation) -> str | None:
         """Return the text that the template writes, or None if messages contain or form a control token."""
+        self._refuse_long(conversation)
         if self.chat_template is None or any(
             self._control.find(text) for message in conversation for text in texts_of(message)
         ):
@@ -306,7 +334,7 @@ class Renderer:
             of_reply = each.field == "content" and role == "assistant" and each.index not in shape.unwritten
             reasoning = not last and (each.field in REASONING or of_reply)
             if self.dropped_text == "error" and (last or each.whole) and not reasoning:
-                raise ConversationError(_explain(each, role))
+                raise each.error(role)
         if dropped:
             warn_once(
                 f"the chat template of {self.tokenizer.name_or_path!r} does not write all text of the messages (for "
@@ -318,6 +346,7 @@ class Renderer:
     def _render(self, conversation: Conversation) -> Rendered:
         """Render one conversation, whether or not its messages contain control tokens."""
         if self.chat_template is None:
+            self._refuse_long(conversation)
             first, second = joined(conversation[:-1]), conversation[-1]["content"]
             encoding = self._control.encode_pair(first, second)
             types = encoding.sequence_ids
@@ -393,19 +422,8 @@ class Renderer:
         """Return the turn marks that contain no control token, so that a message can spell them."""
         marks = turn_marks(example, [message["content"] for message in EXAMPLES])
         plain = tuple(dict.fromkeys(mark.strip() or mark for mark in marks if not self._control.find(mark)))
-        if not plain:
-            return ()
-        if self.forged_turns == "error" and not all(map(str.strip, plain)):
-            raise ConfigError(
-                "forged_turns='error' cannot be used, because the chat template has only white space between two "
-                f"messages ({plain}), which ordinary messages contain; pass forged_turns='allow'."
-            )
-        if self.forged_turns == "allow":
-            warn_once(
-                f"the chat template of {self.tokenizer.name_or_path!r} marks turns with plain text {list(plain)}, so a "
-                "message that contains such a mark can forge a turn. Pass forged_turns='error' to report an error for "
-                "these messages."
-            )
+        if plain:
+            check_plain_marks(plain, self.forged_turns, self.tokenizer.name_or_path)
         return plain
 
     def _try_to_write(self, conversation: Conversation) -> str | None:
@@ -429,21 +447,3 @@ class _Shape:
     control_tokens: tuple[str, ...]
     unwritten: frozenset[int]
     overhead: int
-
-
-def _explain(dropped: Dropped, role: str) -> str:
-    """Return the error for text that the template does not write."""
-    if dropped.field != "content":
-        return (
-            f"message {dropped.index} has the field {dropped.field!r}, which the chat template does not write "
-            f"completely ({dropped.excerpt!r} is missing); write it into the content or remove it, or pass "
-            "dropped_text='warn' to score the conversation without it."
-        )
-    if dropped.whole:
-        what = f"does not write message {dropped.index} with the role {role!r}"
-    else:
-        what = f"does not write {dropped.characters} characters of message {dropped.index}, the last one"
-    return (
-        f"the chat template {what} (missing: {dropped.excerpt!r}...), so the model would not see this text; pass "
-        "dropped_text='warn' to score the conversation without it, or another chat_template=."
-    )

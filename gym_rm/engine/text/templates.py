@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,20 @@ def turn_marks(text: str, contents: Iterable[str]) -> list[str]:
         contents: the contents of its messages.
     """
     return re.split("|".join(map(re.escape, contents)), text)[1:-1]
+
+
+def check_plain_marks(marks: Sequence[str], forged_turns: str, name: str) -> None:
+    """Warn that messages can forge turns; raise ConfigError if they cannot be refused as `forged_turns` demands."""
+    if forged_turns == "allow":
+        warn_once(
+            f"the chat template of {name!r} marks turns with plain text {list(marks)}, so a message that contains such "
+            "a mark can forge a turn. Pass forged_turns='error' to report an error for these messages."
+        )
+    elif not all(map(str.strip, marks)):
+        raise ConfigError(
+            "forged_turns='error' cannot be used, because the chat template has only white space between two messages "
+            f"({list(marks)}), which ordinary messages contain; pass forged_turns='allow'."
+        )
 
 
 def own_template(tokenizer: Any) -> str | None:

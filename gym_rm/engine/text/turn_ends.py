@@ -2,7 +2,7 @@
 
 The text of the first k messages begins as the text of all messages does, up to the moment at which the template first
 looks at message k, at the number of messages or at their end. If the template looks because its last loop asks for the
-next message, and it writes nothing after this loop, then the text of the first k messages ends at this moment.
+next message, then only what it writes after this loop is missing. It must be the same for all conversations.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ LOOKS_AHEAD = frozenset({"last", "nextitem", "length", "revindex", "revindex0"})
 
 def find_turn_ends(
     template: str, conversation: Conversation, text: str, variables: Mapping[str, Any]
-) -> dict[int, int]:
-    """Return the length of the text of the first k messages, by k. Values of k whose length is unknown are missing.
+) -> tuple[dict[int, int], str]:
+    """Return lengths by k, and a text: the text of the first k messages is `text[: lengths[k]]` and this text.
+
+    Values of k whose length is unknown are missing.
 
     Args:
         template: Jinja source of the chat template.
@@ -34,7 +36,7 @@ def find_turn_ends(
     """
     instrumented = _instrument(template)
     if instrumented is None:
-        return {}
+        return {}, ""
     watch = _Watch(len(conversation))
     messages = _Watched([dict(message) for message in conversation], watch)
     pieces = []
@@ -45,8 +47,9 @@ def find_turn_ends(
             pieces.append(piece)
             watch.length += len(piece)
     except Exception:  # a template can raise any exception; the caller renders every turn
-        return {}
-    return watch.ends if "".join(pieces) == text else {}
+        return {}, ""
+    end = watch.ends.pop(len(conversation), None)
+    return ({}, "") if end is None or "".join(pieces) != text else (watch.ends, text[end:])
 
 
 class _Watch:
@@ -54,7 +57,7 @@ class _Watch:
 
     Attributes:
         length: number of characters written.
-        ends: length of the text of the first k messages, by k.
+        ends: number of characters before the end of the loop over the first k messages, by k.
     """
 
     def __init__(self, count: int) -> None:
@@ -118,7 +121,7 @@ class _Watched(Sequence[Any]):
         for index in range(self._start, len(self._messages)):
             self._watch.look(index, ends=ends)
             yield self._messages[index]
-        self._watch.look(None)
+        self._watch.look(None, ends=ends)
 
 
 class _LastLoop:
@@ -146,7 +149,7 @@ def _instrument(template: str) -> jinja2.Template | None:
     except jinja2.TemplateSyntaxError:  # a tag of transformers, such as `generation`
         return None
     body = list(tree.body)
-    while body and not _writes(body[-1]):
+    while body and _is_constant(body[-1]):
         body.pop()
     if not body or not isinstance(body[-1], nodes.For) or body[-1].else_ or body[-1].recursive:
         return None
@@ -159,11 +162,17 @@ def _instrument(template: str) -> jinja2.Template | None:
     return jinja2.Template.from_code(environment, environment.compile(tree), environment.globals)
 
 
-def _writes(node: nodes.Node) -> bool:
-    """Return whether a part of the template may write text if no generation prompt is requested."""
-    if isinstance(node, nodes.If) and not node.elif_ and not node.else_:
-        return not _needs_generation_prompt(node.test)
-    return not isinstance(node, nodes.Assign | nodes.Macro)
+def _is_constant(node: nodes.Node) -> bool:
+    """Return whether a part of the template writes the same text for all conversations, without a generation prompt."""
+    if isinstance(node, nodes.If):
+        return _needs_generation_prompt(node.test) and not node.elif_ and all(map(_is_constant, node.else_))
+    if isinstance(node, nodes.Output):
+        return all(isinstance(each, nodes.TemplateData) or _is_token(each) for each in node.nodes)
+    return isinstance(node, nodes.Assign | nodes.Macro)
+
+
+def _is_token(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Name) and node.name in ("bos_token", "eos_token")
 
 
 def _needs_generation_prompt(test: nodes.Node) -> bool:

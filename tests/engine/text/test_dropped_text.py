@@ -1,0 +1,180 @@
+"""Text that a chat template does not write is an error or counted; text that it changes is neither."""
+
+import pytest
+import tiny_models
+
+from gym_rm.engine.text.renderer import Renderer
+from gym_rm.errors import ConversationError
+from tests.engine.text.rendering import assistant, each_style, ids_of, renderer_of, system, text_of, user
+
+
+def chatml_of(content, condition="true"):
+    """Return a ChatML template that writes this Jinja expression for the messages that meet a condition."""
+    return (
+        f"{{% for m in messages %}}{{% if {condition} %}}{{{{ '<|im_start|>' + m['role'] + '\n' + {content} + "
+        "'<|im_end|>\n' }}{% endif %}{% endfor %}"
+    )
+
+
+ANSWER_ONLY = chatml_of("m['content'].split('</think>')[-1]")
+# Reasoning of the last reply is kept, with other white space, and the reasoning of earlier replies is dropped.
+THINKING = chatml_of(
+    "('<think>\n' + m['content'].split('</think>')[0].replace('<think>', '').strip() + '\n</think>\n\n' + "
+    "m['content'].split('</think>')[-1].strip() if loop.last and '</think>' in m['content'] "
+    "else '<think>\n\n</think>\n\n' * loop.last + m['content'].split('</think>')[-1].strip())"
+)
+TRANSFORMS = {
+    "trim": "m['content'] | trim",
+    "upper": "m['content'] | upper",
+    "title": "m['content'] | title",
+    "reverse": "m['content'] | reverse",
+    "escape": "m['content'] | e | string",
+    "JSON": "m['content'] | tojson",
+    "JSON in ASCII": "m['content'] | tojson(ensure_ascii=true)",
+    "URL": "m['content'] | urlencode",
+    "one line": "m['content'].split() | join(' ')",
+    "indent": "m['content'] | indent(4)",
+    "quote": "m['content'] | replace('\"', '&quot;')",
+}
+TEXTS = ["ok", "a\nb  'c' & <d> \"e\" é 世 🙂 100 % /f", "user", "1", "\n 2 < 3 \n", "assistant: <think>", "\U000f0000"]
+
+
+def renderer(template, **options):
+    return Renderer(tiny_models.tokenizer("chatml"), chat_template=template, **options)
+
+
+def dropped_of(template, conversation, **options):
+    """Return the number of dropped characters, or the error."""
+    (one,) = renderer(template, **options).encode([conversation])
+    return str(one) if isinstance(one, ConversationError) else one.dropped_characters
+
+
+# --- text that is written in another form
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_changed_text_is_not_dropped(name, text):
+    template = chatml_of(TRANSFORMS[name])
+    conversation = [user("What?"), assistant("so " + text), user(text), assistant(text)]
+    assert dropped_of(template, conversation) == 0
+
+
+@each_style
+def test_nothing_is_dropped_from_real_dialogues(style, hh_pairs, gsm8k_groups):
+    conversations = [conversation for pair in [*hh_pairs[::20], *gsm8k_groups[::20]] for conversation in pair]
+    assert {one.dropped_characters for one in renderer_of(style).encode(conversations)} == {0}
+
+
+def test_a_reply_whose_thinking_is_written_with_other_white_space_is_complete(monkeypatch):
+    thinking = renderer(THINKING)
+    monkeypatch.setattr(thinking._dropped, "find", lambda *_, **__: pytest.fail("rendered once more"))
+    reply = assistant("<think>The sum of both numbers.</think>It is four, I think.")
+    (one,) = thinking.encode([[user("What is the sum of two and two?"), reply]])
+    assert one.dropped_characters == 0
+
+
+def test_a_question_after_the_conversation_does_not_count_as_its_last_message():
+    """The kind of reward model adds a user message, so that this template drops the reasoning of the reply."""
+    from gym_rm.engine.text.input_format import InputFormat
+
+    asked = Renderer(tiny_models.tokenizer("qwen"), input_format=InputFormat(question="Good?"))
+    (error,) = asked.encode([[user("q"), assistant("<think>secret</think>four")]])
+    assert "of message 1, the last one (missing: '<think>secret'" in str(error)
+
+
+# --- text that is not written
+
+
+def test_a_reply_without_its_reasoning_is_an_error():
+    reply = "<think>I will say something else.</think>four"
+    assert dropped_of(ANSWER_ONLY, [user("q"), assistant(reply)]) == (
+        "the chat template does not write 29 characters of message 1, the last one (missing: '<think>I will say "
+        "something else.'...), so the model would not see this text; pass dropped_text='warn' to score the "
+        "conversation without it, or another chat_template=."
+    )
+
+
+@pytest.mark.parametrize("reply", ["a</think>b", "user</think>b<|im_end|>", "🙂</think>b", "\U000f0000</think>b"])
+def test_a_hidden_part_of_a_reply_is_an_error_whatever_it_is(reply):
+    error = dropped_of(ANSWER_ONLY, [user("q"), assistant("word " + reply)])
+    assert "of message 1, the last one" in str(error)
+
+
+def test_a_reply_of_which_nothing_is_written_is_an_error():
+    assert "does not write message 1 with the role 'assistant'" in dropped_of(
+        ANSWER_ONLY, [user("q"), assistant("all of it</think>")]
+    )
+
+
+def test_the_end_of_a_reply_that_the_template_cuts_is_an_error():
+    assert "does not write 4 characters of message 1" in dropped_of(
+        chatml_of("m['content'][:10]"), [user("q"), assistant("0123456789 end.")]
+    )
+
+
+def test_dropped_text_is_counted_on_request(warnings):
+    conversation = [user("q"), assistant("<think>six six</think>four")]
+    assert dropped_of(ANSWER_ONLY, conversation, dropped_text="warn") == len("<think>sixsix")
+    assert "does not write all text of the messages" in warnings.text
+    text = text_of(renderer(ANSWER_ONLY, dropped_text="warn"), conversation)
+    assert text.endswith("assistant\nfour<|im_end|>\n")
+
+
+def test_reasoning_of_earlier_replies_is_counted_and_not_an_error(warnings):
+    conversation = [user("q"), assistant("<think>secret</think>four"), user("sure?"), assistant("yes")]
+    assert dropped_of(THINKING, conversation) == 6
+    assert "Scores.infos['dropped_characters']" in warnings.text
+    assert dropped_of(THINKING, [user("q"), assistant("<think>secret</think>"), user("sure?"), assistant("yes")]) == 6
+
+
+@pytest.mark.parametrize("text", ["Be brief and kind to everyone.", "system", "user", "a", "<|im_end|>"])
+def test_a_message_with_a_role_that_the_template_does_not_write_is_an_error(text):
+    template = chatml_of("m['content']", condition="m['role'] != 'system'")
+    error = dropped_of(template, [system(text), user("a system for the user"), assistant("four")])
+    assert "does not write message 0 with the role 'system'" in error
+    assert dropped_of(template, [user("q"), assistant("four")]) == 0
+    assert dropped_of(template, [system(text), user("q"), assistant("four")], dropped_text="warn") == len(
+        text.replace(" ", "")
+    )
+
+
+def test_a_user_message_that_the_template_drops_because_of_its_text_is_an_error():
+    template = chatml_of("m['content']", condition="'/quiet' not in m['content']")
+    error = dropped_of(template, [user("/quiet please"), assistant("four"), user("q"), assistant("five")])
+    assert "does not write message 0 with the role 'user'" in error
+
+
+def test_an_empty_message_is_not_missing():
+    template = chatml_of("m['content']", condition="m['content']")
+    assert dropped_of(template, [system(""), user("q"), assistant("  ")]) == 0
+
+
+def test_a_system_message_that_is_written_later_is_not_missing():
+    template = (
+        "{% for m in messages[1:] %}{{ '<|im_start|>' + m['role'] + '\n' + (messages[0]['content'] + '\n' if loop.last "
+        "else '') + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    )
+    conversation = [system("Be brief and kind to everyone."), user("What is the sum?"), assistant("It is four.")]
+    assert dropped_of(template, conversation) == 0
+
+
+@pytest.mark.parametrize("last", [assistant("yes, I am sure of it"), assistant("yes")])
+def test_turns_of_a_dialogue_are_checked_like_conversations(last):
+    turns = renderer(THINKING).encode_turns([user("q"), assistant("<think>secret</think>four"), user("sure?"), last])
+    assert [turn.dropped_characters for turn in turns] == [0, 6]
+    with pytest.raises(ConversationError, match="does not write 13 characters of message 1, the last one"):
+        renderer(ANSWER_ONLY).encode_turns([user("q"), assistant("<think>secret</think>four"), user("sure?"), last])
+
+
+def test_a_dialogue_that_is_shortened_keeps_the_count():
+    cut = renderer(ANSWER_ONLY, dropped_text="warn", overlong="truncate_left", max_length=20)
+    (one,) = cut.encode([[user("q"), assistant("<think>secret</think>" + "four " * 20)]])
+    assert (one.dropped_characters, len(one.input_ids)) == (13, 20)
+
+
+def test_the_ids_do_not_depend_on_the_option():
+    conversation = [user("q"), assistant("four")]
+    assert ids_of(renderer(ANSWER_ONLY, dropped_text="warn"), conversation) == ids_of(
+        renderer(ANSWER_ONLY), conversation
+    )
