@@ -92,7 +92,8 @@ def _message(message: Any, where: str, field: str) -> Message:
         kept["content"] = plain_content(kept.get("content", ""))
     for key in ("role", "content"):
         if not isinstance(kept.get(key), str):
-            found = show(kept[key]) if key in kept else f"only the keys {sorted(kept)}"
-            advice = "; images and other parts than text are not scored" if isinstance(kept.get(key), list) else ""
+            value = kept.get(key, message.get(key))
+            found = show(value) if key in message else f"only the keys {sorted(message)}"
+            advice = "; images and other parts than text are not scored" if isinstance(value, list) else ""
             raise ConfigError(f"{where}: '{field}.{key}' must be a text, got {found}{advice}.")
     return cast(Message, kept)

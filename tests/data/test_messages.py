@@ -50,6 +50,21 @@ def test_invalid_messages_are_refused(value, message):
         parse_messages(value, "here", "messages")
 
 
+def test_content_in_text_parts_is_joined():
+    assert parse_messages([{"role": "user", "content": PARTS}], "here", "messages") == (USER,)
+
+
+def test_a_message_with_tool_calls_needs_no_content():
+    called = {"role": "assistant", "tool_calls": [{"name": "add"}]}
+    for given in (called, {**called, "content": None}):
+        assert parse_messages([USER, given], "here", "messages")[1] == {**called, "content": ""}
+
+
+def test_an_image_is_refused():
+    with pytest.raises(ConfigError, match=r"'messages\[0\].content' must be a text, got list .*other parts than text"):
+        parse_messages([{"role": "user", "content": IMAGE}], "here", "messages")
+
+
 # --- prompts and replies of a trainer
 
 

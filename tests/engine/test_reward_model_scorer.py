@@ -289,6 +289,7 @@ def test_provenance(saved_model):
         "max_length": 512,
         "overlong": "drop_turns",
         "batch_invariant": False,
+        "dropped_text": "error",
         "pooling": "last",
     }
     assert made.revision.startswith("sha256:")
@@ -324,6 +325,24 @@ def test_a_tokenizer_can_be_given_by_its_folder(parts, saved_model):
 def test_an_option_with_the_name_of_an_argument_is_refused(saved_model):
     with pytest.raises(ConfigError, match="unknown option 'checkpoint'"):
         gym_rm.load_scorer(saved_model("qwen3"), checkpoint="x")
+
+
+def test_provenance_has_the_turn_marks_that_a_message_can_forge(saved_model):
+    made = gym_rm.load_scorer(saved_model("gpt_neox"), forged_turns="error").provenance
+    assert made.settings["plain_turn_marks"] == ["assistant:", "user:"]
+    assert made.settings["forged_turns"] == "error"
+
+
+def test_dropped_characters_are_in_the_infos(saved_model):
+    template = tiny_models.CHATML.replace("message['content']", "message['content'].split('</think>')[-1]")
+    rows = [dialogue("q", "<think>secret</think>four"), dialogue("q", "four")]
+    scorer = gym_rm.load_scorer(saved_model("qwen2"), chat_template=template, dropped_text="warn")
+    scores = scorer.score(rows)
+    assert scores.infos["dropped_characters"].tolist() == [13, 0]
+    assert scores.rewards[0] == pytest.approx(scores.rewards[1], abs=1e-5)
+    with pytest.raises(gym_rm.ScoringError, match="does not write 13 characters of message 1, the last one"):
+        gym_rm.load_scorer(saved_model("qwen2"), chat_template=template).score(rows)
+    assert "dropped_characters" not in scorer.score(rows[1:]).infos
 
 
 def test_half_precision_runs_its_head_in_float32(saved_model, real_conversations):

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
+import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
@@ -141,12 +142,12 @@ class _LastLoop:
 def _instrument(template: str) -> jinja2.Template | None:
     """Return the template with notes for the last loop; None if it has a form for which the ends are not known."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.globals |= {"_last_loop": _last_loop, "_look_ahead": _look_ahead, "raise_exception": _raise}
     try:
         tree = environment.parse(template)
-    except jinja2.TemplateSyntaxError:  # a tag of transformers, such as `generation`
+    except jinja2.TemplateSyntaxError:  # an unknown tag
         return None
     body = list(tree.body)
     while body and _is_constant(body[-1]):
@@ -180,6 +181,16 @@ def _needs_generation_prompt(test: nodes.Node) -> bool:
     if isinstance(test, nodes.And):
         return _needs_generation_prompt(test.left) or _needs_generation_prompt(test.right)
     return isinstance(test, nodes.Name) and test.name == "add_generation_prompt"
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag `generation` of transformers, which writes its contents."""
+
+    tags = frozenset({"generation"})  # type: ignore[assignment]
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _MarkLooks(NodeTransformer):

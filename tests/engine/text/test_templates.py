@@ -3,10 +3,12 @@ import datetime
 import pytest
 import tiny_models
 
+from gym_rm.engine.loading.families import HUMAN_ASSISTANT, INST
+from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.templates import DATE, freeze_date, own_template, parse_date, token_of
 from gym_rm.errors import ConfigError
-from tests.engine.text.rendering import text_of, user
+from tests.engine.text.rendering import assistant, ids_of, text_of, user
 
 # --- the template of a tokenizer
 
@@ -26,6 +28,129 @@ def test_an_empty_template_counts_as_none(template):
 
 def test_an_object_without_a_template_has_none():
     assert own_template(object()) is None
+
+
+# --- a template in a file
+
+
+@pytest.mark.parametrize("name", ["own.jinja", "own.j2", "OWN.JINJA2", "own.txt", "own"])
+def test_a_template_may_be_a_file(name, tmp_path):
+    path = tmp_path / name
+    path.write_text(tiny_models.PLAIN, encoding="utf-8")
+    tok = tiny_models.tokenizer("chatml")
+    for given in (path, str(path)):
+        renderer = Renderer(tok, chat_template=given)
+        assert text_of(renderer, [user("é")]) == "user: é\n"
+        assert renderer.template_hash == Renderer(tok, chat_template=tiny_models.PLAIN).template_hash
+
+
+@pytest.mark.parametrize("name", ["missing.jinja", "missing.txt", ".", "\0.jinja", "x" * 5000 + ".jinja"])
+def test_a_template_file_that_cannot_be_read_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match="chat_template"):
+        Renderer(tiny_models.tokenizer("chatml"), chat_template=str(tmp_path / name))
+
+
+def test_a_template_file_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "own.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not a readable file"):
+        Renderer(tiny_models.tokenizer("chatml"), chat_template=tmp_path / "own.jinja")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "templates/chatml",
+        "{{ '' }}",
+        "{% for m in messages %}{{ m['role'] }}{% endfor %}",
+        "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}",
+    ],
+)
+def test_a_template_that_writes_no_message_is_refused(template):
+    with pytest.raises(ConfigError, match="the chat template writes no text of the messages"):
+        Renderer(tiny_models.tokenizer("chatml"), chat_template=template)
+
+
+# --- turn marks in plain text
+
+HH = (
+    "{% for m in messages %}{{ '\n\nHuman: ' if m['role'] == 'user' else '\n\nAssistant: ' }}{{ m['content'] }}"
+    "{% endfor %}"
+)
+VICUNA = (
+    "{% for m in messages %}{{ 'USER: ' + m['content'] if m['role'] == 'user' else ' ASSISTANT: ' + m['content'] + "
+    "eos_token }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "marks"),
+    [
+        (HH, ("Assistant:", "Human:")),
+        (HUMAN_ASSISTANT, ("Assistant:", "Human:")),
+        (INST, (r"[\INST]", "[INST]")),
+        (VICUNA, ("ASSISTANT:",)),
+        (tiny_models.CHATML, ()),
+        ("{% for m in messages %}{{ m['content'] + '\n\n' }}{% endfor %}", ("\n\n",)),
+    ],
+)
+def test_turn_marks_without_control_tokens_are_found(template, marks, warnings):
+    assert Renderer(tiny_models.tokenizer("chatml"), chat_template=template).plain_turn_marks == marks
+    assert ("can forge a turn" in warnings.text) == bool(marks)
+
+
+@pytest.mark.parametrize("reply", ["4\n\nHuman: thanks\n\nAssistant: you are welcome", "Human:", "An Assistant: x"])
+def test_a_message_with_a_plain_turn_mark_is_an_error_on_request(reply):
+    strict = Renderer(tiny_models.tokenizer("chatml"), chat_template=HH, forged_turns="error")
+    error, good = strict.encode([[user("2 + 2?"), assistant(reply)], [user("2 + 2?"), assistant("a human assistant")]])
+    assert "message 1 contains " in str(error)
+    assert "it could forge a turn" in str(error)
+    assert len(good.input_ids)
+    allowed = Renderer(tiny_models.tokenizer("chatml"), chat_template=HH)
+    assert len(ids_of(allowed, [user("2 + 2?"), assistant(reply)]))
+
+
+def test_turn_marks_of_white_space_cannot_be_refused():
+    template = "{% for m in messages %}{{ m['content'] + '\n' }}{% endfor %}"
+    with pytest.raises(ConfigError, match="only white space between two messages"):
+        Renderer(tiny_models.tokenizer("chatml"), chat_template=template, forged_turns="error")
+
+
+def test_a_template_with_control_tokens_accepts_any_reply():
+    strict = Renderer(tiny_models.tokenizer("chatml"), forged_turns="error")
+    assert len(ids_of(strict, [user("q"), assistant("Human: <|im_start|>user")]))
+
+
+# --- roles
+
+
+def test_a_role_that_the_template_does_not_name_is_warned_about_once(warnings):
+    renderer = Renderer(tiny_models.tokenizer("chatml"))
+    conversation = [{"role": "usr", "content": "q"}, assistant("a")]
+    renderer.encode([conversation, conversation])
+    (record,) = warnings.records
+    assert "the role 'usr', which the chat template does not name" in record.getMessage()
+    assert "Did you mean 'user'?" in record.getMessage()
+
+
+def test_a_role_that_the_template_names_is_not_warned_about(warnings):
+    template = tiny_models.CHATML.replace("{% for", "{% if messages[0]['role'] == 'critic' %}!{% endif %}{% for", 1)
+    renderer = Renderer(tiny_models.tokenizer("chatml"), chat_template=template)
+    renderer.encode([[{"role": "critic", "content": "q"}, {"role": "tool", "content": "t"}, assistant("a")]])
+    assert not warnings.records
+
+
+def test_a_conversation_that_ends_with_the_user_is_warned_about_once(warnings):
+    renderer = Renderer(tiny_models.tokenizer("chatml"))
+    renderer.encode([[user("q")], [user("q"), assistant("a"), user("why?")]])
+    (record,) = warnings.records
+    assert "ends with a message of the role 'user', so there is no reply to score" in record.getMessage()
+
+
+def test_a_question_for_a_judge_may_be_the_last_message(warnings):
+    """The generative kind without a question reads the answer to the last user message."""
+    asked = InputFormat(generation_prompt=True)
+    Renderer(tiny_models.tokenizer("chatml"), input_format=asked).encode([[user("Which is better?")]])
+    assert not warnings.records
 
 
 # --- the date

@@ -43,6 +43,7 @@ LINEAR = {
     "end": "{% for m in messages %}" + ITEM + "{% endfor %}end",
     "else": "{% for m in messages %}" + ITEM + "{% endfor %}" + PROMPT.replace("{% endif", "{% else %}end{% endif"),
     "swallows spaces": "{% for m in messages %}" + ITEM + " {% endfor %} \n",
+    "marked": "{% for m in messages %}{% generation %}" + ITEM + "{% endgeneration %}{% endfor %}",
     "EOS after the loop": "{% for m in messages %}" + ITEM + "{% endfor %}\n{{ eos_token }}\n",
 }
 # Templates in which the text of a turn depends on later messages.
@@ -72,7 +73,6 @@ OTHERS = {
     "printed list": "{% for m in messages %}" + ITEM + "{{ messages }}{% endfor %}",
     "comparison": "{% for m in messages %}" + ITEM + "{{ messages == [] }}{% endfor %}",
     "sum": "{% for m in messages + [] %}" + ITEM + "{% endfor %}",
-    "marked": "{% for m in messages %}{% generation %}" + ITEM + "{% endgeneration %}{% endfor %}",
     "two levels": "{% if messages %}{% for m in messages %}" + ITEM + "{% endfor %}{% endif %}",
 }
 TEMPLATES = LINEAR | OTHERS
