@@ -31,7 +31,7 @@ def scorer_options() -> dict[str, list[Setting]]:
     from gym_rm.engine.kinds import KINDS  # imported here because importing torch is slow
     from gym_rm.engine.loading.checkpoint import LoadOptions
     from gym_rm.engine.reward_model_scorer import EngineOptions
-    from gym_rm.engine.text.renderer import TextOptions
+    from gym_rm.engine.text.options import TextOptions
 
     general = [each for schema in (LoadOptions, EngineOptions, TextOptions) for each in settings_of(schema)]
     groups = {"for every reward model": [each for each in general if each.name != "path"]}

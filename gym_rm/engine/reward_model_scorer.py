@@ -28,8 +28,9 @@ from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
 from gym_rm.engine.score_cache import ScoreCache, ScoredSequence
+from gym_rm.engine.text.options import TextOptions
 from gym_rm.engine.text.rendered import Rendered
-from gym_rm.engine.text.renderer import Renderer, TextOptions, Turns
+from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scorer import check_rows

@@ -7,6 +7,7 @@ replaced by these names. A control token in a message is then ordinary text, enc
 
 from __future__ import annotations
 
+import bisect
 import functools
 import json
 import re
@@ -82,9 +83,13 @@ class ControlTokens:
             ConversationError: the template changes the text of a message so that its control tokens cannot be told
                 apart from the template's own.
         """
-        expected = self._spelled.findall(
-            write([self.neutral(message, _masked(message["content"])) for message in conversation])
-        )
+        return self.hide(conversation, write).encode()
+
+    def hide(self, conversation: Conversation, write: Callable[[Conversation], str]) -> HiddenText:
+        """Return `write(conversation)` with the control tokens in messages hidden. See `encode`."""
+        neutral = [self.neutral(message, _masked(message["content"])) for message in conversation]
+        neutral_text = write(neutral)
+        expected = self._spelled.findall(neutral_text)
         # First hide the control tokens in messages. If the template then still forms a control token by cutting or
         # joining text, hide every first and last character of a control token instead.
         for pattern in (self._spelled, self._ends):
@@ -103,13 +108,7 @@ class ControlTokens:
                 "a message contains a control token of the reward model, and the chat template changes it; remove the "
                 "token from the message."
             )
-        named = self._spelled.sub(lambda match: self._secret_names[match[0]], text)
-        encoding = self._tokenizer.encode(hidden.reveal(named), add_special_tokens=False)
-        if sum(token in self.ids for token in encoding.ids) < len(expected):
-            raise ConversationError(
-                "the tokenizer does not recognise every control token that the chat template writes."
-            )
-        return encoding
+        return HiddenText(self, hidden, text, neutral, neutral_text, forms_tokens=pattern is not self._spelled)
 
     def encode_pair(self, first: str, second: str) -> Encoding:
         """Encode a pair of texts, with the tokenizer's own special tokens around them and none inside them."""
@@ -160,6 +159,69 @@ class ControlTokens:
         assert self._backend is not None
         index: int | None = self._backend.token_to_id(name)
         return index
+
+
+class HiddenText:
+    """Text of a conversation in which secret words hide the control tokens of messages.
+
+    Attributes:
+        conversation: the conversation with secret words.
+        text: the text that the template writes for it.
+        neutral: the conversation with meaningless words.
+        neutral_text: the text that the template writes for it.
+        forms_tokens: whether the template forms control tokens from the text of messages.
+    """
+
+    def __init__(
+        self,
+        control: ControlTokens,
+        hidden: _Hidden,
+        text: str,
+        neutral: Conversation,
+        neutral_text: str,
+        *,
+        forms_tokens: bool,
+    ) -> None:
+        self._control = control
+        self._hidden = hidden
+        self.conversation = hidden.conversation
+        self.text = text
+        self.neutral = neutral
+        self.neutral_text = neutral_text
+        self.forms_tokens = forms_tokens
+
+    def encode(self) -> Encoding:
+        """Encode the original text. Only the control tokens that the template wrote become control tokens."""
+        encoding = self.tokenize(self.name(self.text))
+        written = len(self._control._spelled.findall(self.text))
+        if sum(token in self._control.ids for token in encoding.ids) < written:
+            raise ConversationError(
+                "the tokenizer does not recognise every control token that the chat template writes."
+            )
+        return encoding
+
+    def tokenize(self, named: str) -> Encoding:
+        """Encode a text in which control tokens have their secret names."""
+        return self._control._tokenizer.encode(named, add_special_tokens=False)
+
+    def name(self, text: str) -> str:
+        """Return a part of `text` with secret names for the template's control tokens, and the messages' own text."""
+        control = self._control
+        return self._hidden.reveal(control._spelled.sub(lambda match: control._secret_names[match[0]], text))
+
+    def reveal(self) -> str:
+        """Return the text that the template writes for the original conversation."""
+        return self._hidden.reveal(self.text)
+
+    def same_tokens(self, end: int, neutral_end: int) -> bool:
+        """Return whether both texts have as many control tokens before these positions."""
+        ours, theirs = self._token_ends
+        return bisect.bisect_right(ours, end) == bisect.bisect_right(theirs, neutral_end)
+
+    @functools.cached_property
+    def _token_ends(self) -> tuple[list[int], list[int]]:
+        find = self._control._spelled.finditer
+        return [each.end() for each in find(self.text)], [each.end() for each in find(self.neutral_text)]
 
 
 class _Hidden:

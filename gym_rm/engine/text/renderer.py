@@ -10,34 +10,32 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jinja2
 import numpy as np
-import pydantic
 
-from gym_rm.config import Config, Flag, PositiveInt, parse_settings
+from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens
 from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, find_ends, pack
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.messages import COMMON_ROLES, check_conversation, extra_fields, joined, texts_of
-from gym_rm.engine.text.overlong import Overlong, fit, shortest, too_long
+from gym_rm.engine.text.options import TextOptions
+from gym_rm.engine.text.overlong import fit, shortest, too_long
 from gym_rm.engine.text.rendered import Rendered, TokenIds
 from gym_rm.engine.text.special_tokens import SpecialTokens
 from gym_rm.engine.text.templates import (
-    DATE,
     check_plain_marks,
     freeze_date,
     own_template,
-    parse_date,
-    read_template,
     token_of,
     turn_marks,
 )
 from gym_rm.engine.text.token_bound import TokenBound
-from gym_rm.engine.text.turn_ends import find_turn_ends
+from gym_rm.engine.text.turn_ends import EncodedDialogue, find_turn_ends
 from gym_rm.errors import ConfigError, ConversationError, nearest, warn_once
 from gym_rm.types import Conversation, Message
 
@@ -55,36 +53,6 @@ OTHER_ROLES = frozenset(
 )  # common names that many templates write as they are
 REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
 SHORT_ENOUGH = 16  # characters per token, below which a text is tokenised without a look at its length
-
-
-class TextOptions(Config):
-    """Options for converting conversations to text and tokens."""
-
-    chat_template: Annotated[str | None, pydantic.BeforeValidator(read_template)] = None
-    """Jinja source of the chat template, or the path of a file with it; None for the tokenizer's own."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Extra variables for the chat template (`enable_thinking=False`, ...)."""
-    add_bos: Flag | None = None
-    """Whether to add a BOS token if the template wrote none. None adds one if the tokenizer itself does, True always,
-    False never. A second BOS is never added."""
-    max_length: PositiveInt | None = None
-    """Maximum number of tokens of a conversation; None for the number of positions of the model."""
-    overlong: Overlong = "error"
-    """What to do with a conversation longer than `max_length`. `"error"` reports an error, because the score of a
-    shortened conversation may be misleading. `"drop_turns"` removes the oldest turns and keeps the system message, the
-    last user message and the reply. `"truncate_left"` removes the oldest tokens, except BOS or [CLS]. The number of
-    removed tokens is in `Scores.truncated_tokens`."""
-    dropped_text: Literal["error", "warn"] = "error"
-    """What to do if the chat template does not write a message or a field at all, or not all of the last message (many
-    drop everything before `</think>`, some drop system messages). `"error"` reports an error, because the model would
-    score text that it did not see. `"warn"` scores what the template writes. Missing parts of earlier messages, such as
-    their reasoning, are never an error. `Scores.infos["dropped_characters"]` has the number of missing characters."""
-    forged_turns: Literal["allow", "error"] = "allow"
-    """What to do with a message that contains a turn mark of a template whose turn marks are plain text (`Human:`). The
-    model cannot tell it from a real turn. `"allow"` scores it, `"error"` reports an error. Has no effect if the
-    template marks turns with control tokens, which a message cannot write."""
-    date: Annotated[datetime.date, pydantic.BeforeValidator(parse_date)] = DATE
-    """Date for templates that write today's date: a date, or ISO text such as `"2024-07-26"`."""
 
 
 class Renderer:
@@ -187,34 +155,76 @@ class Renderer:
             turns.append(len(conversation))
         # If the kind adds text to the last turn (a question, step tokens), earlier turns are not prefixes of the whole.
         prefixes = self.input_format == InputFormat(self.input_format.encoder) and self.tokenizer.is_fast
-        text = self._plain_text(conversation) if prefixes else None
-        if text is None:
+        if not prefixes or self.chat_template is None:
             return [self._fit(conversation[:stop], self._render(conversation[:stop])) for stop in turns]
+        text = self._plain_text(conversation)
         dropped = self._count_dropped(conversation, text)
-        contents = None if dropped else find_ends([message["content"] for message in conversation], text)
-        variables = {**self.tokenizer.special_tokens_map, **self._variables}
-        ends, tail = find_turn_ends(str(self.chat_template), conversation, text, variables) if turns[1:] else ({}, "")
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = np.array(encoding["input_ids"], dtype=np.int32)
-        control = np.flatnonzero(np.isin(ids, list(self._control.ids)))
-        starts = np.array([encoding["offset_mapping"][k][0] for k in control], dtype=np.int64)
+        cut = self._cut_plain(conversation, text) if text is not None else self._cut_hidden(conversation)
         results = []
         for stop in turns[:-1]:
+            ids = None if dropped else cut(stop)
+            rendered = self._render(conversation[:stop]) if ids is None else Rendered(self._special.add(ids))
+            results.append(self._fit(conversation[:stop], rendered))
+        ids = cut(len(conversation))
+        assert ids is not None
+        last = Rendered(self._special.add(ids), dropped_characters=dropped)
+        return [*results, self._fit(conversation, last)]
+
+    def _cut_plain(self, conversation: Conversation, text: str) -> Callable[[int], TokenIds | None]:
+        """Return a function that returns the ids of the first k messages, or None if they must be rendered alone."""
+        ends, tail = self._find_turn_ends(conversation, text)
+        contents = find_ends([message["content"] for message in conversation], text)
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        starts = [start for start, _ in encoding["offset_mapping"]]
+        whole = EncodedDialogue(text, encoding["input_ids"], starts, self._control.ids, self._tokenize_bare)
+
+        def cut(stop: int) -> TokenIds | None:
+            if stop == len(conversation):
+                return whole.ids
             end, after = ends.get(stop, -1), tail
             if end < 0:
                 part = self._write(conversation[:stop])
                 end, after = (len(part), "") if text.startswith(part) else (-1, "")
-            before = int(np.searchsorted(starts, end))
-            if contents is None or contents[stop - 1] > end or not before:
-                rendered = self._render(conversation[:stop])
-            elif not after and before < len(starts) and starts[before] == end:
-                rendered = Rendered(self._special.add(ids[: control[before]]))
-            else:
-                rest = self.tokenizer(text[starts[before - 1] : end] + after, add_special_tokens=False)["input_ids"]
-                joined_ids = np.concatenate([ids[: control[before - 1]], np.array(rest, dtype=np.int32)])
-                rendered = Rendered(self._special.add(joined_ids))
-            results.append(self._fit(conversation[:stop], rendered))
-        return [*results, self._fit(conversation, Rendered(self._special.add(ids), dropped_characters=dropped))]
+            return None if contents is None or contents[stop - 1] > end else whole.cut(end, after)
+
+        return cut
+
+    def _cut_hidden(self, conversation: Conversation) -> Callable[[int], TokenIds | None]:
+        """Return the function of `_cut_plain` for messages that contain control tokens."""
+        hidden = self._control.hide(conversation, self._write)
+        encoding = hidden.encode()
+        ends, tail = self._find_turn_ends(hidden.conversation, hidden.text)
+        neutral_ends, _ = self._find_turn_ends(hidden.neutral, hidden.neutral_text)
+        contents = find_ends([message["content"] for message in conversation], hidden.reveal())
+        # Names and messages have other lengths than the secret words, so the ends move.
+        known = sorted(ends.items(), key=lambda item: item[1])
+        bounds = [0, *(end for _, end in known)]
+        lengths = [len(hidden.name(hidden.text[start:end])) for start, end in itertools.pairwise(bounds)]
+        moved = dict(zip((stop for stop, _ in known), itertools.accumulate(lengths), strict=True))
+        starts = [start for start, _ in encoding.offsets]
+        text = hidden.name(hidden.text)
+        whole = EncodedDialogue(text, encoding.ids, starts, self._control.ids, lambda rest: hidden.tokenize(rest).ids)
+
+        def cut(stop: int) -> TokenIds | None:
+            if stop == len(conversation):
+                return whole.ids
+            if hidden.forms_tokens or contents is None or stop not in ends or stop not in neutral_ends:
+                return None
+            if contents[stop - 1] > ends[stop] or not hidden.same_tokens(ends[stop], neutral_ends[stop]):
+                return None
+            return whole.cut(moved[stop], hidden.name(tail))
+
+        return cut
+
+    def _find_turn_ends(self, conversation: Conversation, text: str) -> tuple[dict[int, int], str]:
+        if len(conversation) < 2:
+            return {}, ""
+        variables = {**self.tokenizer.special_tokens_map, **self._variables}
+        return find_turn_ends(str(self.chat_template), conversation, text, variables)
+
+    def _tokenize_bare(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def prompt_length(self, conversation: Conversation, rendered: Rendered) -> int:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""

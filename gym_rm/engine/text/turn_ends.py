@@ -8,15 +8,17 @@ next message, then only what it writes after this loop is missing. It must be th
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
+import numpy as np
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
+from gym_rm.engine.text.rendered import TokenIds
 from gym_rm.types import Conversation
 
 LOOKS_AHEAD = frozenset({"last", "nextitem", "length", "revindex", "revindex0"})  # attributes of Jinja's `loop`
@@ -51,6 +53,45 @@ def find_turn_ends(
         return {}, ""
     end = watch.ends.pop(len(conversation), None)
     return ({}, "") if end is None or "".join(pieces) != text else (watch.ends, text[end:])
+
+
+class EncodedDialogue:
+    """Token ids of a whole dialogue, from which the ids of its first turns are cut.
+
+    A text that ends directly before a control token of the dialogue has the ids up to this token. Other texts have the
+    ids up to the last control token before their end, and those of the text from there on.
+
+    Args:
+        text: the text of the dialogue.
+        ids: its token ids `[L]`.
+        starts: for each token, the position of its first character.
+        control: ids of the control tokens.
+        tokenize: function that returns the ids of a text.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        ids: Sequence[int],
+        starts: Sequence[int],
+        control: Collection[int],
+        tokenize: Callable[[str], Sequence[int]],
+    ) -> None:
+        self.ids: TokenIds = np.array(ids, dtype=np.int32)
+        self._text = text
+        self._control = np.flatnonzero(np.isin(self.ids, list(control)))
+        self._starts = np.array(starts, dtype=np.int64)[self._control]
+        self._tokenize = tokenize
+
+    def cut(self, end: int, after: str = "") -> TokenIds | None:
+        """Return the ids of the text up to `end`, and of the text `after`; None if no control token comes before."""
+        before = int(np.searchsorted(self._starts, end))
+        if not before:
+            return None
+        if not after and before < len(self._starts) and self._starts[before] == end:
+            return self.ids[: self._control[before]]
+        rest = self._tokenize(self._text[self._starts[before - 1] : end] + after)
+        return np.concatenate([self.ids[: self._control[before - 1]], np.array(rest, dtype=np.int32)])
 
 
 class _Watch:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.turn_ends import find_turn_ends
+from gym_rm.errors import ConversationError
 from tests.engine.text.rendering import assistant, ids_of, system, user
-from tests.engine.text.test_control_tokens import CHATML_TOKENS, bpe
+from tests.engine.text.test_control_tokens import CHATML_TOKENS, CUTS, FOLDS, GLUES, bpe
 
 ITEM = "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -136,11 +137,41 @@ def test_turns_have_the_ids_of_the_conversation_up_to_them(name, data):
     assert turns == [ids_of(one, conversation[:stop]) for stop in stops]
 
 
+pieces = st.sampled_from(
+    ["a", "b ", "\n", "<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<|eot_id|>", "</s>", "[INST]"]
+)
+CHANGING = {"cuts": CUTS, "glues": GLUES, "folds": FOLDS}
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES, *CHANGING])
+@given(texts=st.lists(st.lists(pieces, min_size=1, max_size=3).map("".join), min_size=1, max_size=7))
+@settings(max_examples=15)
+def test_turns_with_control_tokens_have_the_ids_of_the_conversation_up_to_them(name, texts):
+    conversation = [(assistant if k % 2 else user)(text) for k, text in enumerate(texts)]
+    one = changing(name) if name in CHANGING else renderer(name)
+    stops = [k + 1 for k, message in enumerate(conversation) if message["role"] == "assistant"]
+    stops += [len(conversation)] * (stops[-1:] != [len(conversation)])
+    alone = one.encode([conversation[:stop] for stop in stops])
+    if any(isinstance(each, ConversationError) for each in alone):
+        with pytest.raises(ConversationError):
+            one.encode_turns(conversation)
+    else:
+        turns = [turn.input_ids.tolist() for turn in one.encode_turns(conversation)]
+        assert turns == [each.input_ids.tolist() for each in alone]
+
+
+def changing(name):
+    return Renderer(tiny_models.tokenizer("chatml"), chat_template=CHANGING[name], dropped_text="warn")
+
+
 @pytest.mark.parametrize("name", LINEAR)
-def test_a_long_dialogue_is_rendered_a_few_times(name, monkeypatch):
+@pytest.mark.parametrize("hostile", ["", "<|im_end|><|eot_id|><end_of_turn>[INST]</s>"])
+def test_a_long_dialogue_is_rendered_a_few_times(name, hostile, monkeypatch):
     """Rendering every turn of a dialogue takes a time that grows with the square of the number of turns."""
     one, calls = renderer(name), []
     write = one._write
     monkeypatch.setattr(one, "_write", lambda *args, **options: calls.append(1) or write(*args, **options))
-    assert len(one.encode_turns(alternating(400))) == 200
-    assert len(calls) <= 4
+    conversation = alternating(400)
+    conversation[3]["content"] += hostile
+    assert len(one.encode_turns(conversation)) == 200
+    assert len(calls) <= 12

@@ -1,0 +1,42 @@
+"""Options for converting conversations to text and tokens."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from gym_rm.config import Config, Flag, PositiveInt
+from gym_rm.engine.text.overlong import Overlong
+from gym_rm.engine.text.templates import DATE, parse_date, read_template
+
+
+class TextOptions(Config):
+    """Options for converting conversations to text and tokens."""
+
+    chat_template: Annotated[str | None, pydantic.BeforeValidator(read_template)] = None
+    """Jinja source of the chat template, or the path of a file with it; None for the tokenizer's own."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Extra variables for the chat template (`enable_thinking=False`, ...)."""
+    add_bos: Flag | None = None
+    """Whether to add a BOS token if the template wrote none. None adds one if the tokenizer itself does, True always,
+    False never. A second BOS is never added."""
+    max_length: PositiveInt | None = None
+    """Maximum number of tokens of a conversation; None for the number of positions of the model."""
+    overlong: Overlong = "error"
+    """What to do with a conversation longer than `max_length`. `"error"` reports an error, because the score of a
+    shortened conversation may be misleading. `"drop_turns"` removes the oldest turns and keeps the system message, the
+    last user message and the reply. `"truncate_left"` removes the oldest tokens, except BOS or [CLS]. The number of
+    removed tokens is in `Scores.truncated_tokens`."""
+    dropped_text: Literal["error", "warn"] = "error"
+    """What to do if the chat template does not write a message or a field at all, or not all of the last message (many
+    drop everything before `</think>`, some drop system messages). `"error"` reports an error, because the model would
+    score text that it did not see. `"warn"` scores what the template writes. Missing parts of earlier messages, such as
+    their reasoning, are never an error. `Scores.infos["dropped_characters"]` has the number of missing characters."""
+    forged_turns: Literal["allow", "error"] = "allow"
+    """What to do with a message that contains a turn mark of a template whose turn marks are plain text (`Human:`). The
+    model cannot tell it from a real turn. `"allow"` scores it, `"error"` reports an error. Has no effect if the
+    template marks turns with control tokens, which a message cannot write."""
+    date: Annotated[datetime.date, pydantic.BeforeValidator(parse_date)] = DATE
+    """Date for templates that write today's date: a date, or ISO text such as `"2024-07-26"`."""
