@@ -338,8 +338,8 @@ class RewardModelScorer:
             if self._constant_calls == 3:
                 warn_once(
                     f"{self.provenance.model} gave exactly the same score to all different conversations of three "
-                    "calls in a row; check that its head is trained, that the chat template writes the replies and that "
-                    "max_length does not cut them off."
+                    "calls in a row; check that its head is trained, that the chat template writes the replies, "
+                    "and that max_length does not cut them off."
                 )
 
     def _failed(self, reason: str) -> ScoredSequence:
