@@ -136,7 +136,7 @@ class RewardModelScorer:
         self.kind: Kind = KINDS[kind].of(facts, of_kind)
         self.renderer = Renderer(facts.tokenizer, input_format=self.kind.input_format, **dict(text))
         self.executor: Executor = executor or LocalExecutor()
-        reference = _reference(of_kind, source)
+        reference = _reference(of_kind, source, facts.tokenizer)
         spec = LoadSpec(
             source, self.kind.readout, reference, engine.tree, engine.quantization, engine.prefix_cache_tokens
         )
@@ -415,7 +415,7 @@ def load_reward_model(
     return RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **of_scorer)
 
 
-def _reference(options: Config, source: ModelSource) -> ModelSource | None:
+def _reference(options: Config, source: ModelSource, tokenizer: Any) -> ModelSource | None:
     """Return the reference model of the implicit kind, opened with the options of the policy; None for other kinds."""
     if not isinstance(options, ImplicitKind.Options):
         return None
@@ -423,4 +423,4 @@ def _reference(options: Config, source: ModelSource) -> ModelSource | None:
         return options.reference
     load = source.options if isinstance(source, Checkpoint) else LoadOptions()
     update = {"path": str(options.reference), "kind": "implicit", "head": None, "base": None, "revision": None}
-    return open_checkpoint(load.model_copy(update=update))
+    return open_checkpoint(load.model_copy(update={**update, "tokenizer": tokenizer}))

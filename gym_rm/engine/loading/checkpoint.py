@@ -118,8 +118,8 @@ class Checkpoint:
     remote_class: str | None = None
 
     def at(self, path: str | os.PathLike[str]) -> Checkpoint:
-        """Return another checkpoint, opened with the same options."""
-        elsewhere = {"path": os.fspath(path), "revision": None, "base": None}
+        """Return another checkpoint of this model, opened with the same options and tokenizer."""
+        elsewhere = {"path": os.fspath(path), "revision": None, "base": None, "tokenizer": self.tokenizer}
         return open_checkpoint(self.options.model_copy(update=elsewhere))
 
     def read_revision(self) -> str | None:

@@ -42,12 +42,7 @@ def read_weights(
         ConfigError: a file is not a whole safetensors file, or a tensor has the wrong type or shape, or belongs to a
             part of the model that the configuration does not have.
     """
-    quantized = arguments.get("quantization_config") is not None or hasattr(config, "quantization_config")
     headers = tensor_headers(source, files, arguments.get("revision"))
-    integers = [f"{name} ({dtype})" for name, (_, dtype) in headers.items() if not re.match("B?F", dtype)]
-    integers = [] if quantized else [each for each in integers if not NOT_USED.search(each.partition(" ")[0])]
-    if integers:
-        raise ConfigError(f"{source!r}: weights must be floating-point numbers; got {_shown(integers)}.")
     with _without_report():
         model, info = model_class.from_pretrained(
             source,
@@ -57,6 +52,11 @@ def read_weights(
             ignore_mismatched_sizes=True,  # they are refused below, by name
             **arguments,
         )
+    quantized = getattr(model, "hf_quantizer", None) is not None
+    integers = {name: dtype for name, (_, dtype) in headers.items() if not re.match("B?F", dtype)}
+    wrong = [f"{name} ({dtype})" for name, dtype in integers.items() if not NOT_USED.search(name)]
+    if wrong and not quantized:
+        raise ConfigError(f"{source!r}: weights must be floating-point numbers; got {_shown(wrong)}.")
     if info["mismatched_keys"]:
         wrong = [f"{name} {tuple(got)} instead of {tuple(expected)}" for name, got, expected in info["mismatched_keys"]]
         raise ConfigError(f"{source!r} has tensors of the wrong shape for its configuration: {_shown(wrong)}.")

@@ -201,6 +201,20 @@ def test_another_tokenizer_can_be_passed(folder, saved_model):
     assert by_object.score(CONVERSATIONS).rewards.tolist() == expected
 
 
+def test_new_weights_and_a_reference_need_no_tokenizer(folder, tmp_path):
+    scorer = gym_rm.load_scorer(str(folder))
+    before = scorer.score(CONVERSATIONS).rewards
+    other = tiny_models.save_reward_model(tmp_path / "other", seed=1)
+    policy, reference = (tiny_models.save_policy(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    for without in (other, reference):
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            (without / name).unlink()
+    scorer.update_weights(other)
+    assert (scorer.score(CONVERSATIONS).rewards != before).all()
+    implicit = gym_rm.load_scorer(str(policy), kind="implicit", reference=str(reference))
+    assert (implicit.score(CONVERSATIONS[:2]).rewards != 0).all()
+
+
 # --- code --------------------------------------------------------------------------------------------------------
 
 RUN = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n"
@@ -251,6 +265,8 @@ def test_code_of_a_checkpoint_neither_runs_nor_is_asked_for(tmp_path, no_answers
         case "pairwise":
             options = {"path": str(hostile), "kind": "pairwise"}
         case "reference":
+            (hostile / "own.py").unlink()
+            with_own_config(hostile)  # the policy's tokenizer is used
             policy = tiny_models.save_policy(tmp_path / "policy", "llama")
             options = {"path": str(policy), "kind": "implicit", "reference": str(hostile)}
         case "tokenizer":

@@ -111,6 +111,13 @@ def test_weights_that_are_not_real_numbers_are_an_error(changed, dtype):
         gym_rm.load_scorer(changed(lambda state: {"score.weight": state["score.weight"].to(dtype)}))
 
 
+def test_a_quantisation_that_transformers_skips_does_not_allow_integers(changed):
+    unknown = {"quant_method": "none of them"}
+    folder = changed(lambda state: {"score.weight": state["score.weight"].long()}, quantization_config=unknown)
+    with pytest.raises(ConfigError, match="must be floating-point numbers"):
+        gym_rm.load_scorer(folder)
+
+
 @pytest.mark.parametrize("name", ["model.norm.weight", "score.weight"])
 def test_weights_of_another_shape_are_an_error(changed, name):
     with pytest.raises(ConfigError, match=rf"wrong shape for its configuration: \['{name} .* instead of"):
