@@ -9,7 +9,7 @@ from typing import Any
 
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field
-from gym_rm.data.rows import Source, describe_source, rows_of, show
+from gym_rm.data.rows import Source, describe_source, filled_fields, rows_of, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message, PreferencePair
 
@@ -148,7 +148,7 @@ def _margin(row: Mapping[str, Any], where: str) -> float | None:
 
 def _required(row: Mapping[str, Any], field: str, where: str) -> Any:
     if row.get(field) is None:
-        raise ConfigError(f"{where}: the field {field!r} is missing, got the fields {sorted(row)}.")
+        raise ConfigError(f"{where}: the field {field!r} is missing, got the fields {filled_fields(row)}.")
     return row[field]
 
 

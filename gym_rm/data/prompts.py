@@ -11,7 +11,7 @@ import numpy as np
 
 from gym_rm.checks import integer
 from gym_rm.data.messages import parse_messages
-from gym_rm.data.rows import Source, describe_source, present, rows_of, show
+from gym_rm.data.rows import Source, describe_source, filled_fields, present, rows_of, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message, Prompt
 
@@ -148,7 +148,7 @@ def _required_prompt(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Mes
         hint = " If the row is one message, pass its conversation as a list of messages." if "role" in row else ""
         raise ConfigError(
             f"{where}: expected one of the fields 'messages', 'prompt', 'context' or 'question', "
-            f"got the fields {sorted(row)}.{hint}"
+            f"got the fields {filled_fields(row)}.{hint}"
         )
     return found
 

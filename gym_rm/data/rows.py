@@ -308,6 +308,11 @@ def present(value: Any) -> Any:
     return None if missing else value
 
 
+def filled_fields(row: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that have a value, for error messages."""
+    return sorted(name for name, value in row.items() if value is not None)
+
+
 def describe_source(source: Source) -> str:
     """Return the name of a source for error messages."""
     if source is None:

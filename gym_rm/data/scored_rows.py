@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.pairs import pairs_of_row
 from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field, prompt_of_columns
-from gym_rm.data.rows import show
+from gym_rm.data.rows import filled_fields, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message, Prompt
 
@@ -68,7 +68,7 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
         return _row(row, prompt, {"messages"}, [whole], None, index, where)
     raise ConfigError(
         f"{where}: nothing to score; expected 'messages', or a prompt with 'response', 'chosen' and 'rejected', "
-        f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {sorted(row)}."
+        f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {filled_fields(row)}."
     )
 
 
@@ -90,7 +90,8 @@ def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Mes
     found = prompt_field(row, where)
     if found is None:
         raise ConfigError(
-            f"{where}: the prompt is missing; expected one of the fields {PROMPT_FIELDS}, got the fields {sorted(row)}."
+            f"{where}: the prompt is missing; expected one of the fields {PROMPT_FIELDS}, got the fields "
+            f"{filled_fields(row)}."
         )
     return found
 

@@ -107,7 +107,7 @@ def test_text_is_not_changed(texts):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "hi"}, r"prompts\[1\]: expected one of the fields .* got the fields \['text'\]"),
+        ({"prompt": None, "text": "hi"}, r"prompts\[1\]: expected one of the fields .* got the fields \['text'\]"),
         (USER, r"prompts\[1\]: .* pass its conversation as a list of messages"),
         (3, r"prompts\[1\]: 'messages' must be a text or a list of messages, got int 3"),
         ({"messages": []}, r"'messages' must be a text or a list of messages, got list \[\]"),
