@@ -103,14 +103,14 @@ def test_a_shared_scorer_returns_the_rewards_of_the_embedded_reward_model(embedd
 
 
 def test_calls_of_several_processes_are_scored_in_one_batch():
-    scorer = SharedScorer(RecordingScorer(), num_cpus=0, max_batch_size=8, max_wait=3600)
+    scorer = SharedScorer(RecordingScorer(), num_cpus=0, max_batch_size=4, max_wait=3600)
 
     @ray.remote(num_cpus=0.25)
     def ask(length):
         return scorer.score([chat("q", "x" * length)]).rewards.tolist()
 
-    assert ray.get([ask.remote(length) for length in range(8)]) == [[length / 4] for length in range(8)]
-    assert scorer.counts == (1, 8)
+    assert ray.get([ask.remote(length) for length in range(4)]) == [[length / 4] for length in range(4)]
+    assert scorer.counts == (1, 4)
     scorer.close()
 
 
@@ -162,8 +162,8 @@ def test_calls_of_several_processes_keep_their_own_answers(shared_verifier):
         prompt = Prompt(tuple(chat("q")), "p", answer=str(number))
         return shared_verifier.score([chat("q", str(number % 3))], [prompt]).rewards.tolist()
 
-    rewards = ray.get([ask.remote(number) for number in range(8)])
-    assert rewards == [[float(number < 3)] for number in range(8)]
+    rewards = ray.get([ask.remote(number) for number in range(6)])
+    assert rewards == [[float(number < 3)] for number in range(6)]
 
 
 def test_a_prompt_without_an_answer_is_an_error_for_a_verifier(shared_verifier):
