@@ -110,7 +110,7 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """Return an attribute of the environments, of their vector environment or of its wrappers, for each index."""
         owner = self._owner(attr_name)
-        if not isinstance(owner, VectorWrapper) and hasattr(owner, "get_attr"):
+        if hasattr(owner, "get_attr"):
             values = owner.get_attr(attr_name)
         else:
             values = [getattr(owner, attr_name)] * self.num_envs
@@ -127,7 +127,7 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         owner = self._owner(attr_name)
         try:
             self.get_attr(attr_name)
-            if not isinstance(owner, VectorWrapper) and hasattr(owner, "set_attr"):
+            if hasattr(owner, "set_attr"):
                 owner.set_attr(attr_name, [value] * self.num_envs)
             elif isinstance(owner, RewardVectorEnv | NumericView):
                 raise AttributeError(f"{type(owner).__name__} has no attributes to set")

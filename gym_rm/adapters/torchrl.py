@@ -19,6 +19,7 @@ from gym_rm.checks import boolean
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError
+from gym_rm.reports.metrics import RunningMetrics
 from gym_rm.scorer import ScorerLike, load_scorer, try_score
 from gym_rm.types import Conversation
 
@@ -71,7 +72,7 @@ class InfoReader(InfoDictReader):  # type: ignore[misc]
             return {name: specs.Unbounded(shape, dtype=dtype) for name in names}
 
         groups = {
-            "metrics": {**of(torch.int64, "count"), **of(torch.float64, "mean", "std", "min", "max")},
+            "metrics": {**of(torch.int64, "count"), **of(torch.float64, *RunningMetrics(1).statistics())},
             "components": of(torch.float64, *components),
         }
         self._spec = specs.Composite(

@@ -101,7 +101,7 @@ def test_get_attr_and_set_attr_find_the_layer_that_has_the_attribute(recorder):
 @pytest.mark.parametrize("name", ["fallback_reward", "max_turns", "group_size", "no_such_thing"])
 def test_set_attr_refuses_what_has_no_effect(name, recorder):
     envs = VecEnvBridge(make_task(CANDIDATES, recorder, 2))
-    with pytest.raises(ConfigError, match=f"set_attr cannot set '{name}'.*gym.make_vec"):
+    with pytest.raises(ConfigError, match=f"{name}.*make a new environment"):
         envs.set_attr(name, 1)
 
 
@@ -109,7 +109,7 @@ def test_attributes_of_single_environments_are_read_and_set():
     envs = VecEnvBridge(cart_pole())
     envs.set_attr("gravity", 5.0)
     assert envs.get_attr("gravity") == [5.0] * 3
-    with pytest.raises(ConfigError, match="set_attr cannot set 'gravty'"):
+    with pytest.raises(ConfigError, match="gravty"):
         envs.set_attr("gravty", 5.0)
 
 
