@@ -214,7 +214,7 @@ def test_extras_without_a_ground_truth_are_an_error_or_give_the_fallback_reward(
 
 def test_an_exception_in_a_verifier_is_raised(reward_of):
     with pytest.raises(AttributeError, match="strip"):
-        reward_of(answer_must_be_text, "4", {"reward_spec": {"ground_truth": None}}, fallback_reward=-2.0)
+        reward_of(answer_must_be_text, "4", {"reward_spec": {"ground_truth": None}})
 
 
 def test_user_turns_that_are_one_text_are_refused(reward_of, recorder):
