@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from gym_rm.data.messages import plain_content
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, nearest, warn_once
 from gym_rm.types import Conversation, Message
 
 ROLE = re.compile(r"\w[\w.-]*( [\w.-]+)*")
 COMMON_ROLES = frozenset({"system", "user", "assistant"})
+# Many templates do not name these roles, and write any role as it is.
+KNOWN_ROLES = COMMON_ROLES | {"tool", "developer", "function", "ipython"}
 
 
 def check_conversation(conversation: Any) -> Conversation:
@@ -65,6 +67,27 @@ def _content(message: Mapping[str, Any], where: str) -> Any:
             "remove the part, or describe it in a part {'type': 'text', 'text': ...}."
         )
     return content
+
+
+def warn_about_roles(roles: Sequence[str], named: Collection[str] | None, *, answers: bool) -> None:
+    """Warn about roles that are probably misspelled, and about a conversation without a reply at its end.
+
+    Args:
+        roles: roles of the messages.
+        named: texts in the source of the chat template; None without a template.
+        answers: whether the model answers the last message, instead of rating it.
+    """
+    for role in roles if named is not None else ():
+        if role not in KNOWN_ROLES and role not in (named or ()):
+            warn_once(
+                f"a message has the role {role!r}, which the chat template does not name, so the model may not know "
+                f"it.{nearest(role, KNOWN_ROLES)} All models know the roles 'system', 'user' and 'assistant'."
+            )
+    if roles[-1] != "assistant" and not answers:
+        warn_once(
+            f"a conversation ends with a message of the role {roles[-1]!r}, so there is no reply to score. Reward "
+            "models are trained on conversations that end with a reply; add it as a message with the role 'assistant'."
+        )
 
 
 def extra_fields(message: Mapping[str, Any]) -> list[str]:

@@ -22,7 +22,7 @@ from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens
 from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, find_ends, pack
 from gym_rm.engine.text.input_format import InputFormat
-from gym_rm.engine.text.messages import COMMON_ROLES, check_conversation, extra_fields, joined, texts_of
+from gym_rm.engine.text.messages import check_conversation, extra_fields, joined, texts_of, warn_about_roles
 from gym_rm.engine.text.options import TextOptions
 from gym_rm.engine.text.overlong import fit, shortest, too_long
 from gym_rm.engine.text.rendered import Rendered, TokenIds
@@ -36,7 +36,7 @@ from gym_rm.engine.text.templates import (
 )
 from gym_rm.engine.text.token_bound import TokenBound
 from gym_rm.engine.text.turn_ends import EncodedDialogue, find_turn_ends
-from gym_rm.errors import ConfigError, ConversationError, nearest, warn_once
+from gym_rm.errors import ConfigError, ConversationError, warn_once
 from gym_rm.types import Conversation, Message
 
 Turns: TypeAlias = Literal["last", "all"]
@@ -48,9 +48,6 @@ LATER: Message = {"role": "user", "content": "60311306"}
 SYSTEM: Message = {"role": "system", "content": "83517538"}
 TOOL: Message = {"role": "tool", "content": "94622649"}
 EXAMPLES = (USER, ASSISTANT, LATER, SYSTEM, TOOL)
-OTHER_ROLES = frozenset(
-    {"tool", "developer", "function", "ipython"}
-)  # common names that many templates write as they are
 REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
 SHORT_ENOUGH = 16  # characters per token, below which a text is tokenised without a look at its length
 
@@ -253,24 +250,10 @@ class Renderer:
                         "turn; change the message, or pass forged_turns='allow' to score it."
                     )
         if not self.input_format.control_tokens:  # else the kind writes messages with roles of its own
-            self._warn_about_roles([message["role"] for message in conversation])
+            named = None if self.chat_template is None else self._dropped.literals
+            answers = self.input_format.generation_prompt and self.input_format.question is None
+            warn_about_roles([message["role"] for message in conversation], named, answers=answers)
         return conversation
-
-    def _warn_about_roles(self, roles: list[str]) -> None:
-        known = COMMON_ROLES | OTHER_ROLES
-        for role in roles if self.chat_template is not None else ():
-            if role not in known and role not in self._dropped.literals:
-                warn_once(
-                    f"a message has the role {role!r}, which the chat template does not name, so the model may not "
-                    f"know it.{nearest(role, known)} All models know the roles 'system', 'user' and 'assistant'."
-                )
-        answers = self.input_format.generation_prompt and self.input_format.question is None
-        if roles[-1] != "assistant" and not answers:
-            warn_once(
-                f"a conversation ends with a message of the role {roles[-1]!r}, so there is no reply to score. Reward "
-                "models are trained on conversations that end with a reply; add it as a message with the role "
-                "'assistant'."
-            )
 
     def _refuse_long(self, conversation: Conversation) -> None:
         """Raise ConversationError for a text that is much too long for `max_length`, without tokenising it."""
@@ -300,7 +283,7 @@ class Renderer:
     def _shape(self, conversation: Conversation) -> _Shape:
         """Return what the template writes around the messages of a conversation with these roles and steps."""
         steps = len(self.input_format.steps(conversation))
-        key = (steps, *((message["role"], bool(message["content"].strip())) for message in conversation))
+        key = (steps, *((message["role"], _has_text(message["content"])) for message in conversation))
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._measure(conversation, steps)
@@ -457,3 +440,8 @@ class _Shape:
     control_tokens: tuple[str, ...]
     unwritten: frozenset[int]
     overhead: int
+
+
+def _has_text(content: str) -> bool:
+    """Return whether a text has more than white space, without a copy of it."""
+    return bool(content) and not content.isspace()

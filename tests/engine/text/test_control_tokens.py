@@ -109,7 +109,7 @@ def tokenizer(name):
 
 @functools.cache
 def renderer(name):
-    return Renderer(tokenizer(name))
+    return Renderer(tokenizer(name), dropped_text="warn")
 
 
 @functools.cache
