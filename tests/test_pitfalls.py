@@ -127,7 +127,7 @@ def batches_of_any_size(conversations, seed):
 
 
 def in_batches(scorer, conversations, seed):
-    rewards = np.full(len(conversations), np.nan, dtype=np.float32)
+    rewards = np.full(len(conversations), np.nan, dtype=np.float64)
     for rows in batches_of_any_size(conversations, seed):
         rewards[rows] = scorer.score([conversations[row] for row in rows]).rewards
     return rewards
