@@ -13,6 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
+from gym_rm.checks import finite, integer
 from gym_rm.errors import ConfigError, GymRMError, logger
 from gym_rm.scores import ScoringError
 
@@ -69,8 +70,10 @@ class RewardServer:
             )
         self.reward_function = reward_function
         self.key = key
-        self.max_request_bytes = max_request_bytes
-        self.timeout = timeout
+        self.max_request_bytes = integer("max_request_bytes", max_request_bytes, minimum=1)
+        self.timeout = finite("timeout", timeout)
+        if self.timeout <= 0:
+            raise ConfigError(f"timeout must be positive, got {timeout!r} seconds.")
         self._http = _HTTPServer((host, port), _Handler)
         self._http.endpoint = self
         self._thread: threading.Thread | None = None

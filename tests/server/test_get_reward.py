@@ -212,6 +212,14 @@ def test_an_exception_of_the_scorer_is_reported_and_the_server_continues(server)
     assert post(server.url, {"query": [query("four")], "prompts": [PROMPT]})[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("timeout", 0.0), ("timeout", math.nan), ("timeout", "5"), ("max_request_bytes", 0.5)]
+)
+def test_an_invalid_limit_is_an_error_of_the_constructor(recorder, name, value):
+    with pytest.raises(ConfigError, match=f"{name} must be"):
+        RewardServer(reward_function(recorder), port=0, **{name: value})
+
+
 def test_a_request_over_the_timeout_gets_status_503():
     waits_forever = RewardFunction(RecordingScorer(), policy_tokenizer=POLICY, max_batch_size=2, max_wait=3600)
     with RewardServer(waits_forever, port=0, timeout=0.05) as server:
