@@ -103,6 +103,11 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
 
         self.prompts = load_prompts(self.settings.prompts, max_text_length=self.settings.max_text_length)
         self._check_prompts()
+        if self.settings.reward_model is None and self.settings.prompts is not None:
+            warn_once(
+                "prompts are given without reward_model, so the small embedded reward model scores the replies. It only "
+                "rates answers to questions like 'Which is the largest, 12, 30 or 27?'; pass reward_model=."
+            )
         self.scorer = acquire_scorer(self.settings.reward_model, self.settings.reward_model_kwargs)
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
         self._user = UserSimulator(

@@ -21,6 +21,7 @@ import gym_rm
 from gym_rm import ConfigError
 from gym_rm.envs.single import RewardEnv
 from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.errors import warn_once
 from gym_rm.testing import check_vector_env
 from tests.envs.environments import PROMPTS, Recorder, each_mode, length_reward, make, prompt
 
@@ -249,3 +250,10 @@ def test_invalid_settings_raise_config_error(options, message):
 def test_group_size_of_a_single_environment_raises_config_error():
     with pytest.raises(ConfigError, match="group_size must be 1 for a single environment, got group_size=2"):
         gym.make("RewardModel-v0", reward_model=length_reward, prompts=["hi"], group_size=2)
+
+
+@pytest.mark.parametrize(("settings", "count"), [({}, 0), ({"prompts": ["What is love?"]}, 1)])
+def test_own_prompts_for_the_embedded_reward_model_are_warned_of(settings, count, caplog):
+    warn_once.cache_clear()
+    gym.make_vec("RewardModel-v0", num_envs=1, **settings).close()
+    assert caplog.text.count("so the small embedded reward model scores the replies") == count
