@@ -105,8 +105,8 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
         self._check_prompts()
         if self.settings.reward_model is None and self.settings.prompts is not None:
             warn_once(
-                "prompts are given without reward_model, so the small embedded reward model scores the replies. It only "
-                "rates answers to questions like 'Which is the largest, 12, 30 or 27?'; pass reward_model=."
+                "prompts are given without reward_model, so the small embedded reward model scores the replies. It "
+                "only rates answers to questions like 'Which is the largest, 12, 30 or 27?'; pass reward_model=."
             )
         self.scorer = acquire_scorer(self.settings.reward_model, self.settings.reward_model_kwargs)
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
