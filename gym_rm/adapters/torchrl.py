@@ -207,7 +207,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         messages: list[Any] = [{"role": turn.role, "content": turn.content} for turn in history.unbind(0)]
         for message, turn in zip(messages, history.unbind(0), strict=True):
             if turn.tool_calls is not None:
-                message["tool_calls"] = turn.tool_calls  # kept, so that the scorer raises an error for them
+                message["tool_calls"] = turn.tool_calls  # written by the chat template, or refused by the scorer
         reply = messages[-1]
         if self._ends is not None and reply["role"] == "assistant" and isinstance(reply["content"], str):
             reply["content"] = self._ends.sub("", reply["content"])
