@@ -22,6 +22,9 @@ from gym_rm.types import Conversation, Prompt
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Fields of a message that chat templates write; a log also has tensors, such as token_ids.
+TEXT_FIELDS = ("role", "name", "tool_calls", "tool_call_id", "reasoning_content")
+
 
 class EnvironmentReturn(NamedTuple):
     """NeMo RL's result of a step; every field has one entry per message log."""
@@ -133,7 +136,9 @@ class RewardModelEnvironment:
 
     def _conversation(self, log: Sequence[Mapping[str, Any]], row: int) -> Conversation:
         messages: list[Any] = [
-            {"role": message["role"], "content": plain_content(message["content"])} for message in log
+            {key: message[key] for key in TEXT_FIELDS if message.get(key) is not None}
+            | {"content": plain_content(message["content"])}
+            for message in log
         ]
         if self._texts is None or len(messages) != 2:
             for message in messages:

@@ -14,6 +14,7 @@ import numpy as np
 from gym_rm.engine.kinds.pair_encoder import TEMPLATE
 from gym_rm.engine.loading.files import check_tokenizer, read_config, require_source
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
+from gym_rm.engine.text.messages import extra_fields
 from gym_rm.engine.text.templates import own_template, read_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
@@ -246,6 +247,11 @@ def _malformed(conversation: Any) -> str | None:
     for message in conversation:
         if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
             return f"a message must be {{'role': ..., 'content': ...}} with texts, got {message!r:.100}"
+        for field in extra_fields(message):
+            if message[field] is not None:
+                return (
+                    f"a message has the field {field!r}, which pairwise models do not read; remove it"
+                )
     if conversation[-1]["role"] != "assistant":
         return f"the last message must have the role 'assistant', got {conversation[-1]['role']!r:.100}"
     return None

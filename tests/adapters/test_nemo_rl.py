@@ -69,6 +69,14 @@ def test_step_returns_the_fields_that_nemo_rl_expects(environment, recorder):
     assert recorder.calls == [[chat("q", "four"), chat("q", "a", "sure?", "it is four")]]
 
 
+def test_tool_calls_of_a_log_reach_the_scorer(environment, recorder):
+    rollout = log("q", "a")
+    rollout[1]["tool_calls"] = [{"function": {"name": "sum", "arguments": "{}"}}]
+    environment.step([rollout], [None])
+    (conversation,) = recorder.calls[-1]
+    assert [sorted(message) for message in conversation] == [["content", "role"], ["content", "role", "tool_calls"]]
+
+
 @pytest.mark.parametrize("size", [0, 1, 3, 7])
 def test_step_accepts_any_batch_size(environment, size):
     result = environment.step([log("q", "four")] * size, [None] * size)

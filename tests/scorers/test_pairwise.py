@@ -121,6 +121,15 @@ def test_pairs_that_cannot_be_compared_have_an_error(causal):
         scorer.score_pairs(FIRST, SECOND[:1])
 
 
+def test_fields_that_a_pairwise_model_does_not_read_are_errors(causal):
+    scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal)})
+    question = {"role": "user", "content": "What is 12 + 30?"}
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "sum", "arguments": "{}"}}]}
+    pair = [[question, calls, question, {"role": "assistant", "content": text}] for text in ("42", "41")]
+    with pytest.raises(ScoringError, match="the field 'tool_calls', which pairwise models do not read"):
+        scorer.score_pairs(pair[:1], pair[1:])
+
+
 # --- prompts
 
 
