@@ -7,14 +7,18 @@ values to rewards. A failure affects only the rows of its own sequences.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
+from rich.console import Console
+from rich.progress import Progress
 from transformers import PreTrainedModel
 
 from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
@@ -191,13 +195,21 @@ class RewardModelScorer:
         made = self.provenance
         return f"RewardModelScorer({made.model!r}, {self.kind.name}, {made.dtype} on {made.device}, {made.layout})"
 
-    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None, *, turns: Turns = "last") -> Scores:
+    def score(
+        self,
+        conversations: Sequence[Conversation],
+        prompts: Prompts = None,
+        *,
+        turns: Turns = "last",
+        progress: bool = False,
+    ) -> Scores:
         """Score N conversations.
 
         Args:
             conversations: N lists of messages.
             prompts: not used by reward models.
             turns: `"all"` also scores the conversation after every assistant turn (`Scores.turn_rewards`).
+            progress: whether to show a progress bar on stderr.
 
         Raises:
             ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
@@ -214,7 +226,8 @@ class RewardModelScorer:
             scored = self._cache.find(sequences)
             tokens = self._plan(sequences, scored)
             seconds = time.perf_counter() - start
-            result = self._scheduler.run(list(tokens.values()), self.executor)
+            with _progress_bar(len(tokens)) if progress else contextlib.nullcontext() as report:
+                result = self._scheduler.run(list(tokens.values()), self.executor, report)
             self._reduce(result, tokens, scored)
             self._cache.add(sequences, scored)
             self._check_variation(sequences, scored)
@@ -413,6 +426,14 @@ def load_reward_model(
     (load,) = divide_settings({"path": path, "kind": kind, **loading}, LoadOptions, owner="a checkpoint")
     checkpoint = open_checkpoint(load)
     return RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **of_scorer)
+
+
+@contextlib.contextmanager
+def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr; yield the function that advances it."""
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("scoring", total=total)
+        yield functools.partial(bar.advance, task)
 
 
 def _reference(options: Config, source: ModelSource, tokenizer: Any) -> ModelSource | None:

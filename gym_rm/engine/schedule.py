@@ -9,7 +9,7 @@ fails alone gets an error.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -89,8 +89,17 @@ class Scheduler:
         self._limit = None if self._limit is None else self._budget
         self._good_runs, self._good_runs_needed = 0, GOOD_RUNS
 
-    def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
-        """Run M sequences and return their values; a failed batch affects only its own sequences."""
+    def run(
+        self, sequences: Sequence[TokenSequence], executor: Executor, report: Callable[[int], object] | None = None
+    ) -> RunResult:
+        """Run M sequences and return their values; a failed batch affects only its own sequences.
+
+        Args:
+            sequences: M sequences.
+            executor: executor that runs the batches.
+            report: function that is called after each batch with the number of its sequences; None runs all batches in
+                one call of the executor, which is faster on a GPU.
+        """
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
         before = self._budget
@@ -101,7 +110,11 @@ class Scheduler:
             started = time.perf_counter()
             plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
             planned = time.perf_counter()
-            outcomes = self._checked(executor.run(plan.batches), plan.batches, executor)
+            outcomes = []
+            for batches in [plan.batches] if report is None else [(batch,) for batch in plan.batches]:
+                outcomes += self._checked(executor.run(batches), batches, executor)
+                if report is not None and outcomes[-1].values is not None:
+                    report(int((plan.batch_of == len(outcomes) - 1).sum()))
             result.workload += _cost(plan.batches, outcomes, planned - started, time.perf_counter() - planned)
             too_large, broken = _collect(plan, outcomes, attempt, sequences, starts, result)
             if broken:

@@ -249,9 +249,7 @@ def _malformed(conversation: Any) -> str | None:
             return f"a message must be {{'role': ..., 'content': ...}} with texts, got {message!r:.100}"
         for field in extra_fields(message):
             if message[field] is not None:
-                return (
-                    f"a message has the field {field!r}, which pairwise models do not read; remove it"
-                )
+                return f"a message has the field {field!r}, which pairwise models do not read; remove it"
     if conversation[-1]["role"] != "assistant":
         return f"the last message must have the role 'assistant', got {conversation[-1]['role']!r:.100}"
     return None

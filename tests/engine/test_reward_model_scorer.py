@@ -411,3 +411,15 @@ def test_a_checkpoint_without_a_template_needs_one(tmp_path):
     scores = gym_rm.load_scorer(folder, chat_template=tiny_models.QWEN).score([dialogue("q", "a")])
     expected = gym_rm.load_scorer(tiny_models.save_reward_model(tmp_path / "with", "qwen3")).score([dialogue("q", "a")])
     assert scores.rewards[0] == expected.rewards[0]
+
+
+def test_progress_is_shown_on_stderr_if_asked_for(scorer_of, real_conversations, capfd):
+    scorer = scorer_of("qwen3")
+    capfd.readouterr()
+    expected = scorer.score(real_conversations).rewards
+    assert capfd.readouterr() == ("", "")
+    np.testing.assert_array_equal(scorer.score(real_conversations, progress=True).rewards, expected)
+    out, err = capfd.readouterr()
+    assert "scoring" in err
+    assert "100%" in err
+    assert not out

@@ -287,3 +287,15 @@ def test_scheduling_loads_no_torch():
     modules = "gym_rm.engine.schedule, gym_rm.engine.kinds"
     code = f"import sys, {modules}; assert not {{'torch', 'transformers'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_progress_is_reported_after_each_batch_until_all_sequences_are_done():
+    sequences = [ending(random_ids(100, seed)) for seed in range(6)]
+    sequences[3].input_ids[50] = 999
+    executor = PlainExecutor(fails=lambda batch, call: "broken" if (batch.input_ids == 999).any() else None)
+    reported = []
+    result = scheduler(250).run(sequences, executor, lambda count: reported.append((count, len(executor.batches))))
+    assert sum(count for count, _ in reported) == len(sequences) - len(result.failures) == 5
+    calls = [call for _, call in reported]
+    assert calls == sorted(set(calls)), "one report per batch, before the next batch runs"
+    assert len(reported) == 3
