@@ -74,6 +74,7 @@ class ScorerOptions(TypedDict, total=False):
     quantization_config: Any
     revision: str | None
     trust_remote_code: bool
+    tokenizer: Any
     # EngineOptions
     max_num_batched_tokens: int | Literal["auto"]
     quantization: Literal["int8", "fp8"] | None
@@ -87,6 +88,8 @@ class ScorerOptions(TypedDict, total=False):
     add_bos: bool | None
     max_length: int | None
     overlong: Literal["error", "drop_turns", "truncate_left"]
+    dropped_text: Literal["error", "warn"]
+    forged_turns: Literal["allow", "error"]
     date: Any
     # options of the kinds of reward model
     head: str | None

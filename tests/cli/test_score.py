@@ -84,7 +84,8 @@ def test_the_error_of_a_scorer_names_the_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(raises=RemoteError("the server is gone")))
     source = write(tmp_path / "in.jsonl", ROWS)
     result = run(source, "--batch-size", 2, code=1)
-    assert f"error: the server is gone\nwhile scoring {source} line 5 to {source} line 6\n" in result.stderr
+    assert "error: the server is gone\nraised by the scorer LengthScorer" in result.stderr
+    assert f"\nwhile scoring {source} line 5 to {source} line 6\n" in result.stderr
 
 
 def test_a_bad_first_line_is_reported_before_the_model_is_loaded(tmp_path, monkeypatch):

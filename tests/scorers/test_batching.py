@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recording import RecordingScorer, chat
+from recording import RecordingScorer, chat, merged
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError, WeightedScorer
@@ -64,12 +64,6 @@ def recorder():
     return RecordingScorer()
 
 
-@pytest.fixture
-def slow_scorer():
-    """Scorer that is slow enough for other requests to arrive during a call."""
-    return RecordingScorer(seconds=0.05)
-
-
 def ask(scorer, replies):
     with ThreadPoolExecutor(len(replies)) as pool:
         return list(pool.map(lambda reply: scorer.score([chat("q", reply)]), replies))
@@ -83,20 +77,19 @@ def test_batching_scorer_passes_check_scorer():
     scorer.close()
 
 
-def test_concurrent_calls_are_merged_and_return_their_own_rows(slow_scorer):
-    scorer = MicroBatchingScorer(slow_scorer)
+def test_concurrent_calls_are_merged_and_return_their_own_rows(recorder):
+    scorer = merged(recorder, 64)
     replies = ["x" * length for length in range(64)]
     results = ask(scorer, replies)
     assert [scores.rewards.tolist() for scores in results] == [[length / 4] for length in range(64)]
-    assert scorer.num_conversations == slow_scorer.num_conversations == 64
-    assert scorer.num_batches == len(slow_scorer.calls) <= 8
-    assert len(slow_scorer.threads) == 1
-    assert threading.get_ident() not in slow_scorer.threads
+    assert scorer.num_conversations == recorder.num_conversations == 64
+    assert scorer.num_batches == len(recorder.calls) == 1
+    assert threading.get_ident() not in recorder.threads
     scorer.close()
 
 
-def test_a_missing_score_raises_only_in_its_own_call(slow_scorer):
-    scorer = MicroBatchingScorer(slow_scorer)
+def test_a_missing_score_raises_only_in_its_own_call(recorder):
+    scorer = merged(recorder, 12)
     with ThreadPoolExecutor(8) as pool:
         futures = [pool.submit(scorer.score, [chat("q", reply), chat("q", "ok")]) for reply in ["a", "FAIL", "c"] * 2]
     for future, failed in zip(futures, [False, True, False] * 2, strict=True):
@@ -110,8 +103,8 @@ def test_a_missing_score_raises_only_in_its_own_call(slow_scorer):
     scorer.close()
 
 
-def test_an_exception_is_raised_only_in_its_own_call(slow_scorer):
-    scorer = MicroBatchingScorer(slow_scorer, max_wait=0.2)
+def test_an_exception_is_raised_only_in_its_own_call(recorder):
+    scorer = merged(recorder, 3)
     with ThreadPoolExecutor(3) as pool:
         futures = [pool.submit(scorer.score, [chat("q", reply)]) for reply in ["a", "CRASH", "c"]]
     assert futures[0].result().rewards.tolist() == futures[2].result().rewards.tolist() == [0.25]
@@ -127,13 +120,13 @@ def test_a_batch_has_at_most_max_batch_size_conversations(recorder):
     scorer.close()
 
 
-def test_coroutines_can_await_scores(slow_scorer):
+def test_coroutines_can_await_scores(recorder):
     async def ask_all():
         return await asyncio.gather(*(asyncio.wrap_future(scorer.submit([chat("q", "x" * n)])) for n in range(32)))
 
-    scorer = MicroBatchingScorer(slow_scorer)
+    scorer = merged(recorder, 32)
     assert [scores.rewards[0] for scores in asyncio.run(ask_all())] == [n / 4 for n in range(32)]
-    assert len(slow_scorer.calls) <= 2
+    assert len(recorder.calls) == 1
     scorer.close()
 
 
@@ -151,14 +144,16 @@ def test_a_cancelled_request_does_not_affect_other_requests(recorder):
     scorer.close()
 
 
-def test_a_timeout_of_a_coroutine_does_not_affect_other_requests(slow_scorer):
-    scorer = MicroBatchingScorer(slow_scorer)
+def test_a_timeout_of_a_coroutine_does_not_affect_other_requests(recorder):
+    blocked = BlockedScorer(recorder)
+    scorer = MicroBatchingScorer(blocked)
 
     async def ask_with_timeout():
         await asyncio.wait_for(asyncio.wrap_future(scorer.submit([chat("q", "a")])), timeout=0.001)
 
     with pytest.raises(TimeoutError):
         asyncio.run(ask_with_timeout())
+    blocked.gate.set()
     assert scorer.submit([chat("q", "abcd")]).result(timeout=5).rewards.tolist() == [1.0]
     scorer.close()
 
@@ -174,8 +169,8 @@ def test_too_few_scores_raise_config_error():
     scorer.close()
 
 
-def test_close_scores_waiting_requests_and_later_requests_raise(slow_scorer):
-    scorer = MicroBatchingScorer(slow_scorer)
+def test_close_scores_waiting_requests_and_later_requests_raise(recorder):
+    scorer = MicroBatchingScorer(recorder)
     futures = [scorer.submit([chat("q", "abcd")]) for _ in range(3)]
     scorer.close()
     scorer.close()
