@@ -100,6 +100,8 @@ class RewardModelScorer:
     ) -> None:
         if not isinstance(model, PreTrainedModel):
             advice = "pass its get_base_model()" if hasattr(model, "get_base_model") else "use load_scorer for a path"
+            if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
+                advice = "prompt tuning and prefix tuning are not supported, pass a function that calls the model"
             raise ConfigError(
                 f"model must be a Hugging Face model (PreTrainedModel), got {type(model).__name__}; {advice}."
             )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+PLAIN = (int, float, str, bool, type(None))
+NOT_SETTINGS = frozenset(vars(nn.Module())) | {"_attn_implementation_internal", "max_seq_len_cached"}
 
 
 class ChangeCounter:
@@ -16,7 +20,7 @@ class ChangeCounter:
 
     In-place operations on a tensor change its version, which torch counts. Torch does not count writes through
     `tensor.data`, as some optimizers do them; they are noticed by one number of each tensor. So a write through `.data`
-    to a part of a tensor can be missed, and so can changes of the configuration.
+    to a part of a tensor can be missed. Of other attributes, plain values count, such as the scale of an adapter.
 
     Example:
         >>> model, counter = torch.nn.Linear(2, 1), ChangeCounter()
@@ -38,6 +42,7 @@ class ChangeCounter:
         tensors = [tensor for model in models for tensor in itertools.chain(model.parameters(), model.buffers())]
         state = (
             [_code(module) for model in models for module in model.modules()],
+            [_plain(vars(config)) for config in _configs(models)],
             [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors],
             _samples(tensors),
         )
@@ -49,9 +54,28 @@ class ChangeCounter:
 
 
 def _code(module: nn.Module) -> tuple[Any, ...]:
-    """Return what the module runs: its forward and the numbers of its hooks."""
+    """Return what the module runs: its forward, the numbers of its hooks, and its settings."""
     own = vars(module).get("forward", type(module).forward)
-    return (own, *module._forward_hooks, None, *module._forward_pre_hooks)
+    return (own, *module._forward_hooks, None, *module._forward_pre_hooks, _plain(vars(module)))
+
+
+def _configs(models: Sequence[nn.Module]) -> list[Any]:
+    found = (vars(module).get("config") for model in models for module in model.modules())
+    return list({id(config): config for config in found if hasattr(config, "__dict__")}.values())
+
+
+def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes with plain values, without those that torch and a forward change."""
+    return {
+        name: copy.copy(value)
+        for name, value in attributes.items()
+        if name not in NOT_SETTINGS
+        and (
+            isinstance(value, PLAIN)
+            or (isinstance(value, list | tuple | set) and all(isinstance(each, PLAIN) for each in value))
+            or (isinstance(value, dict) and all(isinstance(each, PLAIN) for each in value.values()))
+        )
+    }
 
 
 def _samples(tensors: Sequence[Tensor]) -> list[bytes]:

@@ -8,6 +8,7 @@ another head or an adapter between two calls.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -137,21 +138,26 @@ class TokenLogits:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits of the tokens `[R, num_values]`, in float32."""
         layer = self.model.get_output_embeddings()
-        bias = getattr(layer, "bias", None)
+        if type(layer) is not nn.Linear or "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+            return torch.cat([logits[:, self.token_ids] for logits in self._all_logits(hidden)])
         weight = layer.weight[self.token_ids].float()
-        bias = None if bias is None else bias[self.token_ids].float()
+        bias = None if layer.bias is None else layer.bias[self.token_ids].float()
         return self._adjusted(nn.functional.linear(hidden.float().to(weight.device), weight, bias))
 
     def log_probabilities(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probabilities `[R]` of the targets `[R]`, given hidden states `[R, hidden]`, in float32."""
-        layer = self.model.get_output_embeddings()
-        rows = max(1, LOGITS_AT_ONCE // layer.weight.shape[0])
-        parts = []
-        for some, wanted in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
-            logits = self._adjusted(layer(some.to(layer.weight.device)).float())
-            chosen = logits.gather(1, wanted.to(logits.device)[:, None])[:, 0]
-            parts.append(chosen - logits.logsumexp(dim=1))
+        parts, start = [], 0
+        for logits in self._all_logits(hidden):
+            wanted = targets[start : start + len(logits)].to(logits.device)
+            start += len(logits)
+            parts.append(logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(dim=1))
         return torch.cat(parts)
+
+    def _all_logits(self, hidden: Tensor) -> Iterator[Tensor]:
+        """Yield the logits of the whole vocabulary, of some rows at a time."""
+        layer = self.model.get_output_embeddings()
+        for rows in torch.split(hidden, max(1, LOGITS_AT_ONCE // layer.weight.shape[0])):
+            yield self._adjusted(layer(rows.to(layer.weight.device)).float())
 
     def _adjusted(self, logits: Tensor) -> Tensor:
         return _scaled_and_capped(logits, self._scale, self._cap)
@@ -226,7 +232,7 @@ def _some_ids(model: PreTrainedModel) -> Tensor:
 def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:
     """Return `module(hidden)` computed in float32; the module's own weights keep their precision."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    device = next(iter(state.values())).device
+    device = next((tensor.device for tensor in state.values()), hidden.device)
     cast = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
     values: Tensor = torch.func.functional_call(module, cast, (hidden.float().to(device),))
     return values
@@ -234,7 +240,10 @@ def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:
 
 def width(module: nn.Module) -> int:
     """Return the number of outputs of a head, taken from its last linear layer."""
-    return int([layer for layer in module.modules() if isinstance(layer, nn.Linear)][-1].out_features)
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise ConfigError(f"a head must have a linear layer, got {type(module).__name__}.")
+    return int(layers[-1].out_features)
 
 
 def _submodule(model: PreTrainedModel, name: str) -> nn.Module:

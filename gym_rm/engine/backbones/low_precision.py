@@ -49,7 +49,8 @@ class LowPrecisionLinear(nn.Module, abc.ABC):
     def quantize(self, x: Tensor) -> Scaled:
         """Return rows `[T, K]` in 8 bits, and their scales `[T, 1]`; a row with NaN has a scale of NaN."""
         scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-30).div_(self.most)
-        return self.to_format(x / scale.to(x.dtype)), scale
+        # In float32, because the rounded scale of a lower precision can be too small for the largest number.
+        return self.to_format((x.float() / scale).clamp_(-self.most, self.most)), scale
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output `[..., N]` in the precision of x."""
@@ -128,7 +129,7 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
     for parent in modules:
         for name, child in list(parent.named_children()):
             # For a single input feature, torch computes wrong int8 products.
-            if type(child) is not nn.Linear or child.in_features == 1 or child in of_adapters:
+            if type(child) is not nn.Linear or child.in_features == 1 or child in of_adapters or _reads_weight(parent):
                 continue
             if not any(size % make.multiple for size in child.weight.shape):
                 setattr(parent, name, make(child))
@@ -168,6 +169,11 @@ def _adapter_parts(module: nn.Module) -> Iterator[nn.Module]:
         part = getattr(module, name, None)
         if isinstance(part, nn.Module):
             yield from part.modules()
+
+
+def _reads_weight(module: nn.Module) -> bool:
+    """Return whether an adapter computes with the weight of its base layer (DoRA, HRA), not only with its output."""
+    return any(len(getattr(module, name, None) or ()) for name in ("lora_magnitude_vector", "hra_u"))
 
 
 def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

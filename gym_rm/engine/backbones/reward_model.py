@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.decoder import DecoderBackbone, device_of, plain_inputs
+from gym_rm.engine.backbones.decoder import DecoderBackbone, device_of, is_dispatched, plain_inputs
 from gym_rm.engine.backbones.heads import TokenLogits, in_float32, make_head
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.tree_attention import to_device
@@ -58,10 +58,10 @@ class HeadedDecoder(RewardModel):
     def values(self, batch: Batch) -> Tensor:
         """Return the values of the head."""
         (model,) = self.models
-        if model._forward_hooks or model._forward_pre_hooks:
+        if model._forward_hooks or model._forward_pre_hooks or ("forward" in vars(model) and not is_dispatched(model)):
             warn_once(
-                f"the hooks of {type(model).__name__} do not run, because scoring runs its backbone and its head; "
-                "register them on these modules."
+                f"the hooks and the replaced forward of {type(model).__name__} do not run, because scoring runs its "
+                "backbone and its head; change these modules."
             )
         return self._head(self._backbone.hidden_states(batch))
 

@@ -80,8 +80,8 @@ class LocalExecutor:
         self._prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
         model, *reference = (self._prepare(source) for source in _sources(spec))
         with _out_of_memory_is_a_config_error(model):
-            self._build(model, *reference)
-        assert self._model is not None
+            self._model = self._build(model, *reference)
+        self._rotaries = dynamic_rotaries(self._model.models)
         candidate = Candidate(
             name=type(model).__name__,
             config=model.config,
@@ -253,12 +253,11 @@ class LocalExecutor:
         with _MODEL_LOCKS.setdefault(source, threading.RLock()):
             return copy_modules(source)
 
-    def _build(self, model: PreTrainedModel, reference: PreTrainedModel | None = None) -> None:
-        """Make the reward model of loaded models."""
+    def _build(self, model: PreTrainedModel, reference: PreTrainedModel | None = None) -> RewardModel:
+        """Return the reward model of loaded models."""
         assert self._spec is not None
         with _evaluation_mode([each for each in (model, reference) if each is not None]):
-            self._model = make_reward_model(self._spec.readout, model, reference, self._prefix_cache)
-        self._rotaries = dynamic_rotaries(self._model.models)
+            return make_reward_model(self._spec.readout, model, reference, self._prefix_cache)
 
     def _quantize_again(self) -> None:
         """Copy and quantise a model that was passed in again: training may have replaced weights and modules."""
@@ -268,13 +267,13 @@ class LocalExecutor:
         before = [(decoder.fuse, decoder.code) for decoder in old.decoders]
         sources = zip(_sources(self._spec), old.models, strict=True)
         models = [each if isinstance(source, Checkpoint) else self._prepare(source) for source, each in sources]
-        del old, sources
-        self._model = None  # frees the 8-bit weights before new ones are made
         for each in models:
             quantize_layers(each, self._spec.quantization, device_of(each))
-        self._build(*models)
-        for decoder, (fuse, code) in zip(self._loaded().decoders, before, strict=True):
+        new = self._build(*models)
+        for decoder, (fuse, code) in zip(new.decoders, before, strict=True):
             decoder.fuse, decoder.code = fuse, code  # of the modules that the trial ran
+        self._rotaries = dynamic_rotaries(new.models)
+        self._model = new  # only now, so that an interrupt leaves the old one
         self._stale = False
 
     @torch.inference_mode()

@@ -40,6 +40,8 @@ CHANGES = {
     "a hook": lambda model: model.base_model.layers[0].register_forward_hook(lambda *given: None),
     "a hook before": lambda model: model.base_model.layers[0].register_forward_pre_hook(lambda *given: None),
     "a forward": lambda model: setattr(model.base_model.norm, "forward", lambda x: x),
+    "a setting of a module": lambda model: setattr(model.base_model.norm, "variance_epsilon", 0.1),
+    "a setting of the configuration": lambda model: setattr(model.config, "num_hidden_layers", 1),
     "a layer": lambda model: model.base_model.layers.append(nn.Linear(2, 2)),
 }
 

@@ -61,7 +61,17 @@ def replace_embedding(model):
     model.base_model.embed_tokens = nn.Embedding(400, 32)
 
 
+def replace_epsilon(model):
+    model.base_model.norm.variance_epsilon = 0.5
+
+
+def leave_out_a_layer(model):
+    model.config.num_hidden_layers = 1
+
+
 CHANGES = [
+    replace_epsilon,
+    leave_out_a_layer,
     add_adapter,
     add_hook,
     replace_head,
@@ -73,7 +83,10 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"tree": False}, {"prefix_cache_tokens": 4000}, {"cache_size": 100}])
+OPTIONS = [{}, {"tree": False}, {"prefix_cache_tokens": 4000}, {"cache_size": 100}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_the_model_after_the_scorer_was_made_counts(change, options):
     model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
@@ -83,6 +96,29 @@ def test_a_change_of_the_model_after_the_scorer_was_made_counts(change, options)
     expected = plain_rewards(model, tokenizer)
     assert np.abs(expected - before).min() > 0.01
     np.testing.assert_allclose(scorer.score(CONVERSATIONS).rewards, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"tree": False}, {"cache_size": 100}, {"quantization": "int8"}])
+def test_the_state_of_an_adapter_counts(options):
+    peft = pytest.importorskip("peft")
+    tokenizer = tiny_models.tokenizer("llama3")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny_models.reward_model("llama"), config)
+    model = adapted.get_base_model()
+    scorer = gym_rm.RewardModelScorer(model, tokenizer, **options)
+    tolerance = 0.3 if "quantization" in options else 1e-5
+
+    def check():
+        np.testing.assert_allclose(scorer.score(CONVERSATIONS).rewards, plain_rewards(model, tokenizer), atol=tolerance)
+
+    check()
+    with adapted.disable_adapter():
+        check()
+    check()
+    for module in model.modules():
+        if isinstance(getattr(module, "scaling", None), dict):
+            module.scaling["default"] *= 10
+    check()
 
 
 @pytest.mark.parametrize("change", CHANGES)

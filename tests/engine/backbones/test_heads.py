@@ -71,9 +71,11 @@ def test_scales_and_soft_caps_are_those_of_the_model(model_type, settings, initi
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes, **settings)).float().eval()
     head = TokenLogits(model, list(range(400)))
     large = 300 * torch.randn(1, 4, 32)
-    model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: (large,))
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: (large,))
     with torch.inference_mode():
-        torch.testing.assert_close(head(large[0]), model(torch.tensor([[5, 6, 7, 8]])).logits[0], rtol=1e-5, atol=1e-4)
+        expected = model(torch.tensor([[5, 6, 7, 8]])).logits[0]
+        hook.remove()
+        torch.testing.assert_close(head(large[0]), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -127,4 +129,39 @@ def test_a_hook_on_the_whole_model_is_warned_of(caplog):
     warn_once.cache_clear()
     model.register_forward_hook(lambda module, inputs, output: None)
     scorer.score([[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]])
-    assert "the hooks of LlamaForSequenceClassification do not run" in caplog.text
+    assert "the replaced forward of LlamaForSequenceClassification do not run" in caplog.text
+
+
+@pytest.mark.parametrize("change", ["adapter", "hook"])
+def test_the_output_layer_of_a_generative_model_runs_with_its_adapter_and_hooks(change, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(
+        tiny_models.save_policy(tmp_path, "llama", initializer_range=0.3)
+    ).eval()
+    head = TokenLogits(model, (3, 5))
+    ids = torch.arange(5, 15)[None]
+    if change == "adapter":
+        peft = pytest.importorskip("peft")
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"], r=4, init_lora_weights=False))
+    else:
+        model.lm_head.register_forward_hook(lambda module, inputs, output: output * 2)
+    with torch.inference_mode():
+        expected = model(input_ids=ids).logits[0, :, [3, 5]]
+        got = head(model.base_model(input_ids=ids).last_hidden_state[0])
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_head_that_was_replaced_by_a_module_without_weights_is_an_error():
+    model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
+    scorer = gym_rm.RewardModelScorer(model, tokenizer)
+    model.score = torch.nn.Identity()
+    with pytest.raises(gym_rm.ScoringError, match=r"must return values float32 \(1, 1\); got float32 \(1, 32\)"):
+        scorer.score([[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]])
+
+
+def test_a_replaced_forward_of_the_whole_model_is_warned_of(caplog):
+    model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
+    scorer = gym_rm.RewardModelScorer(model, tokenizer)
+    warn_once.cache_clear()
+    model.forward = lambda *args, **options: None
+    scorer.score([[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]])
+    assert "the replaced forward of LlamaForSequenceClassification do not run" in caplog.text

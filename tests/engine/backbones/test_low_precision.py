@@ -216,3 +216,42 @@ def test_int8_uses_a_replaced_head_and_assigned_weights_after_clear_cache(saved_
     quantized.clear_cache()
     exact = gym_rm.RewardModelScorer(model, tokenizer).score(gsm8k_groups[0]).rewards
     assert np.abs(quantized.score(gsm8k_groups[0]).rewards - exact).max() < 0.2 * exact.std()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_largest_number_of_a_row_does_not_overflow(dtype):
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(32, 256, bias=False).to(dtype)
+    layer = Int8Linear(linear)
+    restored = layer.weight.float() * layer.scale.float().reshape(-1, 1)
+    error = (restored - linear.weight.detach().float()).abs().amax(dim=1)
+    assert (error <= 0.51 * layer.scale.float().reshape(-1)).all()
+
+
+def test_int8_leaves_out_layers_whose_adapter_reads_the_weight(saved_model):
+    peft = pytest.importorskip("peft")
+    model = tiny_models.reward_model("qwen3")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, use_dora=True)
+    adapted = peft.get_peft_model(model, config).get_base_model()
+    tokenizer = tiny_models.tokenizer("qwen")
+    conversations = [
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"It is {n}."}] for n in range(8)
+    ]
+    expected = gym_rm.RewardModelScorer(adapted, tokenizer).score(conversations).rewards
+    rewards = gym_rm.RewardModelScorer(adapted, tokenizer, quantization="int8").score(conversations).rewards
+    assert np.abs(rewards - expected).max() < 0.2
+
+
+def test_an_interrupt_while_weights_are_quantised_again_keeps_the_scorer(monkeypatch):
+    from gym_rm.engine.executors import local
+
+    model, tokenizer = tiny_models.reward_model("qwen3"), tiny_models.tokenizer("qwen")
+    scorer = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
+    conversations = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]]
+    before = scorer.score(conversations).rewards
+    model.score.weight.data.mul_(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "quantize_layers", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            scorer.score(conversations)
+    np.testing.assert_allclose(scorer.score(conversations).rewards, 2 * before, rtol=1e-4)
