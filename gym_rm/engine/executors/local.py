@@ -211,7 +211,7 @@ class LocalExecutor:
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
         if self._spec is not None and self._spec.quantization is not None:
-            self._stale = not all(isinstance(source, Checkpoint) for source in _sources(self._spec))
+            self._stale = self._has_callers_model()
 
     def close(self) -> None:
         """Release the model."""
@@ -295,9 +295,14 @@ class LocalExecutor:
         values: FloatArray = torch.cat(parts).cpu().numpy()
         return values
 
+    def _has_callers_model(self) -> bool:
+        """Return whether a model was passed in, which the caller may train."""
+        return self._spec is not None and not all(isinstance(source, Checkpoint) for source in _sources(self._spec))
+
     def _clear_stale(self) -> None:
         """Clear what was computed from earlier weights."""
-        if self._prefix_cache is None and (self._spec is None or self._spec.quantization is None):
+        copied = self._spec is not None and self._spec.quantization is not None
+        if self._prefix_cache is None and not (copied and self._has_callers_model()):
             return
         version = self.weights_version()
         if version != self._version:
