@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_rm.data.messages import parse_messages
-from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field
+from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field, split_reference
 from gym_rm.data.rows import Source, describe_source, filled_fields, rows_of, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message, PreferencePair
@@ -54,15 +54,18 @@ def pairs_of_row(row: Any, where: str) -> tuple[PreferencePair, ...]:
     rejected = _conversation(_required(row, "rejected", where), where, "rejected")
     # Beside whole conversations, `messages` is one of them again, and not their prompt.
     whole = chosen[0]["role"] in ("system", "user")
+    reference: dict[str, str] = {}
     named = prompt_field(row, where, PROMPT_FIELDS[1:] if whole else (*PROMPT_FIELDS[1:], PROMPT_FIELDS[0]))
     if named is not None:
         field, prompt = named
+        if "assistant" in (chosen[0]["role"], rejected[0]["role"]):
+            prompt, reference = split_reference(prompt, where, field)
         chosen, rejected = _after(prompt, chosen, where, "chosen"), _after(prompt, rejected, where, "rejected")
     else:
         field = "prompt"
         prompt, chosen, rejected = _split_prompt(row, chosen, rejected, where)
     used = {field, "chosen", "rejected", "margin"}
-    return (PreferencePair(prompt, chosen, rejected, _margin(row, where), _rest(row, used)),)
+    return (PreferencePair(prompt, chosen, rejected, _margin(row, where), {**_rest(row, used), **reference}),)
 
 
 def _conversation(value: Any, where: str, field: str) -> tuple[Message, ...]:
@@ -106,6 +109,7 @@ def _split_prompt(
 
 def _ranked_pairs(row: Mapping[str, Any], where: str) -> tuple[PreferencePair, ...]:
     name, context = prompt_field(row, where) or ("context", _required(row, "context", where))
+    context, reference = split_reference(context, where, name)
     completions = row["completions"]
     if isinstance(completions, str) or not isinstance(completions, Sequence) or len(completions) < 2:
         raise ConfigError(
@@ -123,7 +127,7 @@ def _ranked_pairs(row: Mapping[str, Any], where: str) -> tuple[PreferencePair, .
             (rank, parse_messages(completion["completion"], where, f"{field}.completion", text_role="assistant"))
         )
     ranked.sort(key=lambda entry: entry[0])
-    metadata = _rest(row, {name, "completions"})
+    metadata = {**_rest(row, {name, "completions"}), **reference}
     pairs = tuple(
         PreferencePair(context, chosen, rejected, metadata=metadata)
         for (better, chosen), (worse, rejected) in itertools.combinations(ranked, 2)

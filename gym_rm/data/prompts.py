@@ -111,11 +111,8 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
         row = {"messages": row}
     field, messages = _required_prompt(row, where)
     columns = {key: value for key, value in row.items() if key not in (field, "answer")}
-    if messages[-1]["role"] == "assistant":
-        columns["reference_reply"] = messages[-1]["content"]
-        messages = messages[:-1]
-        if not messages or messages[-1]["role"] == "assistant":
-            raise ConfigError(f"{where}: {field!r} must have a message to answer before its last assistant turn.")
+    messages, reference = split_reference(messages, where, field)
+    columns |= reference
     answer = _answer(row.get("answer"), where)
     return prompt_of_columns(messages, {**columns, "answer": answer} if answer else columns, index, where=where)
 
@@ -140,6 +137,21 @@ def prompt_field(
                 f"into one field 'prompt', or rename the one that is not part of it; {other!r} is {show(row[other])}."
             )
     return first, messages
+
+
+def split_reference(
+    messages: tuple[Message, ...], where: str, field: str
+) -> tuple[tuple[Message, ...], dict[str, str]]:
+    """Return the messages without an assistant turn at their end, and this turn as `{"reference_reply": text}`.
+
+    Raises:
+        ConfigError: no message to answer is before this turn.
+    """
+    if messages[-1]["role"] != "assistant":
+        return messages, {}
+    if len(messages) < 2 or messages[-2]["role"] == "assistant":
+        raise ConfigError(f"{where}: {field!r} must have a message to answer before its last assistant turn.")
+    return messages[:-1], {"reference_reply": messages[-1]["content"]}
 
 
 def _required_prompt(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.pairs import pairs_of_row
-from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field, prompt_of_columns
+from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field, prompt_of_columns, split_reference
 from gym_rm.data.rows import filled_fields, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message, Prompt
@@ -39,7 +39,8 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
 
     The first of these fields that is present is used: a list of replies (`completions`, `solutions` or `responses`),
     `chosen` and `rejected`, `response`, or a whole conversation in `messages`. The other fields (`answer`, ...) become
-    a `Prompt`, whose name is the field `prompt_id` or `id`, or else `index`.
+    a `Prompt`, whose name is the field `prompt_id` or `id`, or else `index`. An assistant turn at the end of the prompt
+    is not part of it, as in `load_prompts`: the reply replaces it.
 
     Raises:
         ConfigError: none of these fields is present, or its value is invalid.
@@ -49,23 +50,23 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
             replies = row[name]
             if not isinstance(replies, list) or not replies:
                 raise ConfigError(f"{where}: {name!r} must be a list of replies, got {show(replies)}.")
-            field, prompt = _prompt_messages(row, where)
-            conversations = [prompt + _reply(reply, where, f"{name}[{i}]") for i, reply in enumerate(replies)]
-            return _row(row, prompt, {field, name}, conversations, tuple(range(len(replies))), index, where)
+            parsed = [_reply(reply, where, f"{name}[{i}]") for i, reply in enumerate(replies)]
+            prompt, columns = _prompt_and_columns(row, name, parsed, where)
+            return _row(prompt, columns, [prompt + reply for reply in parsed], tuple(range(len(replies))), index, where)
     if row.get("chosen") is not None or row.get("rejected") is not None:
         (pair,) = pairs_of_row(row, where)
         both = [pair.prompt + pair.chosen, pair.prompt + pair.rejected]
-        return _row(
-            row, pair.prompt, {*PROMPT_FIELDS, "chosen", "rejected"}, both, ("chosen", "rejected"), index, where
-        )
+        columns = {**pair.metadata, **{name: row[name] for name in ("margin",) if name in row}}
+        return _row(pair.prompt, columns, both, ("chosen", "rejected"), index, where)
     if row.get("response") is not None:
-        field, prompt = _prompt_messages(row, where)
-        whole = prompt + _reply(row["response"], where, "response")
-        return _row(row, prompt, {field, "response"}, [whole], None, index, where)
+        reply = _reply(row["response"], where, "response")
+        prompt, columns = _prompt_and_columns(row, "response", [reply], where)
+        return _row(prompt, columns, [prompt + reply], None, index, where)
     if row.get("messages") is not None:
         _, whole = _prompt_messages(row, where)
         prompt = whole[:-1] if whole[-1]["role"] == "assistant" else whole
-        return _row(row, prompt, {"messages"}, [whole], None, index, where)
+        columns = {key: value for key, value in row.items() if key != "messages"}
+        return _row(prompt, columns, [whole], None, index, where)
     raise ConfigError(
         f"{where}: nothing to score; expected 'messages', or a prompt with 'response', 'chosen' and 'rejected', "
         f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {filled_fields(row)}."
@@ -73,16 +74,26 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
 
 
 def _row(
-    row: Mapping[str, Any],
     messages: tuple[Message, ...],
-    used: set[str],
+    columns: Mapping[str, Any],
     conversations: list[tuple[Message, ...]],
     labels: Labels,
     index: int,
     where: str,
 ) -> RowToScore:
-    columns = {key: value for key, value in row.items() if key not in used}
     return RowToScore(tuple(conversations), labels, prompt_of_columns(messages, columns, index, where=where))
+
+
+def _prompt_and_columns(
+    row: Mapping[str, Any], name: str, replies: list[tuple[Message, ...]], where: str
+) -> tuple[tuple[Message, ...], dict[str, Any]]:
+    """Return the messages that the replies in the field `name` answer, and the other columns."""
+    field, messages = _prompt_messages(row, where)
+    columns = {key: value for key, value in row.items() if key not in (field, name)}
+    if any(reply[0]["role"] == "assistant" for reply in replies):
+        messages, reference = split_reference(messages, where, field)
+        columns |= reference
+    return messages, columns
 
 
 def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:

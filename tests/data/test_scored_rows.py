@@ -13,6 +13,7 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data bes
 USER = {"role": "user", "content": "2 + 2?"}
 FOUR = {"role": "assistant", "content": "4"}
 FIVE = {"role": "assistant", "content": "5"}
+NAMES = ("completions", "solutions", "responses")
 BOTH = ((USER, FOUR), (USER, FIVE))
 
 
@@ -46,6 +47,25 @@ def test_a_pair_gives_both_conversations(row):
 def test_a_response_is_one_conversation():
     row = {"prompt": "2 + 2?", "response": "4"}
     assert row_to_score(row, "here") == RowToScore(BOTH[:1], None, Prompt((USER,), "0"))
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": "2 + 2?"}, {}])
+@pytest.mark.parametrize("replies", [{"response": "5"}, *({name: ["5"]} for name in NAMES)])
+def test_a_reply_is_not_scored_after_the_reply_in_messages(prompt, replies):
+    found = row_to_score({"messages": [USER, FOUR], **prompt, **replies}, "here")
+    assert found.conversations == BOTH[1:]
+    assert found.prompt.metadata["reference_reply"] == "4"
+
+
+def test_a_reply_may_continue_after_an_assistant_turn_with_another_role():
+    tool = {"role": "tool", "content": "4"}
+    row = {"messages": [USER, FIVE], "response": [tool, FOUR]}
+    assert row_to_score(row, "here").conversations == ((USER, FIVE, tool, FOUR),)
+
+
+def test_a_pair_is_not_scored_after_the_reply_in_messages():
+    row = {"messages": [USER, FOUR], "chosen": "4", "rejected": "5"}
+    assert row_to_score(row, "here").conversations == BOTH
 
 
 def test_messages_are_a_whole_conversation():
