@@ -79,7 +79,8 @@ class Provenance:
         scorer: class of the scorer.
         model: folder, hub id, URL or name of the model or function.
         revision: commit of the weights on the hub, or `"sha256:..."` of the files of a folder, joined by `+` for an
-            adapter and its base. None if unknown, for example for a model that was passed in.
+            adapter, its base and a tokenizer from elsewhere; for a function, a digest of its source file. None if
+            unknown, for example for a model that was passed in.
         template_hash: first 16 hex digits of the SHA-256 of the chat template.
         dtype: precision of the backbone; the head is always float32.
         device: device of the forward passes.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,8 +41,11 @@ class FunctionScorer:
 
     def __init__(self, function: RewardFunction) -> None:
         self._function = function
-        self._provenance = Provenance("FunctionScorer", _name_of(function))
-        self._name = f"the reward function {self._provenance.model}"
+        name = _name_of(function)
+        module = getattr(_code_of(function), "__module__", None)
+        model = f"{module}:{name}" if module else name
+        self._provenance = Provenance("FunctionScorer", model, revision=_revision_of(function))
+        self._name = f"the reward function {name}"
         self._prompts = _prompts_parameter(function, self._name)
         self.respond = getattr(function, "respond", None)
 
@@ -49,7 +54,7 @@ class FunctionScorer:
         return self
 
     def __repr__(self) -> str:
-        return f"FunctionScorer({self._provenance.model})"
+        return f"FunctionScorer({_name_of(self._function)})"
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Call the function once with copies of all conversations, so that the function may change them.
@@ -137,8 +142,25 @@ class FunctionScorer:
 
 def _name_of(function: Any) -> str:
     """Return a name that is equal in every process: no addresses of objects."""
-    function = function.func if isinstance(function, functools.partial) else function
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+    return str(_code_of(function).__qualname__)
+
+
+def _code_of(function: Any) -> Any:
+    """Return what has the source code: the function itself, that of a partial, or the class of another callable."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
+def _revision_of(function: Any) -> str | None:
+    """Return a digest of the source files of a function and of one that it wraps; None if it has none, or it cannot be read."""
+    try:
+        code = _code_of(function)
+        files = dict.fromkeys(inspect.getsourcefile(each) for each in (code, inspect.unwrap(code)))
+        content = b"".join(Path(file or "").read_bytes() for file in files)
+    except (TypeError, OSError):  # a builtin, or typed into an interpreter
+        return None
+    return f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
 
 
 def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter | None:

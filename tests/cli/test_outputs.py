@@ -168,6 +168,21 @@ def test_changed_weights_of_a_member_of_an_ensemble_are_refused(tmp_path, source
     assert "was written with a different model (settings: " in result.stderr
 
 
+def test_a_reward_function_whose_source_changed_is_refused(tmp_path, monkeypatch, source):
+    file, out = tmp_path / "my_reward.py", tmp_path / "out.jsonl"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_reward", raising=False)
+    file.write_text("def reward(conversations):\n    return [1.0 for _ in conversations]\n")
+    command = (source, "--reward-model", "my_reward:reward", "-o", out)
+    run(*command)
+    out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:4]))
+    file.write_text("def reward(conversations):\n    return [22.0 for _ in conversations]\n")
+    assert "was written with a different model" in run(*command, code=1).stderr
+    file.write_text("def reward(conversations):\n    return [1.0 for _ in conversations]\n")
+    run(*command)
+    assert set(scores_of(out)) == {1.0}
+
+
 def test_a_chat_template_file_that_changed_is_refused_and_one_that_moved_is_not(tmp_path, scorer, source):
     out, template = tmp_path / "out.jsonl", tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")

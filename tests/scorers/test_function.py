@@ -374,7 +374,7 @@ def test_a_deep_copy_is_the_scorer_itself():
 def test_the_provenance_names_the_function(function, name):
     provenance = FunctionScorer(function).score(SAID).provenance
     assert provenance.scorer == "FunctionScorer"
-    assert provenance.model == name
+    assert provenance.model == f"{__name__}:{name}"
 
 
 @pytest.mark.parametrize(
@@ -406,3 +406,21 @@ def test_the_user_simulator_of_a_callable_object_is_kept():
     verifier = Verifier()
     assert FunctionScorer(verifier).respond == verifier.respond
     assert FunctionScorer(length).respond is None
+
+
+@pytest.mark.parametrize("function", [length, functools.partial(length), Verifier()])
+def test_the_provenance_has_the_module_and_a_digest_of_its_source(function):
+    provenance = FunctionScorer(function).score(SAID, PROMPTS).provenance
+    assert provenance.model.startswith(f"{__name__}:")
+    assert provenance.revision.startswith("sha256:")
+
+
+def test_a_function_without_a_source_file_has_no_revision():
+    namespace = {}
+    exec("def reward(conversations): return [1.0]", namespace)
+    assert FunctionScorer(namespace["reward"]).score(SAID[:1]).provenance.revision is None
+
+
+def test_a_weighted_sum_has_the_digests_of_its_functions():
+    scorer = load_scorer({"kind": "weighted", "scorers": {"a": f"{__name__}:length"}})
+    assert scorer.score(SAID).provenance.settings["scorers"]["a"]["revision"].startswith("sha256:")

@@ -175,7 +175,7 @@ def test_a_function_may_return_scores():
     assert scores.components["length"].tolist() == [3, 5, 0]
     assert scores.terminations.tolist() == [True, False, False]
     assert scores.infos["reply"].tolist() == ["one", "three", ""]
-    assert (scores.provenance.scorer, scores.provenance.model) == ("FunctionScorer", "graded")
+    assert (scores.provenance.scorer, scores.provenance.model) == ("FunctionScorer", f"{__name__}:graded")
     check_scorer(FunctionScorer(graded))
 
 
