@@ -153,7 +153,7 @@ def _code_of(function: Any) -> Any:
 
 
 def _revision_of(function: Any) -> str | None:
-    """Return a digest of the source files of a function and of one that it wraps; None if it has none, or it cannot be read."""
+    """Return a digest of the source files of a function and of one that it wraps; None if they cannot be read."""
     try:
         code = _code_of(function)
         files = dict.fromkeys(inspect.getsourcefile(each) for each in (code, inspect.unwrap(code)))

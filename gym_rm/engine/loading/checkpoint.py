@@ -36,7 +36,7 @@ from gym_rm.engine.loading.files import (
 from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
 from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
 from gym_rm.engine.loading.lora import WEIGHTS, Adapter, find_adapter
-from gym_rm.engine.loading.revision import revision_of
+from gym_rm.engine.loading.revision import revision_of, revision_of_tokenizer
 from gym_rm.engine.loading.weights import read_weights
 from gym_rm.engine.text.templates import own_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
@@ -123,11 +123,21 @@ class Checkpoint:
         return open_checkpoint(self.options.model_copy(update=elsewhere))
 
     def read_revision(self) -> str | None:
-        """Return the commit of the checkpoint, or a digest of its files; an adapter's is followed by its base's."""
+        """Return the commit of the checkpoint, or a digest of its files.
+
+        An adapter's is followed by its base's, and both by that of a tokenizer from elsewhere.
+        """
+        weights, tokenizer = self.tensors.values(), self.options.tokenizer
         if self.adapter is None:
-            return revision_of(self.source, self.options.revision, self.tensors.values())
-        adapter = revision_of(self.adapter.source, self.options.revision, [WEIGHTS])
-        return f"{adapter}+{revision_of(self.adapter.base, None, self.tensors.values())}"
+            parts = [revision_of(self.source, self.options.revision, weights)]
+        else:
+            parts = [
+                revision_of(self.adapter.source, self.options.revision, [WEIGHTS]),
+                revision_of(self.adapter.base, None, weights),
+            ]
+        if isinstance(tokenizer, str | os.PathLike):
+            parts.append(revision_of_tokenizer(os.fspath(tokenizer)))
+        return "+".join(map(str, parts)) if any(parts) else None
 
     @property
     def facts(self) -> ModelFacts:

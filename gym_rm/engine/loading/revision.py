@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from transformers.utils.hub import extract_commit_hash
 CHUNK = 1 << 24  # bytes per task; hashing does not hold the interpreter lock
 # Files beside the weights that change scores: configurations, tokenizers, templates and the checkpoint's own code.
 SMALL_FILES = frozenset({".json", ".jinja", ".model", ".txt", ".py"})
+TEMPLATES = "additional_chat_templates"  # folder beside the tokenizer
 
 
 def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) -> str | None:
@@ -32,21 +34,27 @@ def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) 
     if not folder.is_dir():
         file = cached_file(source, names[0], revision=revision)
         return None if file is None else extract_commit_hash(str(file), None)
-    small = (file.name for file in folder.iterdir() if file.suffix in SMALL_FILES and file.is_file())
+    beside = itertools.chain(folder.iterdir(), (folder / TEMPLATES).glob("*.jinja"))
+    small = (str(file.relative_to(folder)) for file in beside if file.suffix in SMALL_FILES and file.is_file())
     tasks = [
-        (folder / name, start)
+        (folder, name, start)
         for name in sorted({*names, *small})
         for start in range(0, max((folder / name).stat().st_size, 1), CHUNK)
     ]
     whole = hashlib.sha256()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        for (file, start), digest in zip(tasks, threads.map(_digest_of_chunk, tasks), strict=True):
-            whole.update(f"{file.name} {start} {digest}\n".encode())
+        for (_, name, start), digest in zip(tasks, threads.map(_digest_of_chunk, tasks), strict=True):
+            whole.update(f"{name} {start} {digest}\n".encode())
     return f"sha256:{whole.hexdigest()[:16]}"
 
 
-def _digest_of_chunk(task: tuple[Path, int]) -> str:
-    file, start = task
-    with file.open("rb") as opened:
+def revision_of_tokenizer(source: str) -> str | None:
+    """Return the revision of a tokenizer in a folder or a repository of its own, as `revision_of` does."""
+    return revision_of(source, None, [] if os.path.isdir(source) else ["tokenizer_config.json"])
+
+
+def _digest_of_chunk(task: tuple[Path, str, int]) -> str:
+    folder, name, start = task
+    with (folder / name).open("rb") as opened:
         opened.seek(start)
         return hashlib.sha256(opened.read(CHUNK)).hexdigest()

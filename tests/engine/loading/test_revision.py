@@ -82,6 +82,26 @@ def test_the_configuration_counts_and_other_files_do_not(folder):
     assert revision(folder) != before
 
 
+def test_the_tokenizer_of_another_folder_counts(folder, tmp_path):
+    tiny_models.tokenizer("qwen").save_pretrained(tmp_path / "tokenizer")
+
+    def read():
+        return open_checkpoint(LoadOptions(path=str(folder), tokenizer=str(tmp_path / "tokenizer"))).read_revision()
+
+    before = read()
+    assert before.startswith(f"{revision(folder)}+sha256:")
+    file = tmp_path / "tokenizer" / "tokenizer_config.json"
+    file.write_text(file.read_text().replace("{", "{ ", 1))
+    assert read() != before
+
+
+def test_additional_chat_templates_count(folder):
+    before = revision(folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "short.jinja").write_text("{{ messages }}")
+    assert revision(folder) != before
+
+
 @needs_peft
 @pytest.mark.parametrize("changed", ["base/model.safetensors", "adapter/adapter_model.safetensors"])
 def test_an_adapter_and_its_base_both_count(tmp_path, changed):
