@@ -34,7 +34,8 @@ def load_prompts(
     A row has these fields:
 
     - `messages`, `prompt` (text or messages), `context` or `question`: the conversation. If several are present, the
-      first one is used, and the others must repeat texts of it.
+      first one is used. `messages` and `prompt` must agree; beside them, `context` and `question` go to `metadata`.
+      A `context` and another `question` without a `prompt` are an error, because one of them would be lost.
     - `user_turns`: the messages of the user after the first, second, ... reply.
     - `answer`: the reference answer.
     - `prompt_id` or `id`: the name of the prompt. The default is the index of the row.
@@ -120,23 +121,43 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
 def prompt_field(
     row: Mapping[str, Any], where: str, fields: Sequence[str] = PROMPT_FIELDS
 ) -> tuple[str, tuple[Message, ...]] | None:
-    """Return the name and the messages of the first of the fields that the row has; None if it has none of them.
+    """Return the name and the messages of the prompt; None if the row has none of the fields.
+
+    The prompt is in the first of the fields that is not empty. `context` and `question` are columns like any other
+    beside `messages` or `prompt`, and beside each other if they are neither a text nor messages.
 
     Raises:
-        ConfigError: the value is not a prompt, or another of the fields has a text that the first one does not contain.
+        ConfigError: the value is not a prompt, or another prompt has a text that is neither a message of the first one
+            nor the end of one.
     """
-    found = {name: parse_messages(row[name], where, name) for name in fields if row.get(name) is not None}
-    if not found:
+    present = {name: row[name] for name in fields if row.get(name) is not None}
+    filled = {name: value for name, value in present.items() if value not in ("", [])} or present
+    explicit = [name for name in filled if name in ("messages", "prompt")]
+    names = explicit or [name for name, value in filled.items() if _may_be_prompt(value)] or list(filled)
+    if not names:
         return None
-    (first, messages), *others = found.items()
-    texts = [message["content"] for message in messages]
+    (first, messages), *others = ((name, parse_messages(row[name], where, name)) for name in names)
+    texts = [_words(message) for message in messages]
     for other, repeated in others:
-        if not all(any(message["content"].strip() in text for text in texts) for message in repeated):
+        if repeated[-1]["role"] == "assistant":
+            repeated = repeated[:-1]  # a reference reply
+        if not all(any(text.endswith(_words(message)) for text in texts) for message in repeated):
             raise ConfigError(
                 f"{where}: {first!r} and {other!r} are different, and only one of them can be the prompt. Join them "
                 f"into one field 'prompt', or rename the one that is not part of it; {other!r} is {show(row[other])}."
             )
     return first, messages
+
+
+def _may_be_prompt(value: Any) -> bool:
+    """Return whether a value is a text or a list that begins with a message."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, str) or (is_list and bool(value) and isinstance(value[0], Mapping) and "role" in value[0])
+
+
+def _words(message: Message) -> str:
+    """Return the text of a message with single spaces."""
+    return " ".join(message["content"].split())
 
 
 def split_reference(

@@ -67,13 +67,35 @@ def test_messages_are_preferred_and_a_prompt_that_they_repeat_goes_to_metadata()
         ({"context": [USER], "question": "Why?"}, "context", "question"),
         ({"context": "A text.", "question": "Why?"}, "context", "question"),
         ({"messages": [USER], "prompt": "Why?"}, "messages", "prompt"),
-        ({"messages": [USER], "question": [USER, FOUR]}, "messages", "question"),
-        ({"prompt": "2 + 2?", "context": "A text.", "question": "2 + 2?"}, "prompt", "context"),
+        ({"messages": [USER], "prompt": [{"role": "system", "content": "Be brief."}, USER]}, "messages", "prompt"),
+        ({"context": "He asked: who? Then he left.", "question": "who?"}, "context", "question"),
     ],
 )
 def test_a_second_prompt_field_with_its_own_text_is_refused(row, first, dropped):
     with pytest.raises(ConfigError, match=rf"prompts\[0\]: '{first}' and '{dropped}' are different.*Join them"):
         load_prompts([row])
+
+
+@pytest.mark.parametrize("explicit", [{"prompt": "2 + 2?"}, {"messages": [USER]}])
+@pytest.mark.parametrize("column", [{"context": "A text."}, {"question": [USER, FOUR]}, {"context": {"title": "A"}}])
+def test_context_and_question_are_metadata_beside_a_prompt(explicit, column):
+    (prompt,) = load_prompts([{**explicit, **column}])
+    assert (prompt.messages, prompt.metadata) == ((USER,), column)
+
+
+@pytest.mark.parametrize("context", ["", [], {"title": ["A"], "sentences": [["A text."]]}, 3, ["A text."]])
+def test_a_context_that_is_no_prompt_is_metadata_beside_a_question(context):
+    (prompt,) = load_prompts([{"context": context, "question": "2 + 2?"}])
+    assert (prompt.messages, prompt.metadata) == ((USER,), {"context": context})
+
+
+@pytest.mark.parametrize(
+    ("context", "question"),
+    [("2 +\r\n2?", "2 +\n2?"), ("A text.\n\n2 + 2?", "2 + 2?"), ([FIVE, USER], "2 + 2?"), ("2 + 2?", [USER, FOUR])],
+)
+def test_a_question_that_repeats_the_context_or_its_end_is_accepted(context, question):
+    (prompt,) = load_prompts([{"context": context, "question": question}])
+    assert prompt.metadata == {"question": question}
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,14 @@ def test_a_second_prompt_field_with_its_own_text_is_refused(context, replies):
         row_to_score({"context": context, "question": "Why?", **replies}, "here")
 
 
+@pytest.mark.parametrize(
+    "replies", [{"response": "4"}, {"responses": ["4"]}, {"chosen": "4", "rejected": "5"}, {"completions": ["4"]}]
+)
+def test_a_context_beside_a_prompt_is_metadata(replies):
+    found = row_to_score({"prompt": "2 + 2?", "context": "A text.", **replies}, "here")
+    assert (found.prompt.messages, found.prompt.metadata) == ((USER,), {"context": "A text."})
+
+
 def test_the_prompt_of_a_pair_may_be_in_messages():
     row = {"messages": [USER], "chosen": "4", "rejected": "5"}
     assert row_to_score(row, "here") == RowToScore(BOTH, ("chosen", "rejected"), Prompt((USER,), "0"))
