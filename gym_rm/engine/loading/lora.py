@@ -57,7 +57,7 @@ class Adapter:
         expected = {_module_name(name) for name in get_peft_model_state_dict(adapted, save_embedding_layers=False)}
         missing = sorted(expected - self.tensors.keys())
         # An adapter may also contain whole layers of the model, such as resized embeddings.
-        whole = {name.replace("base_layer.", "") for name, _ in adapted.get_base_model().named_parameters()}
+        whole = {_module_name(name) for name, _ in adapted.get_base_model().named_parameters()}
         unknown = sorted(self.tensors.keys() - expected - whole)
         if missing or unknown:
             raise ConfigError(
@@ -101,4 +101,7 @@ def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str]
 
 def _module_name(name: str) -> str:
     """Return the name of a tensor in the model: `score.weight` for `base_model.model.score.modules_to_save.weight`."""
-    return name.removeprefix("base_model.model.").replace("modules_to_save.", "").replace("original_module.", "")
+    name = name.removeprefix("base_model.model.")
+    for wrapper in ("modules_to_save.", "original_module.", "base_layer."):
+        name = name.replace(wrapper, "")
+    return name

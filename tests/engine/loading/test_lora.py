@@ -24,9 +24,16 @@ needs_peft = pytest.mark.skipif(peft is None, reason="peft is not installed: pip
 PLAIN = [messages for messages in CONVERSATIONS if "<|" not in messages[-1]["content"]]
 
 
-def save_adapter(tmp_path, base, model_class=AutoModelForSequenceClassification, task_type="SEQ_CLS", **load):
+def save_adapter(
+    tmp_path,
+    base,
+    model_class=AutoModelForSequenceClassification,
+    task_type="SEQ_CLS",
+    targets=("q_proj", "up_proj"),
+    **load,
+):
     """Save a random LoRA adapter over a base; return its folder and the adapted model."""
-    config = peft.LoraConfig(task_type=task_type, r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"])
+    config = peft.LoraConfig(task_type=task_type, r=4, lora_alpha=8, target_modules=list(targets))
     torch.manual_seed(3)
     model = peft.get_peft_model(model_class.from_pretrained(base, **load).float(), config)
     for name, parameter in model.named_parameters():
@@ -48,6 +55,16 @@ def test_an_adapter_with_its_head_over_a_language_model(tmp_path):
     scores = gym_rm.load_scorer(str(adapter)).score(PLAIN)
     np.testing.assert_allclose(scores.rewards, plain_rewards(model, base), atol=1e-5)
     assert scores.provenance.model == str(adapter)
+
+
+@needs_peft
+def test_an_adapter_of_the_embeddings_which_peft_saves_with_their_base(tmp_path):
+    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
+    adapter, model = save_adapter(tmp_path, base, targets=("embed_tokens", "q_proj"), num_labels=1)
+    assert "base_model.model.model.embed_tokens.base_layer.weight" in load_file(adapter / "adapter_model.safetensors")
+    np.testing.assert_allclose(
+        gym_rm.load_scorer(str(adapter)).score(PLAIN).rewards, plain_rewards(model, base), atol=1e-5
+    )
 
 
 @needs_peft
