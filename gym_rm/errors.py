@@ -40,6 +40,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
+def brief(error: BaseException) -> str:
+    """Return the type and the message of an exception, also of one whose message cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # of the exception's `__str__`
+        return f"{type(error).__name__} (its message cannot be shown)"
+
+
 @functools.cache
 def warn_once(message: str) -> None:
     """Log a warning, but each message only once per process."""

@@ -14,14 +14,10 @@ from numpy.typing import NDArray
 
 from gym_rm.adapters import require
 from gym_rm.envs.infos import infos_of_row
-from gym_rm.envs.numeric_views import NumericView
-from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.envs.settings import same_step_statistics
 from gym_rm.errors import ConfigError
 
 VecEnv: Any = require("stable_baselines3.common.vec_env", install="gym-rm[sb3]").VecEnv
-
-SAME_STEP_STATISTICS = tuple(int(part) for part in gym.__version__.split(".")[:2]) >= (1, 4)
-"""Whether `RecordEpisodeStatistics` of the installed Gymnasium is right in the autoreset mode `SAME_STEP`."""
 
 NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -66,7 +62,7 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
                 "autoreset_mode='SameStep'."
             )
         self.envs = envs
-        if not SAME_STEP_STATISTICS and isinstance(self._owner("return_queue"), RecordEpisodeStatistics):
+        if not same_step_statistics() and isinstance(self._owner("return_queue"), RecordEpisodeStatistics):
             raise ConfigError(
                 f"RecordEpisodeStatistics of Gymnasium {gym.__version__} reports wrong returns in the autoreset mode "
                 "SAME_STEP; use VecMonitor(VecEnvBridge(envs)) instead, or gymnasium>=1.4."
@@ -120,17 +116,17 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         """Set an existing attribute, for all environments.
 
         Raises:
-            ConfigError: `indices` leaves out some environments, or the attribute does not exist or cannot be set. The
-                settings of this package's environments cannot be changed.
+            ConfigError: `indices` leaves out some environments, or the attribute does not exist or cannot be set:
+                spaces cannot be changed, nor the settings and the scorer of this package's environments.
         """
         self._require_all("set_attr", indices)
         owner = self._owner(attr_name)
         try:
+            if hasattr(VectorWrapper, attr_name):
+                raise AttributeError("it is part of the interface of vector environments")
             self.get_attr(attr_name)
             if hasattr(owner, "set_attr"):
                 owner.set_attr(attr_name, [value] * self.num_envs)
-            elif isinstance(owner, RewardVectorEnv | NumericView):
-                raise AttributeError(f"{type(owner).__name__} has no attributes to set")
             else:
                 setattr(owner, attr_name, value)
         except AttributeError as error:

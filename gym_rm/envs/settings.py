@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import gymnasium as gym
 import pydantic
 from gymnasium.vector import AutoresetMode
 
@@ -14,6 +15,11 @@ from gym_rm.errors import ConfigError, nearest
 
 RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
 """Metadata of the environments. Gymnasium requires a frame rate, which has no effect here."""
+
+
+def same_step_statistics() -> bool:
+    """Return whether `RecordEpisodeStatistics` of the installed Gymnasium is right in the mode `SAME_STEP`."""
+    return tuple(int(part) for part in gym.__version__.split(".")[:2]) >= (1, 4)
 
 
 def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:

@@ -27,10 +27,10 @@ from gym_rm.envs.attributes import EachAttribute
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import Turn, UserSimulator
-from gym_rm.envs.settings import RENDERING, EnvSettings, require_known
+from gym_rm.envs.settings import RENDERING, EnvSettings, require_known, same_step_statistics
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
-from gym_rm.errors import ActionError, ConfigError, GymRMError, RenderModeError, logger, nearest, warn_once
+from gym_rm.errors import ActionError, ConfigError, GymRMError, RenderModeError, brief, logger, nearest, warn_once
 from gym_rm.reports.metrics import RewardMetrics, RunningMetrics
 from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
@@ -90,7 +90,7 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
             raise RenderModeError(f"render_mode must be one of {known}, got {self.render_mode!r}.")
         self.autoreset_mode = self.settings.autoreset_mode
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and _version(gym.__version__) < (1, 4):
+        if self.autoreset_mode is AutoresetMode.SAME_STEP and not same_step_statistics():
             warn_once(
                 f"RecordEpisodeStatistics of gymnasium {gym.__version__} reports wrong returns in the autoreset mode "
                 "SAME_STEP; install gymnasium>=1.4, or pass autoreset_mode='NextStep'."
@@ -407,7 +407,7 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
                     f"the scorer raised {type(error).__name__} at {raised.filename}, line {raised.lineno}: these "
                     "conversations get the fallback_reward, and their info score_ok is False."
                 )
-                reason = f"the scorer raised {type(error).__name__}: {error}"
+                reason = f"the scorer raised {brief(error)}"
                 parts.append(Scores.from_rewards([np.nan] * len(group), errors=[reason] * len(group)))
         return Scores.concatenate(parts)
 
@@ -447,8 +447,3 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
             title = f"environment {row}, prompt {episode.prompt.prompt_id}"
             transcripts[row] = transcript(episode.messages, title=title, outcome=", ".join(outcome))
         return tuple(transcripts)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """Return the major and minor version."""
-    return tuple(int(part) for part in text.split(".")[:2])

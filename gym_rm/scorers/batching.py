@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gym_rm.checks import finite, integer
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, brief
 from gym_rm.scorer import Scorer, acquire_scorer, check_rows, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt, Prompts
@@ -142,7 +142,7 @@ class MicroBatchingScorer:
             elif isinstance(error, Exception):
                 batch[0].future.set_exception(error)
             else:
-                failure = RuntimeError(f"the scorer raised {type(error).__name__}: {error}")
+                failure = RuntimeError(f"the scorer raised {brief(error)}")
                 failure.__cause__ = error
                 batch[0].future.set_exception(failure)
             return

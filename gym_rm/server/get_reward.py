@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 
 from gym_rm.checks import finite, integer
-from gym_rm.errors import ConfigError, GymRMError, logger
+from gym_rm.errors import ConfigError, GymRMError, brief, logger
 from gym_rm.scores import ScoringError
 
 MEBIBYTE = 2**20
@@ -195,7 +195,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(HTTPStatus.SERVICE_UNAVAILABLE, {"error": f"not scored within {endpoint.timeout} seconds"})
         except Exception as error:  # report every exception of the scorer to the client, and continue
             logger.exception("a request failed")
-            self._reply(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(error).__name__}: {error}"})
+            self._reply(HTTPStatus.INTERNAL_SERVER_ERROR, {"error": brief(error)})
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         """Respond with an error and close the connection, because the request body has not been read."""

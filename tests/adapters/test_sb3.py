@@ -13,7 +13,8 @@ from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
-from gym_rm.adapters.sb3 import SAME_STEP_STATISTICS, VecEnvBridge
+from gym_rm.adapters.sb3 import VecEnvBridge
+from gym_rm.envs.settings import same_step_statistics
 
 each_view = pytest.mark.parametrize("env_id", [CANDIDATES, TOKENS])
 
@@ -98,9 +99,10 @@ def test_get_attr_and_set_attr_find_the_layer_that_has_the_attribute(recorder):
     assert envs.get_attr("group_size") == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["fallback_reward", "max_turns", "group_size", "no_such_thing"])
-def test_set_attr_refuses_what_has_no_effect(name, recorder):
-    envs = VecEnvBridge(make_task(CANDIDATES, recorder, 2))
+@pytest.mark.parametrize("name", ["fallback_reward", "max_turns", "group_size", "no_such_thing", "scorer", "closed",
+                                  "observation_space", "num_envs", "metrics"])  # fmt: skip
+def test_set_attr_refuses_what_is_part_of_the_environment(name, recorder):
+    envs = VecEnvBridge(VectorWrapper(make_task(CANDIDATES, recorder, 2)))
     with pytest.raises(ConfigError, match=f"{name}.*make a new environment"):
         envs.set_attr(name, 1)
 
@@ -113,7 +115,7 @@ def test_attributes_of_single_environments_are_read_and_set():
         envs.set_attr("gravty", 5.0)
 
 
-@pytest.mark.skipif(not SAME_STEP_STATISTICS, reason="RecordEpisodeStatistics is wrong in SAME_STEP")
+@pytest.mark.skipif(not same_step_statistics(), reason="RecordEpisodeStatistics is wrong in SAME_STEP")
 @pytest.mark.parametrize("key", ["episode", "statistics"])
 def test_statistics_of_an_ended_episode_are_in_its_own_info(key):
     envs = VecEnvBridge(RecordEpisodeStatistics(cart_pole(), stats_key=key))
@@ -131,7 +133,7 @@ def test_statistics_of_an_ended_episode_are_in_its_own_info(key):
 
 
 def test_record_episode_statistics_is_refused_where_it_is_wrong(recorder, monkeypatch):
-    monkeypatch.setattr("gym_rm.adapters.sb3.SAME_STEP_STATISTICS", False)
+    monkeypatch.setattr(gym, "__version__", "1.3.0")
     envs = VectorWrapper(RecordEpisodeStatistics(make_task(CANDIDATES, recorder, 2)))
     with pytest.raises(ConfigError, match="use VecMonitor"):
         VecEnvBridge(envs)

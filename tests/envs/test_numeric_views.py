@@ -20,7 +20,8 @@ from gym_rm.envs.numeric_views import (
     make_tokens,
     number_candidates,
 )
-from gym_rm.envs.vector import RewardVectorEnv, _version
+from gym_rm.envs.settings import same_step_statistics
+from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import warn_once
 from gym_rm.testing import check_vector_env
 
@@ -112,9 +113,7 @@ def test_specs_survive_json(view):
     assert data_equivalence(envs.step([0, 1]), twin.step([0, 1]))
 
 
-@pytest.mark.skipif(
-    _version(gym.__version__) < (1, 4), reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP"
-)
+@pytest.mark.skipif(not same_step_statistics(), reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP")
 @each_mode
 @each_id
 def test_episode_statistics_and_normalised_rewards(view, mode):

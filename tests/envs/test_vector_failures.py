@@ -180,3 +180,16 @@ def test_an_interrupt_is_never_replaced_by_the_fallback_reward():
     envs.reset(seed=0)
     with pytest.raises(KeyboardInterrupt):
         envs.step(["a", "b"])
+
+
+def test_an_exception_whose_message_cannot_be_made_gets_the_fallback_reward():
+    class Unprintable(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def fail(conversations):
+        raise Unprintable
+
+    envs = one_turn(2, reward_model=fail, fallback_reward=-1.0)
+    envs.reset(seed=0)
+    assert envs.step(["a", "b"])[1].tolist() == [-1.0, -1.0]

@@ -5,14 +5,12 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import vector as vector_wrappers
 
-from gym_rm.envs.vector import _version
+from gym_rm.envs.settings import same_step_statistics
 from gym_rm.errors import warn_once
 from tests.envs.environments import Recorder, each_mode, make, one_turn
 
 
-@pytest.mark.skipif(
-    _version(gym.__version__) < (1, 4), reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP"
-)
+@pytest.mark.skipif(not same_step_statistics(), reason="RecordEpisodeStatistics does not reset its counts in SAME_STEP")
 @pytest.mark.parametrize("mode", ["SameStep", "NextStep"])
 def test_record_episode_statistics(mode):
     envs = vector_wrappers.RecordEpisodeStatistics(make(2, autoreset_mode=mode))
