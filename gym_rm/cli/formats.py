@@ -45,9 +45,11 @@ def write_csv(lines: IO[bytes], file: IO[bytes], added: Sequence[str]) -> None:
     lines.seek(0)
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in map(json.loads, lines):
-        writer.writerow([_text(row.get(column)) for column in columns])
+    quoting = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    rows = ([_text(row.get(column)) for column in columns] for row in map(json.loads, lines))
+    for cells in itertools.chain([columns], rows):
+        # Before Python 3.13, the writer leaves a lone carriage return unquoted, which readers take for a new line.
+        (quoting if any("\r" in cell for cell in cells) else writer).writerow(cells)
     text.flush()
     text.detach()
 

@@ -168,3 +168,9 @@ def test_texts_are_not_quoted_as_json_in_a_csv_file():
         ["a", "b", "c", "d"],
         ['x "y"\n', "", "true", "é"],
     ]
+
+
+def test_a_lone_carriage_return_in_a_csv_file_is_read_back():
+    lines, file = io.BytesIO(json.dumps({"a\r": "x", "b": "one\rtwo"}).encode() + b"\n"), io.BytesIO()
+    write_csv(lines, file, [])
+    assert list(csv.reader(io.StringIO(file.getvalue().decode(), newline=""))) == [["a\r", "b"], ["x", "one\rtwo"]]
