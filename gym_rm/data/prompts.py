@@ -37,7 +37,7 @@ def load_prompts(
       first one is used. `messages` and `prompt` must agree; beside them, `context` and `question` go to `metadata`.
       A `context` and another `question` without a `prompt` are an error, because one of them would be lost.
     - `user_turns`: the messages of the user after the first, second, ... reply.
-    - `answer`: the reference answer.
+    - `answer`: the reference answer, a text or a number. A value of another type goes to `metadata`.
     - `prompt_id` or `id`: the name of the prompt. The default is the index of the row.
     - All other fields go to `metadata`.
 
@@ -111,11 +111,12 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
     if not isinstance(row, Mapping):
         row = {"messages": row}
     field, messages = _required_prompt(row, where)
-    columns = {key: value for key, value in row.items() if key not in (field, "answer")}
+    columns = {key: value for key, value in row.items() if key != field}
+    if present(row.get("answer")) in (None, ""):
+        columns.pop("answer", None)
     messages, reference = split_reference(messages, where, field)
     columns |= reference
-    answer = _answer(row.get("answer"), where)
-    return prompt_of_columns(messages, {**columns, "answer": answer} if answer else columns, index, where=where)
+    return prompt_of_columns(messages, columns, index, where=where)
 
 
 def prompt_field(
@@ -202,14 +203,6 @@ def _check_texts(prompt: Prompt, where: str, max_text_length: int | None) -> Non
                 f"{where}: {field!r} contains a lone surrogate, {text[error.start]!r} at character {error.start}, "
                 "which UTF-8 cannot encode; correct the text."
             ) from error
-
-
-def _answer(value: Any, where: str) -> str | None:
-    text = answer_text(value)
-    missing = value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-    if text is None and not missing:
-        raise ConfigError(f"{where}: 'answer' must be a text or a number, got {show(value)}.")
-    return text
 
 
 def _texts(value: Any, where: str, field: str) -> tuple[str, ...]:

@@ -1,4 +1,5 @@
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -137,7 +138,6 @@ def test_text_is_not_changed(texts):
         ({"messages": [{"role": "user"}]}, r"'messages\[0\].content' must be a text, got only the keys \['role'\]"),
         ({"messages": [USER, {"role": "user", "content": 3}]}, r"'messages\[1\].content' must be a text, got int 3"),
         ({"messages": [FOUR]}, r"'messages' must have a message to answer before its last assistant turn"),
-        ({"prompt": "hi", "answer": ["4"]}, r"'answer' must be a text or a number, got list \['4'\]"),
         ({"prompt": "hi", "user_turns": "more"}, r"'user_turns' must be a list of texts, got str 'more'"),
     ],
 )
@@ -205,6 +205,12 @@ def test_the_default_name_of_a_prompt_is_its_index():
     assert prompt_of_columns([USER], {}, 3) == Prompt((USER,), "3")
     assert prompt_of_columns([USER], {"prompt_id": None, "id": "b"}, 3).prompt_id == "b"
     assert prompt_of_columns([USER], {"prompt_id": "a", "id": "b"}, 3).prompt_id == "a"
+
+
+@pytest.mark.parametrize("answer", [["4"], {"value": 4}, True, Decimal("4.5"), float("inf")])
+def test_an_answer_of_another_type_in_a_row_is_kept_as_metadata(answer):
+    (prompt,) = load_prompts([{"prompt": "2 + 2?", "answer": answer}])
+    assert (prompt.answer, prompt.metadata) == (None, {"answer": answer})
 
 
 @pytest.mark.parametrize("answer", [["4"], {"value": 4}, True])
