@@ -10,12 +10,13 @@ import gzip
 import importlib
 import importlib.resources
 import io
+import itertools
 import json
 import os
 import re
 import sys
 import zlib
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
@@ -30,8 +31,11 @@ _COMPRESSIONS = (".gz", ".zst")
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w\[\]%:+-]+)?")
 # CSV cells are texts, except lists as JSON in the first columns, and messages as JSON in the second ones.
-_CSV_LISTS = ("messages", "context", "user_turns", "completions", "solutions", "responses")
-_CSV_MESSAGES = ("prompt", "question", "chosen", "rejected", "response")
+_CSV_LISTS = ("user_turns", "completions", "solutions", "responses")
+_CSV_MESSAGES = ("messages", "prompt", "context", "question", "chosen", "rejected", "response")
+_LIKE_MESSAGES = re.compile(r"""\[\s*\{\s*["'](role|content)["']\s*:""")
+# An empty cell of these columns is an empty text, if the row has no other reply.
+_CSV_REPLIES = (("response",), ("chosen", "rejected"))
 _SOURCES = (
     "a .jsonl, .ndjson, .json, .csv or .parquet file, a data set name 'org/name' or 'org/name:split', "
     "or a list of texts, message lists, rows or records"
@@ -214,7 +218,7 @@ def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     begin = 1
     try:
         header = _next_record(reader) or []
-        if twice := [column for index, column in enumerate(header) if column in header[:index]]:
+        if twice := [column for index, column in enumerate(header) if column and column in header[:index]]:
             raise ConfigError(f"{name} line 1: the header has the column {twice[0]!r} twice; rename one of them.")
         begin = reader.line_num + 1
         while (cells := _next_record(reader)) is not None:
@@ -224,8 +228,12 @@ def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
                 amount = "more" if len(cells) > len(header) else "fewer"
                 raise ConfigError(f"{where}: the row has {amount} cells than the header, which has {len(header)}.")
             if cells:
-                named = zip(header, cells, strict=True)
-                yield where, {column: _cell(column, cell, where) for column, cell in named if cell}
+                named = list(zip(header, cells, strict=True))
+                if header.count("") > 1 and any(cell for column, cell in named if not column):
+                    raise ConfigError(f"{where}: a column without a name has a value; give every column a name.")
+                row = {column: _cell(column, cell, where) for column, cell in named if cell}
+                _add_empty_replies(row, header)
+                yield where, row
     except csv.Error as error:
         raise ConfigError(
             f"{name} line {begin}: the row that begins here is not valid CSV: {error}. A cell that begins with a "
@@ -248,10 +256,35 @@ def _next_record(reader: Any) -> list[str] | None:
 
 
 def _cell(name: str, text: str, where: str) -> Any:
-    """Return a cell as text. In the columns for lists and messages, JSON is parsed."""
-    if (name in _CSV_LISTS and text[0] in "[{") or (name in _CSV_MESSAGES and text.startswith('[{"')):
-        return parse_line(text, f"{where}, column {name!r}")
-    return text
+    """Return a cell as text. In the columns for lists and messages, JSON is parsed.
+
+    Raises:
+        ConfigError: the cell begins like a list or like messages, but is not JSON.
+    """
+    where = f"{where}, column {name!r}"
+    if name in _CSV_LISTS and text[0] in "[{":
+        return parse_line(text, where)
+    if name not in _CSV_MESSAGES or text[0] not in ("[{" if name == "messages" else "["):
+        return text
+    try:
+        value = parse_line(text, where)
+    except ConfigError:
+        if _LIKE_MESSAGES.match(text):
+            raise
+        return text
+    return value if name == "messages" or (value and all(map(_is_message, value))) else text
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and "role" in value and ("content" in value or "tool_calls" in value)
+
+
+def _add_empty_replies(row: dict[str, Any], header: Sequence[str]) -> None:
+    """Add the empty cells of the columns with replies."""
+    others = {"messages", *_CSV_LISTS[1:], *itertools.chain.from_iterable(_CSV_REPLIES)}
+    for columns in _CSV_REPLIES:
+        if row and not row.keys() & (others - set(columns)):
+            row.update({column: "" for column in columns if column in header and column not in row})
 
 
 def _parquet_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:

@@ -117,6 +117,57 @@ def test_empty_cells_of_a_csv_file_are_left_out(tmp_path):
     assert values(write(tmp_path / "p.csv", "prompt,answer\na,\n,b\n")) == [{"prompt": "a"}, {"answer": "b"}]
 
 
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("prompt,response\nq,\n", {"prompt": "q", "response": ""}),
+        ("prompt,chosen,rejected\nq,a,\n", {"prompt": "q", "chosen": "a", "rejected": ""}),
+        ("prompt,chosen,rejected,response\nq,a,,\n", {"prompt": "q", "chosen": "a", "rejected": ""}),
+        ("prompt,chosen,rejected,response\nq,,,a\n", {"prompt": "q", "response": "a"}),
+        ('prompt,responses,response\nq,"[""a""]",\n', {"prompt": "q", "responses": ["a"]}),
+        ("messages,response\nq,\n", {"messages": "q"}),
+    ],
+)
+def test_an_empty_cell_of_a_reply_is_an_empty_text(tmp_path, text, row):
+    assert values(write(tmp_path / "p.csv", text)) == [row]
+
+
+@pytest.mark.parametrize("column", ["prompt", "context", "question", "chosen", "rejected", "response"])
+@pytest.mark.parametrize("text", ["[1]", "[]", '[{"a": 1}]', '[{"role": "admin"}]', '{"role": "user", "content": "a"}'])
+def test_json_in_a_csv_column_for_texts_that_is_no_list_of_messages_is_a_text(tmp_path, column, text):
+    with (tmp_path / "p.csv").open("w") as file:
+        csv.writer(file).writerows([[column], [text]])
+    assert values(tmp_path / "p.csv")[0][column] == text
+
+
+@pytest.mark.parametrize("column", ["messages", "prompt", "context", "response"])
+@pytest.mark.parametrize("text", ["[citation needed] foo", "{x", '[{"a" bla', "[" * 9999])
+def test_a_csv_text_that_begins_like_json_is_a_text(tmp_path, column, text):
+    with (tmp_path / "p.csv").open("w") as file:
+        csv.writer(file).writerows([[column], [text]])
+    assert values(tmp_path / "p.csv")[0][column] == text
+
+
+def test_a_csv_message_may_have_tool_calls_instead_of_a_content(tmp_path):
+    messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}]
+    with (tmp_path / "p.csv").open("w") as file:
+        csv.writer(file).writerows([["response"], [json.dumps(messages)]])
+    assert values(tmp_path / "p.csv") == [{"response": messages}]
+
+
+@pytest.mark.parametrize("column", ["messages", "prompt", "response"])
+def test_messages_in_a_csv_file_as_a_python_literal_are_an_error(tmp_path, column):
+    path = write(tmp_path / "p.csv", f"{column}\n\"[{{'role': 'user', 'content': 'a'}}]\"\n")
+    with pytest.raises(ConfigError, match=rf"p.csv line 2, column '{column}': not valid JSON"):
+        values(path)
+
+
+def test_empty_columns_without_a_name_are_ignored_in_a_csv_file(tmp_path):
+    assert values(write(tmp_path / "p.csv", "prompt,answer,,\na,1,,\n")) == [{"prompt": "a", "answer": "1"}]
+    with pytest.raises(ConfigError, match=r"p.csv line 2: a column without a name has a value"):
+        values(write(tmp_path / "p.csv", "prompt,answer,,\na,1,,x\n"))
+
+
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
