@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from gym_rm.cli.formats import compressed, write_csv, write_json, write_parquet
-from gym_rm.data.rows import format_of, import_pyarrow, open_binary, parse_line, read_lines, rows_in, show
+from gym_rm.data.rows import COMPRESSIONS, format_of, import_pyarrow, open_binary, parse_line, read_lines, rows_in, show
 from gym_rm.data.scored_rows import Labels, RowToScore
 from gym_rm.errors import ConfigError, warn_once
 from gym_rm.types import Provenance
 
 ADDED = ("components", "turns", "truncated_tokens", "error", "provenance")
+OTHER_COMPRESSIONS = (".bz2", ".xz", ".lzma", ".zip", ".7z", ".lz4", ".br", ".zstd", ".tgz", ".tar", ".z")
 # Fields of the provenance that must be equal for all lines of one output.
 SAME_SCORES = ("scorer", "model", "revision", "template_hash", "dtype", "settings")
 
@@ -118,6 +119,8 @@ class Output:
         packed = (self._stored_as, self._compression) != ("jsonl", "")
         if self._stored_as == "parquet" and self._compression:
             raise ConfigError(f"output is parquet, which has its own compression; got {str(path)!r}.")
+        if self._path is not None and self._path.suffix.lower() in OTHER_COMPRESSIONS:
+            raise ConfigError(f"output can be compressed only as {' or '.join(COMPRESSIONS)}, got {str(path)!r}.")
         if packed and self._path is None:
             raise ConfigError(f"output {str(path)!r} is a pipe or a device, which gets JSON lines; name it .jsonl.")
         if self._stored_as == "parquet" or self._compression == ".zst":
@@ -134,7 +137,7 @@ class Output:
         if self._path is None:
             self._file = self._stack.enter_context(path.open("wb"))
             return
-        self._target = path.resolve()
+        self._target = Path(os.path.realpath(path))  # unlike resolve(), without an error of its own for a loop of links
         self._record = self._target.with_name(f"{self._target.name}.settings.json")
         partial = self._target.with_name(f"{self._target.name}.partial")
         self._stack.enter_context(_locked(self._target))

@@ -22,6 +22,7 @@ from gym_rm.cli.scored_files import FileScoring, Progress
 from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 
+STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 SECONDS_BETWEEN_LINES = 15.0  # of progress, if stderr is not a terminal
 
 
@@ -117,7 +118,9 @@ def score(
         )
     placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # these do not change a score
     path = None if source == "-" else Path(source)
-    written = None if output in ("-", "/dev/stdout") else Path(output)
+    written = None if output in STANDARD_OUTPUT else Path(output)
+    if output.endswith("/"):  # which Path removes
+        fail(ConfigError(f"output must be a file, got the folder {output!r}."), code=1)
     bar = _progress_bar(path, hidden=not progress or (written is None and sys.stdout.isatty()))
     print_line = _printer(path, hidden=not progress or stderr.is_terminal)
     last = Progress()

@@ -27,7 +27,7 @@ from gym_rm.errors import ConfigError
 Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | None"
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-_COMPRESSIONS = (".gz", ".zst")
+COMPRESSIONS = (".gz", ".zst")
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w\[\]%:+-]+)?")
 # CSV cells are texts, except lists as JSON in the first columns, and messages as JSON in the second ones.
@@ -119,7 +119,7 @@ def format_of(path: Path) -> tuple[str | None, str]:
         (('jsonl', '.gz'), (None, ''))
     """
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    compression = suffixes.pop() if suffixes and suffixes[-1] in _COMPRESSIONS else ""
+    compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
     return _FORMATS.get(suffixes[-1]) if suffixes else None, compression
 
 

@@ -171,8 +171,12 @@ def test_devices_are_written_like_standard_output(tmp_path, scorer):
     source = write(tmp_path / "in.jsonl", ROWS)
     run(source, "-o", tmp_path / "null")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "null"]
-    assert run(source, "-o", "/dev/stdout").stdout.count("\n") == 10
-    assert scorer.calls == [10, 10]
+    assert scorer.calls == [10]
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_the_names_of_standard_output(tmp_path, scorer, output):
+    assert run(write(tmp_path / "in.jsonl", ROWS), "-o", output).stdout.count("\n") == 10
 
 
 def test_an_empty_file_does_not_call_the_scorer(tmp_path, scorer):
@@ -195,6 +199,9 @@ def test_batch_size_counts_conversations(tmp_path, scorer):
         (["in.jsonl", "-o", "in.jsonl"], "output must not be the input 'in.jsonl'"),
         (["in.jsonl", "-o", "out.parquet.gz"], "output is parquet, which has its own compression"),
         (["in.jsonl", "-o", "."], "output must be a file, got the folder '.'"),
+        (["in.jsonl", "-o", "none/"], "output must be a file, got the folder 'none/'"),
+        (["in.jsonl", "-o", "loop"], "cannot write 'loop': Too many levels of symbolic links"),
+        (["in.jsonl", "-o", "out.jsonl.BZ2"], "output can be compressed only as .gz or .zst, got 'out.jsonl.BZ2'"),
         (["in.jsonl", "-o", "none/out.jsonl"], "cannot write 'none/out.jsonl': No such file"),
         (["in.jsonl.gz"], "cannot read 'in.jsonl.gz'"),
     ],
@@ -202,6 +209,7 @@ def test_batch_size_counts_conversations(tmp_path, scorer):
 def test_the_error_for_an_invalid_file_names_it(tmp_path, monkeypatch, scorer, arguments, message):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / "loop").symlink_to("loop")
     assert message in run(*arguments, code=1).stderr
 
 
