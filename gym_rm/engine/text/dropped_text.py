@@ -28,7 +28,9 @@ REASONING = frozenset({"reasoning_content", "reasoning", "thinking"})
 IDENTIFIERS = frozenset({"id", "type", "index", "tool_call_id"})  # they connect messages; many templates omit them
 LONGEST_LITERAL = 64
 SHORT = 16
+TOOL_ROLES = frozenset({"tool", "function", "ipython"})  # their `name` identifies the call, like `tool_call_id`
 ESCAPED = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
+PRINTED = re.compile(r"\\U[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,25 +138,27 @@ class DroppedText:
         traced: list[Message] = []
         for index, message in enumerate(conversation):
             copy: dict[str, Any] = {"role": message["role"]}
+            connecting = IDENTIFIERS | {"name"} if message["role"] in TOOL_ROLES else IDENTIFIERS
             for field in ("content", *extra_fields(message)):
-                trace = traces[index, field] = _Trace(marks, self._split)
+                trace = _Trace(marks, self._split)
                 value = cast(Mapping[str, Any], message)[field]
-                copy[field] = (
-                    trace.replace(value) if field in IDENTIFIERS else map_leaves(value, trace.replace, skip=IDENTIFIERS)
-                )
+                if field in connecting:
+                    copy[field] = trace.replace(value)
+                else:
+                    copy[field] = map_leaves(value, trace.replace, skip=IDENTIFIERS)
+                    traces[index, field] = trace
             traced.append(cast(Message, copy))
         written = write(traced)
-        # A template may also encode text, as in a URL or as JSON in ASCII.
+        # A template may also encode text, as in a URL, as JSON in ASCII, or as Python prints it.
         forms = (
             written,
             urllib.parse.unquote(written),
             ESCAPED.sub(lambda match: json.loads(f'"{match[0]}"'), written),
+            PRINTED.sub(lambda match: chr(int(match[0][2:], 16)), written),
         )
         counts = functools.reduce(operator.or_, map(collections.Counter, dict.fromkeys(forms)))
         found = [
-            trace.dropped(index, field, counts, written, index in unwritten)
-            for (index, field), trace in traces.items()
-            if field not in IDENTIFIERS
+            trace.dropped(index, field, counts, written, index in unwritten) for (index, field), trace in traces.items()
         ]
         return [each for each in found if each is not None]
 

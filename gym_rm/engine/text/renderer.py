@@ -259,7 +259,7 @@ class Renderer:
         """Raise ConversationError for a text that is much too long for `max_length`, without tokenising it."""
         if self.max_length is None or self.overlong == "truncate_left":
             return
-        if sum(len(message["content"]) for message in conversation) <= SHORT_ENOUGH * self.max_length:
+        if sum(len(text) for message in conversation for text in texts_of(message)) <= SHORT_ENOUGH * self.max_length:
             return
         kept = shortest(conversation) if self.overlong == "drop_turns" else conversation
         length = self._token_bound(joined(kept) if self.chat_template is None else self._write(kept))

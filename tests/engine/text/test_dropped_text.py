@@ -178,3 +178,34 @@ def test_the_ids_do_not_depend_on_the_option():
     assert ids_of(renderer(ANSWER_ONLY, dropped_text="warn"), conversation) == ids_of(
         renderer(ANSWER_ONLY), conversation
     )
+
+
+# --- tool calls and their results
+
+
+def called(arguments):
+    calls = [{"type": "function", "function": {"name": "weather", "arguments": arguments}}]
+    return [user("Is it warm?"), {**assistant("I ask."), "tool_calls": calls}, assistant("It is 20 degrees.")]
+
+
+CALLS = "m['content'] + (m.tool_calls[0].function | string if m.tool_calls else '')"
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Paris é"}, {"a": [{"b": "it's"}], "c": 2}, "{'city': 1}"])
+def test_arguments_that_a_template_prints_as_python_are_not_missing(arguments):
+    assert dropped_of(chatml_of(CALLS), called(arguments)) == 0
+
+
+def test_arguments_of_which_python_prints_only_a_part_are_counted():
+    template = chatml_of("m['content'] + (m.tool_calls[0].function.arguments.a | string if m.tool_calls else '')")
+    assert dropped_of(template, called({"a": ["Paris"], "b": "London"})) == len("weather") + len("London")
+
+
+@pytest.mark.parametrize("role", ["tool", "function", "ipython"])
+def test_the_name_in_a_tool_result_need_not_be_written(role):
+    result = {"role": role, "name": "weather", "tool_call_id": "call_1", "content": "20 degrees"}
+    assert dropped_of(chatml_of("m['content']"), [user("q"), assistant("I ask."), result, assistant("Yes.")]) == 0
+
+
+def test_the_name_of_a_user_must_be_written():
+    assert "'name'" in dropped_of(chatml_of("m['content']"), [{**user("q"), "name": "Ada"}, assistant("Yes.")])

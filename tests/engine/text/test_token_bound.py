@@ -87,6 +87,16 @@ def test_a_reply_that_is_much_too_long_is_refused_without_tokenising_it(reply, o
     assert "more than max_length=100" in str(error)
 
 
+@pytest.mark.parametrize("field", [{"reasoning_content": "So it is. " * 30_000},
+                                   {"tool_calls": [{"function": {"arguments": {"a": "x" * 300_000}}}]}])  # fmt: skip
+def test_a_field_that_is_much_too_long_is_refused_without_tokenising_it(field, monkeypatch):
+    template = "{% for m in messages %}{{ m.content }}{{ m.reasoning_content }}{{ m.tool_calls }}{% endfor %}"
+    renderer = Renderer(tiny_models.tokenizer("chatml"), chat_template=template, max_length=100)
+    monkeypatch.setattr(renderer, "_tokenize", lambda texts: [] if not texts else pytest.fail("tokenised"))
+    (error,) = renderer.encode([[user("q"), {**assistant("a"), **field}]])
+    assert "the conversation has at least " in str(error)
+
+
 def test_turns_are_dropped_from_a_conversation_that_is_much_too_long():
     long = [user("q"), assistant("So it is. " * 3000), user("And now?"), assistant("No.")]
     renderer = Renderer(tiny_models.tokenizer("chatml"), max_length=100, overlong="drop_turns")
