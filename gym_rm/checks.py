@@ -28,9 +28,14 @@ def boolean(name: str, value: Any) -> bool:
 
 def finite(name: str, value: Any) -> float:
     """Return a finite number as a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, got {describe(value)}.")
-    return float(value)
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    try:
+        converted = float(value) if number else math.nan
+    except OverflowError:  # an integer above the largest float
+        converted = math.inf
+    if not math.isfinite(converted):
+        raise ConfigError(f"{name} must be a finite number, got {describe(value):.100}.")
+    return converted
 
 
 def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from gymnasium.error import ResetNeeded
 
 from gym_rm.adapters import require
-from gym_rm.checks import integer
+from gym_rm.checks import describe, integer
 from gym_rm.config import parse_settings
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.prompts import prompt_of_columns
@@ -63,7 +63,10 @@ class RewardModelTextEnv(BaseTextEnv):  # type: ignore[misc]
     def init(self, prompt: Sequence[Mapping[str, str]]) -> tuple[list[Message], dict[str, Any]]:
         """Start a dialogue from the messages of a prompt."""
         messages = parse_messages(list(prompt), "the prompt", "prompt")
-        ground_truth = (self._extras.get("reward_spec") or {}).get("ground_truth")
+        spec = self._extras.get("reward_spec") or {}
+        if not isinstance(spec, Mapping):
+            raise ConfigError(f"extras['reward_spec'] must be {{'ground_truth': ...}} or None, got {describe(spec)}.")
+        ground_truth = spec.get("ground_truth")
         columns = {**self._extras, "ground_truth": ground_truth}
         start = prompt_of_columns(messages, columns, "prompt", answer_column="ground_truth", where="extras")
         self._env = RewardEnv(prompts=[start], reward_model=self._scorer, **self._settings)

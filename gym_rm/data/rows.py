@@ -67,7 +67,8 @@ def _rows_of(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
     if type(source).__name__ == "DataFrame":  # iterating over a DataFrame yields its column names
         table = cast(Any, source)
         source = cast("list[Any]", table.to_dicts() if hasattr(table, "to_dicts") else table.to_dict("records"))
-    if isinstance(source, Mapping) or not isinstance(source, Iterable):
+    scalar = getattr(source, "ndim", 1) == 0  # an array without rows
+    if isinstance(source, Mapping) or not isinstance(source, Iterable) or scalar:
         raise ConfigError(f"{argument} must be {_SOURCES}; got {show(source)}.")
     return ((f"{argument}[{index}]", row) for index, row in enumerate(source))
 

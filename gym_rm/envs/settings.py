@@ -74,9 +74,8 @@ def require_known(settings: Mapping[str, Any], owner: str, *options: str) -> Non
     known = ["num_envs", *options, *EnvSettings.model_fields]
     for name in settings:
         if name not in known:
-            raise ConfigError(
-                f"{name}: unknown setting.{nearest(name, known)} Known settings of {owner}: {', '.join(known)}."
-            )
+            hint = " Use max_turns to limit replies." if name == "max_episode_steps" else nearest(name, known)
+            raise ConfigError(f"{name}: unknown setting.{hint} Known settings of {owner}: {', '.join(known)}.")
 
 
 def require_single(settings: Mapping[str, Any]) -> None:

@@ -212,6 +212,11 @@ def test_extras_without_a_ground_truth_are_an_error_or_give_the_fallback_reward(
     assert reward_of(verifier, "4", extras, fallback_reward=-2.0) == -2.0
 
 
+def test_a_reward_spec_that_is_a_text_is_refused(reward_of, verifier):
+    with pytest.raises(ConfigError, match=r"extras\['reward_spec'\] must be .* got str '4'"):
+        reward_of(verifier, "4", {"reward_spec": "4"})
+
+
 def test_an_exception_in_a_verifier_is_raised(reward_of):
     with pytest.raises(AttributeError, match="strip"):
         reward_of(answer_must_be_text, "4", {"reward_spec": {"ground_truth": None}})

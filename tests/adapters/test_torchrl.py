@@ -215,6 +215,12 @@ def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(recorder, val
         RewardModelTransform(recorder, fallback_reward=value)
 
 
+@pytest.mark.parametrize("reward_model", [None, lambda conversations: [1.0] * len(conversations)])
+def test_a_misspelled_option_of_the_transform_is_named(reward_model):
+    with pytest.raises(ConfigError, match="Did you mean 'fallback_reward'"):
+        RewardModelTransform(reward_model, fallbak_reward=1.0)
+
+
 def test_a_conversation_with_tool_calls_has_no_score(embedded_scorer):
     env, start = chat_env(RewardModelTransform(embedded_scorer, fallback_reward=-2.0), (1,))
     start["history"].full = History.from_chats(

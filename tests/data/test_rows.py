@@ -283,6 +283,7 @@ def test_none_is_the_embedded_set():
         ("What is 2 + 2?", r"prompts='What is 2 \+ 2\?' is neither a file nor a data set name"),
         ({"prompt": "hi"}, r"prompts must be .* got dict"),
         (3, r"prompts must be .* got int 3"),
+        (np.array("a"), r"prompts must be .* got ndarray"),
     ],
 )
 def test_an_invalid_source_is_refused(source, message):

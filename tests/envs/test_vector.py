@@ -227,6 +227,8 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
         ({"respond": lambda conversation: None}, r"respond must take \(conversations, prompts, scores\)"),
         ({"autoreset_mode": "SameSteps"}, "autoreset_mode must be one of .*Did you mean 'SameStep'"),
         ({"fallback_reward": float("nan")}, "fallback_reward must be a finite number"),
+        ({"fallback_reward": 10**400}, "fallback_reward must be a finite number, got 1000"),
+        ({"max_episode_steps": 2}, "max_episode_steps: unknown setting. Use max_turns"),
         ({"fallback_reward": "0"}, "fallback_reward must be a finite number"),
         ({"render_mode": "rgb_array"}, "render_mode must be one of"),
         ({"respond": "nowhere:function"}, "respond must be a function or 'module:function', got 'nowhere:function'"),
