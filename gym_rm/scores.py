@@ -276,9 +276,7 @@ class Scores:
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
-            raise ConfigError(
-                f"to_pandas needs the package pandas; run pip install 'gym-rm[data]' ({error})."
-            ) from error
+            raise ConfigError(f"to_pandas needs pandas; run pip install 'gym-rm[data]' ({error}).") from error
         names = {"rewards": "reward", "errors": "error", "terminations": "terminated"}
         table: dict[str, Any] = {}
         for (field_name, name), column in self._columns().items():
@@ -417,9 +415,8 @@ def _array(name: str, values: Any, dtype: Any) -> NDArray[Any]:
             raise TypeError("None is not a list")
         return np.asarray(values, dtype=dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        kind = np.dtype(dtype).name
         raise ConfigError(
-            f"{name} of Scores must be a list of {kind} numbers, got {describe(values)}: {error}."
+            f"{name} of Scores must be a list of {np.dtype(dtype)} numbers, got {describe(values)}: {error}."
         ) from error
 
 

@@ -209,7 +209,12 @@ def test_conversations_that_are_not_a_list_are_refused_and_later_calls_answered(
     assert len(scorer.score([chat("q", "a")])) == 1
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError()])
+class Unprintable(BaseException):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), Unprintable()])
 def test_a_scorer_that_raises_a_base_exception_does_not_stop_later_calls(error):
     def fails(conversations):
         if conversations[0][-1]["content"] == "bad":
