@@ -3,7 +3,7 @@ import importlib.util
 import pytest
 from recording import chat, merged
 
-from gym_rm import ConfigError, ScoringError
+from gym_rm import ScoringError
 
 NAME = "gym_rm:reward-model"
 SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n), "user_turns": ["sure?"]} for n in range(1, 4)]
@@ -100,9 +100,11 @@ def test_a_prompt_without_an_answer_gets_the_fallback_reward_and_score_ok_is_fal
     assert (reward, info["score_ok"]) == (-2.0, False)
 
 
-def test_an_answer_that_is_neither_text_nor_a_number_is_refused(make, verifier):
-    with pytest.raises(ConfigError, match="'answer' must be a text or a number"):
-        make(reward_model=verifier, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
+def test_an_answer_that_is_neither_text_nor_a_number_is_missing_for_a_verifier(make, verifier):
+    env = make(reward_model=verifier, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
+    env.reset(seed=0)
+    with pytest.raises(ScoringError):
+        env.step("4")
 
 
 def test_gems_vector_environment_passes_answers_to_a_verifier(gem, verifier):

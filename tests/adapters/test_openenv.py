@@ -75,9 +75,11 @@ def test_a_prompt_without_an_answer_gets_the_fallback_reward_and_score_ok_is_fal
     assert (observation.reward, observation.metadata["score_ok"]) == (-2.0, False)
 
 
-def test_an_answer_that_is_neither_text_nor_a_number_is_refused(adapter, verifier):
-    with pytest.raises(ConfigError, match="'answer' must be a text or a number"):
-        adapter.RewardModelOpenEnv(reward_model=verifier, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
+def test_an_answer_that_is_neither_text_nor_a_number_is_missing_for_a_verifier(adapter, verifier):
+    env = adapter.RewardModelOpenEnv(reward_model=verifier, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
+    env.reset(seed=0)
+    with pytest.raises(ScoringError):
+        env.step(adapter.ReplyAction(reply="4"))
 
 
 def test_the_client_gets_prompt_id_score_ok_and_truncated(adapter, recorder):

@@ -218,9 +218,11 @@ def test_a_prompt_without_an_answer_gets_the_fallback_reward_and_score_ok_is_fal
     assert [info["score_ok"] for info in infos] == [False, False]
 
 
-def test_an_answer_that_is_neither_text_nor_a_number_is_refused_before_training(verifier):
-    with pytest.raises(ConfigError, match=r"prompts\[1\]: 'answer' must be a text or a number, got list \['4'\]"):
-        make_sums(verifier, 2, prompts=[SUMS[0], {"prompt": "2 + 2?", "answer": ["4"]}])
+def test_an_answer_that_is_neither_text_nor_a_number_is_missing_for_a_verifier(verifier):
+    envs = make_sums(verifier, 2, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
+    envs.reset()
+    with pytest.raises(ScoringError):
+        envs.step(np.array([0, 0]))
 
 
 # --- SB3's wrappers and evaluation ---------------------------------------------------------------------------------
