@@ -19,7 +19,7 @@ class ChangeCounter:
     """Counts changes of models between calls: of weights, modules and hooks.
 
     In-place operations on a tensor change its version, which torch counts. Torch does not count writes through
-    `tensor.data`, as some optimizers do them; they are noticed by one number of each tensor. So a write through `.data`
+    `tensor.data`, as in some optimizers; they are noticed by one number of each tensor. So a write through `.data`
     to a part of a tensor can be missed. Of other attributes, plain values count, such as the scale of an adapter.
 
     Example:
