@@ -78,7 +78,6 @@ class ScorerOptions(TypedDict, total=False):
     # EngineOptions
     max_num_batched_tokens: int | Literal["auto"]
     quantization: Literal["int8", "fp8"] | None
-    batch_invariant: bool
     tree: bool
     cache_size: int
     prefix_cache_tokens: int

@@ -87,6 +87,10 @@ class Provenance:
         layout: layout of the batches: `"tree"`, `"padded"` or `"one_by_one"`.
         attention: `"tree"` for gym_rm's own attention, which the layout `"tree"` uses; otherwise the attention
             implementation of transformers, such as `"sdpa"`.
+        batch_invariance: `"bit-equal"` if a score has the same bits in every batch: so it was in the check at load, on
+            this hardware and with these versions. Otherwise `"within 1.2e-07"`, the largest difference in that check
+            relative to the largest value.
+        torch: version of torch.
         transformers: version of transformers.
         settings: all other settings that change the scores (pooling, max_length, overlong, ...).
     """
@@ -99,6 +103,8 @@ class Provenance:
     device: str | None = None
     layout: str | None = None
     attention: str | None = None
+    batch_invariance: str | None = None
+    torch: str | None = None
     transformers: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 

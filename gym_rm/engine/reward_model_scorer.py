@@ -50,16 +50,13 @@ class EngineOptions(Config):
     quantization: Literal["int8", "fp8"] | None = None
     """`"int8"` (CPU) or `"fp8"` (GPU) computes the backbone's matrix products in 8 bits: faster, with a rounding error
     in the scores (see `benchmarks/README.md`)."""
-    batch_invariant: Flag = False
-    """Run every distinct conversation alone, so that its score is bit-equal in every call. If False, a score may differ
-    between calls in its last bits (in float32 by up to 1e-5)."""
     tree: Flag = True
     """Merge shared prefixes into token trees; False turns this off, for comparisons and measurements."""
     cache_size: NonNegativeInt = 0
     """Number of scored sequences to keep across calls, looked up by their token ids; 0 turns the score cache off."""
     prefix_cache_tokens: NonNegativeInt = 0
     """Number of tokens whose keys and values are kept across calls, so that the next turn of a dialogue computes only
-    its new tokens; 0 turns the prefix cache off. Scores may then differ between calls in their last bits."""
+    its new tokens; 0 turns the prefix cache off. Scores do not change."""
 
 
 class RewardModelScorer:
@@ -135,10 +132,6 @@ class RewardModelScorer:
             raise ConfigError(
                 f"prefix_cache_tokens must be 0 or at least {CACHE_BLOCK_SIZE}; got {engine.prefix_cache_tokens}."
             )
-        if engine.prefix_cache_tokens and engine.batch_invariant:
-            raise ConfigError(
-                "prefix_cache_tokens needs the token tree, which batch_invariant=True turns off; pass only one."
-            )
         self.kind: Kind = KINDS[kind].of(facts, of_kind)
         self.renderer = Renderer(facts.tokenizer, input_format=self.kind.input_format, **dict(text))
         self.executor: Executor = executor or LocalExecutor()
@@ -149,7 +142,7 @@ class RewardModelScorer:
         self.info = self.executor.load(spec)
         if text.max_length is None:
             self.renderer.max_length = self.info.max_positions
-        self.layout: Layout = "one_by_one" if engine.batch_invariant else self.info.layout
+        self.layout: Layout = self.info.layout
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
         self._cache = ScoreCache(engine.cache_size)
         self._lock = threading.RLock()
@@ -165,12 +158,13 @@ class RewardModelScorer:
             device=self.info.device,
             layout=self.layout,
             attention="tree" if self.layout == "tree" else self.info.attention,
+            batch_invariance=self.info.batch_invariance,
+            torch=self.info.torch,
             transformers=self.info.transformers,
             settings={
                 "kind": kind,
                 "max_length": self.renderer.max_length,
                 "overlong": self.renderer.overlong,
-                "batch_invariant": engine.batch_invariant,
                 **({} if self.info.quantization is None else {"quantization": self.info.quantization}),
                 **({} if device_map is None else {"device_map": device_map}),
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),

@@ -141,9 +141,10 @@ class Scheduler:
                 self._budget, self._good_runs = min(2 * self._budget, self._largest), 0
 
     def _first_attempts(self, sequences: Sequence[TokenSequence], result: RunResult) -> list[Attempt]:
-        """Return up to two attempts: sequences within the budget, and longer sequences with a larger budget."""
+        """Return attempts: sequences within the budget, longer ones with a larger budget, and those that run alone."""
         short: list[int] = []
         long: list[int] = []
+        apart: list[int] = []
         for m, sequence in enumerate(sequences):
             length = len(sequence.input_ids)
             if self._limit is not None and length > self._limit:
@@ -151,11 +152,15 @@ class Scheduler:
                     f"the conversation has {length} tokens, more than max_num_batched_tokens={self._limit}; raise "
                     "max_num_batched_tokens, or set max_length with overlong='drop_turns'"
                 )
+            elif self._info.longest_shared is not None and length > self._info.longest_shared:
+                apart.append(m)
             else:
                 (short if length <= self._budget else long).append(m)
+        longest = max((len(sequences[m].input_ids) for m in apart), default=0)
         larger = self._budget + max((len(sequences[m].input_ids) for m in long), default=0)
         larger = larger if self._limit is None else min(larger, self._limit)
-        return [attempt for attempt in (Attempt(long, larger), Attempt(short, self._budget)) if attempt.rows]
+        attempts = (Attempt(apart, longest, alone=True), Attempt(long, larger), Attempt(short, self._budget))
+        return [attempt for attempt in attempts if attempt.rows]
 
     def _smaller_attempts(self, rows: list[int], budget: int, sequences: Sequence[TokenSequence]) -> list[Attempt]:
         """Halve the budget if needed, and return the attempts for rows that ran out of memory with `budget`."""
@@ -170,15 +175,16 @@ class Scheduler:
         return [*alone, Attempt(short, smaller)] if short else alone
 
     def _plan(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:
-        longest = self._info.longest_shared
-        alone = (
-            alone
-            or self.layout == "one_by_one"
-            or (longest is not None and any(len(sequence.input_ids) > longest for sequence in sequences))
+        if self.layout == "tree":
+            return plan_trees(sequences, max_num_batched_tokens=budget, alone=alone)
+        exact = self.layout == "one_by_one"
+        return plan_padded(
+            sequences,
+            max_num_batched_tokens=budget,
+            max_width=self._info.max_width,
+            alone=alone or exact,
+            exact=exact,
         )
-        if self.layout == "tree" and not alone:
-            return plan_trees(sequences, max_num_batched_tokens=budget)
-        return plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
 
     def _checked(self, outcomes: list[BatchResult], batches: Sequence[Batch], executor: Executor) -> list[BatchResult]:
         """Return the results: each has either an error or values of the right shape and type."""

@@ -24,6 +24,8 @@ IntArray = NDArray[np.int64]
 Layout: TypeAlias = Literal["tree", "padded", "one_by_one"]
 """Layout of the batches of a model."""
 
+WIDTH_STEP = 32  # widths of padded batches are multiples of this, so that few widths are left
+
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
@@ -138,6 +140,7 @@ def plan_trees(
     max_num_batched_tokens: int,
     groups: Sequence[int] | None = None,
     share: bool = True,
+    alone: bool = False,
 ) -> BatchPlan:
     """Pack sequences into prefix trees under a token budget, in linear time after one sort.
 
@@ -147,6 +150,7 @@ def plan_trees(
         groups: `[M]`, group of each sequence, such as a preference pair or a GRPO group. The sequences of a group go
             into one tree, unless the group alone exceeds the budget. None for no groups.
         share: whether prefixes are merged; False stores every sequence in full.
+        alone: put every sequence into a tree of its own.
 
     Raises:
         ValueError: a sequence is empty or longer than the budget, or `groups` does not have length M.
@@ -165,7 +169,8 @@ def plan_trees(
     trees: list[TokenTree] = []
     num_values = 0
     lengths = [len(ids[row]) for row in order]
-    for start, stop in _cut(lengths, shared, first_of_unit, max_num_batched_tokens):
+    every = [(k, k + 1) for k in range(len(order))]
+    for start, stop in every if alone else _cut(lengths, shared, first_of_unit, max_num_batched_tokens):
         builder = _TreeBuilder()
         rows = order[start:stop]
         found = [builder.add(sequences[row], shared[k] if k > start else 0) for k, row in enumerate(rows, start=start)]
@@ -178,13 +183,32 @@ def plan_trees(
     return BatchPlan(tuple(trees), value_index, batch_of, sum(len(tree) for tree in trees), 0)
 
 
-def plan_padded(sequences: Sequence[TokenSequence], *, max_num_batched_tokens: int, alone: bool = False) -> BatchPlan:
-    """Pack distinct sequences, sorted by length, into padded batches under a token budget.
+def padded_width(length: int, limit: int | None) -> int:
+    """Return the width of padded batches for sequences of this length.
+
+    It is larger than the length, so that all rows of a batch have padding: models compute rows without a mask in
+    another way. Only at the limit of the model's positions it is the length, and such sequences have no padding.
+    """
+    width = (length // WIDTH_STEP + 1) * WIDTH_STEP
+    return width if limit is None or width <= limit else max(length, limit)
+
+
+def plan_padded(
+    sequences: Sequence[TokenSequence],
+    *,
+    max_num_batched_tokens: int,
+    max_width: int | None = None,
+    alone: bool = False,
+    exact: bool = False,
+) -> BatchPlan:
+    """Pack distinct sequences into padded batches under a token budget; a sequence's width depends only on its length.
 
     Args:
         sequences: M sequences.
-        max_num_batched_tokens: token budget of each batch, padding included.
-        alone: put every sequence into a batch of its own, so that its values do not depend on other sequences.
+        max_num_batched_tokens: token budget of each batch, padding included; one sequence may exceed it by its padding.
+        max_width: width that padding does not exceed, such as the number of positions of the model.
+        alone: put every sequence into a batch of its own.
+        exact: pad nothing; sequences of different lengths do not share a batch.
 
     Raises:
         ValueError: a sequence is empty or longer than the budget.
@@ -193,7 +217,13 @@ def plan_padded(sequences: Sequence[TokenSequence], *, max_num_batched_tokens: i
     distinct: dict[tuple[bytes, int | None], list[int]] = {}
     for row, sequence in enumerate(sequences):
         distinct.setdefault((sequence.input_ids.tobytes(), sequence.second_segment), []).append(row)
-    equal = sorted(distinct.values(), key=lambda rows: len(sequences[rows[0]].input_ids))
+
+    def width_of(rows: list[int]) -> tuple[int, bool]:
+        length = len(sequences[rows[0]].input_ids)
+        width = length if exact else padded_width(length, max_width)
+        return width, length == width
+
+    equal = sorted(distinct.values(), key=width_of)
 
     read_starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
     value_index = np.empty(read_starts[-1], dtype=np.int64)
@@ -203,14 +233,13 @@ def plan_padded(sequences: Sequence[TokenSequence], *, max_num_batched_tokens: i
     start = 0
     while start < len(equal):
         stop = start + 1
-        while stop < len(equal) and not alone:
-            width = len(sequences[equal[stop][0]].input_ids)
-            if width * (stop + 1 - start) > max_num_batched_tokens:
-                break
+        width, full = width_of(equal[start])
+        most = 1 if alone else max(1, max_num_batched_tokens // width)
+        while stop < len(equal) and stop - start < most and width_of(equal[stop]) == (width, full):
             stop += 1
         members = [sequences[rows[0]] for rows in equal[start:stop]]
         lengths = np.array([len(member.input_ids) for member in members], dtype=np.int64)
-        input_ids = np.zeros((len(members), lengths.max()), dtype=np.int32)
+        input_ids = np.zeros((len(members), width), dtype=np.int32)
         for k, member in enumerate(members):
             input_ids[k, : lengths[k]] = member.input_ids
         reads = []

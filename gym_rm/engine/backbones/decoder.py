@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from gym_rm.engine.backbones.batch_invariance import with_padding
 from gym_rm.engine.backbones.fused import fusable_code, fused_forward
-from gym_rm.engine.backbones.prefix_cache import PrefixCache
+from gym_rm.engine.backbones.prefix_cache import KnownPrefixes, PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees, to_device
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
 
@@ -47,8 +48,8 @@ class DecoderBackbone:
             hidden: torch.Tensor = backbone(**plain_inputs(batch, self.model), use_cache=False).last_hidden_state
             return hidden[rows.to(hidden.device), positions.to(hidden.device)]
         if not (self.fuse and not torch.is_grad_enabled() and fusable_code(backbone) == self.code):
-            reads, tree = to_device(batch.read_indices, device), TreeAttention(batch, device)
-            inputs = to_device(np.stack([batch.input_ids, batch.position_ids]), device)
+            tree = TreeAttention(batch, device)
+            inputs = to_device(with_padding(np.stack([batch.input_ids, batch.position_ids])), device)
             with attending_to_trees(backbone):
                 output = backbone(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, tree=tree)
             layers = self.model.config.get_text_config().num_hidden_layers
@@ -57,20 +58,18 @@ class DecoderBackbone:
                     f"{type(backbone).__name__} has {layers} layers, but {tree.num_calls} of them attended to the tree."
                 )
             hidden = output.last_hidden_state[0]
-            return hidden[reads.to(hidden.device)]
+            return hidden[to_device(batch.read_indices, hidden.device)]
         if self.prefix_cache is None:
-            inputs = to_device(np.stack([batch.input_ids, batch.position_ids]), device)
-            reads, tree = to_device(batch.read_indices, device), TreeAttention(batch, device)
-            return fused_forward(backbone, inputs[0], inputs[1], reads, tree)
-        return self._with_prefix_cache(self.prefix_cache, batch, device)
+            return self._fused(batch, TreeAttention(batch, device), None)
+        with self.prefix_cache.reuse(batch, device) as known:
+            return self._fused(batch, TreeAttention(batch, device, computed=known.computed), known)
 
-    def _with_prefix_cache(self, cache: PrefixCache, batch: TokenTree, device: torch.device) -> torch.Tensor:
-        with cache.reuse(batch, device) as known:
-            tokens = np.stack([batch.input_ids[known.computed], batch.position_ids[known.computed]])
-            inputs = to_device(tokens, device)
-            reads = to_device(np.searchsorted(known.computed, batch.read_indices), device)
-            tree = TreeAttention(batch, device, computed=known.computed)
-            return fused_forward(self.model.base_model, inputs[0], inputs[1], reads, tree, known)
+    def _fused(self, batch: TokenTree, tree: TreeAttention, known: KnownPrefixes | None) -> torch.Tensor:
+        tokens, reads = np.stack([batch.input_ids, batch.position_ids]), batch.read_indices
+        if known is not None:
+            tokens, reads = tokens[:, known.computed], np.searchsorted(known.computed, reads)
+        inputs, at = (to_device(with_padding(each), tree.device) for each in (tokens, reads))
+        return fused_forward(self.model.base_model, inputs[0], inputs[1], at, tree, known)[: batch.num_reads]
 
 
 def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, torch.Tensor]:

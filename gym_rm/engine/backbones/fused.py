@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm, silu
 from transformers.activations import ACT2FN
 
+from gym_rm.engine.backbones.batch_invariance import with_padding
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
 from gym_rm.engine.backbones.tree_attention import TreeAttention, attend, attend_with_flex, to_device
 
@@ -105,7 +106,7 @@ def fused_forward(
     """
     x = backbone.embed_tokens(input_ids)
     cos, sin = (part[0] for part in backbone.rotary_emb(x, position_ids[None]))
-    computed = None if tree.computed is None else to_device(tree.computed, x.device)
+    computed = None if tree.computed is None else to_device(with_padding(tree.computed), x.device)
     everything = Queries(cos, sin, only_reads=False, indices=computed)
     *layers, last = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
@@ -151,7 +152,8 @@ def _attention(
     if tree.use_flex:
         output = attend_with_flex(query, key, value, tree, module.scaling, window, rows=queries.indices)
     else:
-        output = attend(query, key, value, tree.blocks(window, only_reads=queries.only_reads), module.scaling)
+        tiling = tree.tiling(window, query.shape[2], only_reads=queries.only_reads)
+        output = attend(query, key, value, tree.slots, tiling, module.scaling)
     return output.reshape(len(queries.cos), -1)
 
 

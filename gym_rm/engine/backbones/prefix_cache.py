@@ -50,14 +50,14 @@ class KnownPrefixes:
     kept_slots: Tensor
 
     def complete(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Cache the computed keys and values `[C, H_kv, D]`, and return those of the whole tree `[T, H_kv, D]`."""
+        """Cache the computed keys and values `[>= C, H_kv, D]`, and return those of the whole tree `[T, H_kv, D]`."""
         if layer not in self.pools:
             shape = (self.num_slots, *key.shape[1:])
             self.pools[layer] = (key.new_empty(shape), value.new_empty(shape))
         whole = []
         for states, pool in zip((key, value), self.pools[layer], strict=True):
             tree = states.new_empty(len(self.indices) + len(self.given), *states.shape[1:])
-            tree[self.indices] = states
+            tree[self.indices] = states[: len(self.indices)]
             tree[self.given] = pool[self.given_slots]
             pool[self.kept_slots] = tree[self.kept]
             whole.append(tree)

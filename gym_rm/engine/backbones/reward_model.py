@@ -45,6 +45,10 @@ class RewardModel(abc.ABC):
         """Return the values that the trial compares, `[R, ...]`; hidden states, if a head of zeros can hide errors."""
         return self.values(batch)
 
+    def all_values(self, batch: Batch) -> Tensor:
+        """Return everything that must not depend on the batch: hidden states and values, `[R, ...]`."""
+        return torch.cat([self.trial_values(batch).float(), self.values(batch)], dim=1)
+
 
 class HeadedDecoder(RewardModel):
     """A decoder with a head on its hidden states."""
@@ -68,6 +72,11 @@ class HeadedDecoder(RewardModel):
     def trial_values(self, batch: Batch) -> Tensor:
         """Return the hidden states."""
         return self._backbone.hidden_states(batch)
+
+    def all_values(self, batch: Batch) -> Tensor:
+        """Return hidden states and values of one forward."""
+        hidden = self._backbone.hidden_states(batch)
+        return torch.cat([hidden.float(), self._head(hidden).to(hidden.device)], dim=1)
 
 
 class PolicyAndReference(RewardModel):

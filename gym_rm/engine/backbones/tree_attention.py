@@ -1,18 +1,24 @@
 """Attention over a token tree, registered with transformers as `"gym_rm_tree"`.
 
 A backbone called with `tree=TreeAttention(...)` passes it to every attention layer. Shapes follow transformers:
-query `[1, H, T, D]`, key and value `[1, H_kv, T, D]`, output `[1, T, H, D]`.
+query `[1, H, T, D]`, key and value `[1, H_kv, T, D]`, output `[1, T, H, D]`. T may include rows of padding after the
+tokens of the tree.
 
-- CPU: SDPA for one block of queries at a time, with the keys of the block's node and of its ancestors.
-- CUDA: `flex_attention` with a block mask that is computed on the host from `subtree_end`. Building the mask needs no
-  `[T, T]` tensor and no synchronisation with the device. Lengths are padded to a few sizes, to compile few kernels.
+Keys and values are copied into pages of consecutive positions of one path, see `pages`. What a query attends to then
+has a shape that depends on its position alone, so that its result has the same bits in every tree.
+
+- CPU: SDPA for the queries of one page at a time, with the pages of its path as keys; one call for all pages with
+  equally many.
+- CUDA: `flex_attention` with a block mask whose blocks are pages, which is computed on the host. Building the mask
+  needs no `[T, T]` tensor and no synchronisation with the device. Lengths are padded to a few sizes, to compile few
+  kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +27,15 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from gym_rm.engine.pages import Pages, make_pages, make_tiles
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
-FLEX_BLOCK_SIZE = 128  # number of queries, and of keys, in a block of flex_attention
+PAGE_SIZE = 32
+PAGES_AT_ONCE = 2048  # maximum number of pages of keys in one call of SDPA, to bound memory
+FLEX_BLOCK_SIZE = 128  # number of queries in a block of flex_attention, and positions in a page
 COMPILED_ON = ("cuda",)  # devices for which flex_attention is compiled
 RECOMPILE_LIMIT = 1024  # kernels of flex_attention; torch's default is 8, and then it computes whole score matrices
-MASKED_QUERIES = 512  # maximum number of queries per mask, to bound the mask's memory
-MERGED_TOKENS = 64  # consecutive nodes within this many tokens share a block: a call costs more than their masked keys
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -37,33 +44,48 @@ class UnsupportedByTree(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class QueryBlock:
-    """Consecutive queries that attend to keys in the same ranges.
+class TileGroup:
+    """N tiles of queries that attend to equally many pages of keys.
 
     Attributes:
-        start, stop: range of the queries.
-        runs: ranges of the keys and values, in order.
-        mask: float `[queries, keys]`, 0 for keys that a query attends to and -inf for others; None for no mask.
-        causal: whether this is plain causal attention of a range to itself.
+        start, stop: range of the tiles among all tiles.
+        pages: `[N * pages]` pages of the keys of each tile; a range of them if they follow each other.
+        mask: float `[PAGE_SIZE, keys]`, the same for all tiles: 0 for keys that a query attends to, -inf for others.
     """
 
     start: int
     stop: int
-    runs: tuple[tuple[int, int], ...]
-    mask: torch.Tensor | None
-    causal: bool
+    pages: torch.Tensor | slice
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Queries in tiles, each in the row of its position; other rows have any query, and their results are not used.
+
+    Attributes:
+        queries: int64 `[tiles * PAGE_SIZE]`, query in each row of the tiles.
+        groups: groups of the tiles.
+        rows: int64 `[Q]`, row of each query; queries after those of the tree have any row.
+    """
+
+    queries: torch.Tensor
+    groups: list[TileGroup]
+    rows: torch.Tensor
 
 
 class TreeAttention:
-    """One token tree for the attention layers; masks and key ranges are computed once for all layers.
+    """One token tree for the attention layers; pages, tiles and masks are computed once for all layers.
 
     Args:
         tree: the token tree, on the host.
-        device: device of the queries. CUDA uses `flex_attention`, other devices use SDPA by blocks of queries.
+        device: device of the queries. CUDA uses `flex_attention`, other devices use SDPA.
         computed: indices of the tokens to compute, if the keys of the other tokens are cached; None for all tokens.
         use_flex: overrides the choice by device. Outside CUDA, `flex_attention` runs uncompiled: slow, but correct.
 
     Attributes:
+        pages: pages of the tree.
+        slots: int64 `[P * size]`, tree index of the token in each place of the pages.
         num_calls: number of layers that called `tree_attention`; a layer that did not call it ignored the tree.
     """
 
@@ -79,82 +101,55 @@ class TreeAttention:
         self.computed = computed
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
+        self.pages = make_pages(tree, FLEX_BLOCK_SIZE if self.use_flex else PAGE_SIZE)
+        self.slots = to_device(self.pages.tokens.reshape(-1), device)
         self.num_calls = 0
-        self._blocks: dict[tuple[int | None, bool], list[QueryBlock]] = {}
+        self._tilings: dict[tuple[int | None, bool, int], Tiling] = {}
+        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
-    def blocks(self, sliding_window: int | None, *, only_reads: bool = False) -> list[QueryBlock]:
-        """Return blocks of the computed tokens' queries, or only of the queries at `tree.read_indices`."""
-        key = (sliding_window, only_reads)
-        if key not in self._blocks:
-            some = self.tree.read_indices if only_reads else self.computed
-            self._blocks[key] = list(self._make_blocks(sliding_window, some))
-        return self._blocks[key]
+    def tiling(self, sliding_window: int | None, num_queries: int, *, only_reads: bool = False) -> Tiling:
+        """Return the tiles of the computed tokens' queries, or only of the queries at `tree.read_indices`."""
+        key = (sliding_window, only_reads, num_queries)
+        if key not in self._tilings:
+            self._tilings[key] = self._make_tiling(sliding_window, num_queries, only_reads)
+        return self._tilings[key]
 
     def block_mask(self, sliding_window: int | None) -> BlockMask:
-        """Return the tree as a `flex_attention` block mask over the padded length."""
+        """Return the tree as a `flex_attention` block mask of queries and pages, over the padded length."""
         if sliding_window not in self._block_masks:
-            self._block_masks[sliding_window] = _block_mask(self.tree, self.device, sliding_window)
+            self._block_masks[sliding_window] = _block_mask(self.tree, self.pages, self.device, sliding_window)
         return self._block_masks[sliding_window]
 
-    def _make_blocks(self, window: int | None, some: IntArray | None) -> Iterator[QueryBlock]:
-        """Yield blocks of the queries at the indices `some`, or of all queries if it is None."""
-        tree = self.tree
-        queries = np.arange(len(tree)) if some is None else some
-        starts = tree.node_starts.tolist()
-        stops = [*starts[1:], len(tree)]
-        bounds = np.searchsorted(queries, [*starts, len(tree)]).tolist()
-        groups: list[tuple[int, int, int, tuple[tuple[int, int], ...]]] = []  # of nodes that share blocks
-        ancestors: list[tuple[int, int]] = []  # (start, stop) of each ancestor of the current node
-        for node, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            while ancestors and tree.subtree_end[ancestors[-1][0]] <= start:
-                ancestors.pop()
-            first, last = bounds[node : node + 2]
-            if first < last:
-                if groups and queries[last - 1] - groups[-1][2] < MERGED_TOKENS:
-                    groups[-1] = (groups[-1][0], last, *groups[-1][2:])
-                else:
-                    groups.append((first, last, start, tuple(ancestors)))
-            ancestors.append((start, stop))
-        for first, last, start, above in groups:
-            whole = some is None and not above and (tree.parents[first + 1 : last] == np.arange(first, last - 1)).all()
-            if whole and (window is None or last - first <= window):
-                yield QueryBlock(first, last, ((first, last),), None, causal=True)
-                continue
-            for one in range(first, last, MASKED_QUERIES):
-                stop = min(one + MASKED_QUERIES, last)
-                yield self._block(one, stop, queries[one:stop], start, above, window)
+    def _make_tiling(self, window: int | None, num_queries: int, only_reads: bool) -> Tiling:
+        queries = self.tree.read_indices if only_reads else self.computed
+        queries = np.arange(len(self.tree)) if queries is None else queries
+        tiles, places = make_tiles(self.tree, self.pages, queries, window, PAGES_AT_ONCE)
+        rows = np.zeros(num_queries, dtype=np.int64)
+        rows[: len(places)] = places
+        groups = []
+        start = 0
+        for each in tiles:
+            stop = start + len(each.queries)
+            path = each.pages[0]
+            follow = len(each.pages) == 1 and path[-1] - path[0] == len(path) - 1
+            pages = slice(path[0], path[-1] + 1) if follow else to_device(each.pages.reshape(-1), self.device)
+            groups.append(TileGroup(start, stop, pages, self._mask(len(path), window)))
+            start = stop
+        in_tiles = np.concatenate([each.queries.reshape(-1) for each in tiles])
+        return Tiling(to_device(in_tiles, self.device), groups, to_device(rows, self.device))
 
-    def _block(
-        self,
-        start: int,
-        stop: int,
-        queries: IntArray,
-        node: int,
-        ancestors: Sequence[tuple[int, int]],
-        window: int | None,
-    ) -> QueryBlock:
-        """Return a block of queries, which attend to keys among the ancestors of a node and from its start on."""
-        positions = self.tree.position_ids
-        oldest = 0 if window is None else max(0, int(positions[queries].min()) - window + 1)
-        runs: list[tuple[int, int]] = []
-        for first, last in (*ancestors, (node, int(queries[-1]) + 1)):
-            first = min(
-                last, first + max(0, oldest - int(positions[first]))
-            )  # leave out keys before the window of every query
-            if runs and runs[-1][1] == first:
-                runs[-1] = (runs[-1][0], last)  # one range needs no copy of the keys, so adjacent ranges are merged
-            elif first < last:
-                runs.append((first, last))
-        keys = np.concatenate([np.arange(first, last) for first, last in runs])
-        rows = queries[:, None]
-        hidden = (keys > rows) | (self.tree.subtree_end[keys] <= rows)
-        if window is not None:
-            hidden |= positions[rows] - positions[keys] >= window
-        if not hidden.any():
-            return QueryBlock(start, stop, tuple(runs), None, causal=False)
-        mask = to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
-        return QueryBlock(start, stop, tuple(runs), mask, causal=False)
+    def _mask(self, num_pages: int, window: int | None) -> torch.Tensor:
+        """Return the mask of queries in the last of `num_pages` pages."""
+        key = (num_pages, window)
+        if key not in self._masks:
+            keys = np.arange(num_pages * PAGE_SIZE)
+            queries = keys[-PAGE_SIZE:, None]
+            hidden = keys > queries
+            if window is not None:
+                hidden |= queries - keys >= window
+            self._masks[key] = to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
+        return self._masks[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,41 +206,44 @@ def tree_attention(
     tree.num_calls += 1
     if tree.use_flex:
         return attend_with_flex(query, key, value, tree, scaling, sliding_window, softcap=softcap, sinks=s_aux), None
-    blocks = tree.blocks(sliding_window)
-    return attend(query, key, value, blocks, scaling, dropout=dropout, softcap=softcap, sinks=s_aux), None
+    tiling = tree.tiling(sliding_window, query.shape[2])
+    slots = tree.slots
+    return attend(query, key, value, slots, tiling, scaling, dropout=dropout, softcap=softcap, sinks=s_aux), None
 
 
 def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    blocks: Sequence[QueryBlock],
+    slots: torch.Tensor,
+    tiling: Tiling,
     scaling: float | None,
     *,
     dropout: float = 0.0,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention output `[1, queries, H, D]`; a query never reads the keys of other sequences."""
+    """Return the attention output `[1, Q, H, D]` of the queries in a tiling; `slots` are those of the tree's pages."""
+    tiles = _in_pages(query, tiling.queries)
+    keys, values = _in_pages(key, slots), _in_pages(value, slots)
     parts = []
-    for block in blocks:
-        queries = query[:, :, block.start : block.stop]
-        keys, values = _gather(key, block.runs), _gather(value, block.runs)
+    for group in tiling.groups:
+        one = tiles[group.start : group.stop].transpose(1, 2)
+        k, v = (_paths(states, group.pages, len(one)).transpose(1, 2) for states in (keys, values))
         if softcap is None and sinks is None:
             part = torch.nn.functional.scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                attn_mask=None if block.mask is None else block.mask.to(query.dtype),
+                one,
+                k,
+                v,
+                attn_mask=group.mask.to(query.dtype),
                 dropout_p=dropout,
-                is_causal=block.causal,
                 scale=scaling,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
         else:
-            part = _eager(queries, keys, values, block, scaling, softcap, sinks, dropout)
-        parts.append(part.transpose(1, 2))
-    return torch.cat(parts, dim=1)
+            part = _eager(one, k, v, group.mask, scaling, softcap, sinks, dropout)
+        parts.append(part.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, tiling.rows).unsqueeze(0)
 
 
 def attend_with_flex(
@@ -266,10 +264,13 @@ def attend_with_flex(
         everywhere = query.new_zeros(1, query.shape[1], key.shape[2], query.shape[3])
         everywhere[:, :, rows] = query
         query = everywhere
-    length = query.shape[2]
-    padding = padded_length(length) - length
-    if padding:
-        query, key, value = (torch.nn.functional.pad(states, (0, 0, 0, padding)) for states in (query, key, value))
+    length = padded_length(len(tree.slots))
+    num_queries = query.shape[2]
+    query = torch.nn.functional.pad(query, (0, 0, 0, length - num_queries))
+    key, value = (
+        torch.nn.functional.pad(states.index_select(2, tree.slots), (0, 0, 0, length - len(tree.slots)))
+        for states in (key, value)
+    )
     attention: Any = _compiled_flex_attention() if query.device.type in COMPILED_ON else flex_attention
     output, auxiliary = attention(
         query,
@@ -285,7 +286,7 @@ def attend_with_flex(
         # A sink adds exp(sink) to the softmax's denominator and nothing to its numerator.
         share = torch.sigmoid(auxiliary.lse - sinks.float().view(1, -1, 1))
         output = output * share.unsqueeze(-1).to(output.dtype)
-    attended: torch.Tensor = output[:, :, :length].transpose(1, 2)
+    attended: torch.Tensor = output[:, :, :num_queries].transpose(1, 2)
     return attended if rows is None else attended[:, rows]
 
 
@@ -319,17 +320,22 @@ def padded_length(length: int) -> int:
     return -(-length // step) * step
 
 
-def _gather(states: torch.Tensor, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-    if len(runs) == 1:
-        return states[:, :, runs[0][0] : runs[0][1]]
-    return torch.cat([states[:, :, start:stop] for start, stop in runs], dim=2)
+def _in_pages(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """Return the states `[1, H, T, D]` at these indices, `[pages, size, H, D]`."""
+    return states[0].transpose(0, 1).index_select(0, indices).view(-1, PAGE_SIZE, *states.shape[1::2])
+
+
+def _paths(states: torch.Tensor, pages: torch.Tensor | slice, num_tiles: int) -> torch.Tensor:
+    """Return the keys or values `[num_tiles, keys, H_kv, D]` of paths, from those of all pages `[P, size, H_kv, D]`."""
+    of_paths = states[pages] if isinstance(pages, slice) else states.index_select(0, pages)
+    return of_paths.reshape(num_tiles, -1, *states.shape[2:])
 
 
 def _eager(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    block: QueryBlock,
+    mask: torch.Tensor,
     scaling: float | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
@@ -341,13 +347,9 @@ def _eager(
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.float()
-    if block.causal:
-        scores = scores + torch.full(scores.shape[-2:], float("-inf"), device=scores.device).triu(1)
-    elif block.mask is not None:
-        scores = scores + block.mask
+    scores = scores.float() + mask
     if sinks is not None:
-        column = sinks.float().view(1, -1, 1, 1).expand(1, -1, scores.shape[2], 1)
+        column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
     else:
         weights = torch.softmax(scores, dim=-1)
@@ -375,54 +377,53 @@ def _softcap(cap: float) -> Callable[..., torch.Tensor]:
     return score_mod
 
 
-def _block_mask(tree: TokenTree, device: torch.device, sliding_window: int | None) -> BlockMask:
-    """Return the block mask of a tree: which blocks of keys each block of queries needs, and which need no mask inside.
+def _block_mask(tree: TokenTree, pages: Pages, device: torch.device, sliding_window: int | None) -> BlockMask:
+    """Return the block mask of a tree: the pages that each block of queries needs, in the order of their paths.
 
-    A block of queries needs a block of keys if the block contains a key k with `k <= last query` and
-    `subtree_end[k] > first query`. A pair of blocks is full if every query attends to every key.
+    A page serves the queries from its first one to the end of the subtree of its last token. No block is marked as
+    full, because the kernel would visit full blocks last: the order of a query's keys, and with it the rounding of
+    their sum, would then depend on the other queries of its block.
     """
-    length = padded_length(len(tree))
-    extra = np.arange(len(tree), length)
-    ends = np.concatenate([tree.subtree_end, extra + 1])  # padding tokens attend only to themselves
-    positions = np.concatenate([tree.position_ids, np.zeros_like(extra)])
-    blocks = length // FLEX_BLOCK_SIZE
-    first = np.arange(blocks) * FLEX_BLOCK_SIZE
-    last = first + FLEX_BLOCK_SIZE - 1
-    key_ends = ends.reshape(blocks, FLEX_BLOCK_SIZE)
-
-    needed = (first[None, :] < first[:, None]) & (key_ends.max(axis=1)[None, :] > first[:, None])
-    needed |= np.eye(blocks, dtype=bool)
-    full = (last[None, :] < first[:, None]) & (key_ends.min(axis=1)[None, :] > last[:, None])
+    length = padded_length(pages.tokens.size)
+    num_blocks = length // FLEX_BLOCK_SIZE
+    ends = tree.subtree_end[pages.tokens[:, -1]]
+    start = np.arange(num_blocks)[:, None] * FLEX_BLOCK_SIZE
+    needed = np.zeros((num_blocks, num_blocks), dtype=np.bool_)
+    needed[:, : len(ends)] = (pages.first < start + FLEX_BLOCK_SIZE) & (ends > start)
+    position = np.zeros(length, dtype=np.int64)
+    position[: len(tree)] = tree.position_ids
     if sliding_window is not None:
-        # A block stays full only if its largest distance is within the window; other blocks are masked by token.
-        by_block = positions.reshape(blocks, FLEX_BLOCK_SIZE)
-        full &= by_block.max(axis=1)[:, None] - by_block.min(axis=1)[None, :] < sliding_window
+        # The largest distance between a query of the block and the last position of the page.
+        last = (pages.numbers + 1) * FLEX_BLOCK_SIZE - 1
+        oldest = _least_positions(position, len(tree), num_blocks)
+        needed[:, : len(ends)] &= oldest[:, None] - last < sliding_window
+    count = needed.sum(axis=1).astype(np.int32)
+    order = np.argsort(~needed, axis=1, kind="stable").astype(np.int32)
 
-    subtree_end, position = to_device(np.stack([ends, positions]).astype(np.int32), device)
+    # For each place of the pages: its token, the queries that its page serves, and its position.
+    nothing = np.full(length - pages.tokens.size, length)
+    repeated = np.diff(pages.tokens, axis=1, prepend=-1) == 0
+    tokens = np.r_[np.where(repeated, length, pages.tokens).reshape(-1), nothing]
+    first, end = (np.r_[np.repeat(each, FLEX_BLOCK_SIZE), nothing] for each in (pages.first, ends))
+    positions = (pages.numbers[:, None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)).reshape(-1)
+    key_position = np.r_[positions, nothing]
+    arrays = np.stack([tokens, first, end, key_position, position]).astype(np.int32)
+    token_of, first_of, end_of, position_of_key, position_of_query = to_device(arrays, device)
     # As a tensor, so that layers with other windows use the same kernel.
     window = None if sliding_window is None else to_device(np.array(sliding_window, dtype=np.int32), device)
 
     def attends(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        allowed: torch.Tensor = (k <= q) & (q < subtree_end[k])
-        return allowed if window is None else allowed & (position[q] - position[k] < window)
+        allowed: torch.Tensor = (token_of[k] <= q) & (first_of[k] <= q) & (q < end_of[k])
+        return allowed if window is None else allowed & (position_of_query[q] - position_of_key[k] < window)
 
-    partial_count, partial_index = _rows_of_blocks(needed & ~full)
-    full_count, full_index = _rows_of_blocks(needed & full)
-    partial_blocks, partial_order, full_blocks, full_order = (
-        to_device(array, device)[None, None] for array in (partial_count, partial_index, full_count, full_index)
-    )
+    counts, orders = (to_device(np.ascontiguousarray(array), device)[None, None] for array in (count, order))
     return BlockMask.from_kv_blocks(
-        partial_blocks,
-        partial_order,
-        full_blocks,
-        full_order,
-        BLOCK_SIZE=FLEX_BLOCK_SIZE,
-        mask_mod=attends,
-        seq_lengths=(length, length),
+        counts, orders, BLOCK_SIZE=FLEX_BLOCK_SIZE, mask_mod=attends, seq_lengths=(length, length)
     )
 
 
-def _rows_of_blocks(wanted: np.ndarray[Any, np.dtype[np.bool_]]) -> tuple[Any, Any]:
-    """Return the number of wanted blocks per row, and each row's block indices with the wanted ones first; int32."""
-    index = np.argsort(~wanted, axis=1, kind="stable").astype(np.int32)
-    return wanted.sum(axis=1).astype(np.int32), np.ascontiguousarray(index)
+def _least_positions(position: IntArray, num_tokens: int, num_blocks: int) -> IntArray:
+    """Return the smallest position of the tokens in each block of queries."""
+    known = np.where(np.arange(len(position)) < num_tokens, position, np.iinfo(np.int64).max // 2)
+    least: IntArray = known.reshape(num_blocks, FLEX_BLOCK_SIZE).min(axis=1)
+    return least

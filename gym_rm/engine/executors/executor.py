@@ -64,8 +64,9 @@ class ModelInfo:
             the length of others in the batch. None for no limit.
         revision: commit of the weights on the hub, or a digest of the files of a folder; None if unknown.
         quantization: format of the 8-bit products; None for full precision.
-        transformers: version of transformers that runs the model.
+        torch, transformers: versions that run the model.
         attention: attention implementation of transformers; the layout `"tree"` uses gym_rm's own instead.
+        batch_invariance: how equal the values of a sequence were in different batches, see `Forward`.
     """
 
     layout: Layout
@@ -80,8 +81,15 @@ class ModelInfo:
     longest_shared: int | None = None
     revision: str | None = None
     quantization: Quantization | None = None
+    torch: str | None = None
     transformers: str | None = None
     attention: str | None = None
+    batch_invariance: str | None = None
+
+    @property
+    def max_width(self) -> int | None:
+        """Maximum width of padded batches; None for no limit."""
+        return min(filter(None, (self.max_positions, self.num_positions, self.longest_shared)), default=None)
 
 
 @dataclass(frozen=True, slots=True)

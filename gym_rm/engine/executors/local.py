@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant, chunks_to_try
 from gym_rm.engine.backbones.changes import ChangeCounter
 from gym_rm.engine.backbones.decoder import device_of, num_embeddings, num_positions
 from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths, lengths_restored
@@ -29,7 +31,14 @@ from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
 from gym_rm.engine.loading.checkpoint import Checkpoint, load_model, require_same_model
-from gym_rm.engine.loading.trial import Candidate, Forward, check_forward, choose_forward, longest_shared
+from gym_rm.engine.loading.trial import (
+    Candidate,
+    Forward,
+    check_forward,
+    check_invariance,
+    choose_forward,
+    longest_shared,
+)
 from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, warn_once
 from gym_rm.scores import FloatArray
@@ -63,6 +72,7 @@ class LocalExecutor:
         self._stale = False
         self._changes = ChangeCounter()
         self._version = 0
+        self._rows: BatchInvariant | contextlib.nullcontext[None] = contextlib.nullcontext()
 
     def load(self, spec: LoadSpec) -> ModelInfo:
         """See `Executor.load`."""
@@ -82,33 +92,11 @@ class LocalExecutor:
         with _out_of_memory_is_a_config_error(model):
             self._model = self._build(model, *reference)
         self._rotaries = dynamic_rotaries(self._model.models)
-        candidate = Candidate(
-            name=type(model).__name__,
-            config=model.config,
-            dtype=str(_dtype_of(model)).removeprefix("torch."),
-            can_take_trees=bool(self._model.decoders) and spec.tree,
-            can_fuse=bool(self._model.decoders) and all(decoder.fuse for decoder in self._model.decoders),
-        )
-        with _out_of_memory_is_a_config_error(model):
-            forward = choose_forward(candidate, self._try)
-        self._set_fused(forward.fuse)
-        if spec.quantization is not None:
-            for each in self._model.models:
-                quantize_layers(each, spec.quantization, device_of(each))
-            check_forward(candidate, forward, self._try)
-            self._set_fused(forward.fuse)
-        self._require_prefix_cache(forward)
-        self._version = self.weights_version()
-        if forward.layout == "one_by_one":
-            warn_once(
-                f"{candidate.name} does not return the plain model's values in batches, so it runs one conversation "
-                "at a time: scores are correct, but scoring is slow."
-            )
-        return ModelInfo(
-            layout=forward.layout,
-            fused=forward.fuse,
+        info = ModelInfo(
+            layout="one_by_one",
+            fused=False,
             num_values=self._model.num_values,
-            dtype=candidate.dtype,
+            dtype=str(_dtype_of(model)).removeprefix("torch."),
             device=str(device_of(model)),
             max_num_batched_tokens=_automatic_budget(model),
             max_positions=min(filter(None, map(_max_positions, self._model.models)), default=None),
@@ -116,9 +104,41 @@ class LocalExecutor:
             num_positions=min(filter(None, map(num_positions, self._model.models)), default=None),
             longest_shared=longest_shared(model.config),
             revision=_revision(spec),
-            quantization=quantization_of(model),
+            torch=torch.__version__,
             transformers=transformers.__version__,
             attention=str(model.config._attn_implementation),
+        )
+        candidate = Candidate(
+            name=type(model).__name__,
+            config=model.config,
+            dtype=info.dtype,
+            can_take_trees=bool(self._model.decoders) and spec.tree,
+            can_fuse=bool(self._model.decoders) and all(decoder.fuse for decoder in self._model.decoders),
+            max_width=info.max_width,
+        )
+        with _out_of_memory_is_a_config_error(model):
+            forward = choose_forward(candidate, self._try)
+        if spec.quantization is not None:
+            for each in self._model.models:
+                quantize_layers(each, spec.quantization, device_of(each))
+            check_forward(candidate, forward, self._try)
+        with _out_of_memory_is_a_config_error(model):
+            chunks = chunks_to_try([each.base_model for each in self._model.models])
+            forward = check_invariance(candidate, forward, self._try_all, chunks)
+        self._set_forward(forward)
+        self._require_prefix_cache(forward)
+        self._version = self.weights_version()
+        if forward.layout == "one_by_one":
+            warn_once(
+                f"{candidate.name} does not return the plain model's values in batches, so it runs one conversation "
+                "at a time: scores are correct, but scoring is slow."
+            )
+        return replace(
+            info,
+            layout=forward.layout,
+            fused=forward.fuse,
+            quantization=quantization_of(model),
+            batch_invariance=forward.batch_invariance,
         )
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
@@ -132,7 +152,7 @@ class LocalExecutor:
         model = self._loaded()
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
-        with torch.inference_mode(), _evaluation_mode(model.models), lengths_restored(self._rotaries):
+        with torch.inference_mode(), _evaluation_mode(model.models), lengths_restored(self._rotaries), self._rows:
             for batch in batches:
                 reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
                 failure = None
@@ -276,17 +296,24 @@ class LocalExecutor:
         self._model = new  # only now, so that an interrupt leaves the old one
         self._stale = False
 
-    @torch.inference_mode()
-    def _try(self, plan: BatchPlan, fuse: bool) -> FloatArray:
+    def _try(self, plan: BatchPlan, forward: Forward) -> FloatArray:
         """Return the values of a plan for the trial."""
+        return self._run_trial(plan, forward, self._loaded().trial_values)
+
+    def _try_all(self, plan: BatchPlan, forward: Forward) -> FloatArray:
+        """Return the hidden states and values of a plan for the trial."""
+        return self._run_trial(plan, forward, self._loaded().all_values)
+
+    @torch.inference_mode()
+    def _run_trial(self, plan: BatchPlan, forward: Forward, values_of: Callable[[Batch], torch.Tensor]) -> FloatArray:
         model = self._loaded()
-        self._set_fused(fuse)
+        self._set_forward(forward)
         parts = []
-        with _evaluation_mode(model.models), lengths_restored(self._rotaries):
+        with _evaluation_mode(model.models), lengths_restored(self._rotaries), self._rows:
             for batch in plan.batches:
                 forget_lengths(self._rotaries)
                 try:
-                    parts.append(model.trial_values(batch).float())
+                    parts.append(values_of(batch).float())
                 except torch.OutOfMemoryError as error:
                     # Too little memory does not mean that the model does not support the layout.
                     raise MemoryError(f"out of memory with {batch.input_ids.size} tokens.") from error
@@ -309,9 +336,10 @@ class LocalExecutor:
             self.clear_cache()
             self._version = version
 
-    def _set_fused(self, fuse: bool) -> None:
+    def _set_forward(self, forward: Forward) -> None:
+        self._rows = BatchInvariant(forward.chunk) if forward.invariant else contextlib.nullcontext()
         for decoder in self._loaded().decoders:
-            decoder.fuse = fuse
+            decoder.fuse = forward.fuse
 
     def _require_prefix_cache(self, forward: Forward) -> None:
         if self._prefix_cache is None or (forward.layout == "tree" and forward.fuse and len(self.models) == 1):

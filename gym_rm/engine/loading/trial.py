@@ -2,15 +2,15 @@
 
 A layout is used only if its values equal those of the plain forward. In low precision, rounding can hide a small
 error. So a tree must also pass two exact tests: other branches change nothing, and positions change something. A new
-architecture may therefore be slow, but its scores are not wrong. The executor runs the trial once, at load, on about a
-hundred tokens.
+architecture may therefore be slow, but its scores are not wrong. At the end, one sequence runs in several batches, and
+the bits of its values are compared. The executor runs the trial once, at load, on a few hundred tokens.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,6 +26,7 @@ Values: TypeAlias = NDArray[np.float32]
 TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.03}
 PROMPT_TOKENS = 9  # length of the trial's prompt
 UNCHANGED = 2  # index of the trial's sequence whose values must not depend on other branches
+MANY = 16  # other sequences in the largest batch of the trial
 EVERYTHING = 10**6  # a token budget larger than the whole trial
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
@@ -37,10 +38,23 @@ class Forward:
     Attributes:
         layout: layout of the batches.
         fuse: whether the fused forward replaces the model's own.
+        invariant: whether the model runs in `BatchInvariant`; False for the plain forward, to compare with.
+        chunk: number of rows of each matrix product, see `BatchInvariant`.
+        batch_invariance: result of comparing the values of a sequence in several batches: `"bit-equal"`, or
+            `"within 1.2e-07"`, the largest difference relative to the largest value. None before the comparison.
     """
 
     layout: Layout
     fuse: bool
+    invariant: bool = True
+    chunk: int | None = None
+    batch_invariance: str | None = None
+
+
+PLAIN = Forward("one_by_one", fuse=False, invariant=False)
+
+
+Run: TypeAlias = Callable[[BatchPlan, Forward], Values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,7 @@ class Candidate:
         dtype: precision of the model, such as `"float32"`.
         can_take_trees: whether the model is a decoder and trees are allowed.
         can_fuse: whether the fused forward supports the model.
+        max_width: maximum width of padded batches; None for no limit.
     """
 
     name: str
@@ -60,52 +75,98 @@ class Candidate:
     dtype: str
     can_take_trees: bool
     can_fuse: bool
+    max_width: int | None = None
 
 
-def choose_forward(candidate: Candidate, run: Callable[[BatchPlan, bool], Values]) -> Forward:
+def choose_forward(candidate: Candidate, run: Run) -> Forward:
     """Return the fastest forward whose values equal those of the plain forward on one sequence at a time.
 
     Args:
         candidate: properties of the model.
-        run: function that runs a plan's batches, with the fused forward if its second argument is True, and returns
-            their values `[sum R, ...]`.
+        run: function that runs a plan's batches and returns their values `[sum R, ...]`.
     """
     sequences = trial_sequences(candidate.config)
-    plain = plan_padded(sequences, max_num_batched_tokens=EVERYTHING, alone=True)
-    expected = run(plain, False)[plain.value_index]
+    plain = plan_padded(sequences, max_num_batched_tokens=EVERYTHING, alone=True, exact=True)
+    expected = run(plain, PLAIN)[plain.value_index]
 
-    def agrees(plan: BatchPlan, fuse: bool) -> bool:
-        layout = type(plan.batches[0]).__name__
+    def agrees(forward: Forward) -> bool:
+        plan = _plan(candidate, forward, sequences)
         try:
-            got = run(plan, fuse)[plan.value_index]
+            got = run(plan, forward)[plan.value_index]
         except FAILURES as error:
-            logger.info("%s does not support a %s (fused=%s): %s", candidate.name, layout, fuse, error)
+            logger.info("%s does not support %s: %s", candidate.name, forward, error)
             return False
         difference = _difference(got, expected)
         if not difference <= _tolerance(candidate):
-            reason = f"relative difference {difference:.1e}"
-            logger.info("%s does not support a %s (fused=%s): %s", candidate.name, layout, fuse, reason)
+            logger.info("%s does not support %s: relative difference %.1e", candidate.name, forward, difference)
             return False
         return True
 
     if candidate.can_take_trees and _could_take_trees(candidate.config):
-        tree = plan_trees(sequences, max_num_batched_tokens=EVERYTHING)
         for fuse in (True, False) if candidate.can_fuse else (False,):
-            if agrees(tree, fuse) and _keeps_to_branches(candidate, run, fuse):
-                return Forward("tree", fuse=fuse)
-    padded = agrees(plan_padded(sequences, max_num_batched_tokens=EVERYTHING), False)
-    return Forward("padded" if padded else "one_by_one", fuse=False)
+            forward = Forward("tree", fuse=fuse)
+            if agrees(forward) and _keeps_to_branches(candidate, run, forward):
+                return forward
+    padded = Forward("padded", fuse=False)
+    return padded if agrees(padded) else Forward("one_by_one", fuse=False)
 
 
-def check_forward(candidate: Candidate, forward: Forward, run: Callable[[BatchPlan, bool], Values]) -> None:
+def check_invariance(candidate: Candidate, forward: Forward, run: Run, chunks: Sequence[int | None]) -> Forward:
+    """Return the forward with the first of these chunks for which a sequence has the same bits in several batches.
+
+    The sequence runs alone, with other sequences, with others of the same shapes, and with many. If no chunk keeps the
+    bits, the first one is used.
+
+    Args:
+        candidate: properties of the model.
+        forward: the chosen forward.
+        run: function that runs a plan's batches and returns their hidden states and values `[sum R, ...]`.
+        chunks: numbers of rows of each matrix product to try, the fastest first.
+    """
+    before, changed = (trial_sequences(candidate.config, changed=changed) for changed in (False, True))
+    ids = before[UNCHANGED].input_ids
+    start = 0 if candidate.config.is_encoder_decoder else 1  # a log-probability needs a token before
+    watched = TokenSequence(ids, np.arange(len(ids) - 1 if start == 0 else 1, len(ids)))
+    rng = np.random.default_rng(1)
+    many = [TokenSequence(rng.permutation(before[-1].input_ids), np.array([0])) for _ in range(MANY)]
+    if candidate.config.is_encoder_decoder:
+        many = []
+    batches = ([watched], [watched, *before], [*changed, watched], [*many, watched, *before])
+    found = []
+    for chunk in chunks:
+        tried = replace(forward, chunk=chunk)
+        values = []
+        for sequences in batches:
+            plan = _plan(candidate, tried, sequences)
+            row = next(k for k, each in enumerate(sequences) if each is watched)
+            first = sum(len(each.read_positions) for each in sequences[:row])
+            index = plan.value_index[first : first + len(watched.read_positions)]
+            values.append(run(plan, tried)[index])
+        difference = max(_difference(each, values[0]) for each in values)
+        if all(np.array_equal(each, values[0]) for each in values):
+            return replace(tried, batch_invariance="bit-equal")
+        found.append(replace(tried, batch_invariance=f"within {difference:.1e}"))
+    return found[0]
+
+
+def _plan(candidate: Candidate, forward: Forward, sequences: Sequence[TokenSequence]) -> BatchPlan:
+    """Return the plan of all sequences in one batch, if they can share one."""
+    if forward.layout == "tree":
+        return plan_trees(sequences, max_num_batched_tokens=EVERYTHING)
+    alone = forward.layout == "one_by_one"
+    return plan_padded(
+        sequences, max_num_batched_tokens=EVERYTHING, max_width=candidate.max_width, alone=alone, exact=alone
+    )
+
+
+def check_forward(candidate: Candidate, forward: Forward, run: Run) -> None:
     """Run the trial again in the chosen layout, after the model was quantised.
 
     Raises:
         ConfigError: the model does not run, or returns values that are not finite.
     """
-    plan = plan_trees if forward.layout == "tree" else plan_padded
     try:
-        values = run(plan(trial_sequences(candidate.config), max_num_batched_tokens=EVERYTHING), forward.fuse)
+        values = run(_plan(candidate, forward, trial_sequences(candidate.config)), forward)
     except FAILURES as error:
         raise ConfigError(f"{candidate.name} does not run with quantised layers: {error}") from error
     if not np.isfinite(values).all():
@@ -132,7 +193,7 @@ def longest_shared(config: Any) -> int | None:
     return None
 
 
-def _keeps_to_branches(candidate: Candidate, run: Callable[[BatchPlan, bool], Values], fuse: bool) -> bool:
+def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward) -> bool:
     """Return whether the values of a branch depend on its own tokens and on the positions that the tree has."""
 
     def values(*, changed: bool = False, shift: int = 0) -> Values:
@@ -146,7 +207,7 @@ def _keeps_to_branches(candidate: Candidate, run: Callable[[BatchPlan, bool], Va
         positions = tree.position_ids.copy()
         positions[tree.read_indices[index[PROMPT_TOKENS:]]] += shift
         moved = dataclasses.replace(plan, batches=(dataclasses.replace(tree, position_ids=positions),))
-        return run(moved, fuse)[index]
+        return run(moved, forward)[index]
 
     before = values()
     others = _difference(values(changed=True), before)
