@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -86,6 +87,19 @@ def _added_product(chunk: int | None, func: Any, added: Tensor, x: Tensor, weigh
     return added.copy_(product) if func is Tensor.addmm_ else product
 
 
+def _grouped_product(
+    chunk: int | None, func: Any, x: Tensor, weights: Tensor, offs: Tensor | None = None, **kwargs: Any
+) -> Any:
+    """Compute the products of an expert model: rows of x up to `offs[e]` with the weight `[K, N]` of expert e."""
+    if x.device.type != "cpu" or offs is None or x.dim() != 2 or weights.dim() != 3 or any(kwargs.values()):
+        return func(x, weights, offs=offs, **kwargs)
+    output = x.new_zeros(len(x), weights.shape[-1])
+    for expert, (start, stop) in enumerate(itertools.pairwise([0, *offs.tolist()])):
+        if start < stop:
+            output[start:stop] = _product(chunk, torch.mm, x[start:stop], weights[expert])
+    return output
+
+
 def _parts(x: Tensor, chunk: int | None) -> Iterator[Tensor]:
     """Yield chunks of rows `[chunk, K]`, or all rows if it is None; the last one is padded with zeros."""
     for part in (x,) if chunk is None else torch.split(x, chunk):
@@ -116,6 +130,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _product),
     **dict.fromkeys((torch.addmm, Tensor.addmm, Tensor.addmm_), _added_product),
     torch._scaled_mm: _product,
+    torch._grouped_mm: _grouped_product,
     **dict.fromkeys((silu, gelu, softplus, mish, selu, logsigmoid, torch.selu, torch.exp2, Tensor.exp2), _activation),
     **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, Tensor.sigmoid_, torch.rsqrt, Tensor.rsqrt), _activation),
 }
