@@ -109,7 +109,7 @@ def _parts(x: Tensor, chunk: int | None) -> Iterator[Tensor]:
 
 def _activation(chunk: int | None, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Compute `func(x, ...)` for each element of x; in place if asked for."""
-    if x.device.type != "cpu" or _whole_vectors(x.numel()) or not x.numel():
+    if x.device.type != "cpu" or (x.is_contiguous() and _whole_vectors(x.numel())) or not x.numel():
         return func(x, *args, **kwargs)
     threads = torch.get_num_threads()
     share = max(PARALLEL_ELEMENTS, -(-x.numel() // (threads * VECTOR_ELEMENTS)) * VECTOR_ELEMENTS)
@@ -137,8 +137,11 @@ RULES: dict[Any, Callable[..., Any]] = {
 
 
 @functools.cache
-def same_products(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether products with a weight `[N, K]` have the same bits for a row beside other numbers of rows."""
+def same_products(shape: tuple[int, int], dtype: torch.dtype, device: torch.device, threads: int) -> bool:
+    """Return whether products with a weight `[N, K]` have the same bits for a row beside other numbers of rows.
+
+    `threads` is the number of torch's threads; the result of a test with these arguments is kept.
+    """
     generator = torch.Generator().manual_seed(0)
     few = torch.randn(ROWS, shape[1], generator=generator).to(device, dtype)
     weight = torch.randn(shape, generator=generator).to(device, dtype)
@@ -160,4 +163,4 @@ def chunks_to_try(backbones: Sequence[nn.Module]) -> tuple[int | None, ...]:
     }
     device = next(backbones[0].parameters()).device
     constant = CHUNK.get(device.type, CHUNK["cuda"])
-    return (None, constant) if all(same_products(*product) for product in products) else (constant,)
+    return (None, constant) if all(same_products(*each, torch.get_num_threads()) for each in products) else (constant,)
