@@ -21,12 +21,13 @@ from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree
 from gym_rm.errors import ConfigError, logger
 
 Values: TypeAlias = NDArray[np.float32]
+IdArray: TypeAlias = NDArray[np.int32]
 
 # Maximum difference, relative to the largest value. In bfloat16, correct layouts of random models differ by up to 0.07.
 TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.03}
 PROMPT_TOKENS = 9  # length of the trial's prompt
 UNCHANGED = 2  # index of the trial's sequence whose values must not depend on other branches
-MANY = 16  # other sequences in the largest batch of the trial
+SIBLINGS = 2  # sequences that share a prefix with the one whose bits are compared
 EVERYTHING = 10**6  # a token budget larger than the whole trial
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
@@ -114,8 +115,7 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
 def check_invariance(candidate: Candidate, forward: Forward, run: Run, chunks: Sequence[int | None]) -> Forward:
     """Return the forward with the first of these chunks for which a sequence has the same bits in several batches.
 
-    The sequence runs alone, with other sequences, with others of the same shapes, and with many. If no chunk keeps the
-    bits, the first one is used.
+    If no chunk keeps the bits, the first one is used.
 
     Args:
         candidate: properties of the model.
@@ -123,28 +123,17 @@ def check_invariance(candidate: Candidate, forward: Forward, run: Run, chunks: S
         run: function that runs a plan's batches and returns their hidden states and values `[sum R, ...]`.
         chunks: numbers of rows of each matrix product to try, the fastest first.
     """
-    before, changed = (trial_sequences(candidate.config, changed=changed) for changed in (False, True))
-    ids = before[UNCHANGED].input_ids
-    start = 0 if candidate.config.is_encoder_decoder else 1  # a log-probability needs a token before
-    watched = TokenSequence(ids, np.arange(len(ids) - 1 if start == 0 else 1, len(ids)))
-    rng = np.random.default_rng(1)
-    many = [TokenSequence(rng.permutation(before[-1].input_ids), np.array([0])) for _ in range(MANY)]
-    if candidate.config.is_encoder_decoder:
-        many = []
-    batches = ([watched], [watched, *before], [*changed, watched], [*many, watched, *before])
+    watched, others = invariance_sequences(candidate.config, candidate.max_width)
     found = []
     for chunk in chunks:
         tried = replace(forward, chunk=chunk)
         values = []
-        for sequences in batches:
-            plan = _plan(candidate, tried, sequences)
-            row = next(k for k, each in enumerate(sequences) if each is watched)
-            first = sum(len(each.read_positions) for each in sequences[:row])
-            index = plan.value_index[first : first + len(watched.read_positions)]
-            values.append(run(plan, tried)[index])
-        difference = max(_difference(each, values[0]) for each in values)
+        for beside in ([], others[:SIBLINGS], others):
+            plan = _plan(candidate, tried, [watched, *beside])
+            values.append(run(plan, tried)[plan.value_index[: len(watched.read_positions)]])
         if all(np.array_equal(each, values[0]) for each in values):
             return replace(tried, batch_invariance="bit-equal")
+        difference = max(_difference(each, values[0]) for each in values)
         found.append(replace(tried, batch_invariance=f"within {difference:.1e}"))
     return found[0]
 
@@ -244,25 +233,52 @@ def trial_sequences(config: Any, *, changed: bool = False) -> list[TokenSequence
         config: configuration of the model.
         changed: whether all branches except that of sequence `UNCHANGED` get other tokens, but keep their order.
     """
-    config = config.get_text_config()
-    ends = _token_ids(config, "eos_token_id")
-    avoid = [*ends, *_token_ids(config, "pad_token_id"), *_token_ids(config, "bos_token_id")]
-    allowed = np.setdiff1d(np.arange(min(config.vocab_size, 20_000)), avoid if config.vocab_size > 8 else [])
-    ids, others = np.random.default_rng(0).choice(allowed, (2, 64)).astype(np.int32)
+    ids, others = _random_ids(config, (2, 64))
     if changed:  # all tokens but the first of a branch, which decides the order
         for start, stop in ((PROMPT_TOKENS + 1, 14), (31, 33), (41, 52)):
             ids[start:stop] = others[start:stop]
     prompt = ids[:PROMPT_TOKENS]
     cuts = [prompt, ids[:14], np.r_[prompt, ids[20:27]], np.r_[ids[:14], ids[30:33]], ids[40:52]]
-    if config.is_encoder_decoder:  # encoder-decoder classifiers read at EOS
-        cuts = [np.append(cut, ends[:1]).astype(np.int32) for cut in cuts]
+    cuts = [_with_end(config, cut) for cut in cuts]
     return [TokenSequence(cut, np.array([len(cut) - 1])) for cut in cuts]
+
+
+def invariance_sequences(config: Any, max_length: int | None) -> tuple[TokenSequence, list[TokenSequence]]:
+    """Return a sequence of several pages to compare in several batches, its siblings, and unrelated sequences.
+
+    Args:
+        config: configuration of the model.
+        max_length: maximum length of a sequence; None for no limit.
+    """
+    length = min(44, (max_length or 44) - 1)
+    ids, *rest = _random_ids(config, (12, length))
+    siblings = [np.r_[ids[: length // 2], rest[0][:9]], np.r_[ids[: -length // 4], rest[1][:3]]]
+    unrelated = [each[: length * k // len(rest) + 1] for k, each in enumerate(rest)]
+    sequences = [_with_end(config, each[:length]) for each in (ids, *siblings, *unrelated)]
+    # A log-probability needs a token before, and encoder-decoder classifiers read at EOS.
+    first = len(sequences[0]) - 1 if config.get_text_config().is_encoder_decoder else 1
+    watched = TokenSequence(sequences[0], np.arange(first, len(sequences[0])))
+    return watched, [TokenSequence(each, np.array([len(each) - 1])) for each in sequences[1:]]
 
 
 def _could_take_trees(config: Any) -> bool:
     config = config.get_text_config()
     layer_types = set(getattr(config, "layer_types", None) or ())
     return layer_types <= SUPPORTED_LAYER_TYPES and getattr(config, "attention_chunk_size", None) is None
+
+
+def _random_ids(config: Any, shape: tuple[int, int]) -> IdArray:
+    """Return random ids of tokens that are not control tokens."""
+    config = config.get_text_config()
+    avoid = [token for name in ("eos", "pad", "bos") for token in _token_ids(config, f"{name}_token_id")]
+    allowed = np.setdiff1d(np.arange(min(config.vocab_size, 20_000)), avoid if config.vocab_size > 8 else [])
+    return np.random.default_rng(0).choice(allowed, shape).astype(np.int32)
+
+
+def _with_end(config: Any, ids: IdArray) -> IdArray:
+    """Return the ids, for an encoder-decoder with EOS at the end."""
+    config = config.get_text_config()
+    return np.r_[ids, _token_ids(config, "eos_token_id")[:1]].astype(np.int32) if config.is_encoder_decoder else ids
 
 
 def _token_ids(config: Any, name: str) -> list[int]:
