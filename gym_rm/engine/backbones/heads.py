@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from gym_rm.engine.backbones.batch_invariance import ROWS, padded_rows
 from gym_rm.engine.kinds import readouts
 from gym_rm.errors import ConfigError
 
@@ -139,7 +140,7 @@ class TokenLogits:
         """Return the logits of the tokens `[R, num_values]`, in float32."""
         layer = self.model.get_output_embeddings()
         if type(layer) is not nn.Linear or "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
-            return torch.cat([logits[:, self.token_ids] for logits in self._all_logits(hidden)])
+            return torch.cat([logits[:, self.token_ids] for logits in self._all_logits(hidden)])[: len(hidden)]
         weight = layer.weight[self.token_ids].float()
         bias = None if layer.bias is None else layer.bias[self.token_ids].float()
         return self._adjusted(nn.functional.linear(hidden.float().to(weight.device), weight, bias))
@@ -147,16 +148,21 @@ class TokenLogits:
     def log_probabilities(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probabilities `[R]` of the targets `[R]`, given hidden states `[R, hidden]`, in float32."""
         parts, start = [], 0
+        wanted = nn.functional.pad(targets, (0, padded_rows(len(targets)) - len(targets)))
         for logits in self._all_logits(hidden):
-            wanted = targets[start : start + len(logits)].to(logits.device)
+            part = wanted[start : start + len(logits)].to(logits.device)
             start += len(logits)
-            parts.append(logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(dim=1))
-        return torch.cat(parts)
+            parts.append(logits.gather(1, part[:, None])[:, 0] - logits.logsumexp(dim=1))
+        return torch.cat(parts)[: len(hidden)]
 
     def _all_logits(self, hidden: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of the whole vocabulary, of some rows at a time."""
+        """Yield the logits of the whole vocabulary, of some rows at a time; the rows are padded to whole groups.
+
+        The sum over the vocabulary of a single row is divided among threads, and of several rows it is not.
+        """
         layer = self.model.get_output_embeddings()
-        for rows in torch.split(hidden, max(1, LOGITS_AT_ONCE // layer.weight.shape[0])):
+        hidden = nn.functional.pad(hidden, (0, 0, 0, padded_rows(len(hidden)) - len(hidden)))
+        for rows in torch.split(hidden, max(ROWS, LOGITS_AT_ONCE // layer.weight.shape[0] // ROWS * ROWS)):
             yield self._adjusted(layer(rows.to(layer.weight.device)).float())
 
     def _adjusted(self, logits: Tensor) -> Tensor:
