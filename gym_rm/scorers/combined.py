@@ -228,14 +228,15 @@ class EnsembleScorer(CombinedScorer):
         return {"reduction": self.reduction, "coefficient": self.coefficient}
 
     def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
-        stacked = np.stack([components[name] for name in self.scorers])
+        # One row per conversation: numpy then adds in the same order for one conversation and for many.
+        stacked = np.stack([components[name] for name in self.scorers], axis=1)
         match self.reduction:
             case "mean":
-                return np.asarray(stacked.mean(axis=0))
+                return np.asarray(stacked.mean(axis=1))
             case "min":
-                return np.asarray(stacked.min(axis=0))
+                return np.asarray(stacked.min(axis=1))
             case _:
-                return np.asarray(stacked.mean(axis=0) - self.coefficient * stacked.std(axis=0))
+                return np.asarray(stacked.mean(axis=1) - self.coefficient * stacked.std(axis=1))
 
 
 class WeightedScorer(CombinedScorer):
@@ -327,7 +328,7 @@ class WeightedScorer(CombinedScorer):
             values = _component(components, name)
             scale = self.normalization.get(name)
             terms.append(weight * (values if scale is None else (values - scale.mean) / scale.std))
-        return np.asarray(np.sum(terms, axis=0, dtype=np.float64))
+        return np.asarray(np.stack(terms, axis=1).sum(axis=1, dtype=np.float64))
 
 
 def hash_conversations(conversations: Sequence[Conversation]) -> str:

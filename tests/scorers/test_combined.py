@@ -385,3 +385,24 @@ def test_clear_cache_reaches_every_scorer_that_has_one():
     cached = Cached()
     EnsembleScorer([cached, length]).clear_cache()
     assert cached.cleared == 1
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        EnsembleScorer,
+        lambda scorers: EnsembleScorer(scorers, reduction="mean_minus_std"),
+        lambda scorers: WeightedScorer(scorers, weights={name: 0.1 * k for k, name in enumerate(scorers)}),
+    ],
+)
+def test_a_combined_score_has_the_same_bits_alone_and_in_a_batch(combine):
+    """Numpy adds nine numbers or more in another order if they are contiguous."""
+    table = np.random.default_rng(0).standard_normal((12, 50))
+
+    def scorer(row):
+        return lambda conversations: [float(table[row, int(each[-1]["content"])]) for each in conversations]
+
+    combined = combine({f"s{row}": scorer(row) for row in range(12)})
+    conversations = [said(str(number)) for number in range(50)]
+    alone = [combined.score([each]).rewards[0] for each in conversations]
+    assert combined.score(conversations).rewards.tolist() == alone

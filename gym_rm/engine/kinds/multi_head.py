@@ -107,4 +107,5 @@ class MultiHeadKind(LastTokenKind):
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
         """Return weighted sums `[M]` as rewards and outputs `[M, H]` as components."""
         components = values[starts[1:] - 1]
-        return Reduction(components @ self.weights, components)
+        # Not a matrix product, whose rounding depends on the number of rows.
+        return Reduction((components * self.weights).sum(axis=1), components)
