@@ -27,6 +27,7 @@ from gym_rm.engine.token_tree import IntArray
 ROWS = 16  # products have a multiple of this number of rows
 CHUNK = {"cpu": 256, "cuda": 1024}  # rows of a product where its bits depend on the number of rows
 PARALLEL_ELEMENTS = 32_768  # torch computes up to so many elements in one thread (at::internal::GRAIN_SIZE)
+GELU_ELEMENTS = 16_384  # and gelu up to so many, and more in all threads
 VECTOR_ELEMENTS = 64  # multiple of the elements that torch's vectorised loops compute at once
 TESTED_ROWS = (16, 48, 112, 272, 1040, 2064)
 
@@ -113,7 +114,7 @@ def _activation(chunk: int | None, func: Any, x: Tensor, *args: Any, **kwargs: A
         return func(x, *args, **kwargs)
     threads = torch.get_num_threads()
     share = max(PARALLEL_ELEMENTS, -(-x.numel() // (threads * VECTOR_ELEMENTS)) * VECTOR_ELEMENTS)
-    size = share * threads if x.numel() > PARALLEL_ELEMENTS else -(-x.numel() // VECTOR_ELEMENTS) * VECTOR_ELEMENTS
+    size = share * threads if x.numel() > GELU_ELEMENTS else -(-x.numel() // VECTOR_ELEMENTS) * VECTOR_ELEMENTS
     flat = x.new_zeros(size)
     flat[: x.numel()] = x.reshape(-1)
     result: Tensor = func(flat, *args, **kwargs)[: x.numel()].view(x.shape)
@@ -122,8 +123,9 @@ def _activation(chunk: int | None, func: Any, x: Tensor, *args: Any, **kwargs: A
 
 def _whole_vectors(elements: int) -> bool:
     """Return whether every thread of torch gets whole vectors of so many contiguous elements."""
-    threads = min(torch.get_num_threads(), -(-elements // PARALLEL_ELEMENTS))
-    return elements % VECTOR_ELEMENTS == 0 and -(-elements // max(1, threads)) % VECTOR_ELEMENTS == 0
+    threads = torch.get_num_threads()
+    numbers = {1, min(threads, -(-elements // PARALLEL_ELEMENTS)), threads if elements > GELU_ELEMENTS else 1}
+    return all(-(-elements // number) % VECTOR_ELEMENTS == 0 for number in numbers)
 
 
 RULES: dict[Any, Callable[..., Any]] = {
