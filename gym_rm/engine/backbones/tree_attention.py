@@ -32,7 +32,7 @@ from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
 PAGE_SIZE = 32
-PAGES_AT_ONCE = 2048  # maximum number of pages of keys in one call of SDPA, to bound memory
+PAGES_AT_ONCE = 512  # maximum number of pages of keys in one call of SDPA, to bound memory
 FLEX_BLOCK_SIZE = 128  # number of queries in a block of flex_attention, and positions in a page
 COMPILED_ON = ("cuda",)  # devices for which flex_attention is compiled
 RECOMPILE_LIMIT = 1024  # kernels of flex_attention; torch's default is 8, and then it computes whole score matrices
@@ -105,7 +105,6 @@ class TreeAttention:
         self.slots = to_device(self.pages.tokens.reshape(-1), device)
         self.num_calls = 0
         self._tilings: dict[tuple[int | None, bool, int], Tiling] = {}
-        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
     def tiling(self, sliding_window: int | None, num_queries: int, *, only_reads: bool = False) -> Tiling:
@@ -127,6 +126,8 @@ class TreeAttention:
         tiles, places = make_tiles(self.tree, self.pages, queries, window, PAGES_AT_ONCE)
         rows = np.zeros(num_queries, dtype=np.int64)
         rows[: len(places)] = places
+        # The mask of a tile depends on distances only, so that of fewer keys is the end of that of the most keys.
+        mask = self._mask(max(each.pages.shape[1] for each in tiles), window)
         groups = []
         start = 0
         for each in tiles:
@@ -134,22 +135,19 @@ class TreeAttention:
             path = each.pages[0]
             follow = len(each.pages) == 1 and path[-1] - path[0] == len(path) - 1
             pages = slice(path[0], path[-1] + 1) if follow else to_device(each.pages.reshape(-1), self.device)
-            groups.append(TileGroup(start, stop, pages, self._mask(len(path), window)))
+            groups.append(TileGroup(start, stop, pages, mask[:, -len(path) * PAGE_SIZE :]))
             start = stop
         in_tiles = np.concatenate([each.queries.reshape(-1) for each in tiles])
         return Tiling(to_device(in_tiles, self.device), groups, to_device(rows, self.device))
 
     def _mask(self, num_pages: int, window: int | None) -> torch.Tensor:
         """Return the mask of queries in the last of `num_pages` pages."""
-        key = (num_pages, window)
-        if key not in self._masks:
-            keys = np.arange(num_pages * PAGE_SIZE)
-            queries = keys[-PAGE_SIZE:, None]
-            hidden = keys > queries
-            if window is not None:
-                hidden |= queries - keys >= window
-            self._masks[key] = to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
-        return self._masks[key]
+        keys = np.arange(num_pages * PAGE_SIZE)
+        queries = keys[-PAGE_SIZE:, None]
+        hidden = keys > queries
+        if window is not None:
+            hidden |= queries - keys >= window
+        return to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +262,11 @@ def attend_with_flex(
         everywhere = query.new_zeros(1, query.shape[1], key.shape[2], query.shape[3])
         everywhere[:, :, rows] = query
         query = everywhere
-    length = padded_length(len(tree.slots))
+    length, num_slots = padded_lengths(len(tree.tree), len(tree.slots))
     num_queries = query.shape[2]
     query = torch.nn.functional.pad(query, (0, 0, 0, length - num_queries))
     key, value = (
-        torch.nn.functional.pad(states.index_select(2, tree.slots), (0, 0, 0, length - len(tree.slots)))
+        torch.nn.functional.pad(states.index_select(2, tree.slots), (0, 0, 0, num_slots - len(tree.slots)))
         for states in (key, value)
     )
     attention: Any = _compiled_flex_attention() if query.device.type in COMPILED_ON else flex_attention
@@ -318,6 +316,12 @@ def padded_length(length: int) -> int:
     """Return the padded length of a tree on CUDA; there are at most 16 distinct lengths per doubling."""
     step = max(FLEX_BLOCK_SIZE, 1 << max(0, (length - 1).bit_length() - 5))
     return -(-length // step) * step
+
+
+def padded_lengths(length: int, num_slots: int) -> tuple[int, int]:
+    """Return the padded numbers of queries and of places in pages; the second is the first times a power of two."""
+    queries = padded_length(length)
+    return queries, queries << max(0, (-(-num_slots // queries) - 1).bit_length())
 
 
 def _in_pages(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -384,31 +388,31 @@ def _block_mask(tree: TokenTree, pages: Pages, device: torch.device, sliding_win
     full, because the kernel would visit full blocks last: the order of a query's keys, and with it the rounding of
     their sum, would then depend on the other queries of its block.
     """
-    length = padded_length(pages.tokens.size)
-    num_blocks = length // FLEX_BLOCK_SIZE
+    length, num_slots = padded_lengths(len(tree), pages.tokens.size)
     ends = tree.subtree_end[pages.tokens[:, -1]]
-    start = np.arange(num_blocks)[:, None] * FLEX_BLOCK_SIZE
-    needed = np.zeros((num_blocks, num_blocks), dtype=np.bool_)
-    needed[:, : len(ends)] = (pages.first < start + FLEX_BLOCK_SIZE) & (ends > start)
+    start = np.arange(0, length, FLEX_BLOCK_SIZE)[:, None]
+    needed = (pages.first < start + FLEX_BLOCK_SIZE) & (ends > start)
     position = np.zeros(length, dtype=np.int64)
     position[: len(tree)] = tree.position_ids
     if sliding_window is not None:
-        # The largest distance between a query of the block and the last position of the page.
+        # The smallest distance between a query of the block and the last position of the page.
         last = (pages.numbers + 1) * FLEX_BLOCK_SIZE - 1
-        oldest = _least_positions(position, len(tree), num_blocks)
-        needed[:, : len(ends)] &= oldest[:, None] - last < sliding_window
-    count = needed.sum(axis=1).astype(np.int32)
-    order = np.argsort(~needed, axis=1, kind="stable").astype(np.int32)
+        first_position = np.minimum.reduceat(tree.position_ids, start[start < len(tree)])
+        needed[: len(first_position)] &= first_position[:, None] - last < sliding_window
+    count = needed.sum(axis=1)
+    block, page = np.nonzero(needed)
+    order = np.zeros((len(start), num_slots // FLEX_BLOCK_SIZE), dtype=np.int64)
+    order[block, np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)] = page
 
     # For each place of the pages: its token, the queries that its page serves, and its position.
-    nothing = np.full(length - pages.tokens.size, length)
+    nothing = np.full(num_slots - pages.tokens.size, length)
     repeated = np.diff(pages.tokens, axis=1, prepend=-1) == 0
     tokens = np.r_[np.where(repeated, length, pages.tokens).reshape(-1), nothing]
     first, end = (np.r_[np.repeat(each, FLEX_BLOCK_SIZE), nothing] for each in (pages.first, ends))
     positions = (pages.numbers[:, None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)).reshape(-1)
-    key_position = np.r_[positions, nothing]
-    arrays = np.stack([tokens, first, end, key_position, position]).astype(np.int32)
-    token_of, first_of, end_of, position_of_key, position_of_query = to_device(arrays, device)
+    keys = np.stack([tokens, first, end, np.r_[positions, nothing]]).astype(np.int32)
+    token_of, first_of, end_of, position_of_key = to_device(keys, device)
+    position_of_query = to_device(position.astype(np.int32), device)
     # As a tensor, so that layers with other windows use the same kernel.
     window = None if sliding_window is None else to_device(np.array(sliding_window, dtype=np.int32), device)
 
@@ -416,14 +420,7 @@ def _block_mask(tree: TokenTree, pages: Pages, device: torch.device, sliding_win
         allowed: torch.Tensor = (token_of[k] <= q) & (first_of[k] <= q) & (q < end_of[k])
         return allowed if window is None else allowed & (position_of_query[q] - position_of_key[k] < window)
 
-    counts, orders = (to_device(np.ascontiguousarray(array), device)[None, None] for array in (count, order))
+    counts, orders = (to_device(array.astype(np.int32), device)[None, None] for array in (count, order))
     return BlockMask.from_kv_blocks(
-        counts, orders, BLOCK_SIZE=FLEX_BLOCK_SIZE, mask_mod=attends, seq_lengths=(length, length)
+        counts, orders, BLOCK_SIZE=FLEX_BLOCK_SIZE, mask_mod=attends, seq_lengths=(length, num_slots)
     )
-
-
-def _least_positions(position: IntArray, num_tokens: int, num_blocks: int) -> IntArray:
-    """Return the smallest position of the tokens in each block of queries."""
-    known = np.where(np.arange(len(position)) < num_tokens, position, np.iinfo(np.int64).max // 2)
-    least: IntArray = known.reshape(num_blocks, FLEX_BLOCK_SIZE).min(axis=1)
-    return least
