@@ -1,0 +1,196 @@
+"""Count the scores whose bits depend on the batch that they were computed in.
+
+    python benchmarks/invariance.py                   # 10,000 batches, about ten minutes on two cores
+
+24 real conversations (GSM8K groups, and HH dialogues with several turns) are each scored alone once. Then random
+batches of 1 to 12 of them are scored: in random order, with repetition, with a random token budget and number of
+threads, after the last or after every assistant turn, and with a prefix cache that is warm, empty or off. A score
+counts as different if any of its bits differs from the score alone. The weights are random.
+
+- `ours`: gym_rm, with four small models: a Qwen3, which the fused forward runs, a GPT-NeoX, which it does not, a
+  Qwen3-MoE with experts, and a BERT.
+- `padded` (transformers in one padded batch), `trl` and `s-t` (see scoring.py): other libraries on `--peer-batches` of
+  these batches, compared with their own scores of each conversation alone.
+
+If a score of ours differs, the first such score of each model is printed, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import scoring
+import torch
+import workloads
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from workloads import Conversation
+
+from gym_rm.engine.reward_model_scorer import RewardModelScorer
+
+Floats: TypeAlias = np.ndarray[Any, Any]
+SHAPE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384}
+OTHERS = {
+    "gpt_neox": SHAPE,
+    "qwen3_moe": SHAPE
+    | {"num_key_value_heads": 2, "head_dim": 32}
+    | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    "bert": SHAPE | {"max_position_embeddings": 2048},
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One random batch: indices of conversations, and how to score them."""
+
+    rows: list[int]
+    budget: int
+    threads: int
+    turns: str
+    cache: str
+
+
+Score: TypeAlias = Callable[[Batch | int], list[Floats]]  # scores a batch, or one conversation alone
+
+
+def conversations_of(first: int) -> list[Conversation]:
+    """Return 12 replies to GSM8K problems and 12 dialogues of at least two assistant turns, all below 900 characters."""
+    problems = workloads.gsm8k_groups(20, 4, first=first)
+    dialogues = [dialogue for dialogue in workloads.hh_groups(200, 2, first=first) if len(dialogue) >= 4]
+    short = [
+        [one for one in every if sum(len(message["content"]) for message in one) < 900]
+        for every in (problems, dialogues)
+    ]
+    return short[0][:12] + short[1][:12]
+
+
+def make_models(vocab_size: int) -> dict[str, PreTrainedModel]:
+    result = {"qwen3": workloads.reward_model("1M", vocab_size)}
+    for name, shape in OTHERS.items():
+        settings = {"vocab_size": vocab_size, "num_labels": 1, "pad_token_id": 2, "initializer_range": 0.05} | shape
+        torch.manual_seed(0)
+        result[name] = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(name, **settings)).eval()
+    return result
+
+
+def random_batches(count: int, conversations: int, args: argparse.Namespace) -> list[Batch]:
+    rng = np.random.default_rng(args.seed)
+    return [
+        Batch(
+            rows=rng.integers(conversations, size=rng.integers(1, 13)).tolist(),
+            budget=int(512 * 2 ** rng.uniform(0, 3)),
+            threads=int(rng.choice([1, args.threads])),
+            turns=str(rng.choice(["last", "all"])),
+            cache=str(rng.choice(["warm", "empty", "off"])),
+        )
+        for _ in range(count)
+    ]
+
+
+def ours(scorer: RewardModelScorer, cached: RewardModelScorer | None, conversations: Sequence[Conversation]) -> Score:
+    """Return a function that scores a batch, or the turns of one conversation, each turn alone."""
+
+    def score(batch: Batch | int) -> list[Floats]:
+        if isinstance(batch, int):
+            whole = conversations[batch]
+            ends = [end + 1 for end, message in enumerate(whole) if message["role"] == "assistant"]
+            return [np.concatenate([scorer.score([whole[:end]]).rewards for end in ends])]
+        chosen = scorer if cached is None or batch.cache == "off" else cached
+        if batch.cache == "empty":
+            chosen.clear_cache()
+        chosen.max_num_batched_tokens = batch.budget
+        scores = chosen.score([conversations[row] for row in batch.rows], turns=batch.turns)  # type: ignore[arg-type]
+        if scores.turn_rewards is not None:
+            return list(scores.turn_rewards)
+        return list(scores.rewards[:, None])
+
+    return score
+
+
+def peer(method: scoring.Method, conversations: Sequence[Conversation]) -> Score:
+    def score(batch: Batch | int) -> list[Floats]:
+        rows = [batch] if isinstance(batch, int) else batch.rows
+        return list(method([conversations[row] for row in rows])[:, None].astype(np.float64))
+
+    return score
+
+
+def compare(score: Score, batches: Sequence[Batch], count: int) -> tuple[list[str], str]:
+    """Return the cells of a row of the table, and a description of the first difference, empty if there is none."""
+    alone = [score(row)[0] for row in range(count)]
+    compared, different, largest, first, started = 0, 0, 0.0, "", time.perf_counter()
+    for batch in batches:
+        torch.set_num_threads(batch.threads)
+        for row, got in zip(batch.rows, score(batch), strict=True):
+            expected = alone[row][-len(got) :]
+            bits = expected.view(np.int64) != got.view(np.int64)
+            if bits.any() and not first:
+                first = f"conversation {row} has {expected} alone, {got} in {batch}"
+            compared, different = compared + len(got), different + int(bits.sum())
+            largest = max(largest, float(np.abs(got - expected).max()))
+    torch.set_num_threads(os.cpu_count() or 1)
+    seconds = time.perf_counter() - started
+    return [f"{len(batches)}", f"{compared}", f"{different}", f"{largest:.1e}", f"{seconds:.0f}"], first
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=10_000, help="number of batches, divided among the models")
+    parser.add_argument("--peer-batches", type=int, default=200, help="number of batches of each other library")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="a batch runs with one or so many threads")
+    parser.add_argument("--first", type=int, default=0, help="index of the first data row, to measure on other rows")
+    parser.add_argument("--only", default="", help="run only models whose name contains this text")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    console = Console(width=160)
+    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
+    tokenizer = workloads.tokenizer()
+    conversations = conversations_of(args.first)
+    table = Table("model", "precision", "method", "layout", "batch_invariance", "batches", "scores", "other bits")
+    for heading in ("largest difference", "seconds"):
+        table.add_column(heading, justify="right")
+    models = make_models(len(tokenizer))
+    cases = [(name, precision) for name in models for precision in ("float32", "bfloat16")]
+    cases.insert(2, ("qwen3", "int8"))
+    differences = []
+    per_case = -(-args.batches // len(cases))
+    for name, precision in track(cases, "models", console=console, transient=True):
+        if args.only not in name:
+            continue
+        model = copy.deepcopy(models[name]).to(torch.bfloat16 if precision == "bfloat16" else torch.float32)
+        options: dict[str, Any] = {"quantization": "int8"} if precision == "int8" else {}
+        scorer = RewardModelScorer(model, tokenizer, **options)
+        cached = RewardModelScorer(model, tokenizer, prefix_cache_tokens=2048, **options) if name == "qwen3" else None
+        batches = random_batches(per_case, len(conversations), args)
+        cells, first = compare(ours(scorer, cached, conversations), batches, len(conversations))
+        differences += [f"{name}, {precision}: {first}"] if first else []
+        table.add_row(name, precision, "ours", scorer.layout, scorer.provenance.batch_invariance, *cells)
+        if precision == "int8":
+            continue
+        methods = {"padded": scoring.padded(model, tokenizer, sort=False)}
+        for peer_name, module, make in (
+            ("trl", "trl", scoring.trl),
+            ("s-t", "sentence_transformers", scoring.sentence_transformers),
+        ):
+            if name == "qwen3" and importlib.util.find_spec(module):
+                methods[peer_name] = make(model, tokenizer)
+        for method, score in methods.items():
+            cells, _ = compare(peer(score, conversations), batches[: args.peer_batches], len(conversations))
+            table.add_row(name, precision, method, "", "", *cells)
+    console.print(table)
+    sys.exit("\n".join(differences) or 0)
+
+
+if __name__ == "__main__":
+    main()
