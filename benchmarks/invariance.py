@@ -65,7 +65,7 @@ Score: TypeAlias = Callable[[Batch | int], list[Floats]]  # scores a batch, or o
 
 
 def conversations_of(first: int) -> list[Conversation]:
-    """Return 12 replies to GSM8K problems and 12 dialogues of at least two assistant turns, all below 900 characters."""
+    """Return 12 replies to GSM8K problems and 12 dialogues of several turns, all shorter than 900 characters."""
     problems = workloads.gsm8k_groups(20, 4, first=first)
     dialogues = [dialogue for dialogue in workloads.hh_groups(200, 2, first=first) if len(dialogue) >= 4]
     short = [

@@ -3,8 +3,8 @@
     python benchmarks/precision.py [--device cuda]
 
 The reference is the plain Hugging Face forward in float32, one conversation at a time. The other methods are the engine
-of gym_rm in float32, with batch_invariant=True, in bfloat16 (head in float32) and with 8-bit matrix products, and the
-plain model in bfloat16 (head in bfloat16). A flip is a pair whose order changes or becomes a tie.
+of gym_rm in float32, in bfloat16 (head in float32) and with 8-bit matrix products, and the plain model in bfloat16
+(head in bfloat16). A flip is a pair whose order changes or becomes a tie.
 
 The pairs are:
 
@@ -50,7 +50,6 @@ def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conv
     quantization: Any = "fp8" if device.type == "cuda" else "int8"
     scorers = {
         "ours, float32": RewardModelScorer(model, tokenizer),
-        "ours, float32, batch_invariant": RewardModelScorer(model, tokenizer, batch_invariant=True),
         "ours, bfloat16": RewardModelScorer(half, tokenizer),
         f"ours, {quantization} products": RewardModelScorer(copy.deepcopy(model), tokenizer, quantization=quantization),
     }
