@@ -18,7 +18,6 @@ If a score of ours differs, the first such score of each model is printed, and t
 from __future__ import annotations
 
 import argparse
-import copy
 import importlib.util
 import os
 import sys
@@ -41,13 +40,14 @@ from gym_rm.engine.reward_model_scorer import RewardModelScorer
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "num_key_value_heads": 2}
 OTHERS = {
     "gpt_neox": SHAPE,
-    "qwen3_moe": SHAPE
-    | {"num_key_value_heads": 2, "head_dim": 32}
-    | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128},
+    "qwen3_moe": SHAPE | EXPERTS | {"head_dim": 32},
     "bert": SHAPE | {"max_position_embeddings": 2048},
 }
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+PEERS = {"trl": ("trl", scoring.trl), "s-t": ("sentence_transformers", scoring.sentence_transformers)}
 
 
 @dataclass(frozen=True)
@@ -64,24 +64,23 @@ class Batch:
 Score: TypeAlias = Callable[[Batch | int], list[Floats]]  # scores a batch, or one conversation alone
 
 
-def conversations_of(first: int) -> list[Conversation]:
+def short_conversations(first: int) -> list[Conversation]:
     """Return 12 replies to GSM8K problems and 12 dialogues of several turns, all shorter than 900 characters."""
-    problems = workloads.gsm8k_groups(20, 4, first=first)
     dialogues = [dialogue for dialogue in workloads.hh_groups(200, 2, first=first) if len(dialogue) >= 4]
     short = [
-        [one for one in every if sum(len(message["content"]) for message in one) < 900]
-        for every in (problems, dialogues)
+        [conversation for conversation in some if sum(len(message["content"]) for message in conversation) < 900]
+        for some in (workloads.gsm8k_groups(20, 4, first=first), dialogues)
     ]
     return short[0][:12] + short[1][:12]
 
 
-def make_models(vocab_size: int) -> dict[str, PreTrainedModel]:
-    result = {"qwen3": workloads.reward_model("1M", vocab_size)}
-    for name, shape in OTHERS.items():
-        settings = {"vocab_size": vocab_size, "num_labels": 1, "pad_token_id": 2, "initializer_range": 0.05} | shape
-        torch.manual_seed(0)
-        result[name] = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(name, **settings)).eval()
-    return result
+def make_model(name: str, vocab_size: int) -> PreTrainedModel:
+    if name == "qwen3":
+        return workloads.reward_model("1M", vocab_size)
+    settings = {"vocab_size": vocab_size, "num_labels": 1, "pad_token_id": 2, "initializer_range": 0.05}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **settings, **OTHERS[name])
+    return AutoModelForSequenceClassification.from_config(config).eval()
 
 
 def random_batches(count: int, conversations: int, args: argparse.Namespace) -> list[Batch]:
@@ -111,9 +110,7 @@ def ours(scorer: RewardModelScorer, cached: RewardModelScorer | None, conversati
             chosen.clear_cache()
         chosen.max_num_batched_tokens = batch.budget
         scores = chosen.score([conversations[row] for row in batch.rows], turns=batch.turns)  # type: ignore[arg-type]
-        if scores.turn_rewards is not None:
-            return list(scores.turn_rewards)
-        return list(scores.rewards[:, None])
+        return list(scores.rewards[:, None] if scores.turn_rewards is None else scores.turn_rewards)
 
     return score
 
@@ -156,35 +153,28 @@ def main() -> None:
     console = Console(width=160)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
     tokenizer = workloads.tokenizer()
-    conversations = conversations_of(args.first)
-    table = Table("model", "precision", "method", "layout", "batch_invariance", "batches", "scores", "other bits")
-    for heading in ("largest difference", "seconds"):
+    conversations = short_conversations(args.first)
+    table = Table("model", "precision", "method", "layout", "batch_invariance")
+    for heading in ("batches", "scores", "other bits", "largest difference", "seconds"):
         table.add_column(heading, justify="right")
-    models = make_models(len(tokenizer))
-    cases = [(name, precision) for name in models for precision in ("float32", "bfloat16")]
-    cases.insert(2, ("qwen3", "int8"))
+    cases = [(name, precision) for name in ("qwen3", *OTHERS) for precision in PRECISIONS]
+    cases = [case for case in cases if case[0] == "qwen3" or case[1] != "int8"]
+    batches = random_batches(-(-args.batches // len(cases)), len(conversations), args)
     differences = []
-    per_case = -(-args.batches // len(cases))
     for name, precision in track(cases, "models", console=console, transient=True):
         if args.only not in name:
             continue
-        model = copy.deepcopy(models[name]).to(torch.bfloat16 if precision == "bfloat16" else torch.float32)
+        model = make_model(name, len(tokenizer)).to(PRECISIONS[precision])
         options: dict[str, Any] = {"quantization": "int8"} if precision == "int8" else {}
         scorer = RewardModelScorer(model, tokenizer, **options)
         cached = RewardModelScorer(model, tokenizer, prefix_cache_tokens=2048, **options) if name == "qwen3" else None
-        batches = random_batches(per_case, len(conversations), args)
         cells, first = compare(ours(scorer, cached, conversations), batches, len(conversations))
         differences += [f"{name}, {precision}: {first}"] if first else []
         table.add_row(name, precision, "ours", scorer.layout, scorer.provenance.batch_invariance, *cells)
-        if precision == "int8":
-            continue
-        methods = {"padded": scoring.padded(model, tokenizer, sort=False)}
-        for peer_name, module, make in (
-            ("trl", "trl", scoring.trl),
-            ("s-t", "sentence_transformers", scoring.sentence_transformers),
-        ):
-            if name == "qwen3" and importlib.util.find_spec(module):
-                methods[peer_name] = make(model, tokenizer)
+        methods = {} if precision == "int8" else {"padded": scoring.padded(model, tokenizer, sort=False)}
+        for method, (module, make) in PEERS.items():
+            if name == "qwen3" and precision != "int8" and importlib.util.find_spec(module):
+                methods[method] = make(model, tokenizer)
         for method, score in methods.items():
             cells, _ = compare(peer(score, conversations), batches[: args.peer_batches], len(conversations))
             table.add_row(name, precision, method, "", "", *cells)
