@@ -4,6 +4,7 @@
   So products have a multiple of 16 rows, and where that does not suffice, always the same number of rows.
 - On a CPU, elements after the last whole vector are computed by scalar code, which rounds some functions differently.
   So activations have a size that torch divides among its threads at whole vectors.
+- On a CPU, convolutions of one sequence and of several run in other kernels. So each sequence runs alone.
 - Reductions over a row (norms, softmax) and exact operations (sums, products) need nothing.
 
 `same_products` tests on the hardware at hand whether a multiple of rows suffices.
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear, logsigmoid, mish, pad, selu, silu, softplus
+from torch.nn.functional import celu, elu, gelu, linear, logsigmoid, mish, pad, selu, silu, softplus
 from torch.overrides import TorchFunctionMode
 
 from gym_rm.engine.token_tree import IntArray
@@ -59,33 +60,47 @@ class BatchInvariant(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call a torch function, with its rows in chunks or padded."""
-        rule = RULES.get(func)
-        return func(*args, **(kwargs or {})) if rule is None else rule(self.chunk, func, *args, **(kwargs or {}))
+        rule, named = RULES.get(func), dict(kwargs or {})
+        if rule is None or "out" in named:
+            return func(*args, **named)
+        inputs = (*args, *(named.pop(name) for name in INPUTS if name in named))
+        return rule(self.chunk, func, *inputs, **named)
 
 
 def _product(chunk: int | None, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Compute `func(x, weight, ...)`, a product of the rows of x `[..., K]`."""
+    if weight.dim() == 1 and x.dim() > 1:  # a vector
+        return _product(chunk, torch.matmul, x, weight[:, None]).squeeze(-1)
+    if x.dim() == weight.dim() == 3 and len(x) == weight.shape[0] == weight.shape[2] == 1:
+        # On a CPU, one matrix times a vector runs in another kernel than several.
+        return func(torch.cat([x, x]), torch.cat([weight, weight]), *args, **kwargs)[:1]
     rows = x.shape[:-1].numel() if x.dim() > 1 else 1
-    whole = rows % ROWS == 0 if chunk is None else rows == chunk
-    if weight.dim() != 2 or x.dim() == 0 or whole or not rows:
+    if weight.dim() != 2 or x.dim() == 0 or not rows:
         return func(x, weight, *args, **kwargs)
-    flat = x.reshape(rows, x.shape[-1])
-    parts = [func(part, weight, *args, **kwargs) for part in _parts(flat, chunk)]
-    product = (parts[0] if len(parts) == 1 else torch.cat(parts))[:rows]
+    product = _in_chunks(chunk, lambda part: func(part, weight, *args, **kwargs), x.reshape(rows, x.shape[-1]))
     return product.view(*x.shape[:-1], product.shape[-1])
 
 
 def _added_product(chunk: int | None, func: Any, added: Tensor, x: Tensor, weight: Tensor, **kwargs: Any) -> Any:
     """Compute `addmm(added, x, weight)`, or `addmm_`."""
-    rows = len(x)
-    whole = rows % ROWS == 0 if chunk is None else rows == chunk
-    if whole or not rows:
+    if not len(x):
         return func(added, x, weight, **kwargs)
-    to_each = added.dim() == 2 and len(added) == rows
-    every = _parts(added, chunk) if to_each else iter(lambda: added, None)
-    parts = [torch.addmm(one, part, weight, **kwargs) for one, part in zip(every, _parts(x, chunk), strict=False)]
-    product = (parts[0] if len(parts) == 1 else torch.cat(parts))[:rows]
+    if func is Tensor.addmm_ and _is_whole(len(x), chunk):
+        return func(added, x.contiguous(), weight, **kwargs)  # without a copy
+    if added.dim() == 2 and len(added) == len(x):
+        product = _in_chunks(chunk, lambda part, one: torch.addmm(one, part, weight, **kwargs), x, added)
+    else:
+        product = _in_chunks(chunk, lambda part: torch.addmm(added, part, weight, **kwargs), x)
     return added.copy_(product) if func is Tensor.addmm_ else product
+
+
+def _scaled_product(
+    chunk: int | None, func: Any, x: Tensor, weight: Tensor, scale: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Compute a product of 8-bit rows x `[T, K]`, with a scale for each row `[T, 1]` or one for all."""
+    if len(scale.shape) == 2 and len(scale) == len(x) > 0:
+        return _in_chunks(chunk, lambda part, each: func(part, weight, each, *args, **kwargs), x, scale)
+    return _product(chunk, func, x, weight, scale, *args, **kwargs)
 
 
 def _grouped_product(
@@ -101,16 +116,37 @@ def _grouped_product(
     return output
 
 
+def _convolution(chunk: int | None, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Compute `func(x, weight, ...)` for each sequence of x `[B, C, T]` alone."""
+    if x.device.type != "cpu" or x.dim() != 3 or len(x) < 2:
+        return func(x, weight, *args, **kwargs)
+    return torch.cat([func(one, weight, *args, **kwargs) for one in torch.split(x.contiguous(), 1)])
+
+
+def _in_chunks(chunk: int | None, call: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Return `call(*tensors)` `[rows, N]`, computed for chunks of the rows of all tensors `[rows, ...]`."""
+    rows = len(tensors[0])
+    if _is_whole(rows, chunk):
+        return call(*(tensor.contiguous() for tensor in tensors))
+    parts = list(map(call, *(_parts(tensor, chunk) for tensor in tensors)))
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[:rows]
+
+
+def _is_whole(rows: int, chunk: int | None) -> bool:
+    """Return whether a product of so many rows needs no padding and no chunks."""
+    return rows % ROWS == 0 if chunk is None else rows == chunk
+
+
 def _parts(x: Tensor, chunk: int | None) -> Iterator[Tensor]:
     """Yield chunks of rows `[chunk, K]`, or all rows if it is None; the last one is padded with zeros."""
     for part in (x,) if chunk is None else torch.split(x, chunk):
         size = padded_rows(len(x)) if chunk is None else chunk
-        yield part if len(part) == size else pad(part, (0, 0, 0, size - len(part)))
+        yield part.contiguous() if len(part) == size else pad(part, (0, 0, 0, size - len(part)))
 
 
 def _activation(chunk: int | None, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Compute `func(x, ...)` for each element of x; in place if asked for."""
-    if x.device.type != "cpu" or (x.is_contiguous() and _whole_vectors(x.numel())) or not x.numel():
+    if x.device.type != "cpu" or not x.numel() or (x.is_contiguous() and _whole_vectors(x.numel())):
         return func(x, *args, **kwargs)
     threads = torch.get_num_threads()
     share = max(PARALLEL_ELEMENTS, -(-x.numel() // (threads * VECTOR_ELEMENTS)) * VECTOR_ELEMENTS)
@@ -129,18 +165,23 @@ def _whole_vectors(elements: int) -> bool:
 
 
 RULES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm), _product),
+    **dict.fromkeys((linear, torch.matmul, Tensor.matmul, torch.mm, Tensor.mm), _product),
     **dict.fromkeys((torch.addmm, Tensor.addmm, Tensor.addmm_), _added_product),
-    torch._scaled_mm: _product,
+    torch._scaled_mm: _scaled_product,
     torch._grouped_mm: _grouped_product,
-    **dict.fromkeys((silu, gelu, softplus, mish, selu, logsigmoid, torch.selu, torch.exp2, Tensor.exp2), _activation),
-    **dict.fromkeys((torch.sigmoid, Tensor.sigmoid, Tensor.sigmoid_, torch.rsqrt, Tensor.rsqrt), _activation),
+    torch.conv1d: _convolution,
+    **dict.fromkeys((silu, gelu, softplus, mish, selu, elu, celu, logsigmoid, torch.selu), _activation),
+    **dict.fromkeys((torch.sigmoid, torch.sigmoid_, torch.special.expit), _activation),
+    **dict.fromkeys((Tensor.sigmoid, Tensor.sigmoid_), _activation),
+    **dict.fromkeys((torch.rsqrt, torch.rsqrt_, Tensor.rsqrt, Tensor.rsqrt_), _activation),
+    **dict.fromkeys((torch.exp2, torch.special.exp2, Tensor.exp2), _activation),
 }
+INPUTS = ("input", "mat1", "weight", "other", "mat2")  # names of a function's inputs, in the order of its arguments
 
 
 @functools.cache
 def same_products(shape: tuple[int, int], dtype: torch.dtype, device: torch.device, threads: int) -> bool:
-    """Return whether products with a weight `[N, K]` have the same bits for a row beside other numbers of rows.
+    """Return whether a row's product with a weight `[N, K]` has the same bits at any place in any number of rows.
 
     `threads` is the number of torch's threads; the result of a test with these arguments is kept.
     """
@@ -149,8 +190,8 @@ def same_products(shape: tuple[int, int], dtype: torch.dtype, device: torch.devi
     weight = torch.randn(shape, generator=generator).to(device, dtype)
     expected = linear(few, weight)
     for rows in TESTED_ROWS:
-        got = linear(few.repeat(rows // ROWS, 1), weight).view(-1, *expected.shape)
-        if not torch.equal(got, expected.expand_as(got)):
+        chosen = torch.randint(ROWS, (rows,), generator=generator).to(device)
+        if not torch.equal(linear(few[chosen], weight), expected[chosen]):
             return False
     return True
 

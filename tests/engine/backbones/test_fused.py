@@ -16,10 +16,11 @@ from tests.engine.watching import dialogue
 CONVERSATIONS = [dialogue("What is 12 + 30?", "The sum is 42."), dialogue("What is 12 + 30?", "I don't think so.")]
 
 
+@torch.inference_mode()
 def plain_rewards(model, tokenizer):
-    """Rewards of the model's own forward; the scorer runs it if neither trees nor the fused forward may be used."""
-    scorer = gym_rm.RewardModelScorer(model, tokenizer, batch_invariant=True)
-    return scorer.score(CONVERSATIONS).rewards
+    """Rewards of the model's own forward, without the scorer."""
+    logits = [model(**tiny_models.plain_ids(tokenizer, each)).logits for each in CONVERSATIONS]
+    return np.array([each.item() for each in logits])
 
 
 def add_adapter(model):

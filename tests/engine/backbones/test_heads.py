@@ -6,6 +6,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import gym_rm
 from gym_rm import ConfigError
+from gym_rm.engine.backbones import heads
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant
 from gym_rm.engine.backbones.heads import ModuleHead, TokenLogits, in_float32
 from gym_rm.errors import warn_once
 from tests import tiny_models
@@ -165,3 +167,43 @@ def test_a_replaced_forward_of_the_whole_model_is_warned_of(caplog):
     model.forward = lambda *args, **options: None
     scorer.score([[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]])
     assert "the replaced forward of LlamaForSequenceClassification do not run" in caplog.text
+
+
+@pytest.mark.parametrize("at_once", [1, 3000, 1 << 26])
+def test_values_of_a_hidden_state_have_the_same_bits_beside_others(at_once, monkeypatch):
+    monkeypatch.setattr(heads, "LOGITS_AT_ONCE", at_once)
+    config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"), initializer_range=0.3)
+    tokens = TokenLogits(AutoModelForCausalLM.from_config(config).float().eval(), (3, 7, 50))
+    targets = torch.arange(200)
+    mlp = tiny_models.reward_model("qwen3")
+    mlp.score = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.SiLU(), torch.nn.Linear(32, 1))
+    everything = {
+        "module": ModuleHead(tiny_models.reward_model("qwen3"), "score"),
+        "layers": ModuleHead(mlp, "score"),
+        "logits": tokens,
+        "all logits": lambda hidden: torch.cat([*tokens._all_logits(hidden)])[: len(hidden)],
+        "log-probabilities": lambda hidden: tokens.log_probabilities(hidden, targets[: len(hidden)]),
+    }
+    hidden = 3 * torch.randn(200, 32)
+    for name, head in everything.items():
+        with torch.inference_mode(), BatchInvariant():
+            expected = head(hidden)
+            for count in (1, 2, 7, 16, 33, 100, 199):
+                assert torch.equal(head(hidden[:count]), expected[:count]), name
+
+
+def test_log_probabilities_over_a_large_vocabulary_keep_their_bits():
+    """Torch divides the sum of a single row of more than 32,768 logits among its threads."""
+    config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"), initializer_range=0.3, vocab_size=70_001)
+    head = TokenLogits(AutoModelForCausalLM.from_config(config).float().eval())
+    hidden, targets = 3 * torch.randn(20, 32), torch.arange(20)
+    before = torch.get_num_threads()
+    try:
+        with torch.inference_mode(), BatchInvariant():
+            expected = head.log_probabilities(hidden, targets)
+            for threads in (1, 2):
+                torch.set_num_threads(threads)
+                for some in [slice(0, 17), slice(3, 5), *(slice(row, row + 1) for row in range(20))]:
+                    assert torch.equal(head.log_probabilities(hidden[some], targets[some]), expected[some])
+    finally:
+        torch.set_num_threads(before)

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 
 import numpy as np
@@ -13,8 +14,6 @@ from gym_rm.engine.backbones import tree_attention as tree_attention_module
 from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import (
     FLEX_BLOCK_SIZE,
-    MASKED_QUERIES,
-    MERGED_TOKENS,
     NAME,
     TreeAttention,
     TreeMask,
@@ -24,6 +23,7 @@ from gym_rm.engine.backbones.tree_attention import (
     attend_with_flex,
     attending_to_trees,
     padded_length,
+    padded_lengths,
     tree_attention,
     tree_mask,
 )
@@ -86,6 +86,12 @@ def states(tree, *, heads=4, key_heads=4, size=16, seed=0, requires_grad=False):
     return [torch.randn(shape, requires_grad=requires_grad) for shape in shapes]
 
 
+def attend_in(tree, query, key, value, window=None, scaling=None, **options):
+    """Return the attention output of the tree's tokens, computed by tiles of queries."""
+    context = TreeAttention(tree, CPU)
+    return attend(query, key, value, context.slots, context.tiling(window, query.shape[2]), scaling, **options)
+
+
 KINDS = {
     "plain": {},
     "grouped heads": {"key_heads": 2},
@@ -100,50 +106,53 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 10_000))
-def test_blocks_and_flex_equal_dense_attention(kind, seed):
+def test_tiles_and_flex_equal_dense_attention(kind, seed):
     options = dict(KINDS[kind])
     key_heads, window = options.pop("key_heads", 4), options.pop("window", None)
     if options.pop("sinks", False):
         options["sinks"] = torch.linspace(-1, 1, 4)
     scaling = options.pop("scaling", None)
-    tree = tree_of(random_tree(seed))
+    tree = tree_of(random_tree(seed, sequences=6))
     query, key, value = states(tree, key_heads=key_heads, seed=seed)
     expected = dense_attention(query, key, value, tree, window, scaling=scaling, **options)
     context = TreeAttention(tree, CPU)
     assert not context.use_flex
-    by_blocks = attend(query, key, value, context.blocks(window), scaling, **options)
-    torch.testing.assert_close(by_blocks, expected, atol=3e-6, rtol=0)
-    flex = attend_with_flex(query, key, value, context, scaling, window, **options)
+    by_tiles = attend(query, key, value, context.slots, context.tiling(window, len(tree)), scaling, **options)
+    torch.testing.assert_close(by_tiles, expected, atol=3e-6, rtol=0)
+    with_flex = TreeAttention(tree, CPU, use_flex=True)
+    flex = attend_with_flex(query, key, value, with_flex, scaling, window, **options)
     torch.testing.assert_close(flex, expected, atol=3e-6, rtol=0)
 
     reads = torch.from_numpy(tree.read_indices)
     few = query[:, :, reads]
-    only = attend(few, key, value, context.blocks(window, only_reads=True), scaling, **options)
+    tiling = context.tiling(window, len(reads), only_reads=True)
+    only = attend(few, key, value, context.slots, tiling, scaling, **options)
     torch.testing.assert_close(only, expected[:, reads], atol=3e-6, rtol=0)
-    only = attend_with_flex(few, key, value, context, scaling, window, rows=reads, **options)
+    only = attend_with_flex(few, key, value, with_flex, scaling, window, rows=reads, **options)
     torch.testing.assert_close(only, expected[:, reads], atol=3e-6, rtol=0)
 
 
-@pytest.mark.parametrize("window", [None, 300, 700])
-def test_nodes_longer_than_a_masked_block(window):
-    ids = np.random.default_rng(0).integers(5, 350, 3 * MASKED_QUERIES)
-    cut = MASKED_QUERIES // 2
-    tree = tree_of([sequence(ids), sequence(np.r_[ids[:cut], ids[: 2 * MASKED_QUERIES]]), sequence(ids[5:])])
+@pytest.mark.parametrize("window", [None, 33, 300, 700])
+@pytest.mark.parametrize("pages_at_once", [1, 50, 2048])
+def test_paths_of_many_pages(window, pages_at_once, monkeypatch):
+    monkeypatch.setattr(tree_attention_module, "PAGES_AT_ONCE", pages_at_once)
+    ids = np.random.default_rng(0).integers(5, 350, 800)
+    tree = tree_of([sequence(ids), sequence(np.r_[ids[:130], ids[:400]]), sequence(ids[5:])])
     query, key, value = states(tree, heads=1, key_heads=1, size=8)
-    got = attend(query, key, value, TreeAttention(tree, CPU).blocks(window), None)
+    got = attend_in(tree, query, key, value, window)
     torch.testing.assert_close(got, dense_attention(query, key, value, tree, window), atol=3e-6, rtol=0)
 
 
 @pytest.mark.parametrize("window", [None, 16])
 def test_gradients_equal_those_of_dense_attention(window):
-    """Compares attention by blocks, because flex_attention has a backward only on CUDA."""
+    """Compares attention by tiles, because flex_attention has a backward only on CUDA."""
     tree = tree_of(random_tree(7))
     inputs = states(tree, key_heads=2, requires_grad=True)
     weights = torch.randn(1, len(tree), 4, 16)
     expected = torch.autograd.grad((dense_attention(*inputs, tree, window) * weights).sum(), inputs)
-    output = attend(*inputs, TreeAttention(tree, CPU).blocks(window), None)
+    output = attend_in(tree, *inputs, window)
     gradients = torch.autograd.grad((output * weights).sum(), inputs)
     for got, gradient in zip(gradients, expected, strict=True):
         torch.testing.assert_close(got, gradient, atol=1e-5, rtol=0)
@@ -177,48 +186,52 @@ def test_gradients_through_a_tree_are_the_sum_of_plain_gradients(architecture):
         return {name: parameter.grad.clone() for name, parameter in model.models[0].named_parameters()}
 
     through_tree = gradients(plan_trees(sequences, max_num_batched_tokens=10_000))
-    plain = gradients(plan_padded(sequences, max_num_batched_tokens=10_000, alone=True))
+    plain = gradients(plan_padded(sequences, max_num_batched_tokens=10_000, alone=True, exact=True))
     for name, gradient in plain.items():
         torch.testing.assert_close(through_tree[name], gradient, atol=1e-5 * max(1, gradient.abs().max()), rtol=0)
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 10_000), st.sampled_from([None, 1, 16, 200]))
-def test_block_mask_equals_the_dense_rule_for_every_pair(seed, window):
+def test_the_kernel_of_flex_visits_the_keys_of_a_query_in_the_order_of_positions(seed, window):
+    """Each key is at the offset of its position. So the sum has the same terms, in the same order, in every tree."""
     tree = tree_of(random_tree(seed, sequences=14, node=80))
-    mask = TreeAttention(tree, CPU).block_mask(window)
-    length = padded_length(len(tree))
-    index = torch.arange(length)
-    rule = mask.mask_mod(None, None, index[:, None], index[None, :])
-    assert torch.equal(rule[: len(tree), : len(tree)], dense_rule(tree, window))
-    assert torch.equal(rule[len(tree) :, : len(tree)], torch.zeros(length - len(tree), len(tree), dtype=bool))
-    assert rule[len(tree) :].any(dim=1).all(), "a padding query without keys would be NaN"
+    context = TreeAttention(tree, CPU, use_flex=True)
+    mask = context.block_mask(window)
+    length, num_slots = padded_lengths(len(tree), len(context.slots))
+    assert mask.seq_lengths == (length, num_slots)
+    assert mask.full_kv_num_blocks is None, "the kernel would visit full blocks after all others"
+    rule = mask.mask_mod(None, None, torch.arange(length)[:, None], torch.arange(num_slots)).numpy()
+    assert mask.kv_indices.shape[2:] == (length // FLEX_BLOCK_SIZE, num_slots // FLEX_BLOCK_SIZE)
+    assert not rule[len(tree) :].any(), "padding attends to nothing"
+    counts, orders = mask.kv_num_blocks[0, 0].tolist(), mask.kv_indices[0, 0].numpy()
+    for query in range(len(tree)):
+        block = query // FLEX_BLOCK_SIZE
+        visited = orders[block, : counts[block], None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)
+        visible = visited.reshape(-1)[rule[query, visited.reshape(-1)]]
+        assert len(visible) == rule[query].sum(), "no block with keys of the query is left out"
+        ancestors = tree.ancestors(query)
+        expected = ancestors if window is None else ancestors[-window:]
+        assert context.slots[visible].tolist() == expected.tolist()
+        assert (visible % FLEX_BLOCK_SIZE).tolist() == (tree.position_ids[expected] % FLEX_BLOCK_SIZE).tolist()
 
-    blocks = rule.view(
-        length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE, length // FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE
-    ).transpose(1, 2)
-    partial = listed(mask.kv_num_blocks, mask.kv_indices)
-    full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
-    assert not (partial & full).any()
-    assert blocks[full].all()
-    assert not blocks[~partial & ~full].any()
 
-
-def listed(count, indices):
-    """Return the blocks in a list of a block mask: bool `[Q, K]`."""
-    count, indices = count[0, 0], indices[0, 0]
-    found = torch.zeros(len(count), indices.shape[1], dtype=bool)
-    for row, number in enumerate(count.tolist()):
-        found[row, indices[row, :number].long()] = True
-    return found
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 1, 4)])
+def test_padding_gets_finite_values_from_flex(sinks):
+    tree = tree_of([sequence(range(5, 45))])
+    query, key, value = states(tree)
+    query = torch.nn.functional.pad(query, (0, 0, 0, 8))
+    output = attend_with_flex(query, key, value, TreeAttention(tree, CPU, use_flex=True), None, None, sinks=sinks)
+    assert output.shape == (1, 48, 4, 16)
+    assert output.isfinite().all()
 
 
 def test_the_block_mask_of_a_large_tree_skips_most_blocks():
     prompt = np.random.default_rng(0).integers(5, 350, 256)
     replies = [sequence(np.r_[prompt, np.full(256, 1000 + k)]) for k in range(16)]
     tree = tree_of(replies)
-    mask = TreeAttention(tree, CPU).block_mask(None)
-    needed = int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum())
+    mask = TreeAttention(tree, CPU, use_flex=True).block_mask(None)
+    needed = int(mask.kv_num_blocks.sum())
     assert needed == 3 + 16 * (2 * 2 + 3)  # prompt: a triangle; each reply: a square with the prompt, and a triangle
 
 
@@ -256,6 +269,17 @@ def test_padded_length(length):
     assert padded % FLEX_BLOCK_SIZE == 0
     assert padded - length < max(FLEX_BLOCK_SIZE, length / 16)
     assert padded_length(padded) == padded
+
+
+@given(st.integers(1, 100_000), st.integers(0, 400_000))
+def test_padded_places_of_pages_are_the_padded_queries_times_a_power_of_two(length, more):
+    queries, num_slots = padded_lengths(length, length + more)
+    assert queries == padded_length(length)
+    factor, rest = divmod(num_slots, queries)
+    assert rest == 0
+    assert factor.bit_count() == 1
+    assert num_slots >= length + more
+    assert factor == 1 or num_slots < 2 * (length + more)
 
 
 def test_there_are_few_padded_lengths():
@@ -314,27 +338,104 @@ def test_the_attention_of_the_model_is_restored():
     assert model.config._attn_implementation == before
 
 
-def test_branches_at_every_token_share_blocks_of_queries():
+def test_branches_at_every_token_run_in_few_calls():
     trunk = list(range(5, 305))
     tree = tree_of([sequence([*trunk[:length], 400]) for length in range(1, 300)])
     assert len(tree.node_starts) > 500
     attention = TreeAttention(tree, CPU)
-    assert len(attention.blocks(None)) < 20
-    assert len(attention.blocks(None, only_reads=True)) < 20
+    assert len(attention.tiling(None, len(tree)).groups) < 20
+    assert len(attention.tiling(None, len(tree), only_reads=True).groups) < 20
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_do_not_reach_other_long_replies(poison):
-    prompt, length = range(5, 15), 2 * MERGED_TOKENS
-    tree = tree_of([sequence([*prompt, *range(20, 20 + length)]), sequence([*prompt, *range(200, 200 + length)])])
+@settings(max_examples=20)
+@given(seed=st.integers(0, 10_000), share=st.floats(0, 1))
+def test_values_that_are_not_finite_do_not_reach_other_branches(poison, seed, share):
+    """They reach the tokens after them, and the queries of their own page, because 0 times NaN is NaN."""
+    tree = tree_of(random_tree(seed))
+    bad = int(share * (len(tree) - 1))
     query, key, value = states(tree)
-    clean = attend(query, key, value, TreeAttention(tree, CPU).blocks(None), None)
-    last = int(tree.subtree_end[0]) - 1  # the last token of the second sequence
-    key[:, :, last], value[:, :, last] = poison, poison
-    poisoned = attend(query, key, value, TreeAttention(tree, CPU).blocks(None), None)
-    first_sequence = tree.ancestors(int(tree.read_indices[1]))
-    assert torch.equal(poisoned[:, first_sequence], clean[:, first_sequence])
-    assert not poisoned[:, last].isfinite().all()
+    clean = attend_in(tree, query, key, value)
+    key[:, :, bad], value[:, :, bad] = poison, poison
+    poisoned = attend_in(tree, query, key, value)
+    first = TreeAttention(tree, CPU).pages.first
+    start = first[np.searchsorted(first, bad, side="right") - 1]
+    others = [token for token in range(len(tree)) if not start <= token < tree.subtree_end[bad]]
+    assert torch.equal(poisoned[:, others], clean[:, others])
+    assert not poisoned[:, bad].isfinite().all()
+
+
+# --- bits of a query's output
+
+
+@contextlib.contextmanager
+def threads(number):
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+BITS = {**KINDS, "sinks and window": {"sinks": True, "window": 16}, "long window": {"window": 70}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", BITS)
+@settings(max_examples=6)
+@given(data=st.data(), seed=st.integers(0, 10_000))
+def test_the_output_of_a_query_has_the_same_bits_in_every_tree(kind, dtype, data, seed):
+    options = dict(BITS[kind])
+    key_heads, window = options.pop("key_heads", 4), options.pop("window", None)
+    if options.pop("sinks", False):
+        options["sinks"] = torch.linspace(-1, 1, 4).to(dtype)
+    sequences = random_tree(seed)
+    everything = [(tuple(each.input_ids[: k + 1])) for each in sequences for k in range(len(each.input_ids))]
+    of_path = {path: number for number, path in enumerate(dict.fromkeys(everything))}
+    torch.manual_seed(seed)
+    known = [torch.randn(len(of_path), heads, 16).to(dtype) for heads in (4, key_heads, key_heads)]
+
+    def outputs(chosen):
+        """Return the output of each token by its path, as attended to in a tree of these sequences."""
+        tree = tree_of(chosen)
+        paths = [of_path[tuple(tree.input_ids[tree.ancestors(token)])] for token in range(len(tree))]
+        extra = data.draw(st.integers(0, 16))  # rows of padding, as in `with_padding`
+        inputs = [each[paths + paths[:1] * extra].transpose(0, 1)[None] for each in known]
+        with threads(data.draw(st.sampled_from([1, 2]))), torch.inference_mode():
+            return dict(zip(paths, attend_in(tree, *inputs, window, **options)[0], strict=False))
+
+    together = outputs(sequences)
+    some = data.draw(st.lists(st.sampled_from(sequences), min_size=2, max_size=6))
+    for chosen in ([data.draw(st.sampled_from(sequences))], some):
+        for path, output in outputs(chosen).items():
+            assert torch.equal(output, together[path])
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10_000), share=st.floats(0.1, 0.9), window=st.sampled_from([None, 16]))
+def test_the_output_of_a_query_has_the_same_bits_among_other_queries(seed, share, window):
+    """As if the keys of the other tokens came from a cache, and in the last layer, which runs at the reads only."""
+    tree = tree_of(random_tree(seed))
+    query, key, value = states(tree)
+    everything = attend_in(tree, query, key, value, window)
+    computed = np.flatnonzero(np.random.default_rng(seed).random(len(tree)) < share)
+    for context, chosen, only_reads in [
+        (TreeAttention(tree, CPU, computed=np.r_[computed, len(tree) - 1]), np.r_[computed, len(tree) - 1], False),
+        (TreeAttention(tree, CPU), tree.read_indices, True),
+    ]:
+        tiling = context.tiling(window, len(chosen), only_reads=only_reads)
+        some = attend(query[:, :, chosen], key, value, context.slots, tiling, None)
+        assert torch.equal(some, everything[:, chosen])
+
+
+def test_the_number_of_pages_in_one_call_does_not_change_bits(monkeypatch):
+    tree = tree_of(random_tree(0))
+    query, key, value = states(tree)
+    expected = attend_in(tree, query, key, value)
+    for pages in (1, 3, 10):
+        monkeypatch.setattr(tree_attention_module, "PAGES_AT_ONCE", pages)
+        assert torch.equal(attend_in(tree, query, key, value), expected)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma2", "gpt_oss", "llama"])
@@ -342,7 +443,7 @@ def test_whole_models_return_the_same_values_with_flex(architecture, monkeypatch
     """Runs flex_attention as on a GPU, but uncompiled, with and without the fused forward."""
     model = HeadedDecoder(tiny_models.reward_model(architecture), ModuleHead("score"), None)
     plan = plan_trees(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000)
-    alone = plan_padded(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000, alone=True)
+    alone = plan_padded(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000, alone=True, exact=True)
     with torch.inference_mode():
         expected = torch.cat([model.values(batch) for batch in alone.batches])[alone.value_index]
         plain_init = TreeAttention.__init__

@@ -1,0 +1,384 @@
+"""A row has the same bits beside any other rows: each function that `BatchInvariant` changes, and the check of them."""
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from transformers.activations import ACT2FN
+
+from gym_rm.engine.backbones import batch_invariance
+from gym_rm.engine.backbones.batch_invariance import (
+    CHUNK,
+    ROWS,
+    RULES,
+    BatchInvariant,
+    chunks_to_try,
+    same_products,
+    with_padding,
+)
+from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear
+
+CPU = torch.device("cpu")
+INPUTS, OUTPUTS, MOST = 64, 48, 300
+GENERATOR = torch.Generator().manual_seed(0)
+X = 3 * torch.randn(MOST, INPUTS, generator=GENERATOR)
+WEIGHT = torch.randn(OUTPUTS, INPUTS, generator=GENERATOR)
+BIAS = torch.randn(OUTPUTS, generator=GENERATOR)
+EXPERTS = torch.randn(4, INPUTS, OUTPUTS, generator=GENERATOR)
+ROW_COUNTS = (1, 2, 3, 7, 15, 16, 17, 33, 64, 65, 130, 255, 299)
+
+
+@contextlib.contextmanager
+def threads(number):
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def weight(x):
+    return WEIGHT.to(x)
+
+
+def added(x):
+    return x[:, :OUTPUTS]
+
+
+def by_experts(x):
+    """Return the products of rows with the weight of the expert that their first number decides."""
+    expert = (x[:, 0].float() * 10).long() % len(EXPERTS)
+    order = torch.argsort(expert, stable=True)
+    counts = torch.bincount(expert, minlength=len(EXPERTS))
+    output = torch._grouped_mm(x[order], EXPERTS.to(x), offs=counts.cumsum(0).to(torch.int32))
+    return output[torch.argsort(order)]
+
+
+# Functions of rows [T, INPUTS], by name; every function of RULES is called by at least one of them.
+PRODUCTS = {
+    "linear": lambda x: functional.linear(x, weight(x)),
+    "linear with bias": lambda x: functional.linear(x, weight(x), BIAS.to(x)),
+    "linear with names": lambda x: functional.linear(bias=BIAS.to(x), weight=weight(x), input=x),
+    "linear [1, T, K]": lambda x: functional.linear(x[None], weight(x), BIAS.to(x))[0],
+    "linear [T, 1, K]": lambda x: functional.linear(x[:, None], weight(x))[:, 0],
+    "linear with one output": lambda x: functional.linear(x, weight(x)[:1]),
+    "linear of vectors": lambda x: torch.stack([functional.linear(row, weight(x)) for row in x[:20]]),
+    "torch.matmul": lambda x: torch.matmul(x, weight(x).T),
+    "torch.matmul with names": lambda x: torch.matmul(x, other=weight(x).T),
+    "Tensor.matmul": lambda x: x.matmul(weight(x).T),
+    "@": lambda x: x @ weight(x).T,
+    "@ [1, T, K]": lambda x: (x[None] @ weight(x).T)[0],
+    "@ a vector": lambda x: x @ weight(x)[0],
+    "[1, T, K] @ a vector": lambda x: torch.matmul(x[None], weight(x)[0])[0],
+    "vectors @ a vector": lambda x: torch.stack([row @ weight(x)[0] for row in x[:20]]) if len(x) else x[:, 0],
+    "torch.mm": lambda x: torch.mm(x, weight(x).T),
+    "Tensor.mm": lambda x: x.mm(weight(x).T),
+    "torch.addmm": lambda x: torch.addmm(BIAS.to(x), x, weight(x).T),
+    "torch.addmm of rows": lambda x: torch.addmm(added(x), x, weight(x).T, beta=0.5, alpha=2),
+    "torch.addmm with names": lambda x: torch.addmm(BIAS.to(x), mat2=weight(x).T, mat1=x),
+    "Tensor.addmm": lambda x: added(x).addmm(x, weight(x).T),
+    "Tensor.addmm_": lambda x: added(x).clone().addmm_(x, weight(x).T),
+    "grouped": by_experts,
+}
+ACTIVATIONS = {
+    "silu": functional.silu,
+    "silu in place": lambda x: functional.silu(x.clone(), inplace=True),
+    "gelu": functional.gelu,
+    "gelu of tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "softplus": functional.softplus,
+    "softplus with a slope": lambda x: functional.softplus(x, beta=2, threshold=10),
+    "mish": functional.mish,
+    "mish in place": lambda x: functional.mish(x.clone(), inplace=True),
+    "selu": functional.selu,
+    "torch.selu": torch.selu,
+    "elu": lambda x: functional.elu(x, alpha=0.5),
+    "elu in place": lambda x: functional.elu(x.clone(), inplace=True),
+    "celu": functional.celu,
+    "logsigmoid": functional.logsigmoid,
+    "torch.sigmoid": torch.sigmoid,
+    "torch.sigmoid with names": lambda x: torch.sigmoid(input=x),
+    "torch.sigmoid_": lambda x: torch.sigmoid_(x.clone()),
+    "Tensor.sigmoid": lambda x: x.sigmoid(),
+    "Tensor.sigmoid_": lambda x: x.clone().sigmoid_(),
+    "expit": torch.special.expit,
+    "torch.rsqrt": lambda x: torch.rsqrt(x.abs() + 0.1),
+    "torch.rsqrt_": lambda x: torch.rsqrt_(x.abs() + 0.1),
+    "Tensor.rsqrt": lambda x: (x.abs() + 0.1).rsqrt(),
+    "Tensor.rsqrt_": lambda x: (x.abs() + 0.1).rsqrt_(),
+    "torch.exp2": torch.exp2,
+    "torch.special.exp2": torch.special.exp2,
+    "Tensor.exp2": lambda x: x.exp2(),
+}
+FUNCTIONS = PRODUCTS | ACTIVATIONS
+needs_same_products = pytest.mark.skipif(
+    not all(same_products((rows, INPUTS), torch.float32, CPU, 1) for rows in (1, OUTPUTS)),
+    reason="products of a multiple of 16 rows do not suffice on this CPU",
+)
+each_chunk = pytest.mark.parametrize("chunk", [pytest.param(None, marks=needs_same_products), 64])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+def invariant(function, x, chunk=None):
+    with torch.inference_mode(), BatchInvariant(chunk):
+        return function(x)
+
+
+class Recording(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.called = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.called.add(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_rule_is_tested_here():
+    with Recording() as mode:
+        for function in FUNCTIONS.values():
+            function(X)
+    assert set(RULES) - mode.called == {torch._scaled_mm, torch.conv1d}  # see the tests of 8 bits and convolutions
+
+
+@each_dtype
+@each_chunk
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_shape_and_precision_do_not_change_and_values_only_by_rounding(name, chunk, dtype):
+    for x in (X.to(dtype), X[:17].to(dtype), X[:1].to(dtype)):
+        expected = FUNCTIONS[name](x)
+        got = invariant(FUNCTIONS[name], x, chunk)
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        rounding = 4 * torch.finfo(dtype).eps * max(1.0, float(expected.float().abs().max()))
+        torch.testing.assert_close(got, expected, rtol=0, atol=rounding)
+
+
+@each_dtype
+@each_chunk
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_row_has_the_same_bits_at_any_place_in_any_number_of_rows(name, chunk, dtype):
+    x = X.to(dtype)
+    expected = invariant(FUNCTIONS[name], x, chunk)
+    rng = np.random.default_rng(0)
+    for count, number in itertools.product(ROW_COUNTS, (1, 2)):
+        chosen = torch.from_numpy(rng.permutation(len(expected))[:count])
+        with threads(number):
+            assert torch.equal(invariant(FUNCTIONS[name], x[chosen], chunk), expected[chosen])
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu of tanh", "softplus", "Tensor.sigmoid_"])
+def test_activations_of_rows_that_several_threads_share(name):
+    """Torch divides more than 32,768 elements among its threads, and gelu more than 16,384, also within a row."""
+    x = 3 * torch.randn(900, 77, generator=torch.Generator().manual_seed(1))
+    with threads(1):
+        expected = invariant(ACTIVATIONS[name], x)
+    for count, number in itertools.product((1, 50, 212, 213, 214, 425, 426, 427, 640, 851, 900), (1, 2, 3)):
+        with threads(number):
+            assert torch.equal(invariant(ACTIVATIONS[name], x[:count]), expected[:count])
+
+
+@each_dtype
+@pytest.mark.parametrize("name", ["linear", "@", "torch.addmm of rows", "Tensor.addmm_", *ACTIVATIONS])
+def test_strided_inputs_have_the_bits_of_contiguous_ones(name, dtype):
+    """Such as one half of a projection that computes gate and values, or a transposed tensor."""
+    function = FUNCTIONS[name]
+    for count in (1, 7, 16, 63, 64, 299):
+        x = X[:count, :INPUTS].to(dtype)
+        expected = invariant(function, x, 64)
+        for strided in (torch.cat([x, x], dim=1)[:, :INPUTS], x.repeat(1, 3).T[INPUTS : 2 * INPUTS].T):
+            assert torch.equal(invariant(function, strided, 64), expected)
+    odd = X[:64, :33].to(dtype)  # whole vectors in total, but not in each row
+    if name in ACTIVATIONS:
+        half = torch.cat([odd, odd], dim=1)[:, 33:]
+        for count in (1, 5, 63, 64):
+            assert torch.equal(invariant(function, half[:count]), invariant(function, odd)[:count])
+
+
+@pytest.mark.parametrize("name", sorted(ACT2FN))
+@each_dtype
+def test_every_activation_of_transformers_keeps_the_bits_of_a_row(name, dtype):
+    function = ACT2FN[name].to(dtype)
+    x = X[:, :33].to(dtype)
+    expected = invariant(function, x)
+    for count, number in itertools.product((1, 7, 16, 31, 64, 299), (1, 2)):
+        with threads(number):
+            assert torch.equal(invariant(function, x[-count:]), expected[-count:])
+
+
+@pytest.mark.parametrize("make", [Int8Linear, Float8Linear])
+@pytest.mark.parametrize("chunk", [None, 64])
+def test_layers_in_8_bits_keep_the_bits_of_a_row(make, chunk):
+    layer = make(nn.Linear(INPUTS, OUTPUTS).requires_grad_(False))
+    try:
+        expected = layer(X)
+    except RuntimeError:
+        pytest.skip("this torch has no such products on a CPU")
+    for count in ROW_COUNTS:
+        torch.testing.assert_close(invariant(layer, X[-count:], chunk), expected[-count:], rtol=0, atol=0)
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "options", [{}, {"padding": 1}, {"bias": BIAS}, {"kernel": 1}, {"groups": 16}], ids=lambda each: str([*each])
+)
+def test_convolutions_keep_the_bits_of_a_sequence(options, dtype):
+    size, groups = options.get("kernel", 3), options.get("groups", 1)
+    kernel = torch.randn(OUTPUTS, INPUTS // groups, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    options = {name: value for name, value in options.items() if name != "kernel"}
+    options = {name: value.to(dtype) if name == "bias" else value for name, value in options.items()}
+
+    def convolution(x):
+        return functional.conv1d(x, kernel, **options)
+
+    x = X.T.contiguous().view(INPUTS, 12, 25).transpose(0, 1).to(dtype)
+    expected = invariant(convolution, x)
+    torch.testing.assert_close(expected, convolution(x), rtol=0, atol=0.3 if dtype is torch.bfloat16 else 1e-4)
+    for count, number in itertools.product((1, 2, 3, 11), (1, 2)):
+        with threads(number):
+            assert torch.equal(invariant(convolution, x[-count:]), expected[-count:])
+    assert torch.equal(invariant(convolution, x[0]), expected[0])
+
+
+@each_dtype
+@pytest.mark.parametrize("size", [8, 16, 64])
+def test_products_of_several_matrices_with_vectors_keep_the_bits_of_each(size, dtype):
+    """As in the recurrence of Mamba, whose states are multiplied by another vector in every sequence."""
+    x = X.view(12, 25, INPUTS)[..., :size].contiguous().to(dtype)
+    vectors = X[:12, :size, None].to(dtype)
+    expected = invariant(lambda x: x @ vectors, x)
+    torch.testing.assert_close(expected, x @ vectors, rtol=0, atol=0)
+    for count, number in itertools.product((1, 2, 3, 11), (1, 2)):
+        with threads(number):
+            assert torch.equal(invariant(lambda x: x @ vectors[:count], x[:count]), expected[:count])  # noqa: B023
+
+
+@each_chunk
+@pytest.mark.parametrize("name", [*PRODUCTS, "silu", "Tensor.sigmoid_"])
+def test_inputs_without_rows(name, chunk):
+    if name in ("linear of vectors", "grouped"):
+        pytest.skip("needs rows")
+    expected = FUNCTIONS[name](X[:0])
+    assert invariant(FUNCTIONS[name], X[:0], chunk).shape == expected.shape
+
+
+def test_functions_in_place_change_and_return_their_input():
+    for function in (
+        lambda x: functional.silu(x, inplace=True),
+        lambda x: functional.elu(x, inplace=True),
+        Tensor.sigmoid_,
+        torch.sigmoid_,
+        lambda x: x.addmm_(x, torch.eye(33)),
+    ):
+        x = X[:7, :33].clone()
+        expected = function(x.clone())
+        assert invariant(function, x) is x
+        torch.testing.assert_close(x, expected)
+
+
+def test_a_given_output_is_filled():
+    out = torch.empty(7, OUTPUTS)
+    assert invariant(lambda x: torch.mm(x, WEIGHT.T, out=out), X[:7]) is out
+    torch.testing.assert_close(out, X[:7] @ WEIGHT.T)
+    out = torch.empty(7, 33)
+    assert invariant(lambda x: torch.sigmoid(x, out=out), X[:7, :33]) is out
+    torch.testing.assert_close(out, X[:7, :33].sigmoid())
+
+
+def test_other_functions_do_not_change():
+    x = X.view(MOST // 3, 3, INPUTS)
+    for function in (
+        torch.relu,
+        lambda x: x.softmax(-1),
+        lambda x: functional.layer_norm(x, (INPUTS,)),
+        lambda x: functional.rms_norm(x, (INPUTS,)),
+        lambda x: x @ x.transpose(1, 2),
+        lambda x: torch.einsum("bth,nh->btn", x, WEIGHT),
+        lambda x: functional.conv2d(x[None], torch.ones(2, MOST // 3, 1, 1)),
+        lambda x: functional.scaled_dot_product_attention(x, x, x),
+    ):
+        assert torch.equal(invariant(function, x), function(x))
+
+
+@each_chunk
+@pytest.mark.parametrize("name", [*PRODUCTS, "silu", "silu in place", "Tensor.sigmoid_", "Tensor.rsqrt_"])
+def test_gradients_flow(name, chunk):
+    plain, changed = (X[:21].clone().requires_grad_() for _ in range(2))
+    FUNCTIONS[name](plain).square().sum().backward()
+    with BatchInvariant(chunk):
+        output = FUNCTIONS[name](changed)
+    output.square().sum().backward()
+    torch.testing.assert_close(changed.grad, plain.grad, rtol=1e-4, atol=1e-4 * float(plain.grad.abs().max()))
+
+
+def test_nothing_is_active_after_the_context():
+    with pytest.raises(KeyError), BatchInvariant():
+        raise KeyError
+    with BatchInvariant():
+        X @ WEIGHT.T
+    assert torch._C._len_torch_function_stack() == 0
+    with Recording() as outer:
+        functional.linear(X, WEIGHT)
+    assert outer.called == {functional.linear}
+
+
+# --- the check of the hardware
+
+
+@pytest.fixture
+def fresh_checks():
+    same_products.cache_clear()
+    yield
+    same_products.cache_clear()
+
+
+def depends_on_the_number_of_rows(x, weight, *bias):
+    return functional.linear(x, weight, *bias) + (1e-5 if len(x) >= 200 else 0)
+
+
+def depends_on_the_place(x, weight, *bias):
+    return functional.linear(x, weight, *bias) + 1e-5 * (torch.arange(len(x)) % 4 == 3)[:, None]
+
+
+def test_products_of_usual_shapes_need_only_whole_groups_of_rows():
+    for number in (1, 2):
+        with threads(number):
+            assert same_products((3072, 1024), torch.float32, CPU, number)
+            assert same_products((1024, 3072), torch.bfloat16, CPU, number)
+
+
+@pytest.mark.parametrize("linear", [depends_on_the_number_of_rows, depends_on_the_place])
+def test_products_that_depend_on_other_rows_are_found(linear, monkeypatch, fresh_checks):
+    monkeypatch.setattr(batch_invariance, "linear", linear)
+    assert not same_products((64, 64), torch.float32, CPU, 1)
+
+
+def test_chunks_are_tried_only_if_products_allow_it(monkeypatch):
+    shapes = []
+
+    def only_square(shape, dtype, device, threads):
+        assert threads == torch.get_num_threads()
+        shapes.append((shape, dtype, device))
+        return shape[0] == shape[1]
+
+    monkeypatch.setattr(batch_invariance, "same_products", only_square)
+    square, wide = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 24, dtype=torch.bfloat16))
+    assert chunks_to_try([square]) == (None, CHUNK["cpu"])
+    assert chunks_to_try([square, wide]) == (CHUNK["cpu"],)
+    assert set(shapes) == {((8, 8), torch.float32, CPU), ((24, 8), torch.bfloat16, CPU)}
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=70), st.booleans())
+def test_padding_repeats_the_first_token_up_to_whole_groups_of_rows(ids, two_rows):
+    tokens = np.array([ids, ids[::-1]]) if two_rows else np.array(ids)
+    padded = with_padding(tokens)
+    assert padded.shape[-1] % ROWS == 0
+    assert 0 <= padded.shape[-1] - tokens.shape[-1] < ROWS
+    assert np.array_equal(padded[..., : tokens.shape[-1]], tokens)
+    assert (padded[..., tokens.shape[-1] :] == tokens[..., :1]).all()
