@@ -133,18 +133,18 @@ def in_batches(scorer, conversations, seed):
     return rewards
 
 
-def test_01_scores_differ_within_the_bound_and_keep_their_order(scorer_of, two_hundred, one_by_one):
+def test_01_scores_are_bitwise_equal_in_batches_of_any_size_order_and_budget(saved_model, scorer_of, two_hundred):
+    alone = np.concatenate([scorer_of("qwen3").score([conversation]).rewards for conversation in two_hundred])
+    for seed, budget in enumerate((1800, 4096, 50_000)):
+        scorer = gym_rm.load_scorer(saved_model("qwen3"), max_num_batched_tokens=budget)
+        assert in_batches(scorer, two_hundred, seed).tobytes() == alone.tobytes()
+
+
+def test_01_scores_are_within_the_bound_of_the_plain_forward_and_keep_its_order(scorer_of, two_hundred, one_by_one):
     apart = np.abs(one_by_one[:, None] - one_by_one) > BOUND
-    for seed in range(2):
-        rewards = in_batches(scorer_of("qwen3"), two_hundred, seed)
-        assert np.abs(rewards - one_by_one).max() <= BOUND
-        assert np.array_equal((rewards[:, None] > rewards)[apart], (one_by_one[:, None] > one_by_one)[apart])
-
-
-def test_01_batch_invariant_scores_are_bitwise_equal(saved_model, two_hundred):
-    scorer = gym_rm.load_scorer(saved_model("qwen3"), batch_invariant=True)
-    alone = np.concatenate([scorer.score([conversation]).rewards for conversation in two_hundred])
-    assert in_batches(scorer, two_hundred, seed=3).tobytes() == alone.tobytes()
+    rewards = scorer_of("qwen3").score(two_hundred).rewards
+    assert np.abs(rewards - one_by_one).max() <= BOUND
+    assert np.array_equal((rewards[:, None] > rewards)[apart], (one_by_one[:, None] > one_by_one)[apart])
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "bloom", "roberta"])

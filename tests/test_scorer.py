@@ -207,7 +207,7 @@ def test_the_error_of_an_unknown_kind_suggests_a_similar_one():
         ({"kind": "decoder", "max_length": "abc"}, "max_length must be an integer of at least 1, got str 'abc'"),
         ({"cache_size": "abc"}, "cache_size must be an integer of at least 0, got str 'abc'"),
         ({"cache_size": True}, "cache_size must be an integer of at least 0, got bool True"),
-        ({"batch_invariant": "maybe"}, "batch_invariant must be true or false, got str 'maybe'"),
+        ({"kind": "decoder", "batch_invariant": True}, "batch_invariant"),
         ({"path": "x", "trust_remote_code": "no"}, "trust_remote_code must be true or false, got str 'no'"),
         (
             {"kind": "weighted", "scorers": [length], "weights": {"scorer_0": "x"}},

@@ -53,7 +53,7 @@ class Pages:
 
 def make_pages(tree: TokenTree, size: int) -> Pages:
     """Return the pages of a tree."""
-    places = tree.position_ids % size
+    places = tree.depths % size
     branches = tree.parents != np.arange(-1, len(tree) - 1)
     starts = branches | (places == 0)
     first = np.flatnonzero(starts)
@@ -66,7 +66,7 @@ def make_pages(tree: TokenTree, size: int) -> Pages:
         copied, place = previous[page], places[first[page]]
         tokens[page, :place] = tokens[copied, :place]
         previous[page] = previous[copied]
-    return Pages(tokens, previous, tree.position_ids[first] // size, first)
+    return Pages(tokens, previous, tree.depths[first] // size, first)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def make_tiles(
     order = np.argsort(counts, kind="stable")
     place_of_tile = np.empty_like(order)
     place_of_tile[order] = np.arange(len(order))
-    places: IntArray = place_of_tile[tile_of] * pages.size + tree.position_ids[queries] % pages.size
+    places: IntArray = place_of_tile[tile_of] * pages.size + tree.depths[queries] % pages.size
     rows = np.zeros(len(used) * pages.size, dtype=np.int64)
     rows[places] = np.arange(len(queries))
     tiles = rows.reshape(len(used), pages.size)

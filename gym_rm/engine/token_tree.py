@@ -74,6 +74,13 @@ class TokenTree:
         return len(self)
 
     @functools.cached_property
+    def depths(self) -> IntArray:
+        """Number of tokens before each token on its path: its position, also if `position_ids` has other numbers."""
+        ended = np.cumsum(np.bincount(self.subtree_end, minlength=len(self) + 1))[:-1]
+        depths: IntArray = np.arange(len(self)) - ended
+        return depths
+
+    @functools.cached_property
     def node_starts(self) -> IntArray:
         """Indices where nodes start; a node is a run of tokens without a branching point."""
         return np.flatnonzero(np.diff(self.subtree_end, prepend=-1))

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, RecordingScorer, answer_must_be_text, chat
@@ -268,4 +267,4 @@ def test_a_configuration_loads_the_reward_model(policy_path, embedded_scorer):
     environment = RewardModelEnvironment(config)
     conversations = [chat("How much is 90 - 50?", reply) for reply in ("It is 40.", "It is 37.")]
     rewards = environment.step(conversations, [None] * 2).rewards
-    np.testing.assert_allclose(rewards, embedded_scorer.score(conversations).rewards, atol=1e-5)
+    assert rewards.tolist() == embedded_scorer.score(conversations).rewards.tolist()

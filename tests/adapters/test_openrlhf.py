@@ -16,8 +16,7 @@ from gym_rm.server.get_reward import RewardServer
 
 
 def expected_rewards(scorer):
-    rewards = scorer.score([chat("How much is 90 - 50?", reply) for reply in REPLIES]).rewards.tolist()
-    return pytest.approx(rewards, abs=1e-5)
+    return scorer.score([chat("How much is 90 - 50?", reply) for reply in REPLIES]).rewards.tolist()
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_the_reward_equals_that_of_the_environment(policy_path, embedded_scorer)
     queries = [prompt + reply + "<|im_end|>" for prompt, reply in zip(prompts, replies, strict=True)]
     reward_function = RewardFunction(embedded_scorer, policy_tokenizer=policy_path)
     rewards = reward_function(queries, prompts, [""] * 4)["rewards"]
-    assert rewards.tolist() == pytest.approx(envs.step(replies)[1].tolist(), abs=1e-5)
+    assert rewards.tolist() == envs.step(replies)[1].tolist()
 
 
 # --- prompts for verifiers -----------------------------------------------------------------------------------------

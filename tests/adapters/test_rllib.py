@@ -98,7 +98,7 @@ def test_a_shared_scorer_returns_the_rewards_of_the_embedded_reward_model(embedd
     check_scorer(scorer)
     conversations = [chat(PROMPTS[0], reply) for reply in ("It is 10.", "It is 37.")]
     expected = embedded_scorer.score(conversations).rewards
-    assert scorer.score(conversations).rewards.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+    assert scorer.score(conversations).rewards.tolist() == expected.tolist()
     scorer.close()
 
 

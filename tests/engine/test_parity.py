@@ -35,7 +35,7 @@ def test_equals_the_plain_forward(architecture, scorer_of, saved_model, real_con
     assert_same_rewards(scorer, saved_model(architecture), real_conversations)
 
 
-@pytest.mark.parametrize("options", [{"max_num_batched_tokens": 600}, {"tree": False}, {"batch_invariant": True}])
+@pytest.mark.parametrize("options", [{"max_num_batched_tokens": 600}, {"tree": False}])
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "deberta_v2"])
 def test_equals_the_plain_forward_with_every_option(architecture, options, saved_model, real_conversations):
     folder = saved_model(architecture)

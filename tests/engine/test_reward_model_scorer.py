@@ -32,7 +32,7 @@ def test_keeps_the_contract_of_scorers(architecture, scorer_of, real_conversatio
     check_scorer(scorer_of(architecture), conversations=real_conversations)
 
 
-@pytest.mark.parametrize("options", [{"batch_invariant": True}, {"cache_size": 8}, {"max_num_batched_tokens": 300}])
+@pytest.mark.parametrize("options", [{"cache_size": 8}, {"max_num_batched_tokens": 300}])
 def test_keeps_the_contract_with_options(options, saved_model):
     check_scorer(gym_rm.load_scorer(saved_model("qwen3"), **options))
 
@@ -107,34 +107,7 @@ def test_scores_do_not_depend_on_the_other_conversations(architecture, data, sco
         rewards = scorer.score(batch).rewards
     finally:
         scorer.max_num_batched_tokens = budget
-    by_conversation = {}
-    for conversation, reward in zip(batch, rewards, strict=True):
-        assert by_conversation.setdefault(repr(conversation), reward) == reward, "equal conversations, equal bits"
-        assert abs(reward - alone(architecture, conversation)) <= TOLERANCE
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_batch_invariant_scores_are_bit_equal(data, invariant):
-    batch = data.draw(st.lists(conversations, min_size=1, max_size=8))
-    expected = [invariant.score([conversation]).rewards[0] for conversation in batch]
-    assert invariant.score(batch).rewards.tolist() == expected
-    assert invariant.score(batch[::-1]).rewards[::-1].tolist() == expected
-
-
-@pytest.fixture(scope="module")
-def invariant(saved_model):
-    return gym_rm.load_scorer(saved_model("qwen3"), batch_invariant=True)
-
-
-def test_batch_invariant_scores_of_real_conversations_are_bit_equal(saved_model, real_conversations):
-    for architecture in ("qwen3", "deberta_v2"):
-        scorer = gym_rm.load_scorer(saved_model(architecture), batch_invariant=True)
-        rewards = scorer.score(real_conversations).rewards
-        alone = [scorer.score([conversation]).rewards[0] for conversation in real_conversations]
-        assert rewards.tolist() == alone
-        assert scorer.provenance.layout == "one_by_one"
-        assert scorer.provenance.settings["batch_invariant"] is True
+    assert rewards.tolist() == [alone(architecture, conversation) for conversation in batch]
 
 
 @pytest.mark.parametrize("budget", [450, 700, 1500, 100_000])
@@ -185,7 +158,7 @@ def test_turn_rewards_equal_the_scores_of_the_prefixes(architecture, scorer_of, 
         stops = [k + 1 for k, message in enumerate(conversation) if message["role"] == "assistant"]
         stops += [len(conversation)] * (conversation[-1]["role"] != "assistant")
         expected = [scorer.score([conversation[:stop]]).rewards[0] for stop in stops]
-        np.testing.assert_allclose(turn_rewards, expected, atol=TOLERANCE, rtol=0)
+        assert turn_rewards.tolist() == expected
         assert turn_rewards.dtype == np.float64
         assert turn_rewards[-1] == reward
     assert scorer.score(dialogues).turn_rewards is None
@@ -224,7 +197,7 @@ def test_threads_can_share_a_scorer(parts, real_conversations):
             rows = np.random.default_rng(worker).permutation(len(real_conversations))
             for _ in range(3):
                 rewards = scorer.score([real_conversations[row] for row in rows]).rewards
-                results.setdefault(worker, []).append(np.abs(rewards - expected[rows]).max())
+                results.setdefault(worker, []).append(rewards.tolist() == expected[rows].tolist())
         except Exception as error:
             errors.append(error)
 
@@ -234,8 +207,8 @@ def test_threads_can_share_a_scorer(parts, real_conversations):
     for thread in threads:
         thread.join()
     assert not errors
-    assert max(max(each) for each in results.values()) <= TOLERANCE
-    assert len(results) == 6
+    assert sorted(results) == list(range(6))
+    assert all(all(each) for each in results.values())
 
 
 def test_scorers_of_different_models_can_alternate(scorer_of, saved_model, real_conversations):
@@ -250,22 +223,23 @@ def test_two_scorers_over_one_model_in_two_threads(saved_model, real_conversatio
     folder = saved_model("gemma2")
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     scorers = [gym_rm.RewardModelScorer(model, tokenizer, tree=tree) for tree in (True, False)]
-    expected = scorers[0].score(real_conversations).rewards
-    worst, stop = [], time.monotonic() + 1.0
+    several = real_conversations[:4]
+    expected = [scorer.score(several).rewards.tolist() for scorer in scorers]
+    outcomes, stop = [], time.monotonic() + 1.0
 
-    def work(scorer):
+    def work(scorer, rewards):
         while time.monotonic() < stop:
             try:
-                worst.append(np.abs(scorer.score(real_conversations[:4]).rewards - expected[:4]).max())
+                outcomes.append(scorer.score(several).rewards.tolist() == rewards)
             except ScoringError as error:
-                worst.append(str(error))
+                outcomes.append(str(error))
 
-    threads = [threading.Thread(target=work, args=(scorer,)) for scorer in scorers]
+    threads = [threading.Thread(target=work, args=each) for each in zip(scorers, expected, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(isinstance(each, np.floating) and each <= TOLERANCE for each in worst), worst[:3]
+    assert set(outcomes) == {True}
 
 
 # --- provenance and precision
@@ -282,13 +256,13 @@ def test_provenance(saved_model):
         "cpu",
         "tree",
     )
-    assert (made.attention, made.transformers) == ("tree", transformers.__version__)
+    assert (made.attention, made.batch_invariance) == ("tree", "bit-equal")
+    assert (made.torch, made.transformers) == (torch.__version__, transformers.__version__)
     assert made.template_hash == Renderer(tiny_models.tokenizer("qwen")).template_hash
     assert made.settings == {
         "kind": "decoder",
         "max_length": 512,
         "overlong": "drop_turns",
-        "batch_invariant": False,
         "dropped_text": "error",
         "pooling": "last",
     }
@@ -299,7 +273,7 @@ def test_provenance_names_the_attention_and_the_device_map(saved_model):
     folder = saved_model("qwen3")
     padded = gym_rm.load_scorer(folder, tree=False, attn_implementation="eager", device_map="cpu").provenance
     assert (padded.attention, padded.settings["device_map"]) == ("eager", "cpu")
-    assert gym_rm.load_scorer(folder, batch_invariant=True).provenance.attention == "sdpa"
+    assert gym_rm.load_scorer(folder, tree=False).provenance.attention == "sdpa"
 
 
 def test_a_device_beside_a_device_map_is_refused(saved_model):
@@ -339,7 +313,7 @@ def test_dropped_characters_are_in_the_infos(saved_model):
     scorer = gym_rm.load_scorer(saved_model("qwen2"), chat_template=template, dropped_text="warn")
     scores = scorer.score(rows)
     assert scores.infos["dropped_characters"].tolist() == [13, 0]
-    assert scores.rewards[0] == pytest.approx(scores.rewards[1], abs=1e-5)
+    assert scores.rewards[0] == scores.rewards[1]
     with pytest.raises(gym_rm.ScoringError, match="does not write 13 characters of message 1, the last one"):
         gym_rm.load_scorer(saved_model("qwen2"), chat_template=template).score(rows)
     assert "dropped_characters" not in scorer.score(rows[1:]).infos

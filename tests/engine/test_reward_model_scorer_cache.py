@@ -3,8 +3,6 @@ import pytest
 from gym_rm.scores import ScoringError
 from tests.engine.watching import dialogue, size_of, watched_scorer
 
-TOLERANCE = 1e-5
-
 
 def test_cached_conversations_are_not_computed_again(parts, real_conversations):
     scorer = watched_scorer(parts, cache_size=100)

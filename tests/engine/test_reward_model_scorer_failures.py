@@ -11,8 +11,6 @@ from gym_rm.engine.text.renderer import Renderer
 from gym_rm.scores import ScoringError
 from tests.engine.watching import dialogue, size_of, watched_scorer
 
-TOLERANCE = 1e-5
-
 
 def poisoned(parts, token):
     """Return a copy of the model in which the embedding of one token is NaN."""
@@ -23,7 +21,7 @@ def poisoned(parts, token):
     return model, tokenizer
 
 
-@pytest.mark.parametrize("options", [{}, {"tree": False}, {"batch_invariant": True}])
+@pytest.mark.parametrize("options", [{}, {"tree": False}])
 def test_a_weight_of_nan_costs_only_the_rows_that_read_it(parts, options):
     good, bad = dialogue("Tell me", "yes"), dialogue("Tell me", "no ~")
     scorer = watched_scorer(poisoned(parts, "~"), **options)
@@ -33,7 +31,7 @@ def test_a_weight_of_nan_costs_only_the_rows_that_read_it(parts, options):
         scorer.score([good, bad, good])
     scores = caught.value.scores
     assert np.isnan(scores.rewards[1])
-    np.testing.assert_allclose(scores.rewards[[0, 2]], expected, atol=TOLERANCE)
+    assert scores.rewards[[0, 2]].tolist() == [expected, expected]
     assert scores.errors[0] is scores.errors[2] is None
     assert pickle.loads(pickle.dumps(caught.value)).rows == (1,)
 
@@ -45,7 +43,7 @@ def test_a_nan_in_a_later_turn_does_not_reach_the_score_of_an_earlier_turn(parts
     with pytest.raises(ScoringError) as caught:
         watched_scorer(poisoned(parts, "~")).score([start, longer])
     assert caught.value.rows == (1,)
-    np.testing.assert_allclose(caught.value.scores.rewards[0], expected, atol=TOLERANCE)
+    assert caught.value.scores.rewards[0] == expected
 
 
 def test_a_head_of_infinite_weights_fails_every_row(parts, real_conversations):
@@ -76,7 +74,7 @@ def test_a_row_that_always_fails_does_not_affect_its_batch(parts, gsm8k_groups, 
     assert caught.value.rows == (7,)
     assert scores.errors[7] == "its batch failed: RuntimeError: the device was lost"
     others = np.delete(np.arange(len(conversations)), 7)
-    np.testing.assert_allclose(scores.rewards[others], expected.rewards[others], atol=TOLERANCE, rtol=0)
+    assert scores.rewards[others].tolist() == expected.rewards[others].tolist()
     assert "sequences failed (RuntimeError: the device was lost); running each alone" in logged.text
     assert scorer.score(conversations[:4]).failed_rows == (), "the scorer can be used after a failure"
 
@@ -88,7 +86,7 @@ def test_a_batch_that_fails_once_is_run_again(parts, real_conversations):
         max_num_batched_tokens=600,
         fails=lambda batch, call: ConnectionError("try again") if call == 2 else None,
     )
-    np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=TOLERANCE, rtol=0)
+    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("architecture", ["bart", "t5"])
@@ -100,7 +98,7 @@ def test_dialogues_with_different_numbers_of_eos_are_scored(architecture, saved_
     eos = [(one.input_ids == scorer.renderer.tokenizer.eos_token_id).sum() for one in scorer.renderer.encode(dialogues)]
     assert len(set(eos)) == 3
     expected = [scorer.score([one]).rewards[0] for one in dialogues]
-    np.testing.assert_allclose(scorer.score(dialogues).rewards, expected, atol=TOLERANCE, rtol=0)
+    assert scorer.score(dialogues).rewards.tolist() == expected
     assert "running each alone" in logged.text
 
 
@@ -115,7 +113,7 @@ def test_out_of_memory_halves_the_budget_and_remembers_it(tree, parts, gsm8k_gro
     limit = max(len(one.input_ids) for one in Renderer(parts[1]).encode(conversations)) + 100
     scorer = watched_scorer(parts, tree=tree, fails=out_of_memory_above(limit), max_num_batched_tokens=100_000)
     rewards = scorer.score(conversations).rewards
-    np.testing.assert_allclose(rewards, expected, atol=TOLERANCE, rtol=0)
+    assert rewards.tolist() == expected.tolist()
     assert scorer.max_num_batched_tokens <= limit
     warned = [record.message for record in logged.records if record.levelno == logging.WARNING]
     assert len([message for message in warned if "out of memory" in message]) == 1
@@ -123,8 +121,7 @@ def test_out_of_memory_halves_the_budget_and_remembers_it(tree, parts, gsm8k_gro
 
     scorer.executor.batches.clear()
     again = scorer.score(conversations).rewards
-    np.testing.assert_allclose(again, rewards, atol=TOLERANCE, rtol=0)
-    assert scorer.score(conversations).rewards.tolist() == again.tolist()
+    assert again.tolist() == rewards.tolist()
     assert max(map(size_of, scorer.executor.batches)) <= limit, "batch sizes that failed before are not tried again"
     assert len(logged.records) == len([r for r in logged.records if "out of memory" not in r.message]) + 1
 
@@ -135,7 +132,7 @@ def test_out_of_host_memory_is_handled_like_out_of_device_memory(error, parts, r
     scorer = watched_scorer(
         parts, max_num_batched_tokens=50_000, fails=lambda batch, call: error if size_of(batch) > 700 else None
     )
-    np.testing.assert_allclose(scorer.score(real_conversations).rewards, expected, atol=TOLERANCE, rtol=0)
+    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
 
 
 def test_a_conversation_too_long_for_the_memory_is_an_error_of_its_row(parts, real_conversations):

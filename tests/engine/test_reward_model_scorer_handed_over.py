@@ -25,12 +25,10 @@ CASES = [
     ("qwen3", {}, "tree"),
     ("qwen3", {"prefix_cache_tokens": 4000}, "tree"),
     ("qwen3", {"tree": False}, "padded"),
-    ("qwen3", {"batch_invariant": True}, "one_by_one"),
     ("qwen3", {"quantization": "int8"}, "tree"),
     ("qwen3", {"quantization": "int8", "tree": False}, "padded"),
     ("gemma2", {}, "tree"),  # runs the model's own forward with tree attention
     ("bert", {}, "padded"),
-    ("bert", {"batch_invariant": True}, "one_by_one"),
     ("bert", {"quantization": "int8"}, "padded"),
 ]
 each_case = pytest.mark.parametrize(("architecture", "options", "layout"), CASES)
@@ -118,7 +116,7 @@ def test_a_failed_forward_does_not_change_the_model(architecture, options, error
     assert_same_state(model, before)
 
 
-@pytest.mark.parametrize("options", [{}, {"tree": False}, {"batch_invariant": True}])
+@pytest.mark.parametrize("options", [{}, {"tree": False}])
 def test_scoring_does_not_change_dynamic_rotary_frequencies(options):
     """transformers sets them by the longest text so far, and the scored texts are longer."""
     rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gym_rm.engine.executors.executor import BatchResult, ModelInfo
 from gym_rm.engine.schedule import Scheduler
-from gym_rm.engine.token_tree import TokenSequence, TokenTree
+from gym_rm.engine.token_tree import TokenSequence, TokenTree, padded_width
 from gym_rm.errors import ConfigError
 
 AUTOMATIC = 2048
@@ -94,9 +94,10 @@ def test_every_sequence_gets_its_value_or_an_error(given_, budget, layout, data)
             )
         else:
             assert value == expected
-    fits = [
-        m for m, each in enumerate(given_) if len(each.input_ids) <= min(memory, 10**9 if budget == "auto" else budget)
-    ]
+    limit = 10**9 if budget == "auto" else budget
+    lengths = [len(each.input_ids) for each in given_]
+    needed = [padded_width(length, None) if layout == "padded" else length for length in lengths]
+    fits = [m for m, length in enumerate(lengths) if length <= limit and needed[m] <= memory]
     if not broken:
         assert not {*fits} & {*result.failures}, "sequences that fit the memory never fail"
 
@@ -107,7 +108,8 @@ def test_a_conversation_too_long_for_the_memory_fails_alone(budget, layout, shor
     runner = scheduler(budget, layout)
     result = runner.run(short_and_long, PlainExecutor(memory=1500))
     assert list(result.failures) == [30]
-    assert "OutOfMemoryError: 5034 tokens" in result.failures[30]
+    tokens = {"tree": 5034, "padded": 5056}[layout]  # the width of a padded batch is a multiple of 32
+    assert f"OutOfMemoryError: {tokens} tokens" in result.failures[30]
     assert result.values[:30].tolist() == sums(short_and_long[:30])
     assert 256 < runner.budget <= 1500
 
@@ -267,11 +269,41 @@ def test_the_executor_is_not_called_without_sequences():
     assert scheduler().run([], executor).values.shape == (0, 1)
 
 
-def test_texts_longer_than_the_shared_context_run_alone():
-    sequences = [ending(random_ids(length, length)) for length in (5, 6, 60)]
+def shapes(batches):
+    return sorted(batch.input_ids.shape for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("tree", [(11,), (60,), (70,)]),
+        ("padded", [(1, 60), (1, 70), (2, 32)]),
+        ("one_by_one", [(1, 5), (1, 6), (1, 60), (1, 70)]),
+    ],
+)
+def test_only_texts_longer_than_the_shared_context_run_alone(layout, expected):
+    sequences = [ending(random_ids(length, length)) for length in (5, 60, 6, 70)]
     executor = PlainExecutor()
-    scheduler(longest_shared=50).run(sequences, executor)
-    assert sorted(executor.sizes) == [5, 6, 60]
+    result = scheduler(layout=layout, longest_shared=50).run(sequences, executor)
+    assert shapes(executor.batches) == expected
+    assert result.values.tolist() == sums(sequences)
+
+
+def test_equal_texts_longer_than_the_shared_context_are_scored():
+    sequences = [ending(random_ids(60, 0))] * 2 + [ending(random_ids(5, 0))]
+    for layout in ("tree", "padded"):
+        executor = PlainExecutor()
+        result = scheduler(layout=layout, longest_shared=50).run(sequences, executor)
+        assert result.values.tolist() == sums(sequences)
+
+
+@pytest.mark.parametrize(("layout", "alone"), [("tree", (100,)), ("padded", (1, 128))])
+def test_sequences_that_run_again_alone_keep_their_layout(layout, alone):
+    sequences = [ending(random_ids(100, seed)) for seed in range(4)]
+    executor = PlainExecutor(fails=lambda batch, call: "once" if call == 1 else None)
+    result = scheduler(layout=layout).run(sequences, executor)
+    assert result.values.tolist() == sums(sequences)
+    assert shapes(executor.batches[1:]) == [alone] * 4
 
 
 @pytest.mark.parametrize("budget", [0, -5, 1.5, True, "lots"])

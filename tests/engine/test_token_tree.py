@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import combinations, permutations
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.engine.token_tree import TokenSequence, TokenTree, plan_padded, plan_trees
+from gym_rm.engine.token_tree import TokenSequence, TokenTree, padded_width, plan_padded, plan_trees
 
 
 def sequence(ids, reads=None, second_segment=None):
@@ -88,7 +89,7 @@ def test_shape_of_a_tree(sequences):
     indices = np.arange(len(tree))
     pasts = [past_in_tree(tree, index) for index in indices]
     assert sorted(pasts) == sorted(nodes_of(sequences))
-    assert tree.position_ids.tolist() == [len(past) - 1 for past in pasts]
+    assert tree.position_ids.tolist() == tree.depths.tolist() == [len(past) - 1 for past in pasts]
     assert [pasts[parent] if parent >= 0 else () for parent in tree.parents] == [past[:-1] for past in pasts]
     for index in indices:
         below = [k for k in indices if pasts[k][: len(pasts[index])] == pasts[index]]
@@ -98,6 +99,13 @@ def test_shape_of_a_tree(sequences):
         np.dtype("i8")
     }
     assert tree.input_ids.dtype == np.int32
+
+
+@given(families(), st.integers(1, 9))
+def test_depths_do_not_depend_on_the_positions(sequences, shift):
+    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
+    moved = replace(tree, position_ids=tree.position_ids + shift)
+    assert moved.depths.tolist() == tree.position_ids.tolist()
 
 
 @given(families())
@@ -131,30 +139,89 @@ def test_packing_without_sharing_stores_every_token(data):
     assert plan.unique_tokens == sum(len(each.input_ids) for each in sequences)
 
 
+@given(families(), st.booleans())
+def test_every_sequence_alone_is_a_tree_without_a_branch(sequences, share):
+    plan = plan_trees(sequences, max_num_batched_tokens=longest(sequences), share=share, alone=True)
+    assert values_of(plan, past_in_tree) == expected_values(sequences)
+    assert len(plan.batches) == len(sequences)
+    assert sorted(plan.batch_of) == list(range(len(sequences)))
+    for row, batch in enumerate(plan.batch_of):
+        assert plan.batches[batch].input_ids.tolist() == sequences[row].input_ids.tolist()
+
+
 def past_in_rectangle(batch, read):
     row, position = read
     assert position < batch.lengths[row]
     return tuple(batch.input_ids[row, : position + 1])
 
 
-@given(st.data(), st.booleans())
-def test_padded_batches_contain_every_distinct_sequence_once(data, alone):
+limits = st.none() | st.integers(1, 100)
+
+
+@given(st.data(), limits, st.booleans(), st.booleans())
+def test_padded_batches_contain_every_distinct_sequence_once(data, limit, alone, exact):
     sequences = data.draw(families())
     budget = data.draw(budgets(sequences))
-    plan = plan_padded(sequences, max_num_batched_tokens=budget, alone=alone)
+    plan = plan_padded(sequences, max_num_batched_tokens=budget, max_width=limit, alone=alone, exact=exact)
     assert values_of(plan, past_in_rectangle) == expected_values(sequences)
     rows = [tuple(batch.input_ids[k, :n]) for batch in plan.batches for k, n in enumerate(batch.lengths)]
     assert sorted(rows) == sorted({tuple(each.input_ids) for each in sequences})
-    assert all(batch.input_ids.size <= budget for batch in plan.batches)
+    assert all(batch.input_ids.size <= budget or len(batch.lengths) == 1 for batch in plan.batches)
     assert plan.unique_tokens == sum(map(len, rows))
     assert plan.padded_tokens == sum(batch.input_ids.size for batch in plan.batches) - plan.unique_tokens
     assert not alone or all(len(batch.lengths) == 1 for batch in plan.batches)
+    assert not exact or plan.padded_tokens == 0
 
 
-def test_padded_batches_of_sorted_lengths_have_little_padding():
+@pytest.mark.parametrize(
+    ("length", "limit", "width"),
+    [
+        (1, None, 32),
+        (31, None, 32),
+        (32, None, 64),
+        (33, None, 64),
+        (64, None, 96),
+        (31, 32, 32),
+        (32, 32, 32),
+        (33, 40, 40),
+        (40, 40, 40),
+        (41, 40, 41),
+        (20, 24, 24),
+    ],
+)
+def test_a_width_is_the_next_multiple_above_the_length_up_to_the_limit(length, limit, width):
+    assert padded_width(length, limit) == width
+
+
+@given(st.data(), limits)
+def test_the_width_of_a_sequence_depends_on_its_own_length(data, limit):
+    sequences = data.draw(st.lists(st.integers(1, 130), min_size=1, max_size=8))
+    plan = plan_padded(
+        [sequence([k] * length) for k, length in enumerate(sequences)], max_num_batched_tokens=700, max_width=limit
+    )
+    for length, batch in zip(sequences, plan.batch_of, strict=True):
+        assert plan.batches[batch].input_ids.shape[1] == padded_width(length, limit)
+
+
+@given(st.data(), limits)
+def test_rows_with_and_without_padding_do_not_share_a_batch(data, limit):
+    lengths = data.draw(st.lists(st.integers(1, 100), min_size=1, max_size=12))
+    sequences = [sequence([k] * length) for k, length in enumerate(lengths)]
+    for batch in plan_padded(sequences, max_num_batched_tokens=500, max_width=limit).batches:
+        assert len(set(batch.lengths == batch.input_ids.shape[1])) == 1
+
+
+def test_padding_is_less_than_a_step_per_sequence_and_one():
     sequences = [sequence([1] * length) for length in range(1, 200)]
     plan = plan_padded(sequences, max_num_batched_tokens=1000)
-    assert plan.padded_tokens < 0.1 * plan.unique_tokens
+    assert plan.padded_tokens <= 32 * len(sequences)
+    assert plan.padded_tokens < 0.2 * plan.unique_tokens
+
+
+def test_without_padding_only_equal_lengths_share_a_batch():
+    sequences = [sequence([k] * (1 + k % 3)) for k in range(9)]
+    plan = plan_padded(sequences, max_num_batched_tokens=100, exact=True)
+    assert [batch.input_ids.shape for batch in plan.batches] == [(3, 1), (3, 2), (3, 3)]
 
 
 def test_second_segments_stay_with_their_rows():

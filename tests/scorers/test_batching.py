@@ -317,7 +317,7 @@ def test_threads_share_a_verifier_and_the_embedded_reward_model():
         results = list(pool.map(lambda request: scorer.score(*request), requests))
     for (conversations, prompts), scores in zip(requests, results, strict=True):
         assert scores.components["right"].tolist() == right(conversations, prompts) == [1.0, 1.0]
-        np.testing.assert_allclose(scores.components["quality"], quality.score(conversations).rewards, atol=1e-5)
+        assert scores.components["quality"].tolist() == quality.score(conversations).rewards.tolist()
     assert scorer.num_batches < 16
     scorer.close()
 

@@ -48,9 +48,7 @@ def test_pairs_are_scored_in_both_orders(causal):
 
 def test_swapping_a_pair_changes_the_sign(causal):
     scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal)})
-    np.testing.assert_allclose(
-        scorer.score_pairs(FIRST, SECOND).rewards, -scorer.score_pairs(SECOND, FIRST).rewards, atol=1e-6
-    )
+    assert scorer.score_pairs(FIRST, SECOND).rewards.tolist() == (-scorer.score_pairs(SECOND, FIRST).rewards).tolist()
     np.testing.assert_array_equal(scorer.score_pairs(FIRST, FIRST).rewards, [0.0, 0.0])
 
 
@@ -63,9 +61,9 @@ def test_with_a_reference_a_reward_does_not_depend_on_other_rows(causal, referen
     scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal), "reference": reference})
     together = scorer.score(FIRST).rewards
     alone = [scorer.score([one]).rewards[0] for one in FIRST]
-    np.testing.assert_allclose(together, alone, atol=1e-5)
+    assert together.tolist() == alone
     against = [[*one[:-1], {"role": "assistant", "content": "No."}] for one in FIRST]
-    np.testing.assert_allclose(together, scorer.score_pairs(FIRST, against).rewards, atol=1e-5)
+    assert together.tolist() == scorer.score_pairs(FIRST, against).rewards.tolist()
     assert scorer.score(FIRST).provenance.settings["compared_with"] == "a reference"
 
 
@@ -100,7 +98,7 @@ def test_an_environment_compares_the_replies_of_a_group(causal):
     )
     envs.reset(seed=0)
     _, rewards, _, _, _ = envs.step(("Natalia", "The sum", "Natalia", "The sum"))
-    assert rewards[[0, 2]] == pytest.approx(-rewards[[1, 3]], abs=1e-5)
+    assert rewards[[0, 2]].tolist() == (-rewards[[1, 3]]).tolist()
     assert np.abs(rewards).min() > 1e-4
     envs.close()
 

@@ -393,7 +393,7 @@ def _block_mask(tree: TokenTree, pages: Pages, device: torch.device, sliding_win
     start = np.arange(0, length, FLEX_BLOCK_SIZE)[:, None]
     needed = (pages.first < start + FLEX_BLOCK_SIZE) & (ends > start)
     position = np.zeros(length, dtype=np.int64)
-    position[: len(tree)] = tree.position_ids
+    position[: len(tree)] = tree.depths
     if sliding_window is not None:
         # The smallest distance between a query of the block and the last position of the page.
         last = (pages.numbers + 1) * FLEX_BLOCK_SIZE - 1

@@ -129,8 +129,8 @@ def check_invariance(candidate: Candidate, forward: Forward, run: Run, chunks: S
         tried = replace(forward, chunk=chunk)
         values = []
         for beside in ([], others[:SIBLINGS], others):
-            plan = _plan(candidate, tried, [watched, *beside])
-            values.append(run(plan, tried)[plan.value_index[: len(watched.read_positions)]])
+            plan = _plan(candidate, tried, [*beside, watched])  # the last row of a padded batch
+            values.append(run(plan, tried)[plan.value_index[-len(watched.read_positions) :]])
         if all(np.array_equal(each, values[0]) for each in values):
             return replace(tried, batch_invariance="bit-equal")
         difference = max(_difference(each, values[0]) for each in values)

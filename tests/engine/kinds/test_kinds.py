@@ -102,11 +102,11 @@ def test_a_score_does_not_depend_on_the_other_conversations(make, tmp_path):
     small = gym_rm.load_scorer(str(folder), max_num_batched_tokens=150, **options)
     order = np.random.default_rng(0).permutation(len(conversations))
     shuffled = small.score([conversations[row] for row in order])
-    alone = gym_rm.load_scorer(str(folder), batch_invariant=True, **options).score(conversations)
-    np.testing.assert_allclose(shuffled.rewards, together.rewards[order], atol=1e-5)
-    np.testing.assert_allclose(alone.rewards, together.rewards, atol=1e-5)
+    alone = [scorer.score([each]) for each in conversations]
+    assert shuffled.rewards.tolist() == together.rewards[order].tolist()
+    assert [each.rewards[0] for each in alone] == together.rewards.tolist()
     for name, values in together.components.items():
-        np.testing.assert_allclose(alone.components[name], values, rtol=1e-5, atol=1e-5)
-    assert together.provenance.layout == "tree"
+        assert [each.components[name][0] for each in alone] == values.tolist()
+    assert (together.provenance.layout, together.provenance.batch_invariance) == ("tree", "bit-equal")
     assert together.workload.unique_tokens < together.workload.num_tokens
     assert shuffled.workload.num_batches > together.workload.num_batches

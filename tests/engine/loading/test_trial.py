@@ -7,11 +7,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from gym_rm.engine.backbones import batch_invariance
+from gym_rm.engine.backbones.batch_invariance import CHUNK
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
-from gym_rm.engine.kinds.readouts import ModuleHead
-from gym_rm.engine.loading.trial import UNCHANGED, trial_sequences
+from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogProbabilities
+from gym_rm.engine.loading.trial import UNCHANGED, Candidate, Forward, check_invariance, trial_sequences
 from gym_rm.engine.token_tree import plan_trees
+
+HEAD = ModuleHead("score")
 
 precisions = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 
@@ -74,6 +78,133 @@ def test_kernels_that_return_other_bits_for_the_same_input_are_accepted():
 
     model.base_model.layers[0].mlp.register_forward_hook(vary)
     assert layout_of(model) == "tree"
+
+
+def forward_of(model, readout=HEAD, **options):
+    """Return the result of the check at load, and the number of rows of each product."""
+    executor = LocalExecutor()
+    info = executor.load(LoadSpec(model, readout, **options))
+    return info.batch_invariance, executor._rows.chunk
+
+
+def constant_chunk(model):
+    """Return the number of rows of each product where a multiple of 16 does not suffice."""
+    return CHUNK[next(model.parameters()).device.type]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "mixtral", "llama"])
+def test_a_decoder_is_bit_equal(architecture):
+    assert forward_of(tiny_models.reward_model(architecture)) == ("bit-equal", None)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "deberta_v2", "bloom", "bart", "t5", "xlnet"])
+def test_encoders_and_other_padded_models_are_bit_equal(architecture):
+    assert forward_of(tiny_models.reward_model(architecture), ClassifierLogits()) == ("bit-equal", None)
+
+
+@precisions
+def test_every_precision_is_bit_equal(dtype):
+    assert forward_of(tiny_models.reward_model("qwen3").to(dtype))[0] == "bit-equal"
+
+
+def test_a_pair_of_models_is_bit_equal():
+    policy, reference = (causal_model(seed) for seed in (1, 2))
+    assert forward_of(policy, TokenLogProbabilities(), reference=reference) == ("bit-equal", None)
+
+
+def causal_model(seed=0):
+    config = tiny_models.reward_model("qwen3").config
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).float().eval()
+
+
+def rows_change(amount, rows=None):
+    """Return a hook that adds an amount that depends on the number of rows, unless products have `rows` rows."""
+
+    def hook(module, inputs, output):
+        got = inputs[0].shape[:-1].numel()
+        return output if got == rows else output * (1 + amount * got)
+
+    return hook
+
+
+@pytest.mark.parametrize(("architecture", "module"), [("qwen3", "layers.0.mlp"), ("bert", "encoder.layer.0.output")])
+def test_a_model_whose_forward_depends_on_the_size_of_the_batch_is_not_bit_equal(architecture, module):
+    model = tiny_models.reward_model(architecture)
+    model.base_model.get_submodule(module).register_forward_hook(rows_change(1e-6))
+    result, chunk = forward_of(model, ClassifierLogits() if architecture == "bert" else HEAD)
+    assert result.startswith("within ")
+    assert 1e-8 < float(result.removeprefix("within ")) < 1e-2
+    assert chunk is None, "the fastest products"
+
+
+def test_a_model_with_noise_is_not_bit_equal():
+    model = tiny_models.reward_model("qwen3")
+    model.base_model.layers[0].mlp.register_forward_hook(
+        lambda module, inputs, output: output * (1 + 1e-6 * torch.randn_like(output))
+    )
+    assert forward_of(model)[0].startswith("within ")
+
+
+def test_products_get_a_constant_number_of_rows_if_the_hardware_needs_it(monkeypatch):
+    model = tiny_models.reward_model("qwen3")
+    monkeypatch.setattr(batch_invariance, "same_products", lambda *args: False)
+    assert forward_of(model) == ("bit-equal", constant_chunk(model))
+
+
+def test_products_get_a_constant_number_of_rows_if_the_check_at_load_fails_without(monkeypatch):
+    """Products whose bits depend on the number of rows, in a way that the test of the hardware does not find."""
+    model = tiny_models.reward_model("qwen3")
+    chunk = constant_chunk(model)
+    plain = batch_invariance._product
+
+    def product(rows, func, x, weight, *args, **kwargs):
+        changed = func if rows == chunk else lambda x, *rest, **named: func(x, *rest, **named) * (1 + 1e-6 * len(x))
+        return plain(rows, changed, x, weight, *args, **kwargs)
+
+    monkeypatch.setattr(batch_invariance, "RULES", {**batch_invariance.RULES, torch.nn.functional.linear: product})
+    assert forward_of(model) == ("bit-equal", chunk)
+
+
+def checked(sequence_value, chunks=(None, 256)):
+    """Return the result of `check_invariance` for a model whose values are those of a function."""
+    config = tiny_models.reward_model("qwen3").config
+    candidate = Candidate("Model", config, "float32", can_take_trees=False, can_fuse=False)
+
+    def run(plan, forward):
+        values = [
+            sequence_value(batch, *read, forward.chunk) for batch in plan.batches for read in batch.read_positions
+        ]
+        return np.array(values, dtype=np.float32)[:, None]
+
+    return check_invariance(candidate, Forward("padded", fuse=False), run, chunks)
+
+
+def own_sum(batch, row, position):
+    return float(batch.input_ids[row, : position + 1].sum())
+
+
+def test_equal_values_are_bit_equal_with_the_fastest_products():
+    found = checked(lambda batch, row, position, chunk: own_sum(batch, row, position))
+    assert (found.batch_invariance, found.chunk) == ("bit-equal", None)
+
+
+def test_a_value_that_depends_on_its_row_is_not_bit_equal():
+    found = checked(lambda batch, row, position, chunk: own_sum(batch, row, position) * (1 + 0.25 * row))
+    assert found.batch_invariance.startswith("within ")
+    assert found.chunk is None
+
+
+def test_the_first_chunk_that_keeps_the_bits_is_used():
+    found = checked(
+        lambda batch, row, position, chunk: own_sum(batch, row, position) * (1 if chunk == 64 else 1 + 0.25 * row),
+        chunks=(None, 64, 256),
+    )
+    assert (found.batch_invariance, found.chunk) == ("bit-equal", 64)
+
+
+def test_values_that_are_not_numbers_are_not_bit_equal():
+    assert checked(lambda batch, row, position, chunk: float("nan")).batch_invariance != "bit-equal"
 
 
 def test_only_the_other_branches_change():

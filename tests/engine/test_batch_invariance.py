@@ -1,0 +1,533 @@
+"""A score has the same bits with any other conversations, in any order, and under any token budget.
+
+`alone` scores each conversation by itself. All tests compare with it, on real conversations where it is about text, and
+on random tokens where it is about lengths.
+"""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+import gym_rm
+from gym_rm.engine.executors import local
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogProbabilities
+from gym_rm.engine.schedule import Scheduler
+from gym_rm.engine.token_tree import WIDTH_STEP, TokenSequence
+from gym_rm.scores import ScoringError
+from tests.checkpoints import HIDDEN, save_with_heads, tensor
+from tests.cli.command import read, run, write
+from tests.engine.test_parity import VARIANTS
+from tests.engine.watching import dialogue, size_of, watched_scorer
+
+LONGEST = 1200  # more than the tokens of the longest conversation
+real = functools.partial(settings, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+batches = st.lists(st.integers(0, 15), min_size=1, max_size=24)
+budgets = st.integers(LONGEST, 4 * LONGEST) | st.just(10**6)
+
+
+@pytest.fixture(scope="module")
+def some(real_conversations, hh_pairs):
+    """16 conversations: a group, pairs with the same prompt, one that starts another, two short ones, a long one."""
+    first, third = real_conversations[0], real_conversations[6]
+    long = next(pair for pair in hh_pairs if 1000 < sum(len(m["content"]) for m in pair[0]) < 1200)
+    short = [[*first[:1], {"role": "assistant", "content": text}] for text in ("18", "No.")]
+    several = [*real_conversations, *short, third[:2], dialogue("q", "a"), dialogue("q", "b"), dialogue("?", ""), *long]
+    assert len(several) == 16
+    return several
+
+
+def alone(scorer, conversations):
+    """Return the reward of each conversation scored by itself."""
+    return [scorer.score([each]).rewards[0] for each in conversations]
+
+
+def bit_equal(scorer):
+    return (getattr(scorer, "scorer", scorer)).provenance.batch_invariance == "bit-equal"
+
+
+def score_with_budget(scorer, conversations, budget):
+    """Return scores of batches of at most so many tokens."""
+    scorer = getattr(scorer, "scorer", scorer)
+    before, scorer.max_num_batched_tokens = scorer.max_num_batched_tokens, budget
+    try:
+        return scorer.score(conversations)
+    finally:
+        scorer.max_num_batched_tokens = before
+
+
+def shuffled(conversations, seed, count=24):
+    """Return indices of conversations with repetition."""
+    return np.random.default_rng(seed).integers(0, len(conversations), count).tolist()
+
+
+def assert_scores_do_not_depend_on_the_batch(scorer, conversations, expected=None):
+    expected = alone(scorer, conversations) if expected is None else expected
+    assert len(set(expected)) > 1
+    for seed, budget in enumerate((LONGEST, 3000, 10**6)):
+        rows = shuffled(conversations, seed)
+        rewards = score_with_budget(scorer, [conversations[row] for row in rows], budget).rewards
+        assert rewards.tolist() == [expected[row] for row in rows]
+
+
+# --- architectures
+
+
+@pytest.fixture(scope="module")
+def rewards_alone(scorer_of, some):
+    """Function that returns the rewards of the 16 conversations scored by themselves, computed once."""
+    return functools.cache(lambda architecture: alone(scorer_of(architecture), some))
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "mixtral", "bert", "bloom"])
+@real(max_examples=12)
+@given(rows=batches, budget=budgets)
+@example(rows=list(range(16)), budget=10**6)
+@example(rows=[15, 0, 0, 15], budget=LONGEST)
+def test_a_score_does_not_depend_on_the_batch(architecture, rows, budget, scorer_of, some, rewards_alone):
+    """For the fused forward, decoders without it, experts, an encoder, and a decoder in padded batches."""
+    expected = rewards_alone(architecture)
+    rewards = score_with_budget(scorer_of(architecture), [some[row] for row in rows], budget).rewards
+    assert rewards.tolist() == [expected[row] for row in rows]
+
+
+@pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
+def test_what_the_provenance_says_of_an_architecture_is_true(architecture, scorer_of, some):
+    """Jamba's convolution and scan depend on the width of the batch, and the check at load finds it."""
+    scorer = scorer_of(architecture)
+    if architecture == "jamba":
+        assert scorer.provenance.batch_invariance.startswith("within ")
+        return
+    assert bit_equal(scorer)
+    assert_scores_do_not_depend_on_the_batch(scorer, some)
+
+
+@pytest.mark.parametrize("variant", ["dynamic rotary frequencies", "longrope frequencies"])
+def test_texts_longer_than_the_original_context_do_not_change_short_ones(variant, saved_model, some):
+    architecture, config, _ = VARIANTS[variant]
+    scorer = gym_rm.load_scorer(saved_model(architecture, **config), max_length=4096)
+    lengths = [len(each.input_ids) for each in scorer.renderer.encode(some)]
+    assert min(lengths) < scorer.info.longest_shared == 128 < max(lengths)
+    assert bit_equal(scorer)
+    assert_scores_do_not_depend_on_the_batch(scorer, some)
+
+
+# --- kinds of reward models
+
+
+def classifier(folder):
+    return tiny_models.save_reward_model(folder), {}
+
+
+def multi_head(folder):
+    names = {0: "helpful", 1: "honest", 2: "verbose"}
+    return tiny_models.save_reward_model(folder, num_labels=3, id2label=names), {
+        "kind": "multi_head",
+        "weights": {"helpful": 1.0, "verbose": -0.5},
+    }
+
+
+def gated(folder):
+    heads = {
+        "regression_layer.weight": tensor(3, HIDDEN, seed=1),
+        "gating.logit_scale": tensor(1, seed=3),
+        "gating.layers.0.weight": tensor(16, HIDDEN, seed=4),
+        "gating.layers.0.bias": tensor(16, seed=5),
+        "gating.layers.1.weight": tensor(3, 16, seed=6),
+        "gating.layers.1.bias": tensor(3, seed=7),
+    }
+    return save_with_heads(folder, heads, class_name="LlamaForRewardModelWithGating", gating_temperature=2.0), {}
+
+
+def process(folder):
+    heads = {"score.0.weight": tensor(2, HIDDEN, seed=2)}
+    folder = save_with_heads(folder, heads, class_name="Qwen2ForProcessRewardModel", architecture="qwen2")
+    return folder, {"step_token": "<|endoftext|>", "step_separator": ".", "reduction": "product"}
+
+
+def generative(folder):
+    folder = tiny_models.save_policy(folder, "gpt2", initializer_range=0.3)
+    return folder, {"kind": "generative", "question": "Is it?", "answers": ("The", "N")}
+
+
+def implicit(folder):
+    policy, reference = (
+        tiny_models.save_policy(folder / str(seed), seed=seed, initializer_range=0.3) for seed in (1, 2)
+    )
+    return policy, {"kind": "implicit", "reference": str(reference)}
+
+
+def implicit_of_padded_models(folder):
+    policy, reference = (
+        tiny_models.save_policy(folder / str(seed), "bloom", seed=seed, initializer_range=0.3) for seed in (1, 2)
+    )
+    return policy, {"kind": "implicit", "reference": str(reference)}
+
+
+def pair_encoder(folder):
+    heads = {
+        "head_layer.1.weight": tensor(HIDDEN, 2 * HIDDEN, seed=1),
+        "head_layer.1.bias": tensor(HIDDEN, seed=2),
+        "head_layer.4.weight": tensor(1, HIDDEN, seed=3),
+        "head_layer.4.bias": tensor(1, seed=4),
+    }
+    tokenizer = tiny_models.tokenizer("bert")
+    tokenizer.add_tokens(["<|source|>", "<|candidate1|>", "<|candidate2|>", "<|candidate|>"])
+    options = {"architecture": "deberta_v2", "class_name": "DebertaV2PairRM", "prefix": "pretrained_model"}
+    return save_with_heads(folder, heads, tokenizer=tokenizer, vocab_size=len(tokenizer), **options), {
+        "kind": "pairwise",
+        "reference": "I don't know.",
+    }
+
+
+KINDS = (classifier, multi_head, gated, process, generative, implicit, implicit_of_padded_models, pair_encoder)
+
+
+@pytest.fixture(scope="module")
+def scorer_of_kind(tmp_path_factory, some):
+    """Function that returns a scorer of a kind, its conversations, and the rewards of each by itself."""
+    has_steps = [each for each in some if each[-1]["content"].strip(" .")]
+
+    @functools.cache
+    def load(make):
+        folder, options = make(tmp_path_factory.mktemp(make.__name__))
+        scorer = gym_rm.load_scorer({"path": str(folder), **options})
+        return scorer, has_steps, [scorer.score([each]) for each in has_steps]
+
+    return load
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+@real(max_examples=10)
+@given(rows=st.lists(st.integers(0, 14), min_size=1, max_size=20), budget=budgets)
+@example(rows=list(range(15)), budget=10**6)
+def test_a_score_of_every_kind_does_not_depend_on_the_batch(make, rows, budget, scorer_of_kind):
+    scorer, conversations, expected = scorer_of_kind(make)
+    assert bit_equal(scorer)
+    inner = getattr(scorer, "scorer", scorer)
+    before, inner.max_num_batched_tokens = inner.max_num_batched_tokens, budget
+    try:
+        scores = scorer.score([conversations[row] for row in rows])
+    finally:
+        inner.max_num_batched_tokens = before
+    assert scores.rewards.tolist() == [expected[row].rewards[0] for row in rows]
+    for name, values in scores.components.items():
+        assert values.tolist() == [expected[row].components[name][0] for row in rows]
+    if scores.step_rewards is not None:
+        for row, steps in zip(rows, scores.step_rewards, strict=True):
+            assert steps.tolist() == expected[row].step_rewards[0].tolist()
+
+
+@pytest.mark.parametrize("make", [classifier, gated, process, generative, implicit], ids=lambda make: make.__name__)
+def test_the_reward_of_a_turn_equals_the_score_of_the_conversation_cut_there(make, scorer_of_kind, hh_pairs):
+    scorer, _, _ = scorer_of_kind(make)
+    dialogues = [pair[0] for pair in hh_pairs if len(pair[0]) == 6][:4]
+    dialogues = [each for each in dialogues if all(m["content"].strip(" .") for m in each)]
+    scores = scorer.score(dialogues, turns="all")
+    for each, turn_rewards in zip(dialogues, scores.turn_rewards, strict=True):
+        assert turn_rewards.tolist() == alone(scorer, [each[:stop] for stop in (2, 4, 6)])
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tree": False},
+        {"cache_size": 8},
+        {"dtype": "bfloat16"},
+        {"dtype": "float16"},
+        {"quantization": "int8"},
+        {"quantization": "int8", "tree": False},
+        {"quantization": "int8", "dtype": "bfloat16"},
+        {"dtype": "bfloat16", "tree": False},
+        {"attn_implementation": "eager", "tree": False},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
+def test_scores_do_not_depend_on_the_batch_with_options(architecture, options, saved_model, some):
+    scorer = gym_rm.load_scorer(saved_model(architecture), **options)
+    assert bit_equal(scorer)
+    without = {name: value for name, value in options.items() if name != "cache_size"}
+    reference = gym_rm.load_scorer(saved_model(architecture), **without)
+    assert_scores_do_not_depend_on_the_batch(scorer, some, alone(reference, some))
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
+def test_scores_of_encoders_do_not_depend_on_the_batch_in_low_precision(options, saved_model, some):
+    scorer = gym_rm.load_scorer(saved_model("bert"), **options)
+    assert bit_equal(scorer)
+    assert_scores_do_not_depend_on_the_batch(scorer, some)
+
+
+@pytest.mark.parametrize("tokens", [320, 1000, 50_000])
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
+def test_scores_do_not_depend_on_what_is_in_the_prefix_cache(tokens, architecture, saved_model, some, rewards_alone):
+    """Without, with some, and with all of the prefixes."""
+    scorer = gym_rm.load_scorer(saved_model(architecture), prefix_cache_tokens=tokens)
+    expected, reused = rewards_alone(architecture), 0
+    for seed in range(6):
+        rows = shuffled(some, seed, count=[1, 16][seed % 2])
+        scores = score_with_budget(scorer, [some[row] for row in rows], LONGEST)
+        assert scores.rewards.tolist() == [expected[row] for row in rows]
+        reused += scores.workload.reused_tokens
+    assert reused > 0
+
+
+def test_scores_of_a_dialogue_that_grows_do_not_depend_on_the_prefix_cache(saved_model, scorer_of, hh_pairs):
+    scorer = gym_rm.load_scorer(saved_model("qwen3"), prefix_cache_tokens=20_000)
+    dialogues = [pair[0] for pair in hh_pairs if len(pair[0]) >= 6][:6]
+    for messages in (2, 4, 6):
+        started = [each[:messages] for each in dialogues]
+        assert scorer.score(started).rewards.tolist() == alone(scorer_of("qwen3"), started)
+
+
+def test_scores_of_an_adapter_do_not_depend_on_the_batch(tmp_path, some):
+    peft = pytest.importorskip("peft")
+    base = tiny_models.save_reward_model(tmp_path / "base")
+    model = AutoModelForSequenceClassification.from_pretrained(base)
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"])
+    torch.manual_seed(3)
+    model = peft.get_peft_model(model, config)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    scorers = [gym_rm.RewardModelScorer(model.get_base_model(), AutoTokenizer.from_pretrained(base))]
+    model.save_pretrained(tmp_path / "adapter")
+    scorers.append(gym_rm.load_scorer(str(tmp_path / "adapter")))
+    for scorer in scorers:
+        assert bit_equal(scorer)
+        assert_scores_do_not_depend_on_the_batch(scorer, some)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "mixtral", "bert", "gpt2", "bloom"])
+def test_scores_do_not_depend_on_the_batch_with_a_constant_number_of_rows(architecture, saved_model, some, monkeypatch):
+    monkeypatch.setattr(local, "chunks_to_try", lambda backbones: (64,))
+    scorer = gym_rm.load_scorer(saved_model(architecture))
+    assert scorer.executor._rows.chunk == 64
+    assert bit_equal(scorer)
+    assert_scores_do_not_depend_on_the_batch(scorer, some)
+
+
+@pytest.fixture
+def threads():
+    """Function that sets the number of torch's threads until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "mixtral", "bert", "bloom"])
+def test_scores_do_not_depend_on_the_number_of_threads(architecture, saved_model, some, rewards_alone, threads):
+    expected = rewards_alone(architecture)
+    threads(2)
+    scorer = gym_rm.load_scorer(saved_model(architecture))
+    assert bit_equal(scorer)
+    assert_scores_do_not_depend_on_the_batch(scorer, some, expected)
+    assert alone(scorer, some) == expected
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_scores_after_running_out_of_memory_have_the_same_bits(tree, parts, some, gsm8k_groups):
+    several = [*some, *(each for group in gsm8k_groups[1:7] for each in group)]
+    expected = alone(gym_rm.RewardModelScorer(*parts, tree=tree), several)
+    too_large = torch.OutOfMemoryError("CUDA out of memory")
+    scorer = watched_scorer(
+        parts,
+        tree=tree,
+        fails=lambda batch, call: too_large if size_of(batch) > LONGEST else None,
+        max_num_batched_tokens=10**6,
+    )
+    assert max(len(each.input_ids) for each in scorer.renderer.encode(several)) < LONGEST - WIDTH_STEP
+    assert scorer.score(several).rewards.tolist() == expected
+    for seed in range(2):
+        rows = shuffled(several, seed)
+        assert scorer.score([several[row] for row in rows]).rewards.tolist() == [expected[row] for row in rows]
+    assert scorer.max_num_batched_tokens <= LONGEST
+
+
+@pytest.mark.parametrize("tree", [True, False])
+def test_scores_after_failed_batches_have_the_same_bits(tree, parts, some):
+    plain = gym_rm.RewardModelScorer(*parts, tree=tree, max_num_batched_tokens=10**6)
+    scorer = watched_scorer(
+        parts,
+        tree=tree,
+        fails=lambda batch, call: ConnectionError("try again") if call == 1 else None,
+        max_num_batched_tokens=10**6,
+    )
+    assert scorer.score(some).rewards.tolist() == alone(plain, some)
+    assert len(scorer.executor.batches) > 1 + plain.score(some).workload.num_batches, "again, each alone"
+
+
+def test_scores_beside_a_row_that_fails_have_the_same_bits(parts, some):
+    expected = alone(gym_rm.RewardModelScorer(*parts), some)
+    token = parts[1].convert_tokens_to_ids("~")
+    scorer = watched_scorer(
+        parts, fails=lambda batch, call: RuntimeError("broken") if (batch.input_ids == token).any() else None
+    )
+    with pytest.raises(ScoringError) as caught:
+        scorer.score([dialogue("q", "~"), *some])
+    assert caught.value.rows == (0,)
+    assert caught.value.scores.rewards[1:].tolist() == expected
+
+
+# --- models that are passed in
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "bert", "gpt2"])
+def test_scores_of_a_model_in_training_do_not_depend_on_the_batch(architecture, saved_model, some, rewards_alone):
+    folder = saved_model(architecture)
+    exact = tiny_models.attention(AutoModelForSequenceClassification.from_pretrained(folder).config)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation=exact).train()
+    scorer = gym_rm.RewardModelScorer(model, AutoTokenizer.from_pretrained(folder))
+    assert_scores_do_not_depend_on_the_batch(scorer, some, rewards_alone(architecture))
+    assert model.training
+
+
+# --- environments and the command
+
+
+def test_rewards_of_a_step_do_not_depend_on_the_other_environments(scorer_of, gsm8k_groups):
+    scorer = scorer_of("qwen3")
+    questions = [group[0][0]["content"] for group in gsm8k_groups[:3]]
+    replies = [reply[1]["content"] for group in gsm8k_groups[:3] for reply in group[:2]]
+    envs = gym.make_vec("RewardModel-v0", num_envs=6, group_size=2, reward_model=scorer, prompts=questions)
+    for seed in range(3):
+        observations, _ = envs.reset(seed=seed)
+        said = [
+            [*observation, {"role": "assistant", "content": reply}]
+            for observation, reply in zip(observations, replies, strict=True)
+        ]
+        _, rewards, *_ = envs.step(replies)
+        assert rewards.tolist() == alone(scorer, said)
+    envs.close()
+
+
+def test_rewards_that_the_command_writes_do_not_depend_on_its_batches(tmp_path, saved_model, scorer_of, some):
+    rows = [{"prompt": each[:-1], "response": each[-1]["content"]} for each in some]
+    source = write(tmp_path / "in.jsonl", rows)
+    written = []
+    for size in (1, 3, 100):
+        run(source, "--reward-model", saved_model("qwen3"), "-o", tmp_path / f"{size}.jsonl", "--batch-size", size)
+        written.append([row["score"] for row in read(tmp_path / f"{size}.jsonl")])
+    assert written[0] == written[1] == written[2]
+    assert np.float32(written[0]).tolist() == alone(scorer_of("qwen3"), some)
+
+
+# --- lengths
+
+
+def random_ids(length, seed=0):
+    return np.random.default_rng(seed).integers(10, 150, length).astype(np.int32)
+
+
+def values_of(executor, info, sequences, budget=10**6):
+    result = Scheduler(info, layout=info.layout, budget=budget).run(sequences, executor)
+    assert not result.failures
+    return np.split(result.values, np.cumsum([len(each.read_positions) for each in sequences])[:-1])
+
+
+def ending(ids):
+    return TokenSequence(ids, np.array([len(ids) - 1]))
+
+
+def assert_values_do_not_depend_on_the_batch(model, readout, sequences, **options):
+    executor = LocalExecutor()
+    info = executor.load(LoadSpec(model, readout, **options))
+    assert info.batch_invariance == "bit-equal"
+    expected = [values_of(executor, info, [each])[0] for each in sequences]
+    longest = max(len(each.input_ids) for each in sequences)
+    for seed, budget in enumerate((longest, 3 * longest, 10**6)):
+        rows = shuffled(sequences, seed, 2 * len(sequences))
+        for row, values in zip(rows, values_of(executor, info, [sequences[k] for k in rows], budget), strict=True):
+            assert np.array_equal(values, expected[row]), (len(sequences[row].input_ids), budget)
+
+
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["qwen3", "mistral", "gpt2", "gemma3", "mixtral", "bert", "bloom", "deberta_v2"]
+)
+def test_values_of_every_length_do_not_depend_on_the_batch(architecture):
+    """One token, and lengths around those of pages, tiles and padded batches; with and without shared prefixes."""
+    readout = ClassifierLogits() if architecture in tiny_models.ENCODERS else ModuleHead("score")
+    sequences = [ending(random_ids(length, seed)) for length in LENGTHS for seed in (0, length)]
+    assert_values_do_not_depend_on_the_batch(tiny_models.reward_model(architecture), readout, sequences)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [("bert", {"max_position_embeddings": 64}), ("gpt2", {"n_positions": 64}), ("gpt2", {"n_positions": 50})],
+)
+@pytest.mark.parametrize("tree", [True, False])
+def test_sequences_may_have_as_many_tokens_as_the_model_has_positions(architecture, config, tree):
+    limit = next(iter(config.values()))
+    model = tiny_models.reward_model(architecture, **config)
+    lengths = [1, 31, 32, 33, limit - 1, limit, limit]
+    sequences = [ending(random_ids(length, seed)) for seed, length in enumerate(lengths)]
+    readout = ClassifierLogits() if architecture == "bert" else ModuleHead("score")
+    assert_values_do_not_depend_on_the_batch(model, readout, sequences, tree=tree)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "bloom"])
+@real(max_examples=12)
+@given(prompt=st.sampled_from(LENGTHS), replies=st.lists(st.integers(1, 3), min_size=1, max_size=5), data=st.data())
+def test_branches_of_few_tokens_do_not_depend_on_each_other(architecture, prompt, replies, data, executor_of):
+    """A prompt by itself, and replies of one to three tokens; every position of a sequence may be read."""
+    executor, info = executor_of(architecture)
+    start = random_ids(prompt)
+    sequences = [ending(start)]
+    for seed, length in enumerate(replies):
+        ids = np.r_[start, random_ids(length, 100 + seed)].astype(np.int32)
+        first = data.draw(st.integers(0, len(ids) - 1))
+        sequences.append(TokenSequence(ids, np.arange(first, len(ids))))
+    expected = [values_of(executor, info, [each])[0] for each in sequences]
+    for got, values in zip(values_of(executor, info, sequences), expected, strict=True):
+        assert np.array_equal(got, values)
+
+
+@pytest.fixture(scope="module")
+def executor_of():
+    """Function that returns a loaded executor and the properties of its model."""
+
+    @functools.cache
+    def load(architecture):
+        executor = LocalExecutor()
+        return executor, executor.load(LoadSpec(tiny_models.reward_model(architecture), ModuleHead("score")))
+
+    return load
+
+
+def test_log_probabilities_of_single_tokens_do_not_depend_on_the_batch():
+    models = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        models.append(AutoModelForCausalLM.from_config(tiny_models.reward_model("qwen3").config).float().eval())
+    prompt = random_ids(32)
+    sequences = [
+        TokenSequence(np.r_[prompt, random_ids(n, n)].astype(np.int32), np.arange(32, 32 + n)) for n in (1, 2, 31, 33)
+    ]
+    assert_values_do_not_depend_on_the_batch(models[0], TokenLogProbabilities(), sequences, reference=models[1])
+
+
+def test_equal_conversations_and_starts_of_others_have_equal_bits(scorer_of, hh_pairs):
+    long = max((pair[0] for pair in hh_pairs), key=len)[:16]
+    starts = [long[:stop] for stop in range(2, 17, 2)]
+    for architecture in ("qwen3", "gpt2", "bert"):
+        scorer = scorer_of(architecture)
+        expected = alone(scorer, starts)
+        assert scorer.score([*starts, *starts[::-1]]).rewards.tolist() == [*expected, *expected[::-1]]
