@@ -101,11 +101,7 @@ def test_a_score_does_not_depend_on_the_batch(architecture, rows, budget, scorer
 
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_what_the_provenance_says_of_an_architecture_is_true(architecture, scorer_of, some):
-    """Jamba's convolution and scan depend on the width of the batch, and the check at load finds it."""
     scorer = scorer_of(architecture)
-    if architecture == "jamba":
-        assert scorer.provenance.batch_invariance.startswith("within ")
-        return
     assert bit_equal(scorer)
     assert_scores_do_not_depend_on_the_batch(scorer, some)
 
