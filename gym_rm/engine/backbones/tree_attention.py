@@ -31,7 +31,7 @@ from gym_rm.engine.pages import Pages, make_pages, make_tiles
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
 NAME = "gym_rm_tree"
-PAGE_SIZE = 32
+PAGE_SIZE = 32  # positions in a page for SDPA; with larger pages, short branches waste more queries
 PAGES_AT_ONCE = 512  # maximum number of pages of keys in one call of SDPA, to bound memory
 FLEX_BLOCK_SIZE = 128  # number of queries in a block of flex_attention, and positions in a page
 COMPILED_ON = ("cuda",)  # devices for which flex_attention is compiled
