@@ -87,9 +87,8 @@ class Provenance:
         layout: layout of the batches: `"tree"`, `"padded"` or `"one_by_one"`.
         attention: `"tree"` for gym_rm's own attention, which the layout `"tree"` uses; otherwise the attention
             implementation of transformers, such as `"sdpa"`.
-        batch_invariance: `"bit-equal"` if a score has the same bits in every batch: so it was in the check at load, on
-            this hardware and with these versions. Otherwise `"within 1.2e-07"`, the largest difference in that check
-            relative to the largest value.
+        batch_invariance: `"bit-equal"` if, in a check at load, the values of a text had the same bits in every batch.
+            Otherwise, for example, `"within 1.2e-07"`: the largest difference, relative to the largest value.
         torch: version of torch.
         transformers: version of transformers.
         settings: all other settings that change the scores (pooling, max_length, overlong, ...).

@@ -1,7 +1,8 @@
-"""Rows that keep their bits beside any other rows: what torch's matrix products and activations need for that.
+"""Make the result of a row independent of the other rows, bit for bit.
 
 - A matrix product of few rows, or the last rows of a product, can run in another kernel, which adds in another order.
-  So products have a multiple of 16 rows, and where that does not suffice, always the same number of rows.
+  So products have a multiple of 16 rows, and where that does not suffice, always the same number of rows. Both can
+  fail: with several threads and sizes that are not multiples of 16, a row can depend on its place.
 - On a CPU, elements after the last whole vector are computed by scalar code, which rounds some functions differently.
   So activations have a size that torch divides among its threads at whole vectors.
 - On a CPU, convolutions of one sequence and of several run in other kernels. So each sequence runs alone.
@@ -27,10 +28,10 @@ from gym_rm.engine.token_tree import IntArray
 
 ROWS = 16  # products have a multiple of this number of rows
 CHUNK = {"cpu": 256, "cuda": 1024}  # rows of a product where its bits depend on the number of rows
-PARALLEL_ELEMENTS = 32_768  # torch computes up to so many elements in one thread (at::internal::GRAIN_SIZE)
-GELU_ELEMENTS = 16_384  # and gelu up to so many, and more in all threads
-VECTOR_ELEMENTS = 64  # multiple of the elements that torch's vectorised loops compute at once
-TESTED_ROWS = (16, 48, 112, 272, 1040, 2064)
+PARALLEL_ELEMENTS = 32_768  # torch computes up to this many elements in one thread (at::internal::GRAIN_SIZE)
+GELU_ELEMENTS = 16_384  # gelu computes up to this many in one thread, and more in all threads
+VECTOR_ELEMENTS = 64  # a multiple of the number of elements that torch's vectorised loops compute at once
+TESTED_ROWS = (16, 48, 112, 272, 1040, 2064)  # numbers of rows that `same_products` compares
 
 
 def padded_rows(rows: int) -> int:
@@ -45,10 +46,11 @@ def with_padding(tokens: IntArray) -> IntArray:
 
 
 class BatchInvariant(TorchFunctionMode):
-    """Context in which a row's result has the same bits beside any other rows.
+    """Context in which a row's result has the same bits beside any other rows, where the kernels allow it.
 
-    It changes the calls of matrix products with a weight `[K, N]` and of activations, in a model's own code too. Shapes
-    and values stay the same, but for rounding.
+    It changes how the functions of `RULES` are computed, also in the code of a model: products with a weight `[K, N]`
+    run on padded rows, convolutions on one sequence at a time, activations on padded sizes. Results change only by
+    rounding.
 
     Args:
         chunk: number of rows of every product; None for any multiple of `ROWS`.
@@ -60,9 +62,10 @@ class BatchInvariant(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Call a torch function, with its rows in chunks or padded."""
-        rule, named = RULES.get(func), dict(kwargs or {})
-        if rule is None or "out" in named:
-            return func(*args, **named)
+        rule = RULES.get(func)
+        if rule is None or (kwargs and "out" in kwargs):
+            return func(*args, **(kwargs or {}))
+        named = dict(kwargs or {})
         inputs = (*args, *(named.pop(name) for name in INPUTS if name in named))
         return rule(self.chunk, func, *inputs, **named)
 
@@ -75,7 +78,7 @@ def _product(chunk: int | None, func: Any, x: Tensor, weight: Tensor, *args: Any
         # On a CPU, one matrix times a vector runs in another kernel than several.
         return func(torch.cat([x, x]), torch.cat([weight, weight]), *args, **kwargs)[:1]
     rows = x.shape[:-1].numel() if x.dim() > 1 else 1
-    if weight.dim() != 2 or x.dim() == 0 or not rows:
+    if weight.dim() != 2 or x.dim() == 0 or not rows or x.layout is not torch.strided:
         return func(x, weight, *args, **kwargs)
     product = _in_chunks(chunk, lambda part: func(part, weight, *args, **kwargs), x.reshape(rows, x.shape[-1]))
     return product.view(*x.shape[:-1], product.shape[-1])
@@ -104,11 +107,12 @@ def _scaled_product(
 
 
 def _grouped_product(
-    chunk: int | None, func: Any, x: Tensor, weights: Tensor, offs: Tensor | None = None, **kwargs: Any
+    chunk: int | None, func: Any, x: Tensor, weights: Tensor, offs: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Compute the products of an expert model: rows of x up to `offs[e]` with the weight `[K, N]` of expert e."""
-    if x.device.type != "cpu" or offs is None or x.dim() != 2 or weights.dim() != 3 or any(kwargs.values()):
-        return func(x, weights, offs=offs, **kwargs)
+    """Compute the products of an expert model: rows of x from `offs[e - 1]` to `offs[e]` with weight e `[K, N]`."""
+    others = any(value is not None for value in (*args, *kwargs.values()))
+    if x.device.type != "cpu" or offs is None or x.dim() != 2 or weights.dim() != 3 or others:
+        return func(x, weights, offs, *args, **kwargs)
     output = x.new_zeros(len(x), weights.shape[-1])
     for expert, (start, stop) in enumerate(itertools.pairwise([0, *offs.tolist()])):
         if start < stop:
@@ -145,7 +149,7 @@ def _parts(x: Tensor, chunk: int | None) -> Iterator[Tensor]:
 
 
 def _activation(chunk: int | None, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Compute `func(x, ...)` for each element of x; in place if asked for."""
+    """Compute `func(x, ...)`, a function of each element of x, on a padded size; in place if asked for."""
     if x.device.type != "cpu" or not x.numel() or (x.is_contiguous() and _whole_vectors(x.numel())):
         return func(x, *args, **kwargs)
     threads = torch.get_num_threads()
@@ -181,9 +185,9 @@ INPUTS = ("input", "mat1", "weight", "other", "mat2")  # names of a function's i
 
 @functools.cache
 def same_products(shape: tuple[int, int], dtype: torch.dtype, device: torch.device, threads: int) -> bool:
-    """Return whether a row's product with a weight `[N, K]` has the same bits at any place in any number of rows.
+    """Return whether a row's product with a weight `[N, K]` had the same bits at random places in `TESTED_ROWS` rows.
 
-    `threads` is the number of torch's threads; the result of a test with these arguments is kept.
+    `threads` must be the current number of torch's threads. Results are kept, because a test takes time.
     """
     generator = torch.Generator().manual_seed(0)
     few = torch.randn(ROWS, shape[1], generator=generator).to(device, dtype)

@@ -85,7 +85,8 @@ class TreeAttention:
 
     Attributes:
         pages: pages of the tree.
-        slots: int64 `[P * size]`, tree index of the token in each place of the pages.
+        slots: int64 `[>= P * size]`, tree index of the token in each place of the pages; then, for `flex_attention`,
+            zeros up to the padded number of places.
         num_calls: number of layers that called `tree_attention`; a layer that did not call it ignored the tree.
     """
 
@@ -102,7 +103,10 @@ class TreeAttention:
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
         self.pages = make_pages(tree, FLEX_BLOCK_SIZE if self.use_flex else PAGE_SIZE)
-        self.slots = to_device(self.pages.tokens.reshape(-1), device)
+        slots = self.pages.tokens.reshape(-1)
+        if self.use_flex:  # here, because padding the gathered keys and values would copy them a second time
+            slots = np.pad(slots, (0, padded_lengths(len(tree), len(slots))[1] - len(slots)))
+        self.slots = to_device(slots, device)
         self.num_calls = 0
         self._tilings: dict[tuple[int | None, bool, int], Tiling] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
@@ -262,13 +266,9 @@ def attend_with_flex(
         everywhere = query.new_zeros(1, query.shape[1], key.shape[2], query.shape[3])
         everywhere[:, :, rows] = query
         query = everywhere
-    length, num_slots = padded_lengths(len(tree.tree), len(tree.slots))
     num_queries = query.shape[2]
-    query = torch.nn.functional.pad(query, (0, 0, 0, length - num_queries))
-    key, value = (
-        torch.nn.functional.pad(states.index_select(2, tree.slots), (0, 0, 0, num_slots - len(tree.slots)))
-        for states in (key, value)
-    )
+    query = torch.nn.functional.pad(query, (0, 0, 0, padded_length(len(tree.tree)) - num_queries))
+    key, value = (states.index_select(2, tree.slots) for states in (key, value))
     attention: Any = _compiled_flex_attention() if query.device.type in COMPILED_ON else flex_attention
     output, auxiliary = attention(
         query,
@@ -397,7 +397,7 @@ def _block_mask(tree: TokenTree, pages: Pages, device: torch.device, sliding_win
     if sliding_window is not None:
         # The smallest distance between a query of the block and the last position of the page.
         last = (pages.numbers + 1) * FLEX_BLOCK_SIZE - 1
-        first_position = np.minimum.reduceat(tree.position_ids, start[start < len(tree)])
+        first_position = np.minimum.reduceat(tree.depths, start[start < len(tree)])
         needed[: len(first_position)] &= first_position[:, None] - last < sliding_window
     count = needed.sum(axis=1)
     block, page = np.nonzero(needed)

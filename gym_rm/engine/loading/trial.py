@@ -2,8 +2,10 @@
 
 A layout is used only if its values equal those of the plain forward. In low precision, rounding can hide a small
 error. So a tree must also pass two exact tests: other branches change nothing, and positions change something. A new
-architecture may therefore be slow, but its scores are not wrong. At the end, one sequence runs in several batches, and
-the bits of its values are compared. The executor runs the trial once, at load, on a few hundred tokens.
+architecture may therefore be slow, but its scores are not wrong.
+
+`check_invariance` then runs one sequence in several batches and compares the bits of its values. It refuses nothing:
+its result is written into the provenance of the scores. The executor runs both once, at load, on a few hundred tokens.
 """
 
 from __future__ import annotations
@@ -41,8 +43,8 @@ class Forward:
         fuse: whether the fused forward replaces the model's own.
         invariant: whether the model runs in `BatchInvariant`; False for the plain forward, to compare with.
         chunk: number of rows of each matrix product, see `BatchInvariant`.
-        batch_invariance: result of comparing the values of a sequence in several batches: `"bit-equal"`, or
-            `"within 1.2e-07"`, the largest difference relative to the largest value. None before the comparison.
+        batch_invariance: result of `check_invariance`: `"bit-equal"`, or for example `"within 1.2e-07"`, the largest
+            difference relative to the largest value. None before the check.
     """
 
     layout: Layout
@@ -52,8 +54,7 @@ class Forward:
     batch_invariance: str | None = None
 
 
-PLAIN = Forward("one_by_one", fuse=False, invariant=False)
-
+PLAIN = Forward("one_by_one", fuse=False, invariant=False)  # the model's own forward, to compare with
 
 Run: TypeAlias = Callable[[BatchPlan, Forward], Values]
 
@@ -108,8 +109,10 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
             forward = Forward("tree", fuse=fuse)
             if agrees(forward) and _keeps_to_branches(candidate, run, forward):
                 return forward
-    padded = Forward("padded", fuse=False)
-    return padded if agrees(padded) else Forward("one_by_one", fuse=False)
+    for forward in (Forward("padded", fuse=False), Forward("one_by_one", fuse=False)):
+        if agrees(forward):
+            return forward
+    return PLAIN
 
 
 def check_invariance(candidate: Candidate, forward: Forward, run: Run, chunks: Sequence[int | None]) -> Forward:
@@ -200,8 +203,8 @@ def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward) -> bool
 
     before = values()
     others = _difference(values(changed=True), before)
-    # The number of tokens of an expert changes with other branches, and with it the rounding of its products. Some
-    # kernels also return other bits for the same input.
+    # On a GPU, and on a CPU whose products need chunks, which are tried later, the rounding of an expert's products
+    # depends on how many tokens it gets. Some kernels also return other bits for the same input.
     rounds = _has_experts(candidate.config) or not np.array_equal(values(), before)
     if others > (_tolerance(candidate) if rounds else 0):
         logger.info("%s does not support a tree: other branches change values by %.1e", candidate.name, others)

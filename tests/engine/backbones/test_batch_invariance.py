@@ -328,6 +328,22 @@ def test_nothing_is_active_after_the_context():
     assert outer.called == {functional.linear}
 
 
+def test_sparse_rows_are_multiplied_as_without_the_mode():
+    sparse = X[:5].relu().to_sparse()
+    expected = torch.mm(sparse, WEIGHT.T)
+    with BatchInvariant():
+        assert torch.equal(torch.mm(sparse, WEIGHT.T), expected)
+
+
+def test_a_grouped_product_takes_its_optional_arguments_by_place():
+    offs = torch.tensor([2, 3, 6, 8], dtype=torch.int32)
+    x, experts = X[:8].bfloat16(), EXPERTS.bfloat16()
+    with BatchInvariant():
+        by_name = torch._grouped_mm(x, experts, offs=offs, bias=None)
+        by_place = torch._grouped_mm(x, experts, offs, None)
+    assert torch.equal(by_place, by_name)
+
+
 # --- the check of the hardware
 
 

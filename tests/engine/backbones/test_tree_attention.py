@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import functools
 
 import numpy as np
@@ -214,6 +215,14 @@ def test_the_kernel_of_flex_visits_the_keys_of_a_query_in_the_order_of_positions
         expected = ancestors if window is None else ancestors[-window:]
         assert context.slots[visible].tolist() == expected.tolist()
         assert (visible % FLEX_BLOCK_SIZE).tolist() == (tree.position_ids[expected] % FLEX_BLOCK_SIZE).tolist()
+
+
+def test_the_window_of_flex_counts_tokens_not_position_ids():
+    tree = tree_of([sequence(range(5, 305))])
+    shifted = dataclasses.replace(tree, position_ids=tree.position_ids + 100)
+    masks = [TreeAttention(each, CPU, use_flex=True).block_mask(130) for each in (tree, shifted)]
+    assert torch.equal(masks[0].kv_num_blocks, masks[1].kv_num_blocks)
+    assert torch.equal(masks[0].kv_indices, masks[1].kv_indices)
 
 
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 1, 4)])

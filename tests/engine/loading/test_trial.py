@@ -12,7 +12,15 @@ from gym_rm.engine.backbones.batch_invariance import CHUNK
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogProbabilities
-from gym_rm.engine.loading.trial import UNCHANGED, Candidate, Forward, check_invariance, trial_sequences
+from gym_rm.engine.loading.trial import (
+    PLAIN,
+    UNCHANGED,
+    Candidate,
+    Forward,
+    check_invariance,
+    choose_forward,
+    trial_sequences,
+)
 from gym_rm.engine.token_tree import plan_trees
 
 HEAD = ModuleHead("score")
@@ -164,6 +172,21 @@ def test_products_get_a_constant_number_of_rows_if_the_check_at_load_fails_witho
 
     monkeypatch.setattr(batch_invariance, "RULES", {**batch_invariance.RULES, torch.nn.functional.linear: product})
     assert forward_of(model) == ("bit-equal", chunk)
+
+
+@pytest.mark.parametrize("works", ["padded", "one_by_one", "plain"])
+def test_a_forward_that_fails_is_not_chosen(works):
+    """A model may fail in batches, or with the products that `BatchInvariant` runs instead of its own."""
+    config = tiny_models.reward_model("qwen3").config
+    candidate = Candidate("Model", config, "float32", can_take_trees=False, can_fuse=False)
+
+    def run(plan, forward):
+        if (forward.layout if forward.invariant else "plain") not in (works, "plain"):
+            raise RuntimeError("not supported")
+        return np.ones((sum(batch.num_reads for batch in plan.batches), 1), dtype=np.float32)
+
+    expected = PLAIN if works == "plain" else Forward(works, fuse=False)
+    assert choose_forward(candidate, run) == expected
 
 
 def checked(sequence_value, chunks=(None, 256)):
