@@ -465,6 +465,20 @@ def test_values_of_every_length_do_not_depend_on_the_batch(architecture):
     assert_values_do_not_depend_on_the_batch(tiny_models.reward_model(architecture), readout, sequences)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("architecture", ["minimax", "bloom", "bert"])
+def test_values_in_other_precisions_do_not_depend_on_the_batch(architecture, dtype):
+    """For attention computed by products of matrices."""
+    if (architecture, dtype) == ("minimax", torch.float64):
+        pytest.skip("torch has no products of experts in float64")
+    model = tiny_models.reward_model(architecture).to(dtype)
+    if architecture != "minimax":
+        model.set_attn_implementation("eager")
+    readout = ClassifierLogits() if architecture == "bert" else ModuleHead("score")
+    sequences = [ending(random_ids(length, seed)) for length in range(20, 130, 11) for seed in (0, length)]
+    assert_values_do_not_depend_on_the_batch(model, readout, sequences)
+
+
 @pytest.mark.parametrize(
     ("architecture", "config"),
     [("bert", {"max_position_embeddings": 64}), ("gpt2", {"n_positions": 64}), ("gpt2", {"n_positions": 50})],

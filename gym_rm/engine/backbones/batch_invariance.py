@@ -5,6 +5,8 @@
   fail: with several threads and sizes that are not multiples of 16, a row can depend on its place.
 - On a CPU, elements after the last whole vector are computed by scalar code, which rounds some functions differently.
   So activations have a size that torch divides among its threads at whole vectors.
+- Products of several matrices, as in attention, run in another kernel if their numbers do not follow each other in
+  memory, and torch copies them only if there are several sequences. So they are always copied.
 - On a CPU, convolutions of one sequence and of several run in other kernels. So each sequence runs alone.
 - Reductions over a row (norms, softmax) and exact operations (sums, products) need nothing.
 
@@ -78,10 +80,18 @@ def _product(chunk: int | None, func: Any, x: Tensor, weight: Tensor, *args: Any
         # On a CPU, one matrix times a vector runs in another kernel than several.
         return func(torch.cat([x, x]), torch.cat([weight, weight]), *args, **kwargs)[:1]
     rows = x.shape[:-1].numel() if x.dim() > 1 else 1
+    if x.dim() > 2 and weight.dim() > 2:
+        return _batched_product(chunk, func, x, weight, *args, **kwargs)
     if weight.dim() != 2 or x.dim() == 0 or not rows or x.layout is not torch.strided:
         return func(x, weight, *args, **kwargs)
     product = _in_chunks(chunk, lambda part: func(part, weight, *args, **kwargs), x.reshape(rows, x.shape[-1]))
     return product.view(*x.shape[:-1], product.shape[-1])
+
+
+def _batched_product(chunk: int | None, func: Any, *tensors: Tensor, **kwargs: Any) -> Any:
+    """Compute `func` of matrices `[..., M, K]` and `[..., K, N]`, and of what is added first if there is anything."""
+    *added, x, weight = tensors
+    return func(*added, x.contiguous(), weight.contiguous(), **kwargs)
 
 
 def _added_product(chunk: int | None, func: Any, added: Tensor, x: Tensor, weight: Tensor, **kwargs: Any) -> Any:
@@ -170,6 +180,7 @@ def _whole_vectors(elements: int) -> bool:
 
 RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((linear, torch.matmul, Tensor.matmul, torch.mm, Tensor.mm), _product),
+    **dict.fromkeys((torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm), _batched_product),
     **dict.fromkeys((torch.addmm, Tensor.addmm, Tensor.addmm_), _added_product),
     torch._scaled_mm: _scaled_product,
     torch._grouped_mm: _grouped_product,
@@ -180,7 +191,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.rsqrt, torch.rsqrt_, Tensor.rsqrt, Tensor.rsqrt_), _activation),
     **dict.fromkeys((torch.exp2, torch.special.exp2, Tensor.exp2), _activation),
 }
-INPUTS = ("input", "mat1", "weight", "other", "mat2")  # names of a function's inputs, in the order of its arguments
+# Names of a function's inputs, in the order of its arguments.
+INPUTS = ("input", "mat1", "batch1", "weight", "other", "mat2", "batch2")
 
 
 @functools.cache

@@ -72,6 +72,7 @@ class LocalExecutor:
         self._stale = False
         self._changes = ChangeCounter()
         self._version = 0
+        self._threads = 0
         self._rows: BatchInvariant | contextlib.nullcontext[None] = contextlib.nullcontext()
 
     def load(self, spec: LoadSpec) -> ModelInfo:
@@ -128,6 +129,7 @@ class LocalExecutor:
         self._set_forward(forward)
         self._require_prefix_cache(forward)
         self._version = self.weights_version()
+        self._threads = torch.get_num_threads()
         if forward.layout == "one_by_one":
             warn_once(
                 f"{candidate.name} does not return the plain model's values in batches, so it runs one conversation "
@@ -146,6 +148,11 @@ class LocalExecutor:
         _require_threads()
         if self._asleep is not None:
             self.wake()
+        if torch.get_num_threads() > self._threads:
+            warn_once(
+                f"torch has {torch.get_num_threads()} threads, and had {self._threads} when the model was loaded; "
+                "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
+            )
         self._clear_stale()
         if self._stale:
             self._quantize_again()

@@ -29,7 +29,6 @@ IdArray: TypeAlias = NDArray[np.int32]
 TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.03}
 PROMPT_TOKENS = 9  # length of the trial's prompt
 UNCHANGED = 2  # index of the trial's sequence whose values must not depend on other branches
-SIBLINGS = 2  # sequences that share a prefix with the one whose bits are compared
 EVERYTHING = 10**6  # a token budget larger than the whole trial
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
@@ -116,9 +115,10 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
 
 
 def check_invariance(candidate: Candidate, forward: Forward, run: Run, chunks: Sequence[int | None]) -> Forward:
-    """Return the forward with the first of these chunks for which a sequence has the same bits in several batches.
+    """Return the forward with the first of these chunks for which sequences have the same bits in several batches.
 
-    If no chunk keeps the bits, the first one is used.
+    One sequence runs alone, then with half of the others, then with all of them. If no chunk keeps the bits, the first
+    one is used.
 
     Args:
         candidate: properties of the model.
@@ -131,12 +131,15 @@ def check_invariance(candidate: Candidate, forward: Forward, run: Run, chunks: S
     for chunk in chunks:
         tried = replace(forward, chunk=chunk)
         values = []
-        for beside in ([], others[:SIBLINGS], others):
+        for beside in ([], others[: len(others) // 2], others):
             plan = _plan(candidate, tried, [*beside, watched])  # the last row of a padded batch
-            values.append(run(plan, tried)[plan.value_index[-len(watched.read_positions) :]])
-        if all(np.array_equal(each, values[0]) for each in values):
+            values.append(run(plan, tried)[plan.value_index])
+        alone, half, every = values
+        of_others = len(half) - len(alone)
+        same = np.concatenate([every[:of_others], every[-len(alone) :]])
+        if np.array_equal(half, same) and np.array_equal(alone, same[of_others:]):
             return replace(tried, batch_invariance="bit-equal")
-        difference = max(_difference(each, values[0]) for each in values)
+        difference = max(_difference(half, same), _difference(alone, same[of_others:]))
         found.append(replace(tried, batch_invariance=f"within {difference:.1e}"))
     return found[0]
 
@@ -256,7 +259,7 @@ def invariance_sequences(config: Any, max_length: int | None) -> tuple[TokenSequ
     length = min(44, (max_length or 44) - 1)
     ids, *rest = _random_ids(config, (12, length))
     siblings = [np.r_[ids[: length // 2], rest[0][:9]], np.r_[ids[: -length // 4], rest[1][:3]]]
-    unrelated = [each[: length * k // len(rest) + 1] for k, each in enumerate(rest)]
+    unrelated = [each[: length * k // len(rest) + 2] for k, each in enumerate(rest)]
     sequences = [_with_end(config, each[:length]) for each in (ids, *siblings, *unrelated)]
     # A log-probability needs a token before, and encoder-decoder classifiers read at EOS.
     first = len(sequences[0]) - 1 if config.get_text_config().is_encoder_decoder else 1

@@ -145,7 +145,9 @@ def test_every_rule_is_tested_here():
     with Recording() as mode:
         for function in FUNCTIONS.values():
             function(X)
-    assert set(RULES) - mode.called == {torch._scaled_mm, torch.conv1d}  # see the tests of 8 bits and convolutions
+    # See the tests of 8 bits, convolutions and attention.
+    batched = {torch.bmm, Tensor.bmm, torch.baddbmm, Tensor.baddbmm}
+    assert set(RULES) - mode.called == {torch._scaled_mm, torch.conv1d, *batched}
 
 
 @each_dtype
@@ -259,6 +261,41 @@ def test_products_of_several_matrices_with_vectors_keep_the_bits_of_each(size, d
             assert torch.equal(invariant(lambda x: x @ vectors[:count], x[:count]), expected[:count])  # noqa: B023
 
 
+def heads(x):
+    """Return the states of 4 attention heads `[B, 4, T, 16]`, which do not follow each other in memory."""
+    return x.view(*x.shape[:2], 4, 16).transpose(1, 2)
+
+
+def as_one_batch(x):
+    return heads(x).reshape(-1, x.shape[1], 16)
+
+
+SCORES = {
+    "@": lambda x: heads(x) @ heads(x).transpose(-1, -2),
+    "torch.matmul": lambda x: torch.matmul(heads(x).transpose(-1, -2), other=heads(x)),
+    "torch.bmm": lambda x: torch.bmm(as_one_batch(x), as_one_batch(x).transpose(-1, -2)),
+    "Tensor.bmm": lambda x: as_one_batch(x).bmm(mat2=as_one_batch(x).transpose(-1, -2)),
+    "torch.baddbmm": lambda x: torch.baddbmm(
+        as_one_batch(x), batch1=as_one_batch(x), batch2=torch.eye(16).to(x).expand(4 * len(x), 16, 16), beta=0.5
+    ),
+    "Tensor.baddbmm": lambda x: (
+        torch.zeros(len(x) * 4, 16, 16).to(x).baddbmm(as_one_batch(x).transpose(-1, -2), as_one_batch(x), alpha=0.5)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SCORES)
+def test_products_in_attention_keep_the_bits_of_a_sequence(name, dtype):
+    """Torch copies the heads of several sequences, but not those of one, and half precision then rounds differently."""
+    x = X[:288].view(3, 96, INPUTS).to(dtype)
+    together = invariant(SCORES[name], x)
+    tolerance = {torch.bfloat16: 0.05, torch.float16: 0.01}.get(dtype, 1e-4)
+    torch.testing.assert_close(together, SCORES[name](x), rtol=tolerance, atol=tolerance * 20)
+    for k, expected in enumerate(together.view(3, -1)):
+        assert torch.equal(invariant(SCORES[name], x[k : k + 1].clone()).view(-1), expected)
+
+
 @each_chunk
 @pytest.mark.parametrize("name", [*PRODUCTS, "silu", "Tensor.sigmoid_"])
 def test_inputs_without_rows(name, chunk):
@@ -298,7 +335,7 @@ def test_other_functions_do_not_change():
         lambda x: x.softmax(-1),
         lambda x: functional.layer_norm(x, (INPUTS,)),
         lambda x: functional.rms_norm(x, (INPUTS,)),
-        lambda x: x @ x.transpose(1, 2),
+        lambda x: x @ x.transpose(1, 2).contiguous(),
         lambda x: torch.einsum("bth,nh->btn", x, WEIGHT),
         lambda x: functional.conv2d(x[None], torch.ones(2, MOST // 3, 1, 1)),
         lambda x: functional.scaled_dot_product_attention(x, x, x),
