@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -11,9 +12,9 @@ from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import with_padding
 from gym_rm.engine.backbones.fused import fusable_code, fused_forward
-from gym_rm.engine.backbones.prefix_cache import KnownPrefixes, PrefixCache
+from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees, to_device
-from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
+from gym_rm.engine.token_tree import Batch, PaddedBatch
 
 # Names of tables with one row per position of a text.
 POSITION_TABLE = re.compile(
@@ -59,17 +60,14 @@ class DecoderBackbone:
                 )
             hidden = output.last_hidden_state[0]
             return hidden[to_device(batch.read_indices, hidden.device)]
-        if self.prefix_cache is None:
-            return self._fused(batch, TreeAttention(batch, device), None)
-        with self.prefix_cache.reuse(batch, device) as known:
-            return self._fused(batch, TreeAttention(batch, device, computed=known.computed), known)
-
-    def _fused(self, batch: TokenTree, tree: TreeAttention, known: KnownPrefixes | None) -> torch.Tensor:
         tokens, reads = np.stack([batch.input_ids, batch.position_ids]), batch.read_indices
-        if known is not None:
-            tokens, reads = tokens[:, known.computed], np.searchsorted(known.computed, reads)
-        inputs, at = (to_device(with_padding(each), tree.device) for each in (tokens, reads))
-        return fused_forward(self.model.base_model, inputs[0], inputs[1], at, tree, known)[: batch.num_reads]
+        cache = self.prefix_cache
+        with contextlib.nullcontext() if cache is None else cache.reuse(batch, device) as known:
+            tree = TreeAttention(batch, device, computed=None if known is None else known.computed)
+            if known is not None:
+                tokens, reads = tokens[:, known.computed], np.searchsorted(known.computed, reads)
+            inputs, at = (to_device(with_padding(each), device) for each in (tokens, reads))
+            return fused_forward(backbone, inputs[0], inputs[1], at, tree, known)[: batch.num_reads]
 
 
 def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, torch.Tensor]:
