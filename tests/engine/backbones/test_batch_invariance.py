@@ -1,6 +1,5 @@
 """A row has the same bits beside any other rows: each function that `BatchInvariant` changes, and the check of them."""
 
-import contextlib
 import itertools
 
 import numpy as np
@@ -24,6 +23,7 @@ from gym_rm.engine.backbones.batch_invariance import (
     with_padding,
 )
 from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear
+from tests.engine.threads import threads
 
 CPU = torch.device("cpu")
 INPUTS, OUTPUTS, MOST = 64, 48, 300
@@ -33,16 +33,6 @@ WEIGHT = torch.randn(OUTPUTS, INPUTS, generator=GENERATOR)
 BIAS = torch.randn(OUTPUTS, generator=GENERATOR)
 EXPERTS = torch.randn(4, INPUTS, OUTPUTS, generator=GENERATOR)
 ROW_COUNTS = (1, 2, 3, 7, 15, 16, 17, 33, 64, 65, 130, 255, 299)
-
-
-@contextlib.contextmanager
-def threads(number):
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def weight(x):

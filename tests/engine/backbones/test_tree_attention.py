@@ -1,4 +1,3 @@
-import contextlib
 import dataclasses
 import functools
 
@@ -30,6 +29,7 @@ from gym_rm.engine.backbones.tree_attention import (
 )
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+from tests.engine.threads import threads
 
 CPU = torch.device("cpu")
 
@@ -375,16 +375,6 @@ def test_values_that_are_not_finite_do_not_reach_other_branches(poison, seed, sh
 
 
 # --- bits of a query's output
-
-
-@contextlib.contextmanager
-def threads(number):
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 BITS = {**KINDS, "sinks and window": {"sinks": True, "window": 16}, "long window": {"window": 70}}
