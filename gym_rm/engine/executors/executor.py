@@ -36,6 +36,8 @@ class LoadSpec:
         tree: whether prefixes may be merged; False for comparisons and measurements.
         quantization: `"int8"` or `"fp8"` for 8-bit matrix products in the backbone; None for full precision.
         prefix_cache_tokens: number of tokens whose keys and values are kept across calls; 0 for no prefix cache.
+        tensor_parallel_size: number of ranks that share every layer: each has some of its heads and columns.
+        fsdp_size: number of ranks that share the weights: each computes the whole layer, with gathered weights.
     """
 
     model: ModelSource
@@ -44,6 +46,13 @@ class LoadSpec:
     tree: bool = True
     quantization: Quantization | None = None
     prefix_cache_tokens: int = 0
+    tensor_parallel_size: int = 1
+    fsdp_size: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that hold the model together."""
+        return self.tensor_parallel_size * self.fsdp_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,7 @@ class ModelInfo:
         torch, transformers: versions that run the model.
         attention: attention implementation of transformers; the layout `"tree"` uses gym_rm's own instead.
         batch_invariance: how equal the values of a sequence were in different batches, see `Forward`.
+        num_replicas: number of copies of the model that run batches at the same time.
     """
 
     layout: Layout
@@ -85,6 +95,7 @@ class ModelInfo:
     transformers: str | None = None
     attention: str | None = None
     batch_invariance: str | None = None
+    num_replicas: int = 1
 
     @property
     def max_width(self) -> int | None:
