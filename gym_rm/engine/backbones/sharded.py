@@ -1,0 +1,294 @@
+"""Models whose weights are divided among the ranks of a group; every rank runs every batch.
+
+- Tensor parallel (Megatron-LM, arXiv 1909.08053, section 3): a rank has some heads of each attention and some columns of
+  each MLP. The output of both is a sum over ranks. It is computed in float32, in the order of the ranks: the sum of an
+  all-reduce depends on where in the buffer a number is, and so on the other rows of the batch.
+- Fully sharded (ZeRO stage 3, arXiv 1910.02054, section 5; FSDP, arXiv 2304.11277): a rank has some rows of each weight,
+  and gathers those of one layer before it runs. Products have the same inputs as in one process, and so the same bits.
+
+In both, the embeddings and the output layer are divided by vocabulary. transformers reads each rank's part of a
+checkpoint as a `DTensor`; `use_local_weights` makes plain tensors of them, so that the layers run without its dispatch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.functional import embedding, linear, pad
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Ranks that hold a model together.
+
+    Attributes:
+        group: process group of torch.distributed.
+        index: index of this rank in the group.
+        size: number of ranks.
+    """
+
+    group: dist.ProcessGroup
+    index: int
+    size: int
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup) -> Ranks:
+        """Return the ranks of a process group."""
+        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum of x `[..., N]` over all ranks, added in the order of the ranks."""
+        rows = x.reshape(-1, x.shape[-1])
+        extra = -len(rows) % self.size
+        rows = pad(rows, (0, 0, 0, extra)) if extra else rows.contiguous()
+        parts = torch.empty_like(rows)  # the rows that this rank adds, of every rank
+        dist.all_to_all_single(parts, rows, group=self.group)
+        mine, *others = parts.chunk(self.size)
+        for other in others:
+            mine = mine.add_(other)
+        dist.all_gather(list(rows.chunk(self.size)), mine.contiguous(), group=self.group)
+        return rows[: len(rows) - extra].view(x.shape)
+
+    def concatenate(self, x: Tensor, size: int, dim: int) -> Tensor:
+        """Return the parts of all ranks along `dim` as one tensor of this size; each part has `ceil(size / ranks)`."""
+        most = -(-size // self.size)
+        mine = x.movedim(dim, 0)
+        mine = pad(mine, (*(0, 0) * (mine.dim() - 1), 0, most - len(mine))) if len(mine) < most else mine.contiguous()
+        whole = mine.new_empty(self.size * most, *mine.shape[1:])
+        dist.all_gather(list(whole.chunk(self.size)), mine, group=self.group)
+        return whole[:size].movedim(0, dim)
+
+    def smallest(self, number: int) -> int:
+        """Return the smallest of the numbers of all ranks."""
+        numbers: list[int] = [0] * self.size
+        dist.all_gather_object(numbers, number, group=self.group)
+        return min(numbers)
+
+
+class RowParallelLinear(nn.Linear):
+    """Linear layer with some of its input features; the output is the sum over ranks, added in float32."""
+
+    ranks: Ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output `[..., N]` of the whole layer for this rank's features `[..., K / ranks]`."""
+        if x.dtype == torch.float32:
+            partial = linear(x, self.weight)
+        elif x.is_cuda:
+            rows = x.reshape(-1, x.shape[-1])
+            partial = torch.mm(rows, self.weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
+        else:
+            partial = linear(x.float(), self.weight.float())
+        total = self.ranks.sum(partial)
+        return (total if self.bias is None else total.add_(self.bias)).to(x.dtype)
+
+
+class VocabParallelEmbedding(nn.Embedding):
+    """Embedding with some of its rows; the sum over ranks adds zeros to the one rank that has the row."""
+
+    ranks: Ranks
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return the embeddings `[..., hidden]` of any token ids."""
+        first = self.ranks.index * -(-self.num_embeddings // self.ranks.size)
+        own = (input_ids >= first) & (input_ids < first + len(self.weight))
+        if not len(self.weight):
+            rows = self.weight.new_zeros(*input_ids.shape, self.weight.shape[1])
+        else:
+            rows = embedding(torch.where(own, input_ids - first, 0), self.weight) * own[..., None]
+        return self.ranks.sum(rows)
+
+
+class ColumnParallelLinear(nn.Linear):
+    """Linear layer with some of its output features, such as the logits of some tokens; every rank returns all."""
+
+    ranks: Ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output `[..., N]` of the whole layer."""
+        return self.ranks.concatenate(linear(x, self.weight, self.bias), self.out_features, -1)
+
+
+class WholeWeights:
+    """Context in which a module has its whole weights; outside, it has this rank's part of them.
+
+    Args:
+        weights: pairs of a submodule and the name of a weight of which this rank has some rows.
+        sizes: number of rows of each whole weight.
+        ranks: the ranks that have the other rows.
+    """
+
+    def __init__(self, weights: list[tuple[nn.Module, str]], sizes: list[int], ranks: Ranks) -> None:
+        self._weights = weights
+        self._parts = [module._parameters[name] for module, name in weights]
+        self._sizes = sizes
+        self._ranks = ranks
+
+    def __enter__(self) -> None:
+        for (module, name), part, size in zip(self._weights, self._parts, self._sizes, strict=True):
+            assert part is not None
+            whole = self._ranks.concatenate(part.detach(), size, 0)
+            module._parameters[name] = nn.Parameter(whole, requires_grad=False)
+
+    def __exit__(self, *error: object) -> None:
+        for (module, name), part in zip(self._weights, self._parts, strict=True):
+            module._parameters[name] = part
+
+    def before(self, *arguments: object) -> None:
+        """Gather the weights; a hook that runs before the module's forward."""
+        self.__enter__()
+
+    def after(self, *arguments: object) -> None:
+        """Keep this rank's part only; a hook that runs after the module's forward."""
+        self.__exit__()
+
+
+def whole_weights(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a module that is fully sharded has its whole weights; for others, do nothing."""
+    context = vars(module).get("whole_weights")
+    return context if isinstance(context, WholeWeights) else contextlib.nullcontext()
+
+
+def is_hook_of_sharding(hook: Any) -> bool:
+    """Return whether a hook is one of those that gather and free the weights of a layer."""
+    return isinstance(getattr(hook, "__self__", None), WholeWeights)
+
+
+ROWS = "gym_rm_rows"  # style of weights of which every rank has some rows
+
+# Class of the linear layers of each style; None if their own forward does what the style means.
+DIVIDED: dict[str, type[nn.Module] | None] = {
+    "colwise": None,
+    "packed_colwise": None,
+    "rowwise": RowParallelLinear,
+    "colwise_gather_output": ColumnParallelLinear,
+    "colwise_rep": ColumnParallelLinear,
+    ROWS: ColumnParallelLinear,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a weight that this rank has, as a `DTensor` describes it.
+
+    Attributes:
+        mesh: ranks of the `DTensor`.
+        placements: how each dimension of the mesh divides the weight.
+        whole_shape: shape of the whole weight.
+    """
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    whole_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, placed: DTensor) -> Part:
+        """Return the part of a sharded weight."""
+        return cls(placed.device_mesh, tuple(placed.placements), tuple(placed.shape))
+
+    def take(self, whole: Tensor) -> DTensor:
+        """Return this rank's part of a whole weight; no rank sends anything."""
+        whole = whole.to(self.mesh.device_type)
+        return distribute_tensor(whole, self.mesh, list(self.placements), src_data_rank=None)
+
+
+def ranks_of(model: nn.Module) -> Ranks | None:
+    """Return the ranks that hold a model together; None if it is not sharded."""
+    ranks: Ranks | None = vars(model).get("ranks")
+    return ranks
+
+
+def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather: bool) -> PreTrainedModel:
+    """Make plain tensors of a model's sharded weights, in place, and let its modules run on them.
+
+    Modules of other classes than linear layers and embeddings, such as experts, keep their `DTensor`s and the forward
+    that transformers gave them.
+
+    Args:
+        model: model that `from_pretrained` loaded with a `DistributedConfig`.
+        plan: style of each module and parameter, by name with `*` for numbers.
+        gather: whether layers gather their weights (fully sharded); False for tensor parallel.
+
+    Raises:
+        RuntimeError: no weight is sharded, so that every rank has loaded the whole model.
+    """
+    placed = {name: tensor for name, tensor in model.named_parameters(remove_duplicate=False) if is_sharded(tensor)}
+    if not placed:
+        raise RuntimeError(f"transformers sharded no weight of {type(model).__name__}.")
+    mesh = next(iter(placed.values())).device_mesh
+    ranks = Ranks.of(mesh.get_group("tp") if mesh.ndim > 1 else mesh.get_group())
+    local: dict[int, nn.Parameter] = {}
+    layers: dict[str, list[tuple[nn.Module, str, int]]] = {}
+    parts: dict[str, Part] = {}
+    for name, module in model.named_modules():
+        style = plan.get(re.sub(r"\d+", "*", name), "")
+        layer = _layer_of(name) if gather else None
+        if layer is None and not (isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED):
+            if not any(isinstance(tensor, DTensor) for tensor in module.parameters(recurse=False)):
+                vars(module).pop("forward", None)  # of transformers, for gradients
+            continue
+        vars(module).pop("forward", None)
+        for last, tensor in list(module._parameters.items()):
+            if not isinstance(tensor, DTensor):
+                continue
+            if id(tensor) not in local:  # tied weights stay tied
+                local[id(tensor)] = nn.Parameter(tensor.to_local().detach(), requires_grad=False)
+            module._parameters[last] = local[id(tensor)]
+            parts[f"{name}.{last}"] = Part.of(tensor)
+            if layer is not None:
+                layers.setdefault(layer, []).append((module, last, len(tensor)))
+        if layer is None:
+            _change_class(module, style, ranks)
+    for layer, weights in layers.items():
+        _gather(model.get_submodule(layer), weights, ranks)
+    vars(model).update(ranks=ranks, parts=parts)
+    return model
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a rank has a part of this tensor."""
+    return isinstance(tensor, DTensor) and not all(each.is_replicate() for each in tensor.placements)
+
+
+def local_parts(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return weights by name; of each whole weight that is divided among ranks, this rank's part."""
+    parts: Mapping[str, Part] = vars(model).get("parts", {})
+    local = dict(weights)
+    for name in weights.keys() & parts.keys():
+        if isinstance(weights[name], Tensor) and tuple(weights[name].shape) == parts[name].whole_shape:
+            local[name] = parts[name].take(weights[name]).to_local()
+    return local
+
+
+def _change_class(module: nn.Module, style: str, ranks: Ranks) -> None:
+    """Change the class of a module whose output needs the other ranks."""
+    divided = VocabParallelEmbedding if isinstance(module, nn.Embedding) else DIVIDED[style]
+    own = type(module)
+    if divided is None or issubclass(own, divided):
+        return
+    # An embedding of another class may scale its rows; its forward calls that of nn.Embedding.
+    module.__class__ = divided if own in divided.__bases__ else type(f"Divided{own.__name__}", (own, divided), {})
+    vars(module)["ranks"] = ranks
+
+
+def _gather(layer: nn.Module, weights: list[tuple[nn.Module, str, int]], ranks: Ranks) -> None:
+    context = WholeWeights([(module, name) for module, name, _ in weights], [size for *_, size in weights], ranks)
+    vars(layer)["whole_weights"] = context
+    layer.register_forward_pre_hook(context.before)
+    layer.register_forward_hook(context.after, always_call=True)
+
+
+def _layer_of(name: str) -> str | None:
+    """Return the name of the layer that a module belongs to: its path up to the first number."""
+    path = name.split(".")
+    numbers = [k for k, each in enumerate(path) if each.isdigit()]
+    return ".".join(path[: numbers[0] + 1]) if numbers else None
