@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gym_rm.checks import integer
-from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
+from gym_rm.engine.executors.executor import BatchResult, CollectiveExecutor, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_padded, plan_trees
 from gym_rm.errors import ConfigError, logger, warn_once
 from gym_rm.scores import FloatArray
@@ -56,6 +56,12 @@ class RunResult:
     values: FloatArray
     failures: dict[int, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
+
+    def take(self, sequences: Sequence[TokenSequence], rows: slice) -> RunResult:
+        """Return the result of some of the sequences, with the workload of all."""
+        starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
+        failures = {m - rows.start: self.failures[m] for m in range(rows.start, rows.stop) if m in self.failures}
+        return RunResult(self.values[starts[rows.start] : starts[rows.stop]], failures, self.workload)
 
 
 class Scheduler:
@@ -100,6 +106,14 @@ class Scheduler:
             report: function that is called after each batch with the number of its sequences; None runs all batches in
                 one call of the executor, which is faster on a GPU.
         """
+        if isinstance(executor, CollectiveExecutor):
+            every, own = executor.gather(sequences)
+            return self._run(every, executor, report).take(every, own)
+        return self._run(sequences, executor, report)
+
+    def _run(
+        self, sequences: Sequence[TokenSequence], executor: Executor, report: Callable[[int], object] | None
+    ) -> RunResult:
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
         before = self._budget

@@ -219,7 +219,7 @@ def chunks_to_try(backbones: Sequence[nn.Module]) -> tuple[int | None, ...]:
         (tuple(module.weight.shape), module.weight.dtype, module.weight.device)
         for backbone in backbones
         for module in backbone.modules()
-        if type(module) in (nn.Linear, RowParallelLinear)
+        if isinstance(module, nn.Linear) and type(module) in (nn.Linear, RowParallelLinear)
     }
     device = next(backbones[0].parameters()).device
     constant = CHUNK.get(device.type, CHUNK["cuda"])

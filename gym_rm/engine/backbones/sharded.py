@@ -1,10 +1,11 @@
 """Models whose weights are divided among the ranks of a group; every rank runs every batch.
 
-- Tensor parallel (Megatron-LM, arXiv 1909.08053, section 3): a rank has some heads of each attention and some columns of
-  each MLP. The output of both is a sum over ranks. It is computed in float32, in the order of the ranks: the sum of an
-  all-reduce depends on where in the buffer a number is, and so on the other rows of the batch.
-- Fully sharded (ZeRO stage 3, arXiv 1910.02054, section 5; FSDP, arXiv 2304.11277): a rank has some rows of each weight,
-  and gathers those of one layer before it runs. Products have the same inputs as in one process, and so the same bits.
+- Tensor parallel (Megatron-LM, arXiv 1909.08053, section 3): a rank has some heads of each attention and some columns
+  of each MLP. The output of both is a sum over ranks. It is computed in float32, in the order of the ranks: the order
+  in an all-reduce depends on the place of a number in the buffer, and so on the other rows of the batch.
+- Fully sharded (ZeRO stage 3, arXiv 1910.02054, section 5; FSDP, arXiv 2304.11277): a rank has some rows of each
+  weight, and gathers those of one layer before it runs. Products have the same inputs as in one process, and so the
+  same bits.
 
 In both, the embeddings and the output layer are divided by vocabulary. transformers reads each rank's part of a
 checkpoint as a `DTensor`; `use_local_weights` makes plain tensors of them, so that the layers run without its dispatch.
@@ -13,7 +14,6 @@ checkpoint as a `DTensor`; `use_local_weights` makes plain tensors of them, so t
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.functional import embedding, linear, pad
 from transformers import PreTrainedModel
@@ -221,16 +222,16 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
     Raises:
         RuntimeError: no weight is sharded, so that every rank has loaded the whole model.
     """
+    _leave_replicas(model)
     placed = {name: tensor for name, tensor in model.named_parameters(remove_duplicate=False) if is_sharded(tensor)}
     if not placed:
         raise RuntimeError(f"transformers sharded no weight of {type(model).__name__}.")
-    mesh = next(iter(placed.values())).device_mesh
-    ranks = Ranks.of(mesh.get_group("tp") if mesh.ndim > 1 else mesh.get_group())
+    ranks = Ranks.of(next(iter(placed.values())).device_mesh.get_group())
     local: dict[int, nn.Parameter] = {}
     layers: dict[str, list[tuple[nn.Module, str, int]]] = {}
     parts: dict[str, Part] = {}
     for name, module in model.named_modules():
-        style = plan.get(re.sub(r"\d+", "*", name), "")
+        style = plan.get(with_wildcards(name), "")
         layer = _layer_of(name) if gather else None
         if layer is None and not (isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED):
             if not any(isinstance(tensor, DTensor) for tensor in module.parameters(recurse=False)):
@@ -254,6 +255,11 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
     return model
 
 
+def with_wildcards(name: str) -> str:
+    """Return the name of a module with `*` for the number of its layer, as in the plans of transformers."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether a rank has a part of this tensor."""
     return isinstance(tensor, DTensor) and not all(each.is_replicate() for each in tensor.placements)
@@ -267,6 +273,40 @@ def local_parts(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, An
         if isinstance(weights[name], Tensor) and tuple(weights[name].shape) == parts[name].whole_shape:
             local[name] = parts[name].take(weights[name]).to_local()
     return local
+
+
+def _leave_replicas(model: PreTrainedModel) -> None:
+    """Undo what transformers does to a model of which the world holds several copies.
+
+    It makes each weight a `DTensor` over all ranks, and gives the layers hooks of FSDP for gradients.
+    """
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
+                del hooks[key]
+        module.__class__ = next(each for each in type(module).__mro__[1:] if not issubclass(each, FSDPModule))
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            if isinstance(tensor, DTensor) and tensor.device_mesh.ndim > 1:
+                module._parameters[name] = nn.Parameter(_in_group(tensor), requires_grad=False)
+
+
+def _in_group(tensor: DTensor) -> Tensor:
+    """Return a weight as a `DTensor` over the ranks of one copy of the model, or as a plain tensor if each has all."""
+    mesh = tensor.device_mesh
+    local, names = tensor.to_local(), mesh.mesh_dim_names or ()
+    if "tp" not in names:
+        return local
+    placement = tensor.placements[names.index("tp")]
+    return DTensor.from_local(
+        local, mesh["tp"], [placement], run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def _is_of_fsdp(hook: Any) -> bool:
+    return type(getattr(getattr(hook, "func", hook), "__self__", None)).__module__.startswith("torch.distributed")
 
 
 def _change_class(module: nn.Module, style: str, ranks: Ranks) -> None:

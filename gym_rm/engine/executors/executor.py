@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from gym_rm.engine.kinds.readouts import Readout
-from gym_rm.engine.token_tree import Batch, Layout
+from gym_rm.engine.token_tree import Batch, Layout, TokenSequence
 from gym_rm.scores import FloatArray
 
 if TYPE_CHECKING:  # so that planning batches does not import torch
@@ -162,4 +162,13 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Release the model and everything that was started for it; closing twice is allowed."""
+        ...
+
+
+@runtime_checkable
+class CollectiveExecutor(Executor, Protocol):
+    """An executor of several processes that are called separately, and run the sequences of all of them together."""
+
+    def gather(self, sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], slice]:
+        """Return the sequences of all processes, in the same order in each, and which of them are this process's."""
         ...

@@ -7,20 +7,23 @@ process that was started for it and gets its batches from there. A `WorldExecuto
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
 from gym_rm.engine.executors.executor import LoadSpec, ModelInfo, ModelSource
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.loading.checkpoint import Checkpoint, resolve_device
 from gym_rm.engine.loading.sharding import Sharding, require_divisible
+from gym_rm.engine.loading.trial import FAILURES
 from gym_rm.engine.token_tree import TokenSequence
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, GymRMError
 
 if TYPE_CHECKING:
     from gym_rm.engine.executors.rank import Rank
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 JOIN_SECONDS = 600  # maximum time until all ranks have started
 # The driver stops a group that hangs. This limit is for ranks without a driver.
 COLLECTIVE_SECONDS = 7200
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def check_shards(spec: LoadSpec) -> None:
@@ -38,7 +42,9 @@ def check_shards(spec: LoadSpec) -> None:
     """
     if spec.num_ranks == 1:
         return
-    option = f"fsdp_size={spec.fsdp_size}" if spec.fsdp_size > 1 else f"tensor_parallel_size={spec.tensor_parallel_size}"
+    option = (
+        f"fsdp_size={spec.fsdp_size}" if spec.fsdp_size > 1 else f"tensor_parallel_size={spec.tensor_parallel_size}"
+    )
     if spec.fsdp_size > 1 and spec.tensor_parallel_size > 1:
         raise ConfigError(
             f"tensor_parallel_size={spec.tensor_parallel_size} and fsdp_size={spec.fsdp_size} cannot be combined; pass "
@@ -46,7 +52,7 @@ def check_shards(spec: LoadSpec) -> None:
         )
     if spec.fsdp_size > 1 and spec.quantization is not None:
         raise ConfigError(
-            f"quantization={spec.quantization!r} does not work with {option}; use tensor_parallel_size={spec.fsdp_size}."
+            f"quantization={spec.quantization!r} does not work with {option}; use tensor_parallel_size instead."
         )
     for source in _sources(spec):
         if not isinstance(source, Checkpoint):
@@ -84,7 +90,8 @@ class RankExecutor(LocalExecutor):
             _join(self._rank, resolve_device(spec.model.options.device))
         if spec.num_ranks > 1:
             self._sharding = Sharding(spec.tensor_parallel_size, spec.fsdp_size)
-        return super().load(spec)
+        with _refusing(spec):
+            return super().load(spec)
 
 
 class WorldExecutor(LocalExecutor):
@@ -115,10 +122,13 @@ class WorldExecutor(LocalExecutor):
             )
         _start_world()
         groups = [list(range(first, first + spec.num_ranks)) for first in range(0, world, spec.num_ranks)]
-        made = [dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS)) for ranks in groups]
+        made = [
+            dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS)) for ranks in groups
+        ]
         self._group = made[dist.get_rank() // spec.num_ranks]
         self._sharding = Sharding(spec.tensor_parallel_size, spec.fsdp_size, num_groups=len(groups))
-        return super().load(spec)
+        with _refusing(spec):
+            return super().load(spec)
 
     def gather(self, sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], slice]:
         """Return the sequences of all ranks of the group, and which of them are this rank's."""
@@ -137,6 +147,21 @@ def in_foreign_world() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
+@contextlib.contextmanager
+def _refusing(spec: LoadSpec) -> Iterator[None]:
+    """Raise ConfigError if the forward of transformers does not run on divided weights."""
+    try:
+        yield
+    except FAILURES as error:
+        if isinstance(error, GymRMError) or spec.tensor_parallel_size == 1:
+            raise
+        size = spec.tensor_parallel_size
+        raise ConfigError(
+            f"this model does not run with tensor_parallel_size={size} in this version of transformers ("
+            f"{type(error).__name__}: {error}); pass fsdp_size={size}."
+        ) from error
+
+
 def _join(rank: Rank, device: torch.device) -> None:
     """Join the group of a rank; this process belongs to it alone, so its environment may be changed."""
     if device.type == "cuda":
@@ -150,10 +175,10 @@ def _join(rank: Rank, device: torch.device) -> None:
     scheme, _, address = rank.store.partition(":")
     timeout = timedelta(seconds=JOIN_SECONDS)
     if scheme == "file":
-        store: dist.Store = dist.FileStore(address, rank.size)
+        store: Any = FileStore(address, rank.size)
     else:
         host, _, port = address.rpartition(":")
-        store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+        store = TCPStore(host, int(port), is_master=False, timeout=timeout)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -168,7 +193,9 @@ def _join(rank: Rank, device: torch.device) -> None:
 def _start_world() -> None:
     if dist.is_initialized():
         return
-    missing = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    missing = [
+        name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
+    ]
     if missing:
         raise ConfigError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that this process is one of several ranks, but {missing} are "

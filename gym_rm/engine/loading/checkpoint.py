@@ -37,8 +37,8 @@ from gym_rm.engine.loading.files import (
 from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
 from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
 from gym_rm.engine.loading.lora import WEIGHTS, Adapter, find_adapter
-from gym_rm.engine.loading.sharding import Sharding, distributed_arguments
 from gym_rm.engine.loading.revision import revision_of, revision_of_tokenizer
+from gym_rm.engine.loading.sharding import Sharding, distributed_arguments
 from gym_rm.engine.loading.weights import read_weights
 from gym_rm.engine.text.templates import own_template
 from gym_rm.engine.text.tokenizers import load_tokenizer

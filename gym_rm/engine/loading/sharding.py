@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import Shard, distribute_tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from gym_rm.engine.backbones.sharded import ROWS
+from gym_rm.engine.backbones.sharded import ROWS, with_wildcards
 from gym_rm.errors import ConfigError
 
 
@@ -51,9 +50,7 @@ def require_divisible(config: PreTrainedConfig, sharding: Sharding, source: str)
             f"{config.model_type!r}); pass fsdp_size={size} to divide its weights, or num_replicas={size} if it fits "
             "on one device."
         )
-    heads = {
-        name: _flat(getattr(config, name, None)) for name in ("num_attention_heads", "num_key_value_heads")
-    }
+    heads = {name: _flat(getattr(config, name, None)) for name in ("num_attention_heads", "num_key_value_heads")}
     wrong = {name: values for name, values in heads.items() if any(value % size for value in values)}
     if wrong:
         common = math.gcd(*(value for values in heads.values() for value in values))
@@ -91,9 +88,7 @@ def distributed_arguments(model_class: Any, config: PreTrainedConfig, sharding: 
 
     ALL_PARALLEL_STYLES.register(ROWS, Rows())
     plan = _plan(_without_weights(model_class, config), gather=sharding.fsdp_size > 1)
-    made = DistributedConfig(
-        tp_size=sharding.size, tp_plan=plan, dp_replicate_size=sharding.num_groups, fsdp_size=1
-    )
+    made = DistributedConfig(tp_size=sharding.size, tp_plan=plan, dp_replicate_size=sharding.num_groups, fsdp_size=1)
     return {"distributed_config": made}
 
 
@@ -102,11 +97,10 @@ def _plan(model: PreTrainedModel, *, gather: bool) -> dict[str, str]:
     vocabulary = model.config.get_text_config().vocab_size
     plan = {}
     for name, module in model.named_modules():
-        generic = re.sub(r"\d+", "*", name)
+        generic = with_wildcards(name)
         of_tokens = isinstance(module, nn.Embedding) and module.num_embeddings == vocabulary
-        if of_tokens or module is model.get_output_embeddings():
-            plan[generic] = ROWS
-        elif gather and (generic in model.tp_plan or ("*" in generic and module._parameters)):
+        in_layer = gather and "*" in generic and bool(module._parameters)
+        if of_tokens or module is model.get_output_embeddings() or in_layer:
             plan[generic] = ROWS
     if gather:  # parameters that have a rule of their own
         plan |= dict.fromkeys(model.tp_plan, ROWS)
