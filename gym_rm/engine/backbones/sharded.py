@@ -94,19 +94,23 @@ class RowParallelLinear(nn.Linear):
 
 
 class VocabParallelEmbedding(nn.Embedding):
-    """Embedding with some of its rows; the sum over ranks adds zeros to the one rank that has the row."""
+    """Embedding with some of its rows."""
 
     ranks: Ranks
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the embeddings `[..., hidden]` of any token ids."""
-        first = self.ranks.index * -(-self.num_embeddings // self.ranks.size)
-        own = (input_ids >= first) & (input_ids < first + len(self.weight))
-        if not len(self.weight):
-            rows = self.weight.new_zeros(*input_ids.shape, self.weight.shape[1])
-        else:
-            rows = embedding(torch.where(own, input_ids - first, 0), self.weight) * own[..., None]
-        return self.ranks.sum(rows)
+        return _rows(self.weight, input_ids, self.num_embeddings, self.ranks)
+
+
+def _rows(part: Tensor, indices: Tensor, size: int, ranks: Ranks) -> Tensor:
+    """Return rows of a weight of this size, of which each rank has a part; the sum adds zeros to the row."""
+    first = ranks.index * -(-size // ranks.size)
+    own = (indices >= first) & (indices < first + len(part))
+    if not len(part):  # more ranks than rows
+        return ranks.sum(part.new_zeros(*indices.shape, part.shape[1]))
+    rows = embedding(torch.where(own, indices - first, 0), part)
+    return ranks.sum(torch.where(own[..., None], rows, 0))
 
 
 class ColumnParallelLinear(nn.Linear):
@@ -116,7 +120,22 @@ class ColumnParallelLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output `[..., N]` of the whole layer."""
-        return self.ranks.concatenate(linear(x, self.weight, self.bias), self.out_features, -1)
+        divided = self.bias is not None and len(self.bias) < self.out_features
+        output = linear(x, self.weight, self.bias if divided else None)
+        output = self.ranks.concatenate(output, self.out_features, -1)
+        return output if self.bias is None or divided else output + self.bias
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return rows `[..., K]` of the whole weight."""
+        return _rows(self.weight, indices, self.out_features, self.ranks)
+
+
+class GatheredLinear(ColumnParallelLinear):
+    """Output layer that gathers its weight, so that its products have the bits of the whole layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output `[..., N]` of the whole layer."""
+        return linear(x, self.ranks.concatenate(self.weight, self.out_features, 0), self.bias)
 
 
 class WholeWeights:
@@ -248,7 +267,7 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
             if layer is not None:
                 layers.setdefault(layer, []).append((module, last, len(tensor)))
         if layer is None:
-            _change_class(module, style, ranks)
+            _change_class(module, GatheredLinear if gather else DIVIDED[style], ranks)
     for layer, weights in layers.items():
         _gather(model.get_submodule(layer), weights, ranks)
     vars(model).update(ranks=ranks, parts=parts)
@@ -281,12 +300,11 @@ def _leave_replicas(model: PreTrainedModel) -> None:
     It makes each weight a `DTensor` over all ranks, and gives the layers hooks of FSDP for gradients.
     """
     for module in model.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
-                del hooks[key]
-        module.__class__ = next(each for each in type(module).__mro__[1:] if not issubclass(each, FSDPModule))
+        if issubclass(type(module), FSDPModule):
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
+                    del hooks[key]
+            module.__class__ = next(each for each in type(module).__mro__[1:] if not issubclass(each, FSDPModule))
     for module in model.modules():
         for name, tensor in module._parameters.items():
             if isinstance(tensor, DTensor) and tensor.device_mesh.ndim > 1:
@@ -309,9 +327,9 @@ def _is_of_fsdp(hook: Any) -> bool:
     return type(getattr(getattr(hook, "func", hook), "__self__", None)).__module__.startswith("torch.distributed")
 
 
-def _change_class(module: nn.Module, style: str, ranks: Ranks) -> None:
+def _change_class(module: nn.Module, divided: type[nn.Module] | None, ranks: Ranks) -> None:
     """Change the class of a module whose output needs the other ranks."""
-    divided = VocabParallelEmbedding if isinstance(module, nn.Embedding) else DIVIDED[style]
+    divided = VocabParallelEmbedding if isinstance(module, nn.Embedding) else divided
     own = type(module)
     if divided is None or issubclass(own, divided):
         return
