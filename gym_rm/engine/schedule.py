@@ -106,14 +106,9 @@ class Scheduler:
             report: function that is called after each batch with the number of its sequences; None runs all batches in
                 one call of the executor, which is faster on a GPU.
         """
+        own = None
         if isinstance(executor, CollectiveExecutor):
-            every, own = executor.gather(sequences)
-            return self._run(every, executor, report).take(every, own)
-        return self._run(sequences, executor, report)
-
-    def _run(
-        self, sequences: Sequence[TokenSequence], executor: Executor, report: Callable[[int], object] | None
-    ) -> RunResult:
+            sequences, own = executor.gather(sequences)
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
         before = self._budget
@@ -137,7 +132,7 @@ class Scheduler:
                 pending.append(Attempt(broken, max(len(sequences[m].input_ids) for m in broken), alone=True))
             pending += self._smaller_attempts(too_large, attempt.budget, sequences)
         self._adapt_budget(before, helped=len(result.failures) < len(sequences))
-        return result
+        return result if own is None else result.take(sequences, own)
 
     def _adapt_budget(self, before: int, helped: bool) -> None:
         """Keep a halved budget if it helped; after enough runs that did not halve it, double it."""

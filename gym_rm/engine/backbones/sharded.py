@@ -334,7 +334,7 @@ def _change_class(module: nn.Module, divided: type[nn.Module] | None, ranks: Ran
     if divided is None or issubclass(own, divided):
         return
     # An embedding of another class may scale its rows; its forward calls that of nn.Embedding.
-    module.__class__ = divided if own in divided.__bases__ else type(f"Divided{own.__name__}", (own, divided), {})
+    module.__class__ = divided if issubclass(divided, own) else type(f"Divided{own.__name__}", (own, divided), {})
     vars(module)["ranks"] = ranks
 
 
