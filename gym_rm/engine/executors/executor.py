@@ -77,6 +77,7 @@ class ModelInfo:
         attention: attention implementation of transformers; the layout `"tree"` uses gym_rm's own instead.
         batch_invariance: how equal the values of a sequence were in different batches, see `Forward`.
         num_replicas: number of copies of the model that run batches at the same time.
+        device_map: device of each part of the model, if accelerate placed them; otherwise None.
     """
 
     layout: Layout
@@ -96,6 +97,7 @@ class ModelInfo:
     attention: str | None = None
     batch_invariance: str | None = None
     num_replicas: int = 1
+    device_map: Mapping[str, str] | None = None
 
     @property
     def max_width(self) -> int | None:

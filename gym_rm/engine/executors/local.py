@@ -112,6 +112,7 @@ class LocalExecutor:
             torch=torch.__version__,
             transformers=transformers.__version__,
             attention=str(model.config._attn_implementation),
+            device_map=_device_map(spec.model, model),
         )
         candidate = Candidate(
             name=type(model).__name__,
@@ -436,6 +437,14 @@ def _dtype_of(model: PreTrainedModel) -> torch.dtype:
 def _max_positions(model: PreTrainedModel) -> int | None:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return num_positions(model) or (int(limit) if limit and limit > 0 else None)  # XLNet has -1 for no limit
+
+
+def _device_map(source: ModelSource, model: PreTrainedModel) -> Mapping[str, str] | None:
+    """Return where accelerate put the parts of a model; None if nobody asked it to."""
+    placed = getattr(model, "hf_device_map", None)
+    if placed is None and isinstance(source, Checkpoint) and source.options.device_map is not None:
+        placed = {"": device_of(model)}  # everything fits on one device
+    return None if placed is None else {name: str(device) for name, device in placed.items()}
 
 
 def _automatic_budget(model: PreTrainedModel, ranks: Ranks | None) -> int:
