@@ -34,7 +34,9 @@ def scorer_options() -> dict[str, list[Setting]]:
     from gym_rm.engine.reward_model_scorer import EngineOptions
     from gym_rm.engine.text.options import TextOptions
 
-    general = [each for schema in (LoadOptions, EngineOptions, ParallelOptions, TextOptions) for each in settings_of(schema)]
+    general = [
+        each for schema in (LoadOptions, EngineOptions, ParallelOptions, TextOptions) for each in settings_of(schema)
+    ]
     groups = {"for every reward model": [each for each in general if each.name != "path"]}
     groups |= {f"for kind={name}": settings_of(kind.Options) for name, kind in KINDS.items()}
     return {title: settings for title, settings in groups.items() if settings}

@@ -428,7 +428,8 @@ def load_reward_model(
         kind: kind of reward model; `"auto"` detects it from the checkpoint.
         executor: executor that runs the forward, or `"local"`, `"processes"` or `"ray"`; None for this process, or what
             `ParallelOptions` need.
-        **options: the fields of `LoadOptions`, `EngineOptions`, `ParallelOptions`, `TextOptions` and of the kind's `Options`.
+        **options: the fields of `LoadOptions`, `EngineOptions`, `ParallelOptions`, `TextOptions` and of the kind's
+            `Options`.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded as a reward model, or an option is unknown or invalid.

@@ -27,14 +27,17 @@ class Answer:
 
 
 def has_error(answer: Answer) -> bool:
+    """Return whether a rank raised, or its batch failed."""
     return answer.error is not None or (isinstance(answer.value, BatchResult) and answer.value.error is not None)
 
 
 def result_of(answer: Answer) -> BatchResult:
+    """Return the result of a batch; an exception of the rank is the batch's error."""
     return answer.value if isinstance(answer.value, BatchResult) else BatchResult(error=answer.error)
 
 
 def raise_if_refused(answers: Sequence[Answer]) -> None:
+    """Raise the first ConfigError of the ranks, if there is one."""
     for answer in answers:
         if answer.refused and answer.error is not None:
             raise ConfigError(answer.error)

@@ -188,8 +188,10 @@ class Pool:
         while True:
             with self.ledger.changed:
                 self.ledger.changed.wait_for(
-                    lambda: all(each.state == "dead" for each in self._members)
-                    or any(each.state == "ready" for each in self._members)
+                    lambda: (
+                        all(each.state == "dead" for each in self._members)
+                        or any(each.state == "ready" for each in self._members)
+                    )
                 )
                 self._require_any()
                 call.done, call.error = False, None
@@ -394,7 +396,10 @@ class Pool:
             log = logger.info if self._warned else logger.warning
             self._warned = True
         log(
-            "replica %d failed: %s; %s", member.index, reason, "it has no restart left" if spent else "starting it again"
+            "replica %d failed: %s; %s",
+            member.index,
+            reason,
+            "it has no restart left" if spent else "starting it again",
         )
         if spent:
             raise _Spent(f"replica {member.index}: {reason}")
