@@ -83,7 +83,7 @@ class ProcessReplica:
         require_sendable(spec)
         size = spec.num_ranks
         require_gpus(spec, self._num_replicas)
-        request = _dumps("load", spec)
+        request = dumps("load", spec)
         with self._lock:
             self._killed = False
             self._folder = tempfile.mkdtemp(prefix="gym_rm-") if size > 1 else None
@@ -112,11 +112,11 @@ class ProcessReplica:
 
     def run(self, batch: Batch, seconds: float) -> BatchResult:
         """See `Replica.run`."""
-        return agreed_result(self._ask(_dumps("run", batch), seconds))
+        return agreed_result(self._ask(dumps("run", batch), seconds))
 
     def call(self, method: str, *arguments: Any, seconds: float) -> None:
         """See `Replica.call`."""
-        agreed_call(method, self._ask(_dumps(method, *arguments), seconds))
+        agreed_call(method, self._ask(dumps(method, *arguments), seconds))
 
     def alive(self) -> bool:
         """See `Replica.alive`."""
@@ -286,7 +286,8 @@ def _environment(threads: int | None) -> dict[str, str]:
     return kept if threads is None else kept | {"OMP_NUM_THREADS": str(threads)}
 
 
-def _dumps(method: str, *arguments: Any) -> bytes:
+def dumps(method: str, *arguments: Any) -> bytes:
+    """Return a request as bytes; raise ConfigError if the arguments cannot be pickled."""
     try:
         return pickle.dumps((method, *arguments), protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:

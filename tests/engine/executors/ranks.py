@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import time
 
-import numpy as np
-
 from gym_rm.engine.executors.executor import BatchResult
 from gym_rm.engine.executors.local import LocalExecutor
 
@@ -33,13 +31,6 @@ class FailingExecutor(LocalExecutor):
         return super().run(batches)
 
 
-class OtherBits(FailingExecutor):
-    """Returns other values in the second replica."""
-
-    def run(self, batches):
-        return [BatchResult(each.values + np.float32(os.getpid() % 97)) for each in super().run(batches)]
-
-
 class DyingAtLoad(LocalExecutor):
     def load(self, spec):
         os._exit(3)
@@ -47,10 +38,6 @@ class DyingAtLoad(LocalExecutor):
 
 def failing(rank):
     return FailingExecutor(rank)
-
-
-def other_bits(rank):
-    return OtherBits(rank)
 
 
 def dying_at_load(rank):

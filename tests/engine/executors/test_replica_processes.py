@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_a_rank_does_not_hear_ctrl_c_and_is_not_in_the_world_of_its_driver(repli
     assert replica().run(trees()[0], 30).error is None
     (process_id,) = replica().process_ids
     assert os.getsid(process_id) == process_id
-    environment = open(f"/proc/{process_id}/environ").read()
+    environment = Path(f"/proc/{process_id}/environ").read_text()
     assert "OMP_NUM_THREADS=1" in environment
 
 
@@ -170,7 +171,7 @@ def test_an_error_of_one_rank_beside_a_silent_one_is_kept(group, monkeypatch):
     monkeypatch.setattr("gym_rm.engine.executors.processes.GRACE", 0.5)
     os.kill(group().process_ids[0], signal.SIGSTOP)
     started = time.monotonic()
-    with pytest.raises(ReplicaFailed, match="rank 0 .* did not answer in time") as failure:
+    with pytest.raises(ReplicaFailed, match=r"rank 0 .* did not answer in time") as failure:
         group().run(tree_with(ranks.SPLIT), 60)
     assert time.monotonic() - started < 10
     assert failure.value.result.error == "out of memory in one rank"
@@ -194,7 +195,7 @@ def test_a_model_with_a_device_of_its_own_is_refused(options, reason, saved_mode
 
 
 def test_a_model_that_was_passed_in_is_refused(model):
-    with pytest.raises(ConfigError, match="cannot be sent to other processes.*: save it and pass its folder"):
+    with pytest.raises(ConfigError, match=r"cannot be sent to other processes.*: save it and pass its folder"):
         ProcessReplica().start(LoadSpec(model, HEAD))
 
 
