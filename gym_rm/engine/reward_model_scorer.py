@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -39,9 +40,9 @@ from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scorer import check_rows
+from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
-
 
 SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
 
@@ -160,6 +161,7 @@ class RewardModelScorer:
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
         self._cache = ScoreCache(engine.cache_size)
         self._lock = threading.RLock()
+        self._merging: MicroBatchingScorer | None = None
         self._constant_calls = 0
         loaded = isinstance(source, PreTrainedModel)
         device_map = getattr(source, "hf_device_map", None) if loaded else source.options.device_map
@@ -190,9 +192,9 @@ class RewardModelScorer:
         logger.info("scoring with %s", self.provenance)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Clear the caches and return the state without the lock."""
+        """Clear the caches and return the state without the lock and the thread of `score_async`."""
         self.clear_cache()
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return {**{name: value for name, value in self.__dict__.items() if name != "_lock"}, "_merging": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -245,6 +247,22 @@ class RewardModelScorer:
         cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
         return self._collect(rendered, scored, turns, result.workload + cost).raise_for_errors()
 
+    async def score_async(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations without blocking the event loop; calls that wait at the same time share batches.
+
+        At most 4096 conversations wait at a time, and further calls wait for their turn (`MicroBatchingScorer`).
+
+        Raises:
+            ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
+        """
+        with self._lock:
+            if self._merging is None:
+                # A proxy and a finalizer, so that the thread does not keep a scorer that nobody holds.
+                self._merging = MicroBatchingScorer(weakref.proxy(self))
+                weakref.finalize(self, self._merging.close)
+            merging = self._merging
+        return await merging.score_async(conversations, prompts)
+
     @property
     def max_num_batched_tokens(self) -> int:
         """Maximum number of tokens in one forward; halved after running out of memory."""
@@ -286,7 +304,11 @@ class RewardModelScorer:
             self.executor.clear_cache()
 
     def close(self) -> None:
-        """Release the model; closing twice is allowed."""
+        """Release the model; closing twice is allowed. Calls of `score_async` that wait are scored first."""
+        with self._lock:
+            merging, self._merging = self._merging, None
+        if merging is not None:
+            merging.close()
         with self._lock:
             self._cache.clear()
             self.executor.close()

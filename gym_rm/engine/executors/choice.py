@@ -48,9 +48,7 @@ def choose_executor(executor: Executor | str | None, options: ParallelOptions, s
     if where != "ray" and spec.num_ranks > 1 and in_distributed_world():
         return _world_executor(spec)
     if where == "ray":
-        from gym_rm.engine.executors.ray import ray_executor  # Ray is an extra
-
-        return ray_executor(options)
+        return _ray_executor(options)
     require_gpus(spec, options.num_replicas)
     return ReplicatedExecutor(options, functools.partial(ProcessReplica, num_replicas=options.num_replicas))
 
@@ -74,6 +72,19 @@ def _where(executor: str | None, options: ParallelOptions, asked: dict[str, Any]
 
 
 SIZES = ("tensor_parallel_size", "fsdp_size")
+
+
+def _ray_executor(options: ParallelOptions) -> Executor:
+    """Return an executor whose replicas run in Ray; with a name, one that other processes share."""
+    from gym_rm.engine.executors.ray import RayExecutor, connect  # Ray is an extra
+    from gym_rm.engine.executors.ray_pool import SharedExecutor
+
+    disconnect = connect()
+    try:
+        return RayExecutor(options, disconnect) if options.name is None else SharedExecutor(options, disconnect)
+    except BaseException:
+        disconnect()
+        raise
 
 
 def _world_executor(spec: LoadSpec) -> Executor:

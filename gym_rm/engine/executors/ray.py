@@ -87,9 +87,7 @@ class RayReplica:
         make: function that returns the executor of a rank; it is called in the rank's process.
     """
 
-    def __init__(
-        self, index: int = 0, *, num_replicas: int = 1, make: Callable[[Rank], Executor] = start_rank
-    ) -> None:
+    def __init__(self, index: int = 0, *, num_replicas: int = 1, make: Callable[[Rank], Executor] = start_rank) -> None:
         self._index = index
         self._num_replicas = num_replicas
         self._make = make
@@ -255,7 +253,7 @@ def _ray_errors() -> Iterator[None]:
 def _end_processes(ends: list[Any], places: list[tuple[str, int]]) -> None:
     """Wait for the actors to end; kill those that do not, because they are stopped, from a task on their node."""
     with contextlib.suppress(Exception):
-        ended, left = ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
+        _, left = ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
         kill = ray.remote(num_cpus=0, max_retries=0)(_kill)
         tasks = [
             kill.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(process_id)
@@ -275,7 +273,9 @@ def _kill(process_id: int) -> None:
 def _bundle(spec: LoadSpec) -> dict[str, float]:
     """Return the resources of a rank. `"auto"` is a GPU if a node has one: the driver's own machine may have none."""
     device = str(getattr(getattr(spec.model, "options", None), "device", "auto"))
-    on_gpu = device.startswith("cuda") or (device == "auto" and any(node.get("GPU") for node in map(_resources, _nodes())))
+    on_gpu = device.startswith("cuda") or (
+        device == "auto" and any(node.get("GPU") for node in map(_resources, _nodes()))
+    )
     return {"CPU": 1, "GPU": 1} if on_gpu else {"CPU": 1}
 
 
@@ -334,20 +334,6 @@ def _disconnect() -> None:
         _users -= 1
         if _users == 0:
             ray.shutdown()
-
-
-def ray_executor(options: ParallelOptions) -> Executor:
-    """Return an executor whose replicas run in Ray; with a name, one that other processes share."""
-    disconnect = connect()
-    try:
-        if options.name is not None:
-            from gym_rm.engine.executors.ray_pool import SharedExecutor  # imports this file
-
-            return SharedExecutor(options, disconnect)
-        return RayExecutor(options, disconnect)
-    except BaseException:
-        disconnect()
-        raise
 
 
 class RayExecutor(ReplicatedExecutor):

@@ -22,8 +22,8 @@ from gym_rm.engine.executors.answers import Answer
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, Weights
 from gym_rm.engine.executors.ledger import ReplicaStats
 from gym_rm.engine.executors.processes import dumps
-from gym_rm.engine.executors.ray import RayExecutor
-from gym_rm.engine.executors.replica import ParallelOptions, require_sendable
+from gym_rm.engine.executors.ray import RayExecutor, connect
+from gym_rm.engine.executors.replica import ParallelOptions, require_sendable, with_absolute_paths
 from gym_rm.engine.executors.replicas import kept_weights
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError, RemoteError, brief
@@ -63,7 +63,9 @@ class PoolActor:
                     if self._description.get(name) != description.get(name)
                 }
                 if different:
-                    shown = "; ".join(f"{name}: {ours} there, {yours} here" for name, (ours, yours) in different.items())
+                    shown = "; ".join(
+                        f"{name}: {ours} there, {yours} here" for name, (ours, yours) in different.items()
+                    )
                     raise ConfigError(f"the pool of this name has another model or other options ({shown})")
                 return Answer(self._info)
             except Exception as error:
@@ -139,6 +141,7 @@ class SharedExecutor:
         if self._actor is not None:
             raise ConfigError("this executor already has a model; make another executor, or close() this one first.")
         require_sendable(spec)
+        spec = with_absolute_paths(spec)
         options = dict(self._options)
         self._request = (_description(spec, options), dumps_spec(spec), options)
         return self._connect()
@@ -164,7 +167,7 @@ class SharedExecutor:
     def update_weights(self, weights: Weights) -> None:
         """See `Executor.update_weights`. All processes that share the pool get these weights."""
         self._updated = True
-        self._call("update_weights", os.path.abspath(weights) if _is_folder(weights) else kept_weights(weights))
+        self._call("update_weights", kept_weights(weights))
 
     def sleep(self) -> None:
         """See `Executor.sleep`; for all processes that share the pool."""
@@ -202,8 +205,6 @@ class SharedExecutor:
         return {"options": self._options, "request": self._request, "updated": self._updated}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        from gym_rm.engine.executors.ray import connect
-
         self.__init__(state["options"], connect())  # type: ignore[misc]
         self._request, self._updated = state["request"], state["updated"]
         if self._request:
@@ -229,7 +230,9 @@ class SharedExecutor:
                 if self._stop is not None:
                     self._stop()
                 if attempt + 1 == ATTEMPTS:
-                    raise RemoteError(f"the pool {self._options.name!r} does not start: {brief(error)[:300]}") from error
+                    raise RemoteError(
+                        f"the pool {self._options.name!r} does not start: {brief(error)[:300]}"
+                    ) from error
                 time.sleep(1.0)  # the pool of this name was just ending
         if answer.error is not None:
             self._stop()
@@ -270,10 +273,6 @@ def _leave(actor: Any, client: str, stop: threading.Event, process: int) -> None
             ray.get(actor.leave.remote(client), timeout=5)
         except Exception:  # it has ended already
             return
-
-
-def _is_folder(weights: Any) -> bool:
-    return isinstance(weights, str | os.PathLike) and os.path.isdir(weights)
 
 
 def dumps_spec(spec: LoadSpec) -> bytes:

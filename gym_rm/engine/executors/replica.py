@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import pydantic
@@ -124,6 +125,25 @@ def require_sendable(spec: LoadSpec) -> None:
                 f"device={str(options.device)!r} names one GPU, but the processes of the model get one GPU each, in "
                 "order; pass device='cuda', and choose the GPUs with CUDA_VISIBLE_DEVICES."
             )
+
+
+def with_absolute_paths(spec: LoadSpec) -> LoadSpec:
+    """Return the spec with absolute folders: the working directory changes, and other processes have another."""
+
+    def absolute(source: Any) -> Any:
+        if source is None:
+            return None
+        adapter = source.adapter
+        if adapter is not None:
+            adapter = replace(adapter, source=_absolute(adapter.source), base=_absolute(adapter.base))
+        options = source.options.model_copy(update={"path": source.options.path and _absolute(source.options.path)})
+        return replace(source, source=_absolute(source.source), adapter=adapter, options=options)
+
+    return replace(spec, model=absolute(spec.model), reference=absolute(spec.reference))
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path) if os.path.isdir(path) else path
 
 
 def in_distributed_world() -> bool:

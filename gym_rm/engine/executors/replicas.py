@@ -12,7 +12,7 @@ from typing import Any
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, Weights
 from gym_rm.engine.executors.ledger import ReplicaStats
 from gym_rm.engine.executors.pool import Pool
-from gym_rm.engine.executors.replica import ParallelOptions, Replica, require_sendable
+from gym_rm.engine.executors.replica import ParallelOptions, Replica, require_sendable, with_absolute_paths
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError
 
@@ -41,7 +41,7 @@ class ReplicatedExecutor:
             raise ConfigError("this executor already has a model; make another executor, or close() this one first.")
         require_sendable(spec)
         replicas = [self._make_replica(index) for index in range(self._options.num_replicas)]
-        pool = Pool(replicas, spec, self._options)
+        pool = Pool(replicas, with_absolute_paths(spec), self._options)
         self._process = os.getpid()
         # The threads of the pool hold the pool, not this object, so that they end when nobody holds it any more.
         self._end = weakref.finalize(self, _close, pool, self._process)
@@ -120,7 +120,8 @@ def _close(pool: Pool, process: int) -> None:
 def kept_weights(weights: Weights) -> Weights:
     """Return weights that later changes of the caller do not reach: tensors are copied to the CPU, once."""
     if not isinstance(weights, Mapping):
-        return weights
+        is_folder = isinstance(weights, str | os.PathLike) and os.path.isdir(weights)
+        return os.path.abspath(weights) if is_folder else weights
     return {
         name: value.detach().to("cpu", copy=True) if hasattr(value, "detach") else value
         for name, value in weights.items()

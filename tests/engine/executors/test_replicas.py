@@ -221,7 +221,9 @@ def test_a_model_that_always_dies_ends_with_an_error_for_every_batch(pool):
     executor = pool(replicas, max_restarts=2)
     results = executor.run(batches(40))
     assert {each.values is None for each in results} == {True}
-    assert [each for each in results if "max_restarts=2 is spent (replica 0: rank 0 was killed by SIGSEGV" in each.error]
+    assert [
+        each for each in results if "max_restarts=2 is spent (replica 0: rank 0 was killed by SIGSEGV" in each.error
+    ]
     assert "load a new scorer" in executor.run(batches(1))[0].error
     with pytest.raises(RemoteError, match="all 2 replicas have failed"):
         executor.update_weights("folder")
