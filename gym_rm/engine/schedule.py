@@ -114,7 +114,7 @@ class Scheduler:
             started = time.perf_counter()
             plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
             planned = time.perf_counter()
-            outcomes = []
+            outcomes: list[BatchResult] = []
             for batches in [plan.batches] if report is None else self._rounds(plan.batches):
                 first = len(outcomes)
                 outcomes += self._checked(executor.run(batches), batches, executor)

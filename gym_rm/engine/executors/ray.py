@@ -50,7 +50,7 @@ class RankActor:
 
     def host_store(self) -> str:
         """Open the store at which the ranks of the group meet, on a free port, and return its address."""
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         host = str(ray.util.get_node_ip_address())
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)

@@ -37,9 +37,14 @@ ATTEMPTS = 5  # to find or make a pool while another one with the name is ending
 
 
 class PoolActor:
-    """The detached actor: one `RayExecutor`, and the clients that use it."""
+    """The detached actor: one `RayExecutor`, and the clients that use it.
 
-    def __init__(self) -> None:
+    Args:
+        silent_seconds: seconds without a sign of life after which a client counts as gone.
+    """
+
+    def __init__(self, silent_seconds: float) -> None:
+        self._silent_seconds = silent_seconds
         self._executor: RayExecutor | None = None
         self._description: dict[str, str] = {}
         self._info: ModelInfo | None = None
@@ -93,7 +98,7 @@ class PoolActor:
     def beat(self, client: str) -> int:
         """Note a sign of life; return the process id of the pool."""
         self._seen[client] = time.monotonic()
-        self._ends = time.monotonic() + SILENT_SECONDS
+        self._ends = time.monotonic() + self._silent_seconds
         return os.getpid()
 
     def leave(self, client: str) -> None:
@@ -107,7 +112,7 @@ class PoolActor:
         while True:
             time.sleep(0.5)
             now = time.monotonic()
-            self._seen = {each: seen for each, seen in list(self._seen.items()) if now - seen < SILENT_SECONDS}
+            self._seen = {each: seen for each, seen in list(self._seen.items()) if now - seen < self._silent_seconds}
             if not self._seen and now > self._ends and not self._loading.locked():
                 if self._executor is not None:
                     self._executor.close()
@@ -217,7 +222,7 @@ class SharedExecutor:
         found = make.options(name=self._options.name, namespace=NAMESPACE, get_if_exists=True, lifetime="detached")
         for attempt in range(ATTEMPTS):
             try:
-                actor = found.remote()
+                actor = found.remote(SILENT_SECONDS)
                 ray.get(actor.beat.remote(self._client))
                 stop = threading.Event()
                 threading.Thread(
@@ -235,7 +240,8 @@ class SharedExecutor:
                     ) from error
                 time.sleep(1.0)  # the pool of this name was just ending
         if answer.error is not None:
-            self._stop()
+            if self._stop is not None:
+                self._stop()
             raise ConfigError(answer.error) if answer.refused else RemoteError(answer.error)
         self._actor = actor
         info: ModelInfo = answer.value
@@ -283,11 +289,11 @@ def dumps_spec(spec: LoadSpec) -> bytes:
 
 def _description(spec: LoadSpec, options: Mapping[str, Any]) -> dict[str, str]:
     """Return the model and the options as texts, to compare those of two processes."""
-    plain = replace(spec, model=None, reference=None)  # type: ignore[arg-type]
+    plain = replace(spec, model=None, reference=None)
     described = {name: repr(value) for name, value in {**asdict(plain), **options}.items()}
     for name, source in (("model", spec.model), ("reference", spec.reference)):
         if source is not None:
-            described[name] = f"{source.name} ({source.read_revision()})"  # type: ignore[union-attr]
-            chosen = {key: value for key, value in source.options if key not in ("path", "tokenizer")}  # type: ignore[union-attr]
+            described[name] = f"{source.name} ({source.read_revision()})"
+            chosen = {key: value for key, value in source.options if key not in ("path", "tokenizer")}
             described |= {f"{name} {key}": repr(value) for key, value in chosen.items()}
     return described
