@@ -191,8 +191,8 @@ class Ledger:
             if not work.leases:
                 self._running.discard(work)
 
-    def give_back(self, work: Work, replica: int) -> bool:
-        """Take a lease back from a replica that died; return whether the batch is given up, as poisoned."""
+    def give_back(self, work: Work, replica: int, why: str) -> bool:
+        """Take a lease back from a replica that died, and why; return whether the batch is given up, as poisoned."""
         with self.changed:
             lease = work.leases.pop(replica)
             self._note_expiry(lease, time.monotonic())
@@ -203,7 +203,7 @@ class Ledger:
             work.deaths.append(replica)
             if len(work.deaths) >= MOST_DEATHS:
                 self._count(poisoned=1)
-                reason = f"its replica died, {len(work.deaths)} times"
+                reason = f"its replica died, {len(work.deaths)} times; the last time, {why}"
                 self._settle(work, BatchResult(error=reason))
                 return True
             if not work.leases:

@@ -19,7 +19,8 @@ from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError, RemoteError, brief, logger
 
 CHECK_SECONDS = 1.0  # between checks whether an idle replica is alive
-GOOD_BATCHES = 16  # batches without a death that restore one restart
+GOOD_BATCHES = 16  # batches that restore one restart
+MOST_PAUSE = 30.0  # seconds before a replica that keeps dying is started again; the first pauses are shorter
 POISONS_IN_A_ROW = 4  # batches given up without a good one in between whose deaths do not count against the restarts
 FIRST_ON_GPU = 10.0  # a replica's first batch on a GPU may compile kernels, so its lease is this many times as long
 CALL_LEASES = 10.0  # a method other than `run` may take this many leases
@@ -44,25 +45,23 @@ class Member:
     Attributes:
         index: index of the replica.
         replica: the replica.
-        state: `"starting"`, `"ready"` or `"dead"`, for good.
-        restarts: number of times that it may still be started again.
-        good: good batches since the last death or restored restart.
+        state: `"starting"`; `"ready"`; `"resting"` while the pool has no restart left; or `"dead"`, for good.
         calls: methods to call before the next batch.
         first: whether its next batch is the first since it started.
         probe: whether it takes the smallest batch next, because it has just died.
         version: version of its weights.
-        reason: why it is dead.
+        falls: number of times that it died since its last good batch.
+        reason: why it died last.
     """
 
     index: int
     replica: Replica
-    restarts: int
     state: str = "starting"
-    good: int = 0
     calls: deque[Call] = field(default_factory=deque)
     first: bool = True
     probe: bool = False
     version: int = 0
+    falls: int = 0
     reason: str = ""
 
 
@@ -81,7 +80,9 @@ class Pool:
         self._spec = spec
         self._lease_seconds = options.lease_seconds
         self._max_restarts = options.max_restarts
-        self._members = [Member(i, each, options.max_restarts) for i, each in enumerate(replicas)]
+        self._restarts = options.max_restarts * len(replicas)  # replicas share them
+        self._good = 0
+        self._members = [Member(i, each) for i, each in enumerate(replicas)]
         self._threads: list[threading.Thread] = []
         self._updates = threading.Lock()
         self._weights: Weights | None = None
@@ -270,8 +271,8 @@ class Pool:
             if failure.result is not None:
                 self.ledger.finish(work, member.index, failure.result)
                 if failure.result.out_of_memory:  # smaller batches follow
-                    member.restarts += 1
-            elif self.ledger.give_back(work, member.index):
+                    self._add_restarts(1)
+            elif self.ledger.give_back(work, member.index, failure.reason):
                 self._forgive(work)
             raise
         except Exception as error:
@@ -281,18 +282,22 @@ class Pool:
         with self.ledger.changed:
             self._poisons = 0
             member.first = member.probe = False
-            member.good += 1
-            if member.good >= GOOD_BATCHES:
-                member.good = 0
-                member.restarts = min(member.restarts + 1, self._max_restarts)
+            member.falls = 0
+            self._good += 1
+            if self._good % GOOD_BATCHES == 0 and self._restarts < self._max_restarts * len(self._members):
+                self._add_restarts(1)
 
     def _forgive(self, work: Work) -> None:
-        """Give the replicas that died with a poisoned batch their restarts back, unless nothing else ever works."""
+        """Restore the restarts that a poisoned batch has cost, unless nothing else ever works."""
         with self.ledger.changed:
             self._poisons += 1
             if self._poisons <= POISONS_IN_A_ROW:
-                for index in work.deaths:
-                    self._members[index].restarts += 1
+                self._add_restarts(len(work.deaths))
+
+    def _add_restarts(self, count: int) -> None:
+        with self.ledger.changed:
+            self._restarts += count
+            self.ledger.changed.notify_all()
 
     def _do_call(self, member: Member, call: Call) -> None:
         error: Exception | None = None
@@ -317,12 +322,12 @@ class Pool:
         """Start the replica with the current weights, again and again until it runs.
 
         Raises:
-            _Spent: the pool is closed, or the replica has no restart left.
+            _Spent: the pool is closed, or no replica can be started again.
         """
-        again = member.state != "starting" or self._started
+        again = self._started
         while True:
-            if self._closing:
-                raise _Spent("the pool was closed")
+            if again:
+                self._take_restart(member)
             try:
                 self._start(member)
             except ConfigError as error:
@@ -373,36 +378,46 @@ class Pool:
             done = wanted
 
     def _mourn(self, member: Member, reason: str) -> None:
-        """End what is left of a replica and take one of its restarts.
-
-        Raises:
-            _Spent: there is none left.
-        """
+        """End what is left of a replica that failed."""
         with self.ledger.changed:
-            member.state = "starting"
+            member.state, member.reason = "starting", reason
+            member.falls += 1
+            member.probe = True
             for call in member.calls:
                 call.error, call.done = ReplicaFailed(reason), True
             member.calls.clear()
-            closing = self._closing
             self.ledger.changed.notify_all()
         member.replica.kill()
-        if closing:
+        if self._closing:
             raise _Spent("the pool was closed")
+        self.ledger.count(deaths=1)
+        log = logger.info if self._warned else logger.warning
+        self._warned = True
+        log("replica %d failed: %s; starting it again", member.index, reason)
+
+    def _take_restart(self, member: Member) -> None:
+        """Wait until the replica may be started again.
+
+        Raises:
+            _Spent: no restart is left and no replica works that could restore one, or the pool is closed.
+        """
         with self.ledger.changed:
-            self.ledger.count(deaths=1)
-            member.good, member.probe = 0, True
-            spent = member.restarts <= 0
-            member.restarts -= 1
-            log = logger.info if self._warned else logger.warning
-            self._warned = True
-        log(
-            "replica %d failed: %s; %s",
-            member.index,
-            reason,
-            "it has no restart left" if spent else "starting it again",
-        )
-        if spent:
-            raise _Spent(f"replica {member.index}: {reason}")
+            pause = min(0.1 * max(0, member.falls - 2) ** 2, MOST_PAUSE)
+            self.ledger.changed.wait_for(lambda: self._closing, pause)
+            member.state = "resting" if self._restarts <= 0 else "starting"
+            self.ledger.changed.notify_all()
+            self.ledger.changed.wait_for(
+                lambda: (
+                    self._closing
+                    or self._restarts > 0
+                    or not self._started
+                    or all(each.state in ("resting", "dead") for each in self._members)
+                )
+            )
+            if self._closing or self._restarts <= 0:
+                raise _Spent("the pool was closed" if self._closing else f"replica {member.index}: {member.reason}")
+            self._restarts -= 1
+            member.state = "starting"
 
     def _retire(self, member: Member, reason: str) -> None:
         member.replica.kill()

@@ -147,7 +147,10 @@ class ProcessReplica:
         with self._lock:
             if self._killed:
                 raise ReplicaFailed("it was stopped while it started")
-            self._ranks.append(_RankProcess(start, len(self._ranks)))
+            try:
+                self._ranks.append(_RankProcess(start, len(self._ranks)))
+            except OSError as error:  # for example too many processes or open files
+                raise ReplicaFailed(f"rank {len(self._ranks)} cannot be started: {error}") from error
 
     def _ask(self, request: bytes, seconds: float | None) -> list[Answer]:
         """Send a request to all ranks and return their answers, in order."""
@@ -231,7 +234,10 @@ class _RankConnection:
         return answer
 
     def silent(self) -> ReplicaFailed:
-        return ReplicaFailed(f"rank {self.index} (process {self.process.pid}) did not answer in time")
+        return ReplicaFailed(
+            f"rank {self.index} (process {self.process.pid}) did not answer in time; raise lease_seconds if a batch "
+            "may take so long"
+        )
 
     def dead(self) -> ReplicaFailed:
         """Return the failure of a rank whose end of the socket is closed."""

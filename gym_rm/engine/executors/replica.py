@@ -41,7 +41,7 @@ class ParallelOptions(Config):
     """Seconds after which a batch without a result is also given to another copy; after twice this time the silent copy
     is started again. A batch gets more if it is expected to take more than a tenth of this time."""
     max_restarts: NonNegativeInt = 3
-    """Number of times that each copy may be started again; good batches restore it."""
+    """Number of times, per copy, that copies may be started again; batches that succeed restore it."""
     name: str | None = None
     """Name of a group of copies in Ray that several processes share: the first makes it, the others find it."""
 

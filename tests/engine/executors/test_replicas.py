@@ -232,14 +232,16 @@ def test_a_model_that_always_dies_ends_with_an_error_for_every_batch(pool):
     assert executor.stats.deaths <= 30
 
 
-def test_the_other_replicas_go_on_when_one_has_spent_its_restarts(pool):
-    broken = FakeReplica(starts=[None, *[ReplicaFailed("no GPU")] * 9])
+def test_the_other_replicas_go_on_when_one_cannot_start_again(pool):
+    """It is tried again, less and less often, because the batches of the others restore restarts."""
+    broken = FakeReplica(starts=[None, *[ReplicaFailed("no GPU")] * 99])
     broken.plan = dies(1)
-    executor = pool([broken, FakeReplica(lambda batch, call: 0.01)], max_restarts=2)
+    executor = pool([broken, FakeReplica(lambda batch, call: 0.01)], max_restarts=1)
     given = batches(20)
-    assert fetched(executor.run(given)) == sums(given)
-    until(lambda: broken.started == 3)
-    assert fetched(executor.run(given)) == sums(given)
+    started = time.monotonic()
+    while time.monotonic() < started + 2:
+        assert fetched(executor.run(given)) == sums(given)
+    assert 2 <= broken.started <= 8
 
 
 def test_good_batches_restore_restarts(pool):
@@ -325,7 +327,7 @@ def test_a_replica_does_not_start_again_with_files_that_have_changed(pool, tmp_p
     executor.update_weights(str(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(b"22")
     replicas[0].kill()
-    until(lambda: replicas[0].started == 2)
+    until(lambda: replicas[0].started >= 2)
     replicas[1].kill()
     until(lambda: "have changed since update_weights" in (executor.run(batches(1))[0].error or ""))
 
