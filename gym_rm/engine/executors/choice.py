@@ -49,8 +49,8 @@ def choose_executor(executor: Executor | str | None, options: ParallelOptions, s
     if where != "ray" and spec.num_ranks > 1 and in_foreign_world():
         if options.num_replicas > 1:
             raise ConfigError(
-                f"num_replicas={options.num_replicas} in a world of torchrun or accelerate launch: its ranks hold as "
-                f"many copies of the model as fit; leave num_replicas out, or share replicas: executor='ray', name='...'."
+                f"num_replicas={options.num_replicas}: the ranks of this world (torchrun, accelerate launch) hold as "
+                "many copies of the model as fit; leave it out, or share replicas: executor='ray', name='...'."
             )
         return WorldExecutor()
     if where == "ray":

@@ -23,14 +23,15 @@ from gym_rm.engine.loading.checkpoint import Checkpoint, resolve_device
 from gym_rm.engine.loading.sharding import Sharding, require_divisible
 from gym_rm.engine.loading.trial import FAILURES
 from gym_rm.engine.token_tree import TokenSequence
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.errors import ConfigError, GymRMError, RemoteError
 
 if TYPE_CHECKING:
     from gym_rm.engine.executors.rank import Rank
 
-JOIN_SECONDS = 600  # maximum time until all ranks have started
-# The driver stops a group that hangs. This limit is for ranks without a driver.
-COLLECTIVE_SECONDS = 7200
+JOIN_SECONDS = 600  # maximum time until all ranks of a group have started
+MEETING_SECONDS = 300  # maximum time until all ranks of a world load the model
+# Maximum time that a rank waits for the others in one operation; a group with a driver is stopped by it before.
+COLLECTIVE_SECONDS = 1800
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -121,6 +122,7 @@ class WorldExecutor(LocalExecutor):
                 "or score with a server or a pool of replicas (docs/scaling.md)."
             )
         _start_world()
+        _meet(world)
         groups = [list(range(first, first + spec.num_ranks)) for first in range(0, world, spec.num_ranks)]
         made = [
             dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS)) for ranks in groups
@@ -135,7 +137,14 @@ class WorldExecutor(LocalExecutor):
         assert self._group is not None
         index, size = dist.get_rank(self._group), dist.get_world_size(self._group)
         parts: list[Any] = [None] * size
-        dist.all_gather_object(parts, list(sequences), group=self._group)
+        try:
+            dist.all_gather_object(parts, list(sequences), group=self._group)
+        except RuntimeError as error:
+            raise RemoteError(
+                f"rank {dist.get_rank()} scored, but the other ranks that hold the model with it did not within "
+                f"{COLLECTIVE_SECONDS} seconds, or one of them ended ({error}); all of them must call score equally "
+                "often, also with an empty list."
+            ) from error
         first = sum(map(len, parts[:index]))
         return [each for part in parts for each in part], slice(first, first + len(sequences))
 
@@ -204,6 +213,17 @@ def _start_world() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+
+
+def _meet(world: int) -> None:
+    """Raise ConfigError if not all ranks of the world load the model; without this, the others would wait forever."""
+    try:
+        dist.destroy_process_group(dist.new_group(backend="gloo", timeout=timedelta(seconds=MEETING_SECONDS)))
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"not all {world} ranks of this world loaded the model within {MEETING_SECONDS} seconds ({error}). All of "
+            "them must call load_scorer, and then score equally often; or share replicas: executor='ray', name='...'."
+        ) from error
 
 
 def _sources(spec: LoadSpec) -> list[ModelSource]:

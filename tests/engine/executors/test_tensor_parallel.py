@@ -248,8 +248,29 @@ dist.destroy_process_group()
 """
 
 
-def torchrun(ranks, *arguments, tmp_path):
-    (tmp_path / "world.py").write_text(WORLD)
+LATE = """
+import sys, time
+import torch.distributed as dist
+import gym_rm
+from gym_rm.engine.executors import tensor_parallel
+
+dist.init_process_group("gloo")
+tensor_parallel.MEETING_SECONDS = 3
+tensor_parallel.COLLECTIVE_SECONDS = 3
+where = sys.argv[2]
+try:
+    if dist.get_rank() == 0 or where == "score":
+        scorer = gym_rm.load_scorer(sys.argv[1], fsdp_size=2)
+        if dist.get_rank() == 0:
+            scorer.score([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])
+    time.sleep(10)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def torchrun(ranks, *arguments, tmp_path, script=WORLD):
+    (tmp_path / "world.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     return subprocess.run(
         [*command, str(tmp_path / "world.py"), *map(str, arguments)], capture_output=True, text=True, timeout=300
@@ -269,3 +290,15 @@ def test_a_world_that_cannot_be_divided_is_refused_at_once(saved_model, tmp_path
     done = torchrun(3, saved_model("qwen3"), "tensor_parallel_size", 2, tmp_path=tmp_path)
     assert done.returncode != 0
     assert "a world of 3 ranks, which cannot be divided into groups of 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("load", "ConfigError not all 2 ranks of this world loaded the model within 3 seconds"),
+        ("score", "RemoteError rank 0 scored, but the other ranks"),
+    ],
+)
+def test_a_rank_that_the_others_leave_alone_gets_an_error(where, message, saved_model, tmp_path):
+    done = torchrun(2, saved_model("qwen3"), where, tmp_path=tmp_path, script=LATE)
+    assert message in done.stdout, done.stderr[-3000:]
