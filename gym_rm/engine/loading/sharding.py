@@ -88,22 +88,27 @@ def distributed_arguments(model_class: Any, config: PreTrainedConfig, sharding: 
 
     ALL_PARALLEL_STYLES.register(ROWS, Rows())
     plan = _plan(_without_weights(model_class, config), gather=sharding.fsdp_size > 1)
-    made = DistributedConfig(tp_size=sharding.size, tp_plan=plan, dp_replicate_size=sharding.num_groups, fsdp_size=1)
+    copies = {"dp_replicate_size": sharding.num_groups} if sharding.num_groups > 1 else {}
+    try:
+        made = DistributedConfig(tp_size=sharding.size, tp_plan=plan, **copies)
+    except TypeError as error:
+        raise ConfigError(
+            f"this version of transformers cannot hold {sharding.num_groups} copies of a model in one world ({error}); "
+            f"upgrade it, or start {sharding.size} processes."
+        ) from error
     return {"distributed_config": made}
 
 
 def _plan(model: PreTrainedModel, *, gather: bool) -> dict[str, str]:
-    """Return the styles that differ from the model's own plan, by module name with `*` for numbers."""
+    """Return the style of each module, by name with `*` for numbers: the model's own plan, or rows of every weight."""
     vocabulary = model.config.get_text_config().vocab_size
-    plan = {}
+    plan = dict.fromkeys(model.tp_plan, ROWS) if gather else dict(model.tp_plan)
     for name, module in model.named_modules():
         generic = with_wildcards(name)
         of_tokens = isinstance(module, nn.Embedding) and module.num_embeddings == vocabulary
         in_layer = gather and "*" in generic and bool(module._parameters)
         if of_tokens or module is model.get_output_embeddings() or in_layer:
             plan[generic] = ROWS
-    if gather:  # parameters that have a rule of their own
-        plan |= dict.fromkeys(model.tp_plan, ROWS)
     return plan
 
 

@@ -1,6 +1,7 @@
 """Models that several ranks hold together give the scores of the whole model, and no rank has all of its weights."""
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -279,6 +280,8 @@ def torchrun(ranks, *arguments, tmp_path, script=WORLD):
 
 @pytest.mark.parametrize(("ranks", "option"), [(2, "fsdp_size"), (4, "tensor_parallel_size")])
 def test_a_world_of_torchrun_is_used(ranks, option, saved_model, tmp_path, gsm8k_groups):
+    if ranks > 2 and "dp_replicate_size" not in inspect.signature(DistributedConfig).parameters:
+        pytest.skip("this version of transformers cannot hold several copies of a model in one world")
     done = torchrun(ranks, saved_model("qwen3"), option, 2, tmp_path=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == [
