@@ -1,0 +1,431 @@
+"""Requests to one or several servers: which server gets a request, when it is sent again, and which error is final.
+
+Everything here runs in one event loop. Scoring has no side effects, so every request may be sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import itertools
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import httpx
+
+from gym_rm.errors import ConfigError, RemoteError, brief, logger
+from gym_rm.scorers.remote_protocols import InvalidReply, parse_json
+
+Value = TypeVar("Value")
+
+FIRST_WAIT, LONGEST_WAIT = 0.1, 15.0  # seconds between two attempts
+CONNECT_SECONDS = 5.0
+MAX_REPLY_BYTES = 2**28
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+_random = random.SystemRandom()  # not the generator that a training run seeds
+
+
+class Refused(Exception):
+    """The server says that the request is invalid. To send it again would not help, but a part of it may be valid."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status = status
+        self.reason = reason
+        super().__init__(f"status {status}: {reason}")
+
+
+class Missing(RemoteError):
+    """The server has no such route."""
+
+
+class _Failed(Exception):
+    """An attempt failed in a way that another attempt may not."""
+
+
+class _Busy(_Failed):
+    """The server asks to wait."""
+
+    def __init__(self, reason: str, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """An HTTP request; `body` None is a GET."""
+
+    path: str
+    body: bytes | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Endpoint:
+    """One server and what is known of its health.
+
+    Attributes:
+        url: its URL, without a path at the end and without a key.
+        healthy: whether it gets requests.
+        outstanding: bytes of the requests that it has not answered.
+        requests: number of these requests.
+        failures: number of failures since its last answer.
+        busy_until: time before which it asked not to be called.
+    """
+
+    url: str
+    healthy: bool = True
+    outstanding: int = 0
+    requests: int = 0
+    failures: int = 0
+    busy_until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of requests; times in seconds.
+
+    Attributes:
+        attempt_timeout: time of one attempt.
+        max_retries: how often a request is sent again. Waiting because a server asks to is not counted.
+        max_connections: number of requests at the same time to one server.
+    """
+
+    attempt_timeout: float
+    max_retries: int
+    max_connections: int
+
+
+class Connections:
+    """Sends requests to the least loaded healthy server.
+
+    Args:
+        urls: one or several servers.
+        key: sent as a bearer token.
+        limits: limits of requests.
+        admit: called for a server that failed; it raises if the server must not come back yet.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        key: str | None,
+        limits: Limits,
+        admit: Callable[[Endpoint], Awaitable[None]],
+    ) -> None:
+        self.endpoints = [Endpoint(url) for url in urls]
+        self._admit = admit
+        self._limits = limits
+        self._slots = asyncio.Semaphore(limits.max_connections * len(urls))
+        self._turn = itertools.count()
+        self._probes: dict[Endpoint, asyncio.Task[None]] = {}
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=limits.max_connections * len(urls)),
+            follow_redirects=False,  # the key must not reach another host
+            mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy
+        )
+
+    async def close(self) -> None:
+        """Stop probing and close all connections."""
+        for task in self._probes.values():
+            task.cancel()
+        await asyncio.gather(*self._probes.values(), return_exceptions=True)
+        await self._client.aclose()
+
+    async def send(
+        self, request: Request, read: Callable[[bytes], Value], deadline: float, *, only: Endpoint | None = None
+    ) -> tuple[Value, Endpoint]:
+        """Return what `read` makes of the body of the reply, and the server that sent it.
+
+        Args:
+            request: the request.
+            read: may raise InvalidReply; then the request is sent again.
+            deadline: time of the event loop at which to give up.
+            only: the only server that may get the request.
+
+        Raises:
+            Refused: the request is invalid.
+            ConfigError: the key is missing or wrong.
+            RemoteError: no server answered before the deadline, or after `max_retries` more attempts.
+        """
+        state = _Attempts(self._limits.max_retries, deadline)
+        slot = self._slots if only is None else contextlib.nullcontext()  # a probe does not wait behind requests
+        async with _until(deadline, state, self), slot:
+            while True:
+                endpoint = only or self._choose(state)
+                await self._wait(endpoint, state)
+                try:
+                    value = await self._ask(endpoint, request, read, deadline)
+                except _Failed as failure:
+                    self._note(endpoint, failure, probe=only is None)
+                    state.add(endpoint, failure)
+                    if not isinstance(failure, _Busy) and state.failures > self._limits.max_retries:
+                        raise self._gave_up(state) from failure
+                else:
+                    endpoint.failures, endpoint.busy_until, endpoint.healthy = 0, 0.0, True
+                    return value, endpoint
+
+    def _choose(self, state: _Attempts) -> Endpoint:
+        """Return the healthy server with the least outstanding bytes, in turn if several have the same."""
+        now = asyncio.get_running_loop().time()
+        first = next(self._turn) % len(self.endpoints)
+        turned = self.endpoints[first:] + self.endpoints[:first]
+
+        def order(endpoint: Endpoint) -> tuple[Any, ...]:
+            full = endpoint.requests >= self._limits.max_connections
+            waits = max(endpoint.busy_until - now, 0.0)
+            return (not endpoint.healthy, waits, full, endpoint is state.last, endpoint.outstanding)
+
+        return min(turned, key=order)
+
+    async def _wait(self, endpoint: Endpoint, state: _Attempts) -> None:
+        """Wait until the server may be asked again; raise RemoteError if that is after the deadline."""
+        now = asyncio.get_running_loop().time()
+        seconds = max(endpoint.busy_until - now, state.pause if endpoint is state.last or not endpoint.healthy else 0.0)
+        if endpoint.busy_until > state.deadline:
+            raise self._gave_up(state, f"it asks to wait {endpoint.busy_until - now:.1f} s, longer than timeout=, and ")
+        if seconds > 0:
+            await asyncio.sleep(seconds)
+
+    async def _ask(
+        self, endpoint: Endpoint, request: Request, read: Callable[[bytes], Value], deadline: float
+    ) -> Value:
+        """Send a request once."""
+        seconds = min(self._limits.attempt_timeout, deadline - asyncio.get_running_loop().time())
+        size = len(request.body or b"")
+        endpoint.outstanding, endpoint.requests = endpoint.outstanding + size, endpoint.requests + 1
+        try:
+            async with asyncio.timeout(seconds):
+                status, headers, body = await self._exchange(endpoint, request, seconds)
+            _check_status(endpoint.url + request.path, status, headers, body)
+            return read(body)
+        except TimeoutError as error:
+            raise _Failed(f"no answer within {seconds:.1f} s") from error
+        except InvalidReply as error:
+            raise _Failed(f"invalid reply: {error}") from error
+        except httpx.TransportError as error:
+            raise _Failed(brief(error)) from error
+        except httpx.HTTPError as error:
+            raise _Failed(f"invalid reply: {brief(error)}") from error
+        finally:
+            endpoint.outstanding, endpoint.requests = endpoint.outstanding - size, endpoint.requests - 1
+
+    async def _exchange(self, endpoint: Endpoint, request: Request, seconds: float) -> tuple[int, httpx.Headers, bytes]:
+        timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+        headers = {"Content-Type": "application/json"} if request.body is not None else {}
+        method = "GET" if request.body is None else "POST"
+        sent = self._client.stream(
+            method, endpoint.url + request.path, content=request.body, headers=headers, timeout=timeout
+        )
+        async with sent as response:
+            parts, size = [], 0
+            async for part in response.aiter_bytes():
+                parts.append(part)
+                size += len(part)
+                if size > MAX_REPLY_BYTES:
+                    raise InvalidReply(f"the reply has more than {MAX_REPLY_BYTES} bytes")
+            return response.status_code, response.headers, b"".join(parts)
+
+    def _note(self, endpoint: Endpoint, failure: _Failed, *, probe: bool) -> None:
+        """Remember a failure. A server that failed gets no requests until it answers again."""
+        if isinstance(failure, _Busy):
+            endpoint.busy_until = asyncio.get_running_loop().time() + failure.seconds
+            return
+        endpoint.failures += 1
+        if not probe or len(self.endpoints) == 1:
+            return
+        if endpoint.healthy:
+            logger.warning("%s gets no requests for now: %s", endpoint.url, failure)
+        self.exclude(endpoint)
+
+    def exclude(self, endpoint: Endpoint) -> None:
+        """Give a server no requests until `admit` accepts it."""
+        endpoint.healthy = False
+        if endpoint not in self._probes or self._probes[endpoint].done():
+            self._probes[endpoint] = asyncio.create_task(self._probe(endpoint))
+
+    async def _probe(self, endpoint: Endpoint) -> None:
+        """Ask a server again and again whether it is back."""
+        told = ""
+        while not endpoint.healthy:
+            await asyncio.sleep(backoff(endpoint.failures))
+            try:
+                await self._admit(endpoint)
+            except (RemoteError, Refused, ConfigError) as error:
+                endpoint.failures += 1
+                if isinstance(error, ConfigError) and told != str(error):
+                    told = str(error)
+                    logger.warning("%s stays without requests: %s", endpoint.url, error)
+            else:
+                endpoint.failures, endpoint.healthy = 0, True
+                logger.warning("%s gets requests again", endpoint.url)
+
+    def _gave_up(self, state: _Attempts, why: str = "") -> RemoteError:
+        names = ", ".join(endpoint.url for endpoint in self.endpoints)
+        return RemoteError(
+            f"no score from {names}: {why}{state.described()}. Check that the server runs and that the URL is right, "
+            "or pass a larger timeout= or max_retries=."
+        )
+
+
+class _Attempts:
+    """The failed attempts of one request."""
+
+    def __init__(self, max_retries: int, deadline: float) -> None:
+        self.deadline = deadline
+        self.failures = 0
+        self.total = 0
+        self.last: Endpoint | None = None
+        self.pause = 0.0
+        self._reason = ""
+
+    def add(self, endpoint: Endpoint, failure: _Failed) -> None:
+        """Count a failed attempt."""
+        self.total += 1
+        self.failures += not isinstance(failure, _Busy)
+        self.last = endpoint
+        self.pause = 0.0 if isinstance(failure, _Busy) else backoff(self.failures)
+        self._reason = f"{endpoint.url}: {failure}"
+
+    def described(self) -> str:
+        """Return the number of attempts and the reason of the last failure."""
+        if not self.total:
+            return "no answer came"
+        return f"{self.total} attempt{'' if self.total == 1 else 's'} failed, the last with {self._reason}"
+
+
+class _until:
+    """Context manager like `asyncio.timeout_at` that raises RemoteError with what was tried."""
+
+    def __init__(self, deadline: float, state: _Attempts, owner: Connections) -> None:
+        self._state, self._owner = state, owner
+        self._timeout = asyncio.timeout_at(deadline)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._timeout.__aexit__(*error)
+        except TimeoutError as expired:
+            raise self._owner._gave_up(self._state, "the time is over, ") from expired
+
+
+def backoff(failures: int) -> float:
+    """Return the seconds to wait after this many failures: doubled each time, and a random part of it."""
+    longest = min(FIRST_WAIT * 2.0 ** min(failures, 16), LONGEST_WAIT)
+    return _random.uniform(longest / 2, longest)
+
+
+def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[list[int]]:
+    """Yield lists of consecutive rows, each as long as both limits allow.
+
+    Args:
+        sizes: bytes of each row, `[N]`.
+        max_bytes: most bytes of the rows of a list; a larger row is alone.
+        max_rows: most rows of a list.
+    """
+    chunk: list[int] = []
+    total = 0
+    for row, size in enumerate(sizes):
+        if chunk and (len(chunk) >= max_rows or total + size > max_bytes):
+            yield chunk
+            chunk, total = [], 0
+        chunk.append(row)
+        total += size
+    if chunk:
+        yield chunk
+
+
+def retry_after(value: str | None) -> float | None:
+    """Return the seconds of a `Retry-After` header (seconds or a date); None if there is none or it is invalid."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+        return max(seconds, 0.0)
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _check_status(url: str, status: int, headers: httpx.Headers, body: bytes) -> None:
+    """Raise what a status other than 200 means."""
+    if status == 200:
+        return
+    reason = _reason(body)
+    if status in (401, 403):
+        raise ConfigError(f"{url} refused the key (status {status}: {reason}); pass key= with the server's key.")
+    if 300 <= status < 400:
+        raise RemoteError(
+            f"{url} redirects to {headers.get('Location', 'nowhere')!r:.200}, which is not followed, because the key "
+            "would be sent there; pass that URL if you trust it."
+        )
+    if status in (404, 405):
+        raise Missing(f"{url} does not exist (status {status}: {reason}); check the URL and protocol=.")
+    wait = retry_after(headers.get("Retry-After"))
+    if status in (429, 503) and wait is not None:
+        raise _Busy(f"status {status}: {reason}", max(wait, FIRST_WAIT))
+    if status >= 500 or status in (408, 425, 429):
+        raise _Failed(f"status {status}: {reason}")
+    if status >= 400:
+        raise Refused(status, reason)
+    raise _Failed(f"unexpected status {status}: {reason}")
+
+
+def _reason(body: bytes) -> str:
+    """Return the message of an error body, or its start."""
+    try:
+        content = parse_json(body)
+    except InvalidReply:
+        return body[:200].decode(errors="replace") or "no reason"
+    for name in ("error", "message", "detail"):
+        while isinstance(content, dict) and name in content:
+            content = content[name]
+    return str(content)[:500]
+
+
+def parse_urls(urls: Any, key: str | None) -> tuple[list[str], str | None]:
+    """Return clean URLs without user and password, and the key: the given one, or the password of the URLs.
+
+    Args:
+        urls: one URL, several with commas between them, or a list.
+        key: the key that was given.
+
+    Raises:
+        ConfigError: a URL is invalid, or the passwords differ.
+    """
+    listed = urls.split(",") if isinstance(urls, str) else list(urls)
+    clean: list[str] = []
+    keys = set()
+    for url in listed:
+        try:
+            parts = urlsplit(str(url).strip())
+            valid = (
+                parts.scheme in ("http", "https")
+                and parts.hostname
+                and (parts.port or 1)
+                and not (parts.query or parts.fragment)
+            )
+        except ValueError:  # for example a port that is no number
+            valid = False
+        if not valid:
+            shown = str(url).rpartition("@")[2]
+            raise ConfigError(f"a URL must have the form http://host:port, got {shown!r:.200}.")
+        keys.add(None if parts.password is None else unquote(parts.password))
+        host = parts.netloc.rpartition("@")[2]
+        clean.append(f"{parts.scheme}://{host}{parts.path.rstrip('/')}")
+    if len(keys) > 1 and key is None:
+        raise ConfigError("the URLs have different passwords; pass one key= for all servers.")
+    if not clean or len(set(clean)) != len(clean):
+        raise ConfigError(f"expected one or several different URLs, got {clean}.")
+    return clean, key if key is not None else keys.pop()
