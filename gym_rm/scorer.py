@@ -170,9 +170,9 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
 
     Args:
         reward_model: None for the embedded reward model; a folder or hub id of a Hugging Face checkpoint; a dict
-            `{"path": ..., "kind": ..., **options}`; URLs of servers; a `Scorer`, which is returned unchanged; a function from
-            conversations, or from conversations and prompts, to numbers; or the name of a scorer, a scorer class or a
-            function, `"module:name"`.
+            `{"path": ..., "kind": ..., **options}`; the URL of a server, or a list of URLs; a `Scorer`, which is
+            returned unchanged; a function from conversations, or from conversations and prompts, to numbers; or the
+            name of a scorer, a scorer class or a function, `"module:name"`.
         **options: options of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one of
             `SCORER_KINDS` or a kind of reward model. If it is not given, the kind of a reward model is detected.
 

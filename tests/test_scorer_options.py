@@ -19,7 +19,7 @@ def keywords(function):
 
 
 def test_the_typed_options_are_those_of_the_settings():
-    schemas = [LoadOptions, EngineOptions, TextOptions, *(kind.Options for kind in KINDS.values())]
+    schemas = [LoadOptions, EngineOptions, TextOptions, RemoteOptions, *(kind.Options for kind in KINDS.values())]
     known = {name for schema in schemas for name in schema.model_fields} | {"executor"}
     known |= keywords(WeightedScorer) | keywords(EnsembleScorer) | keywords(PairwiseScorer)
     assert set(ScorerOptions.__annotations__) == known - {"path"}

@@ -322,17 +322,17 @@ def compare(url: str, found: Sequence[float], known: Sequence[Expected], toleran
     text = str(known[row].conversation[-1]["content"])
     raise ConfigError(
         f"{url} gives other rewards than expected: {found[row]:.6g} instead of {expected[row]:.6g} "
-        f"({known[row].source}) for the conversation that ends with {text[-60:]!r}; tolerance={tolerance:g} allows a difference of "
-        f"{allowed:.3g}. {_cause(found, expected, allowed)}"
+        f"({known[row].source}) for the conversation that ends with {text[-60:]!r}; tolerance={tolerance:g} allows a "
+        f"difference of {allowed:.3g}. {_cause(found, expected, allowed)}"
     )
 
 
 def _cause(found: Sequence[float], expected: Sequence[float], allowed: float) -> str:
+    if len(set(found)) == 1 and len(found) > 1 and len(set(expected)) > 1:
+        return "All rewards are equal: the server applies a softmax to one value, or ignores the conversation."
     squashed = [1 / (1 + math.exp(-min(max(each, -700.0), 700.0))) for each in expected]
     if all(abs(one - other) <= min(allowed, 0.01) for one, other in zip(found, squashed, strict=True)):
         return "The rewards are the sigmoid of the expected ones: the server applies an activation. Turn it off there."
-    if len(set(found)) == 1 and len(found) > 1 and len(set(expected)) > 1:
-        return "All rewards are equal: the server applies a softmax to one value, or ignores the conversation."
     if all(0 < each < 1 for each in found) and not all(0 < each < 1 for each in expected):
         return "All rewards are between 0 and 1: the server probably applies an activation. Turn it off there."
     return (
