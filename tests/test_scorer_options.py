@@ -11,6 +11,7 @@ from gym_rm.engine.loading.checkpoint import LoadOptions
 from gym_rm.engine.reward_model_scorer import EngineOptions
 from gym_rm.engine.text.renderer import TextOptions
 from gym_rm.scorer import ModelScorer, ScorerOptions, load_scorer
+from gym_rm.scorers.remote_options import RemoteOptions
 
 
 def keywords(function):

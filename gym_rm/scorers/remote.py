@@ -10,62 +10,19 @@ import threading
 import weakref
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-import pydantic
-
-from gym_rm.checks import finite
-from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, divide_settings
+from gym_rm.config import divide_settings
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scorer import acquire_scorer, check_rows, release_scorer, try_score
 from gym_rm.scorers.remote_connections import Limits, parse_urls
+from gym_rm.scorers.remote_options import RemoteOptions, check_options, read_key
 from gym_rm.scorers.remote_protocols import OpenRLHFProtocol, Served, Turns
 from gym_rm.scorers.remote_session import BUILT_IN, Expected, Session, expected_rewards
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
 Value = TypeVar("Value")
-
-
-class RemoteOptions(Config):
-    """Options of a scorer at a URL."""
-
-    protocol: Literal["auto", "gym_rm", "vllm", "openrlhf"] = "auto"
-    """What the server understands; `"auto"` asks it."""
-    key: str | None = pydantic.Field(default=None, repr=False)
-    """Key, sent as a bearer token; `"env:NAME"` reads the environment variable NAME."""
-    timeout: Finite = 300.0
-    """Seconds after which a call fails, with all its retries."""
-    attempt_timeout: Finite | None = None
-    """Seconds after which one request is sent again; None for `timeout`, or a quarter of it if there are several
-    servers."""
-    startup_timeout: Finite = 5.0
-    """Seconds to wait at the start for a server that does not answer."""
-    max_retries: NonNegativeInt = 8
-    """How often a request is sent again after a failure; the waits between are doubled each time."""
-    max_connections: PositiveInt = 32
-    """Most requests at the same time to one server."""
-    max_conversations: PositiveInt = 256
-    """Most conversations in one request; the server's own limits are kept too."""
-    local: Any = None
-    """The same reward model in this process (argument of `load_scorer`); at the start, its scores of a few
-    conversations are compared with those of the server."""
-    calibration: Any = None
-    """Conversations with known rewards, `[(conversation, reward), ...]`, which are compared at the start."""
-    tolerance: Finite = 0.01
-    """Largest difference in these comparisons, relative to the largest of the known rewards."""
-    label: NonNegativeInt | None = None
-    """For vLLM: index of the value that is the reward, if the model returns several."""
-    tokenizer: Any = None
-    """For OpenRLHF: tokenizer of the reward model, or its folder or hub id."""
-    chat_template: str | None = None
-    """For vLLM and OpenRLHF: chat template instead of the model's own."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """For vLLM and OpenRLHF: other variables of the chat template."""
-    max_length: PositiveInt | None = None
-    """For vLLM and OpenRLHF: longest conversation in tokens (OpenRLHF: 2048 by default, as in its server)."""
-    truncate: Flag = False
-    """For vLLM: whether a conversation longer than `max_length` loses its first tokens; otherwise it gets an error."""
 
 
 class RemoteScorer:
@@ -90,8 +47,8 @@ class RemoteScorer:
 
     def __init__(self, path: str | Sequence[str], **options: Any) -> None:
         (self.options,) = divide_settings(options, RemoteOptions, owner="a scorer at a URL")
-        _check_options(self.options)
-        self.urls, self._key = parse_urls(path, _read_key(self.options.key))
+        check_options(self.options)
+        self.urls, self._key = parse_urls(path, read_key(self.options.key))
         self.options = _with_protocol(self.options, self.urls)
         self.urls = [url.removesuffix("/get_reward").removesuffix("/classify") for url in self.urls]
         self._text_protocol = _text_protocol(self.options)
@@ -289,24 +246,6 @@ _inherited: list[_Runner] = []
 def _stop(runner: _Runner) -> None:
     if runner.pid == os.getpid():
         runner.stop()
-
-
-def _check_options(options: RemoteOptions) -> None:
-    for name in ("timeout", "attempt_timeout", "startup_timeout", "tolerance"):
-        value = getattr(options, name)
-        if value is not None and finite(name, value) <= 0:
-            raise ConfigError(f"{name} must be positive, got {value!r}.")
-    if options.truncate and options.max_length is None:
-        raise ConfigError("truncate=True needs max_length=, the number of tokens to keep.")
-
-
-def _read_key(key: str | None) -> str | None:
-    if key is None or not key.startswith("env:"):
-        return key
-    name = key.removeprefix("env:")
-    if not os.environ.get(name):
-        raise ConfigError(f"key='env:{name}': the environment variable {name} is not set.")
-    return os.environ[name]
 
 
 def _with_protocol(options: RemoteOptions, urls: Sequence[str]) -> RemoteOptions:

@@ -1,0 +1,73 @@
+"""Options of a scorer at a URL. This file needs no httpx, so that help pages can list them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import pydantic
+
+from gym_rm.checks import finite
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt
+from gym_rm.errors import ConfigError
+
+
+class RemoteOptions(Config):
+    """Options of a scorer at a URL."""
+
+    protocol: Literal["auto", "gym_rm", "vllm", "openrlhf"] = "auto"
+    """What the server understands; `"auto"` asks it."""
+    key: str | None = pydantic.Field(default=None, repr=False)
+    """Key, sent as a bearer token; `"env:NAME"` reads the environment variable NAME."""
+    timeout: Finite = 300.0
+    """Seconds after which a call fails, with all its retries."""
+    attempt_timeout: Finite | None = None
+    """Seconds after which one request is sent again; None for `timeout`, or a quarter of it if there are several
+    servers."""
+    startup_timeout: Finite = 5.0
+    """Seconds to wait at the start for a server that does not answer."""
+    max_retries: NonNegativeInt = 8
+    """How often a request is sent again after a failure; the waits between are doubled each time."""
+    max_connections: PositiveInt = 32
+    """Most requests at the same time to one server."""
+    max_conversations: PositiveInt = 256
+    """Most conversations in one request; the server's own limits are kept too."""
+    local: Any = None
+    """The same reward model in this process (argument of `load_scorer`); at the start, its scores of a few
+    conversations are compared with those of the server."""
+    calibration: Any = None
+    """Conversations with known rewards, `[(conversation, reward), ...]`, which are compared at the start."""
+    tolerance: Finite = 0.01
+    """Largest difference in these comparisons, relative to the largest of the known rewards."""
+    label: NonNegativeInt | None = None
+    """For vLLM: index of the value that is the reward, if the model returns several."""
+    tokenizer: Any = None
+    """For OpenRLHF: tokenizer of the reward model, or its folder or hub id."""
+    chat_template: str | None = None
+    """For vLLM and OpenRLHF: chat template instead of the model's own."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """For vLLM and OpenRLHF: other variables of the chat template."""
+    max_length: PositiveInt | None = None
+    """For vLLM and OpenRLHF: longest conversation in tokens (OpenRLHF: 2048 by default, as in its server)."""
+    truncate: Flag = False
+    """For vLLM: whether a conversation longer than `max_length` loses its first tokens; otherwise it gets an error."""
+
+
+def check_options(options: RemoteOptions) -> None:
+    """Raise ConfigError for values that are out of range or contradict each other."""
+    for name in ("timeout", "attempt_timeout", "startup_timeout", "tolerance"):
+        value = getattr(options, name)
+        if value is not None and finite(name, value) <= 0:
+            raise ConfigError(f"{name} must be positive, got {value!r}.")
+    if options.truncate and options.max_length is None:
+        raise ConfigError("truncate=True needs max_length=, the number of tokens to keep.")
+
+
+def read_key(key: str | None) -> str | None:
+    """Return the key, read from the environment if it has the form `env:NAME`."""
+    if key is None or not key.startswith("env:"):
+        return key
+    name = key.removeprefix("env:")
+    if not os.environ.get(name):
+        raise ConfigError(f"key='env:{name}': the environment variable {name} is not set.")
+    return os.environ[name]
