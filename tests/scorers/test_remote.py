@@ -590,6 +590,18 @@ def test_an_environment_takes_a_url(url):
     envs.close()
 
 
+@pytest.mark.parametrize("as_object", [False, True])
+def test_the_command_scores_with_a_url_and_stores_no_key(app, url, tmp_path, as_object):
+    app.key = "secret"
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations(5)))
+    model = json.dumps({"path": url, "key": "secret"}) if as_object else url.replace("//", "//any:secret@")
+    command = [sys.executable, "-m", "gym_rm", "score", str(source), "--reward-model", model, "-o", str(output)]
+    subprocess.run(command, check=True, timeout=100)
+    assert [json.loads(line)["score"] for line in output.read_text().splitlines()] == rewards(conversations(5))
+    assert not [each.name for each in tmp_path.iterdir() if "secret" in each.read_text()]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
