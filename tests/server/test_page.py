@@ -137,6 +137,9 @@ def test_two_replies_are_compared(app, tab):
     assert numbers(tab, ".score strong") == pytest.approx([a, b], abs=0.01)
     better = "A" if a > b else "B"
     assert f"Reply {better} has {abs(a - b):.2f}" in tab.inner_text(".verdict")
+    left, right = (card.bounding_box() for card in tab.locator(".sides .card").all())
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] < right["x"]
 
 
 def test_the_reply_moves_when_the_mode_changes(tab):
