@@ -62,7 +62,7 @@ class RewardApp:
             status, extra, content = await self.answer(scope["method"], scope["path"], headers, body)
         finally:
             self.running -= 1
-        sent = [(b"content-type", b"application/json"), *((k.encode(), v.encode()) for k, v in extra.items())]
+        sent = [(k.encode(), v.encode()) for k, v in {"content-type": "application/json", **extra}.items()]
         await send({"type": "http.response.start", "status": status, "headers": sent})
         await send({"type": "http.response.body", "body": content})
 

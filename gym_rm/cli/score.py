@@ -147,8 +147,8 @@ def score(
         output=written,
         settings=_with_templates(
             {
-                "reward_model": _without_key(model),
-                **_without_key(options),
+                "reward_model": without_key(model),
+                **without_key(options),
                 "turns": turns,
                 "key": key,
                 "provenance": provenance,
@@ -208,12 +208,12 @@ def _with_templates(settings: Any) -> Any:
     return whole
 
 
-def _without_key(settings: Any) -> Any:
+def without_key(settings: Any) -> Any:
     """Return the settings of a scorer without the key of a server, and its URLs without passwords."""
     if isinstance(settings, Mapping):
-        return {name: _without_key(value) for name, value in settings.items() if name != "key"}
+        return {name: without_key(value) for name, value in settings.items() if name != "key"}
     if isinstance(settings, list):
-        return [_without_key(each) for each in settings]
+        return [without_key(each) for each in settings]
     return re.sub(r"(https?://)[^/@,]*@", r"\1", settings) if isinstance(settings, str) else settings
 
 

@@ -212,7 +212,11 @@ class _Runner:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="gym_rm remote", daemon=True)
         self._thread.start()
-        self.call(session.open()).result()
+        try:
+            self.call(session.open()).result()
+        except BaseException:
+            self.stop()
+            raise
 
     def call(self, coroutine: Coroutine[Any, Any, Value]) -> concurrent.futures.Future[Value]:
         """Run a coroutine in the loop."""

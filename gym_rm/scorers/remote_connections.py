@@ -126,7 +126,11 @@ class Connections:
         self._probes: dict[Endpoint, asyncio.Task[None]] = {}
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=limits.max_connections * len(urls)),
+            limits=httpx.Limits(
+                max_connections=None,
+                max_keepalive_connections=limits.max_connections * len(urls),
+                keepalive_expiry=4.0,  # uvicorn closes idle connections after 5 seconds
+            ),
             follow_redirects=False,  # the key must not reach another host
             mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy
         )
@@ -372,6 +376,8 @@ def _check_status(url: str, status: int, headers: httpx.Headers, body: bytes) ->
         )
     if status in (404, 405):
         raise Missing(f"{url} does not exist (status {status}: {reason}); check the URL and protocol=.")
+    if status == 501:
+        raise ConfigError(f"{url} cannot do this (status 501: {reason}).")
     wait = retry_after(headers.get("Retry-After"))
     if status in (429, 503) and wait is not None:
         raise _Busy(f"status {status}: {reason}", max(wait, FIRST_WAIT))

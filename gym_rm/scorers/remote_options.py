@@ -65,9 +65,11 @@ def check_options(options: RemoteOptions) -> None:
 
 def read_key(key: str | None) -> str | None:
     """Return the key, read from the environment if it has the form `env:NAME`."""
-    if key is None or not key.startswith("env:"):
-        return key
-    name = key.removeprefix("env:")
-    if not os.environ.get(name):
-        raise ConfigError(f"key='env:{name}': the environment variable {name} is not set.")
-    return os.environ[name]
+    if key is not None and key.startswith("env:"):
+        name = key.removeprefix("env:")
+        if name not in os.environ:
+            raise ConfigError(f"key='env:{name}': the environment variable {name} is not set.")
+        key = os.environ[name]
+    if key is not None and (not key or not key.isascii() or not key.isprintable() or key != key.strip()):
+        raise ConfigError("key must be printable ASCII without spaces around it, to fit into an HTTP header.")
+    return key

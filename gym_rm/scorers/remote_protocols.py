@@ -80,8 +80,8 @@ class Protocol(abc.ABC):
         """Return the request body for these rows."""
 
     @abc.abstractmethod
-    def read(self, reply: Any, size: int, turns: Turns) -> Scores:
-        """Return the scores in a reply for `size` rows.
+    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
+        """Return the scores in a reply to a request for these rows.
 
         Raises:
             InvalidReply: the reply breaks the protocol.
@@ -103,11 +103,14 @@ class GymRMProtocol(Protocol):
     path = "/v1/rewards"
 
     def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
-        """Return the conversation and its prompt as JSON."""
+        """Return the conversation and its prompt as JSON, and the numbers of turns that a reply may have."""
         row = None
         if prompt is not None:
             row = {"id": prompt.prompt_id, "answer": prompt.answer, "metadata": to_plain(prompt.metadata)}
-        return to_json(as_messages(conversation)), to_json(row)
+        messages = as_messages(conversation)
+        turns = sum(message["role"] == "assistant" for message in messages)
+        last = turns + (messages[-1]["role"] != "assistant")  # the end may be scored too
+        return to_json(messages), to_json(row), b"%d,%d" % (turns, last)
 
     def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
         """Return the conversations and, if one of them has a prompt, the prompts."""
@@ -119,7 +122,7 @@ class GymRMProtocol(Protocol):
             turns.encode(),
         )
 
-    def read(self, reply: Any, size: int, turns: Turns) -> Scores:
+    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
         """Return the scores; other fields than those of `Scores` are ignored."""
         known = {each.name for each in dataclasses.fields(Scores)}
         provenance = {each.name for each in dataclasses.fields(Provenance)}
@@ -130,11 +133,11 @@ class GymRMProtocol(Protocol):
             scores = Scores.from_dict(plain)
         except (ConfigError, TypeError) as invalid:
             raise InvalidReply(str(invalid)) from invalid
-        _check_size(len(scores), size)
+        _check_size(len(scores), len(rows))
         for row, (reward, error) in enumerate(zip(scores.rewards.tolist(), scores.errors, strict=True)):
             if error is None and not math.isfinite(reward):
                 raise InvalidReply(f"row {row} has neither a reward nor an error")
-            if error is None and turns == "all" and not _has_turns(scores, row):
+            if error is None and turns == "all" and not _has_turns(scores, row, rows[row][2]):
                 raise InvalidReply(f"row {row} lacks the rewards of its turns")
         return scores.mark_failures()
 
@@ -206,7 +209,7 @@ class VLLMProtocol(Protocol):
         """Return the body of the only row."""
         return rows[0][0]
 
-    def read(self, reply: Any, size: int, turns: Turns) -> Scores:
+    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
         """Return the value of the label as the reward; several values are components too."""
         reply = _mapping(reply)
         data = reply.get("data")
@@ -290,13 +293,13 @@ class OpenRLHFProtocol(Protocol):
         columns = tuple(_list([row[k] for row in rows]) for k in range(3))
         return b'{"query":%b,"prompts":%b,"labels":%b}' % columns
 
-    def read(self, reply: Any, size: int, turns: Turns) -> Scores:
+    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
         """Return the rewards; logs with one number for each row are components."""
         reply = _mapping(reply)
         rewards = reply.get("rewards")
         if not isinstance(rewards, list):
             raise InvalidReply(f"rewards must be a list of numbers, got {rewards!r:.80}")
-        _check_size(len(rewards), size)
+        _check_size(len(rewards), len(rows))
         return Scores.from_rewards([_number(value, "a reward") for value in rewards])
 
     def _text(self, messages: list[dict[str, Any]], **options: Any) -> str:
@@ -393,5 +396,8 @@ def _check_size(found: int, size: int) -> None:
         raise InvalidReply(f"expected one reward for each of the {size} conversations, got {found}")
 
 
-def _has_turns(scores: Scores, row: int) -> bool:
-    return scores.turn_rewards is not None and bool(np.isfinite(scores.turn_rewards[row]).all())
+def _has_turns(scores: Scores, row: int, sizes: bytes) -> bool:
+    if scores.turn_rewards is None:
+        return False
+    values = scores.turn_rewards[row]
+    return len(values) in map(int, sizes.split(b",")) and bool(np.isfinite(values).all())

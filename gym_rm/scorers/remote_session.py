@@ -86,10 +86,7 @@ class Session:
 
     async def open(self) -> None:
         """Create the connections in the loop that uses them."""
-        try:
-            self._connections = Connections(self._urls, key=self._key, limits=self._limits, admit=self._admit)
-        except ValueError as error:  # for example a line break in the key
-            raise ConfigError(f"key or URL cannot be sent: {error}.") from error
+        self._connections = Connections(self._urls, key=self._key, limits=self._limits, admit=self._admit)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -274,7 +271,10 @@ class Session:
         numbers = [number for number, _ in rows]
         try:
             scores, endpoint = await self._connections.send(
-                request, lambda body: protocol.read(parse_json(body), len(rows), turns), deadline, only=only
+                request,
+                lambda body: protocol.read(parse_json(body), [row for _, row in rows], turns),
+                deadline,
+                only=only,
             )
         except Refused as refused:
             if len(rows) == 1:
