@@ -73,11 +73,13 @@ class Endpoint:
         healthy: whether it gets requests.
         outstanding: bytes of the requests that it has not answered.
         requests: number of these requests.
+        window: how many requests it may have at the same time: half as many after it asked to wait, more after answers.
         failures: number of failures since its last answer.
-        busy_until: time before which it asked not to be called.
+        busy_until: time before which it asked not to be sent the same request again.
     """
 
     url: str
+    window: float
     healthy: bool = True
     outstanding: int = 0
     requests: int = 0
@@ -118,7 +120,8 @@ class Connections:
         limits: Limits,
         admit: Callable[[Endpoint], Awaitable[None]],
     ) -> None:
-        self.endpoints = [Endpoint(url) for url in urls]
+        self.endpoints = [Endpoint(url, float(limits.max_connections)) for url in urls]
+        self._freed = asyncio.Event()
         self._admit = admit
         self._limits = limits
         self._slots = asyncio.Semaphore(limits.max_connections * len(urls))
@@ -162,8 +165,10 @@ class Connections:
         slot = self._slots if only is None else contextlib.nullcontext()  # a probe does not wait behind requests
         async with _until(deadline, state, self), slot:
             while True:
-                endpoint = only or self._choose(state)
+                endpoint = only or await self._choose(state)
                 await self._wait(endpoint, state)
+                if only is None and not self._has_room(endpoint):
+                    continue
                 try:
                     value = await self._ask(endpoint, request, read, deadline)
                 except _Failed as failure:
@@ -173,27 +178,44 @@ class Connections:
                         raise self._gave_up(state) from failure
                 else:
                     endpoint.failures, endpoint.busy_until, endpoint.healthy = 0, 0.0, True
+                    endpoint.window = min(endpoint.window + 1 / endpoint.window, self._limits.max_connections)
                     return value, endpoint
 
-    def _choose(self, state: _Attempts) -> Endpoint:
+    def _has_room(self, endpoint: Endpoint) -> bool:
+        return endpoint.requests < math.floor(endpoint.window)
+
+    async def _choose(self, state: _Attempts) -> Endpoint:
         """Return the healthy server with the least outstanding bytes, in turn if several have the same."""
+        while not any(self._has_room(each) for each in self._candidates()):
+            self._freed.clear()
+            await self._freed.wait()
         now = asyncio.get_running_loop().time()
         first = next(self._turn) % len(self.endpoints)
         turned = self.endpoints[first:] + self.endpoints[:first]
 
         def order(endpoint: Endpoint) -> tuple[Any, ...]:
-            full = endpoint.requests >= self._limits.max_connections
-            waits = max(endpoint.busy_until - now, 0.0)
-            return (not endpoint.healthy, waits, full, endpoint is state.last, endpoint.outstanding)
+            waits = max(endpoint.busy_until - now, 0.0) if len(self.endpoints) > 1 else 0.0
+            return (
+                not endpoint.healthy,
+                not self._has_room(endpoint),
+                waits,
+                endpoint is state.last,
+                endpoint.outstanding,
+            )
 
         return min(turned, key=order)
+
+    def _candidates(self) -> list[Endpoint]:
+        """Return the healthy servers, or all if none is healthy."""
+        return [each for each in self.endpoints if each.healthy] or self.endpoints
 
     async def _wait(self, endpoint: Endpoint, state: _Attempts) -> None:
         """Wait until the server may be asked again; raise RemoteError if that is after the deadline."""
         now = asyncio.get_running_loop().time()
-        seconds = max(endpoint.busy_until - now, state.pause if endpoint is state.last or not endpoint.healthy else 0.0)
-        if endpoint.busy_until > state.deadline:
-            raise self._gave_up(state, f"it asks to wait {endpoint.busy_until - now:.1f} s, longer than timeout=, and ")
+        asked = state.not_before.get(endpoint, now) - now
+        seconds = max(asked, state.pause if endpoint is state.last or not endpoint.healthy else 0.0)
+        if now + asked > state.deadline:
+            raise self._gave_up(state, f"it asks to wait {asked:.1f} s, longer than timeout=, and ")
         if seconds > 0:
             await asyncio.sleep(seconds)
 
@@ -219,6 +241,7 @@ class Connections:
             raise _Failed(f"invalid reply: {brief(error)}") from error
         finally:
             endpoint.outstanding, endpoint.requests = endpoint.outstanding - size, endpoint.requests - 1
+            self._freed.set()
 
     async def _exchange(self, endpoint: Endpoint, request: Request, seconds: float) -> tuple[int, httpx.Headers, bytes]:
         timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
@@ -240,6 +263,7 @@ class Connections:
         """Remember a failure. A server that failed gets no requests until it answers again."""
         if isinstance(failure, _Busy):
             endpoint.busy_until = asyncio.get_running_loop().time() + failure.seconds
+            endpoint.window = max(endpoint.window / 2, 1.0)
             return
         endpoint.failures += 1
         if not probe or len(self.endpoints) == 1:
@@ -251,6 +275,7 @@ class Connections:
     def exclude(self, endpoint: Endpoint) -> None:
         """Give a server no requests until `admit` accepts it."""
         endpoint.healthy = False
+        self._freed.set()
         if endpoint not in self._probes or self._probes[endpoint].done():
             self._probes[endpoint] = asyncio.create_task(self._probe(endpoint))
 
@@ -268,6 +293,7 @@ class Connections:
                     logger.warning("%s stays without requests: %s", endpoint.url, error)
             else:
                 endpoint.failures, endpoint.healthy = 0, True
+                self._freed.set()
                 logger.warning("%s gets requests again", endpoint.url)
 
     def _gave_up(self, state: _Attempts, why: str = "") -> RemoteError:
@@ -287,6 +313,7 @@ class _Attempts:
         self.total = 0
         self.last: Endpoint | None = None
         self.pause = 0.0
+        self.not_before: dict[Endpoint, float] = {}
         self._reason = ""
 
     def add(self, endpoint: Endpoint, failure: _Failed) -> None:
@@ -294,7 +321,9 @@ class _Attempts:
         self.total += 1
         self.failures += not isinstance(failure, _Busy)
         self.last = endpoint
-        self.pause = 0.0 if isinstance(failure, _Busy) else backoff(self.failures)
+        self.pause = backoff(self.failures) if not isinstance(failure, _Busy) else 0.0
+        if isinstance(failure, _Busy):
+            self.not_before[endpoint] = endpoint.busy_until
         self._reason = f"{endpoint.url}: {failure}"
 
     def described(self) -> str:

@@ -386,6 +386,20 @@ def test_retry_after_is_kept(app, url, status):
         assert time.monotonic() - start >= 0.8
 
 
+def test_a_busy_server_gets_fewer_requests_at_once(app, url):
+    app.limits["max_conversations"] = 1
+    right, accepted = app.rewards, 4
+
+    def rewards_of_few(request, size):
+        return right(request, size) if app.running <= accepted else error(429, "queue", **{"Retry-After": "0.1"})
+
+    app.rewards, app.delay = rewards_of_few, 0.01
+    with scorer_at(url, max_connections=32) as scorer:
+        refused = len(app.requests)
+        assert scorer.score(conversations(300)).rewards.tolist() == rewards(conversations(300))
+        assert len(app.requests) - refused < 450
+
+
 def test_a_wait_beyond_the_deadline_fails_at_once(app, url):
     with scorer_at(url, timeout=5) as scorer:
         app.always = error(429, "queue is full", **{"Retry-After": "60"})
