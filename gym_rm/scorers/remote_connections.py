@@ -217,7 +217,7 @@ class Connections:
         if now + asked > state.deadline:
             raise self._gave_up(state, f"it asks to wait {asked:.1f} s, longer than timeout=, and ")
         if seconds > 0:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds + _random.uniform(0, seconds / 10))  # so that not all come back at once
 
     async def _ask(
         self, endpoint: Endpoint, request: Request, read: Callable[[bytes], Value], deadline: float

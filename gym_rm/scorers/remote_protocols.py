@@ -172,7 +172,9 @@ def read_info(info: Any) -> Served:
         max_request_bytes=_limit(limits, "max_request_bytes", "max_body_bytes") or MAX_REQUEST_BYTES,
         max_conversations=_limit(limits, "max_conversations"),
         calibration=tuple(
-            (one, _number(reward, "a calibration reward")) for one, reward in zip(conversations, rewards, strict=True)
+            (one, _number(reward, "a calibration reward"))
+            for one, reward in zip(conversations, rewards, strict=True)
+            if reward is not None  # a verifier has none without a prompt
         ),
     )
 
