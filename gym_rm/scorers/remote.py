@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from gym_rm.config import divide_settings
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scorer import acquire_scorer, check_rows, release_scorer, try_score
-from gym_rm.scorers.remote_connections import Limits, parse_urls
-from gym_rm.scorers.remote_options import RemoteOptions, check_options, read_key
+from gym_rm.scorers.remote_connections import Limits
+from gym_rm.scorers.remote_options import RemoteOptions, check_options, parse_urls, read_key
 from gym_rm.scorers.remote_protocols import OpenRLHFProtocol, Served, Turns
 from gym_rm.scorers.remote_session import BUILT_IN, Expected, Session, expected_rewards
 from gym_rm.scores import Scores

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import email.utils
 import itertools
 import math
 import random
-import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import httpx
 
 from gym_rm.errors import ConfigError, RemoteError, brief, logger
-from gym_rm.scorers.remote_protocols import InvalidReply, parse_json
+from gym_rm.scorers.remote_protocols import InvalidReply
+from gym_rm.scorers.remote_replies import Busy, Failed, Refused, check_status
 
 Value = TypeVar("Value")
 
@@ -29,31 +27,6 @@ CONNECT_SECONDS = 5.0
 MAX_REPLY_BYTES = 2**28
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _random = random.SystemRandom()  # not the generator that a training run seeds
-
-
-class Refused(Exception):
-    """The server says that the request is invalid. To send it again would not help, but a part of it may be valid."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        self.status = status
-        self.reason = reason
-        super().__init__(f"status {status}: {reason}")
-
-
-class Missing(RemoteError):
-    """The server has no such route."""
-
-
-class _Failed(Exception):
-    """An attempt failed in a way that another attempt may not."""
-
-
-class _Busy(_Failed):
-    """The server asks to wait."""
-
-    def __init__(self, reason: str, seconds: float) -> None:
-        self.seconds = seconds
-        super().__init__(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +144,10 @@ class Connections:
                     continue
                 try:
                     value = await self._ask(endpoint, request, read, deadline)
-                except _Failed as failure:
+                except Failed as failure:
                     self._note(endpoint, failure, probe=only is None)
                     state.add(endpoint, failure)
-                    if not isinstance(failure, _Busy) and state.failures > self._limits.max_retries:
+                    if not isinstance(failure, Busy) and state.failures > self._limits.max_retries:
                         raise self._gave_up(state) from failure
                 else:
                     endpoint.failures, endpoint.busy_until, endpoint.healthy = 0, 0.0, True
@@ -229,16 +202,16 @@ class Connections:
         try:
             async with asyncio.timeout(seconds):
                 status, headers, body = await self._exchange(endpoint, request, seconds)
-            _check_status(endpoint.url + request.path, status, headers, body)
+            check_status(endpoint.url + request.path, status, headers, body)
             return read(body)
         except TimeoutError as error:
-            raise _Failed(f"no answer within {seconds:.1f} s") from error
+            raise Failed(f"no answer within {seconds:.1f} s") from error
         except InvalidReply as error:
-            raise _Failed(f"invalid reply: {error}") from error
+            raise Failed(f"invalid reply: {error}") from error
         except httpx.TransportError as error:
-            raise _Failed(brief(error)) from error
+            raise Failed(brief(error)) from error
         except httpx.HTTPError as error:
-            raise _Failed(f"invalid reply: {brief(error)}") from error
+            raise Failed(f"invalid reply: {brief(error)}") from error
         finally:
             endpoint.outstanding, endpoint.requests = endpoint.outstanding - size, endpoint.requests - 1
             self._freed.set()
@@ -259,9 +232,9 @@ class Connections:
                     raise InvalidReply(f"the reply has more than {MAX_REPLY_BYTES} bytes")
             return response.status_code, response.headers, b"".join(parts)
 
-    def _note(self, endpoint: Endpoint, failure: _Failed, *, probe: bool) -> None:
+    def _note(self, endpoint: Endpoint, failure: Failed, *, probe: bool) -> None:
         """Remember a failure. A server that failed gets no requests until it answers again."""
-        if isinstance(failure, _Busy):
+        if isinstance(failure, Busy):
             endpoint.busy_until = asyncio.get_running_loop().time() + failure.seconds
             endpoint.window = max(endpoint.window / 2, 1.0)
             return
@@ -316,13 +289,13 @@ class _Attempts:
         self.not_before: dict[Endpoint, float] = {}
         self._reason = ""
 
-    def add(self, endpoint: Endpoint, failure: _Failed) -> None:
+    def add(self, endpoint: Endpoint, failure: Failed) -> None:
         """Count a failed attempt."""
         self.total += 1
-        self.failures += not isinstance(failure, _Busy)
+        self.failures += not isinstance(failure, Busy)
         self.last = endpoint
-        self.pause = backoff(self.failures) if not isinstance(failure, _Busy) else 0.0
-        if isinstance(failure, _Busy):
+        self.pause = backoff(self.failures) if not isinstance(failure, Busy) else 0.0
+        if isinstance(failure, Busy):
             self.not_before[endpoint] = endpoint.busy_until
         self._reason = f"{endpoint.url}: {failure}"
 
@@ -354,113 +327,3 @@ def backoff(failures: int) -> float:
     """Return the seconds to wait after this many failures: doubled each time, and a random part of it."""
     longest = min(FIRST_WAIT * 2.0 ** min(failures, 16), LONGEST_WAIT)
     return _random.uniform(longest / 2, longest)
-
-
-def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[list[int]]:
-    """Yield lists of consecutive rows, each as long as both limits allow.
-
-    Args:
-        sizes: bytes of each row, `[N]`.
-        max_bytes: most bytes of the rows of a list; a larger row is alone.
-        max_rows: most rows of a list.
-    """
-    chunk: list[int] = []
-    total = 0
-    for row, size in enumerate(sizes):
-        if chunk and (len(chunk) >= max_rows or total + size > max_bytes):
-            yield chunk
-            chunk, total = [], 0
-        chunk.append(row)
-        total += size
-    if chunk:
-        yield chunk
-
-
-def retry_after(value: str | None) -> float | None:
-    """Return the seconds of a `Retry-After` header (seconds or a date); None if there is none or it is invalid."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return None
-        return max(seconds, 0.0)
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
-
-
-def _check_status(url: str, status: int, headers: httpx.Headers, body: bytes) -> None:
-    """Raise what a status other than 200 means."""
-    if status == 200:
-        return
-    reason = _reason(body)
-    if status in (401, 403):
-        raise ConfigError(f"{url} refused the key (status {status}: {reason}); pass key= with the server's key.")
-    if 300 <= status < 400:
-        raise RemoteError(
-            f"{url} redirects to {headers.get('Location', 'nowhere')!r:.200}, which is not followed, because the key "
-            "would be sent there; pass that URL if you trust it."
-        )
-    if status in (404, 405):
-        raise Missing(f"{url} does not exist (status {status}: {reason}); check the URL and protocol=.")
-    if status == 501:
-        raise ConfigError(f"{url} cannot do this (status 501: {reason}).")
-    wait = retry_after(headers.get("Retry-After"))
-    if status in (429, 503) and wait is not None:
-        raise _Busy(f"status {status}: {reason}", max(wait, FIRST_WAIT))
-    if status >= 500 or status in (408, 425, 429):
-        raise _Failed(f"status {status}: {reason}")
-    if status >= 400:
-        raise Refused(status, reason)
-    raise _Failed(f"unexpected status {status}: {reason}")
-
-
-def _reason(body: bytes) -> str:
-    """Return the message of an error body, or its start."""
-    try:
-        content = parse_json(body)
-    except InvalidReply:
-        return body[:200].decode(errors="replace") or "no reason"
-    for name in ("error", "message", "detail"):
-        while isinstance(content, dict) and name in content:
-            content = content[name]
-    return str(content)[:500]
-
-
-def parse_urls(urls: Any, key: str | None) -> tuple[list[str], str | None]:
-    """Return clean URLs without user and password, and the key: the given one, or the password of the URLs.
-
-    Args:
-        urls: one URL, several with commas between them, or a list.
-        key: the key that was given.
-
-    Raises:
-        ConfigError: a URL is invalid, or the passwords differ.
-    """
-    listed = urls.split(",") if isinstance(urls, str) else list(urls)
-    clean: list[str] = []
-    keys = set()
-    for url in listed:
-        try:
-            parts = urlsplit(str(url).strip())
-            valid = (
-                parts.scheme in ("http", "https")
-                and parts.hostname
-                and (parts.port or 1)
-                and not (parts.query or parts.fragment)
-            )
-        except ValueError:  # for example a port that is no number
-            valid = False
-        if not valid:
-            shown = str(url).rpartition("@")[2]
-            raise ConfigError(f"a URL must have the form http://host:port, got {shown!r:.200}.")
-        keys.add(None if parts.password is None else unquote(parts.password))
-        host = parts.netloc.rpartition("@")[2]
-        clean.append(f"{parts.scheme}://{host}{parts.path.rstrip('/')}")
-    if len(keys) > 1 and key is None:
-        raise ConfigError("the URLs have different passwords; pass one key= for all servers.")
-    if not clean or len(set(clean)) != len(clean):
-        raise ConfigError(f"expected one or several different URLs, got {clean}.")
-    return clean, key if key is not None else keys.pop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 import pydantic
 
@@ -73,3 +74,40 @@ def read_key(key: str | None) -> str | None:
     if key is not None and (not key or not key.isascii() or not key.isprintable() or key != key.strip()):
         raise ConfigError("key must be printable ASCII without spaces around it, to fit into an HTTP header.")
     return key
+
+
+def parse_urls(urls: Any, key: str | None) -> tuple[list[str], str | None]:
+    """Return clean URLs without user and password, and the key: the given one, or the password of the URLs.
+
+    Args:
+        urls: one URL, several with commas between them, or a list.
+        key: the key that was given.
+
+    Raises:
+        ConfigError: a URL is invalid, or the passwords differ.
+    """
+    listed = urls.split(",") if isinstance(urls, str) else list(urls)
+    clean: list[str] = []
+    keys = set()
+    for url in listed:
+        try:
+            parts = urlsplit(str(url).strip())
+            valid = (
+                parts.scheme in ("http", "https")
+                and parts.hostname
+                and (parts.port or 1)
+                and not (parts.query or parts.fragment)
+            )
+        except ValueError:  # for example a port that is no number
+            valid = False
+        if not valid:
+            shown = str(url).rpartition("@")[2]
+            raise ConfigError(f"a URL must have the form http://host:port, got {shown!r:.200}.")
+        keys.add(None if parts.password is None else unquote(parts.password))
+        host = parts.netloc.rpartition("@")[2]
+        clean.append(f"{parts.scheme}://{host}{parts.path.rstrip('/')}")
+    if len(keys) > 1 and key is None:
+        raise ConfigError("the URLs have different passwords; pass one key= for all servers.")
+    if not clean or len(set(clean)) != len(clean):
+        raise ConfigError(f"expected one or several different URLs, got {clean}.")
+    return clean, key if key is not None else keys.pop()

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -91,6 +91,26 @@ class Protocol(abc.ABC):
         """Raise ConfigError if the protocol cannot score every turn."""
         if turns != "last":
             raise ConfigError(f"turns must be 'last' with the protocol {self.name!r}, got {turns!r}.")
+
+
+def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[list[int]]:
+    """Yield lists of consecutive rows, each as long as both limits allow.
+
+    Args:
+        sizes: bytes of each row, `[N]`.
+        max_bytes: most bytes of the rows of a list; a larger row is alone.
+        max_rows: most rows of a list.
+    """
+    chunk: list[int] = []
+    total = 0
+    for row, size in enumerate(sizes):
+        if chunk and (len(chunk) >= max_rows or total + size > max_bytes):
+            yield chunk
+            chunk, total = [], 0
+        chunk.append(row)
+        total += size
+    if chunk:
+        yield chunk
 
 
 # --- gym_rm ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 
 from gym_rm.checks import finite
 from gym_rm.errors import ConfigError, ConversationError, RemoteError, logger, warn_once
-from gym_rm.scorers.remote_connections import Connections, Endpoint, Limits, Missing, Refused, Request, pack
+from gym_rm.scorers.remote_connections import Connections, Endpoint, Limits, Request
 from gym_rm.scorers.remote_protocols import (
     GymRMProtocol,
     InvalidReply,
@@ -24,9 +24,11 @@ from gym_rm.scorers.remote_protocols import (
     Turns,
     VLLMProtocol,
     as_messages,
+    pack,
     parse_json,
     read_info,
 )
+from gym_rm.scorers.remote_replies import Missing, Refused
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Provenance
 

@@ -30,7 +30,10 @@ from reward_servers import RewardApp, error, free_port, reward_of, serve, sigmoi
 from gym_rm import ConfigError, RemoteError, ScoringError, load_scorer
 from gym_rm.cli.score import without_key
 from gym_rm.scorer import acquire_scorer, release_scorer
-from gym_rm.scorers.remote_connections import backoff, pack, parse_urls, retry_after
+from gym_rm.scorers.remote_connections import backoff
+from gym_rm.scorers.remote_options import parse_urls
+from gym_rm.scorers.remote_protocols import pack
+from gym_rm.scorers.remote_replies import retry_after
 from gym_rm.testing import check_scorer
 from gym_rm.types import Prompt
 
