@@ -40,6 +40,7 @@ class Served:
         max_conversations: most conversations in one request; None for no limit.
         max_length: longest conversation in tokens; None if unknown.
         calibration: conversations with the rewards that the server says it gives them.
+        name: name of the model in requests; None if requests need none.
     """
 
     protocol: str
@@ -48,6 +49,7 @@ class Served:
     max_conversations: int | None = None
     max_length: int | None = None
     calibration: tuple[tuple[Conversation, float], ...] = ()
+    name: str | None = None
 
     @property
     def identity(self) -> tuple[str | None, ...]:
@@ -207,13 +209,13 @@ class VLLMProtocol(Protocol):
     """`POST /classify` of `vllm serve --runner pooling`: one conversation in a request, one value without activation.
 
     Attributes:
-        model: name of the served model.
+        model: name of the served model; None to leave it out.
         label: index of the value that is the reward; None if there is only one.
         extra: other fields of the request (chat template, truncation).
         max_length: number of tokens at which vLLM truncates; None for never.
     """
 
-    model: str
+    model: str | None = None
     label: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     max_length: int | None = None
@@ -224,8 +226,8 @@ class VLLMProtocol(Protocol):
     def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
         """Return the whole request body."""
         flags = {"add_generation_prompt": False, "continue_final_message": False, "add_special_tokens": False}
-        body = {"model": self.model, "messages": as_messages(conversation), "use_activation": False, **flags}
-        return (to_json({**body, **self.extra}),)
+        body = {"messages": as_messages(conversation), "use_activation": False, **flags, **self.extra}
+        return (to_json(body if self.model is None else {"model": self.model, **body}),)
 
     def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
         """Return the body of the only row."""
