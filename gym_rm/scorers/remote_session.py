@@ -108,7 +108,7 @@ class Session:
         if options.truncate:
             extra |= {"truncate_prompt_tokens": options.max_length, "truncation_side": "left"}
         cut = options.max_length if options.truncate else None
-        return VLLMProtocol(served.provenance.model, options.label, extra, cut)
+        return VLLMProtocol(served.name, options.label, extra, cut)
 
     # --- start -----------------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Session:
         """Ask a server for its protocol and model."""
         chosen = self._options.protocol
         if chosen == "openrlhf":
-            return Served("openrlhf", Provenance("unknown", endpoint.url))
+            return self._unnamed(chosen)
         ways = {"gym_rm": ("/info", read_info), "vllm": ("/v1/models", _read_models)}
         reasons = []
         for path, read in ways.values() if chosen == "auto" else [ways[chosen]]:
@@ -170,8 +170,14 @@ class Session:
             if isinstance(found, Served):
                 return found
             reasons.append(f"GET {path}: {found}")
+        if chosen == "vllm":  # behind a proxy with only /classify
+            return self._unnamed(chosen)
         advice = "pass protocol='gym_rm', 'vllm' or 'openrlhf'" if chosen == "auto" else "check the URL and protocol="
         raise ConfigError(f"{endpoint.url} has an unknown protocol ({'; '.join(reasons)}); {advice}.")
+
+    def _unnamed(self, protocol: str) -> Served:
+        """Return what is known of a server that does not name its model."""
+        return Served(protocol, Provenance("unknown", ", ".join(self._urls)))
 
     async def _ask(self, endpoint: Endpoint, path: str, read: Callable[[Any], Served], deadline: float) -> Served | str:
         """Return what `read` makes of the reply to GET, or why there is none."""
@@ -383,7 +389,8 @@ def _read_models(reply: Any) -> Served:
         raise InvalidReply(f"expected a list of models, got {reply!r:.100}")
     length = first.get("max_model_len")
     settings = {"max_length": length} if type(length) is int else {}
-    return Served("vllm", Provenance(str(first.get("owned_by") or "vllm"), first["id"], settings=settings))
+    provenance = Provenance(str(first.get("owned_by") or "vllm"), first["id"], settings=settings)
+    return Served("vllm", provenance, name=first["id"])
 
 
 def _model_of(scores: Scores) -> tuple[Any, ...]:

@@ -719,6 +719,19 @@ def test_vllm_is_recognised_and_asked_for_values_without_activation():
     }
 
 
+@pytest.mark.parametrize("protocol", ["vllm", "openrlhf"])
+def test_two_servers_that_do_not_name_their_model_share_the_work(protocol, saved_model):
+    apps = [RewardApp(protocol, delay=0.01), RewardApp(protocol, delay=0.01)]
+    for app in apps:
+        app.get = lambda path: error(404, "Not Found")
+    options = {"tokenizer": saved_model("qwen3")} if protocol == "openrlhf" else {}
+    with serve(apps[0]) as one, serve(apps[1]) as other:
+        with scorer_at([one, other], protocol=protocol, max_conversations=2, **options) as scorer:  # noqa: SIM117
+            assert len(scorer.score(conversations(40))) == 40
+    assert all(len(app.requests) > 5 for app in apps)
+    assert not [request for _, _, request in apps[0].requests if "model" in request]
+
+
 def test_a_vllm_that_ignores_use_activation_is_noticed(caplog):
     app = RewardApp("vllm", reward=lambda conversation: sigmoid(reward_of(conversation) / 20))
     with serve(app) as url:
@@ -787,6 +800,14 @@ def test_openrlhf_gets_texts_with_the_end_token(saved_model):
 
 
 # --- gym_rm's own server -----------------------------------------------------------------------------------------
+
+
+def test_the_real_server_answers_as_vllm_does_too(scorer_of, real_conversations):
+    application = pytest.importorskip("gym_rm.server.app")
+    local = scorer_of("qwen3")
+    with serve(application.make_app(local)) as url, scorer_at(f"{url}/classify", timeout=60) as scorer:
+        found = scorer.score(real_conversations).rewards
+    assert found.tolist() == pytest.approx(local.score(real_conversations).rewards.tolist(), abs=1e-6)
 
 
 def test_the_real_server_gives_the_rewards_of_the_local_model(scorer_of, saved_model, real_conversations):
