@@ -725,9 +725,9 @@ def test_two_servers_that_do_not_name_their_model_share_the_work(protocol, saved
     for app in apps:
         app.get = lambda path: error(404, "Not Found")
     options = {"tokenizer": saved_model("qwen3")} if protocol == "openrlhf" else {}
-    with serve(apps[0]) as one, serve(apps[1]) as other:
-        with scorer_at([one, other], protocol=protocol, max_conversations=2, **options) as scorer:  # noqa: SIM117
-            assert len(scorer.score(conversations(40))) == 40
+    options |= {"protocol": protocol, "max_conversations": 2}
+    with serve(apps[0]) as one, serve(apps[1]) as other, scorer_at([one, other], **options) as scorer:
+        assert len(scorer.score(conversations(40))) == 40
     assert all(len(app.requests) > 5 for app in apps)
     assert not [request for _, _, request in apps[0].requests if "model" in request]
 
