@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import copy
+import inspect
 import json
 import os
 import pickle
@@ -29,7 +30,8 @@ from reward_servers import RewardApp, error, free_port, reward_of, serve, sigmoi
 
 from gym_rm import ConfigError, RemoteError, ScoringError, load_scorer
 from gym_rm.cli.score import without_key
-from gym_rm.scorer import acquire_scorer, release_scorer
+from gym_rm.scorer import ModelScorer, acquire_scorer, release_scorer
+from gym_rm.scorers.remote import RemoteScorer
 from gym_rm.scorers.remote_connections import backoff
 from gym_rm.scorers.remote_options import parse_urls
 from gym_rm.scorers.remote_protocols import pack
@@ -658,6 +660,12 @@ def test_the_command_scores_with_a_url_and_stores_no_key(app, url, tmp_path):
 def test_settings_are_stored_without_keys():
     stored = without_key({"path": ["http://a:b@c/d@e", "https://h:1"], "key": "k", "scorers": {"x": {"key": "k"}}})
     assert stored == {"path": ["http://c/d@e", "https://h:1"], "scorers": {"x": {}}}
+
+
+@pytest.mark.parametrize("method", ["score", "sleep", "wake", "clear_cache", "close"])
+def test_a_remote_scorer_has_the_methods_of_scorers_with_a_model(method):
+    expected = list(inspect.signature(getattr(ModelScorer, method)).parameters)
+    assert list(inspect.signature(getattr(RemoteScorer, method)).parameters)[: len(expected)] == expected
 
 
 @pytest.mark.parametrize(
