@@ -70,7 +70,7 @@ def infos(name: str, values: Any) -> Any:
         return np.array([math.nan if each is None else each for each in values], dtype=np.float64)
     if values and all(isinstance(each, list) for each in values):
         kinds = {type(leaf) for leaf in _leaves(values)}
-        if kinds in ({float}, {int}, {bool}, set()):
+        if kinds in ({float}, {int}, {bool}):
             try:
                 array = np.array(values)
             except ValueError:  # lists of different lengths
