@@ -81,6 +81,14 @@ class ScorerOptions(TypedDict, total=False):
     tree: bool
     cache_size: int
     prefix_cache_tokens: int
+    # ParallelOptions
+    tensor_parallel_size: int
+    fsdp_size: int
+    num_replicas: int
+    replicas: Literal["auto", "processes", "ray"]
+    lease_seconds: float
+    max_restarts: int
+    name: str | None
     # TextOptions
     chat_template: str | None
     chat_template_kwargs: Mapping[str, Any] | None

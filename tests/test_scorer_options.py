@@ -6,6 +6,7 @@ import typing
 import pytest
 
 from gym_rm import EnsembleScorer, PairwiseScorer, RewardModelScorer, WeightedScorer
+from gym_rm.engine.executors.replica import ParallelOptions
 from gym_rm.engine.kinds import KINDS
 from gym_rm.engine.loading.checkpoint import LoadOptions
 from gym_rm.engine.reward_model_scorer import EngineOptions
@@ -20,7 +21,8 @@ def keywords(function):
 
 
 def test_the_typed_options_are_those_of_the_settings():
-    schemas = [LoadOptions, EngineOptions, TextOptions, RemoteOptions, *(kind.Options for kind in KINDS.values())]
+    general = [LoadOptions, EngineOptions, ParallelOptions, TextOptions, RemoteOptions]
+    schemas = [*general, *(kind.Options for kind in KINDS.values())]
     known = {name for schema in schemas for name in schema.model_fields} | {"executor"}
     known |= keywords(WeightedScorer) | keywords(EnsembleScorer) | keywords(PairwiseScorer)
     assert set(ScorerOptions.__annotations__) == known - {"path"}

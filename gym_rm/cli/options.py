@@ -28,13 +28,16 @@ class CommandWithOptions(TyperCommand):
 
 def scorer_options() -> dict[str, list[Setting]]:
     """Return the options of reward models, and of each kind of reward model, by title."""
-    from gym_rm.engine.kinds import KINDS  # imported here because importing torch is slow
+    from gym_rm.engine.executors.replica import ParallelOptions  # imported here because importing torch is slow
+    from gym_rm.engine.kinds import KINDS
     from gym_rm.engine.loading.checkpoint import LoadOptions
     from gym_rm.engine.reward_model_scorer import EngineOptions
     from gym_rm.engine.text.options import TextOptions
     from gym_rm.scorers.remote_options import RemoteOptions
 
-    general = [each for schema in (LoadOptions, EngineOptions, TextOptions) for each in settings_of(schema)]
+    general = [
+        each for schema in (LoadOptions, EngineOptions, ParallelOptions, TextOptions) for each in settings_of(schema)
+    ]
     groups = {"for every reward model": [each for each in general if each.name != "path"]}
     groups |= {f"for kind={name}": settings_of(kind.Options) for name, kind in KINDS.items()}
     groups["for a URL"] = settings_of(RemoteOptions)

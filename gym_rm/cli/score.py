@@ -24,6 +24,8 @@ from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 
 STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+# Options about copies of the model, which all return the same scores.
+REPLICAS = ("executor", "num_replicas", "replicas", "lease_seconds", "max_restarts", "name")
 SECONDS_BETWEEN_LINES = 15.0  # of progress, if stderr is not a terminal
 
 
@@ -119,7 +121,9 @@ def score(
         fail(
             ConfigError("--overwrite and --retry-failed exclude each other: a new output has no failed lines."), code=2
         )
-    placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)  # these do not change a score
+    # These do not change a score.
+    placement = _given(device=device, max_num_batched_tokens=max_num_batched_tokens)
+    placement |= {name: options.pop(name) for name in REPLICAS if name in options}
     path = None if source == "-" else Path(source)
     written = None if output in STANDARD_OUTPUT else Path(output)
     if output.endswith("/"):  # which Path removes

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -23,8 +24,9 @@ from transformers import PreTrainedModel
 
 from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
 from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE
+from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
-from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.executors.replica import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import Checkpoint, LoadOptions, open_checkpoint
@@ -38,8 +40,11 @@ from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scorer import check_rows
+from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
+
+SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
 
 
 class EngineOptions(Config):
@@ -69,9 +74,10 @@ class RewardModelScorer:
         model: a Hugging Face model with its head.
         tokenizer: the model's tokenizer, with the chat template, or its folder or hub id.
         kind: kind of reward model; `"auto"` detects it from the configuration.
-        executor: executor that runs the forward; None for this process.
+        executor: executor that runs the forward; None for this process. A model that is passed in cannot be sent to
+            other processes.
         name: model name in `Scores.provenance`; None for the model's own name.
-        **options: the fields of `EngineOptions`, of `TextOptions` and of the kind's `Options`.
+        **options: the fields of `EngineOptions`, `TextOptions` and of the kind's `Options`.
 
     Raises:
         ConfigError: an option is unknown or invalid, or the model is not a reward model.
@@ -91,7 +97,7 @@ class RewardModelScorer:
         tokenizer: Any,
         *,
         kind: str = "auto",
-        executor: Executor | None = None,
+        executor: Executor | str | None = None,
         name: str | None = None,
         **options: Any,
     ) -> None:
@@ -109,7 +115,7 @@ class RewardModelScorer:
 
     @classmethod
     def of_checkpoint(
-        cls, checkpoint: Checkpoint, /, *, executor: Executor | None = None, **options: Any
+        cls, checkpoint: Checkpoint, /, *, executor: Executor | str | None = None, **options: Any
     ) -> RewardModelScorer:
         """Return the scorer of a checkpoint; only the executor reads the weights. See `load_reward_model`."""
         scorer = cls.__new__(cls)
@@ -118,14 +124,17 @@ class RewardModelScorer:
         return scorer
 
     def _start(
-        self, source: ModelSource, facts: ModelFacts, kind: str, executor: Executor | None, options: dict[str, Any]
+        self,
+        source: ModelSource,
+        facts: ModelFacts,
+        kind: str,
+        executor: Executor | str | None,
+        options: dict[str, Any],
     ) -> None:
-        if executor is not None and (isinstance(executor, type) or not isinstance(executor, Executor)):
-            raise ConfigError(f"executor must be an Executor, such as LocalExecutor(); got {executor!r:.80}.")
         kind = detect_kind(facts) if kind == "auto" else check_kind(kind)
-        schemas = (EngineOptions, TextOptions, KINDS[kind].Options)
+        schemas = (EngineOptions, ParallelOptions, TextOptions, KINDS[kind].Options)
         loading = (LoadOptions,) if isinstance(source, Checkpoint) else ()
-        engine, text, of_kind = divide_settings(
+        engine, parallel, text, of_kind = divide_settings(
             options, *schemas, owner=f"a reward model of kind {kind!r}", others=loading
         )
         if 0 < engine.prefix_cache_tokens < CACHE_BLOCK_SIZE:
@@ -134,11 +143,17 @@ class RewardModelScorer:
             )
         self.kind: Kind = KINDS[kind].of(facts, of_kind)
         self.renderer = Renderer(facts.tokenizer, input_format=self.kind.input_format, **dict(text))
-        self.executor: Executor = executor or LocalExecutor()
-        reference = _reference(of_kind, source, facts.tokenizer)
         spec = LoadSpec(
-            source, self.kind.readout, reference, engine.tree, engine.quantization, engine.prefix_cache_tokens
+            source,
+            self.kind.readout,
+            _reference(of_kind, source, facts.tokenizer),
+            engine.tree,
+            engine.quantization,
+            engine.prefix_cache_tokens,
+            parallel.tensor_parallel_size,
+            parallel.fsdp_size,
         )
+        self.executor: Executor = choose_executor(executor, parallel, spec)
         self.info = self.executor.load(spec)
         if text.max_length is None:
             self.renderer.max_length = self.info.max_positions
@@ -146,9 +161,8 @@ class RewardModelScorer:
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
         self._cache = ScoreCache(engine.cache_size)
         self._lock = threading.RLock()
+        self._merging: MicroBatchingScorer | None = None
         self._constant_calls = 0
-        loaded = isinstance(source, PreTrainedModel)
-        device_map = getattr(source, "hf_device_map", None) if loaded else source.options.device_map
         self.provenance = Provenance(
             scorer=type(self).__name__,
             model=facts.name,
@@ -166,7 +180,8 @@ class RewardModelScorer:
                 "max_length": self.renderer.max_length,
                 "overlong": self.renderer.overlong,
                 **({} if self.info.quantization is None else {"quantization": self.info.quantization}),
-                **({} if device_map is None else {"device_map": device_map}),
+                **({} if self.info.device_map is None else {"device_map": self.info.device_map}),
+                **{name: size for name in SIZES if (size := getattr(parallel, name)) > 1},
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
                 **self.renderer.settings,
                 **self.kind.settings,
@@ -175,9 +190,9 @@ class RewardModelScorer:
         logger.info("scoring with %s", self.provenance)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Clear the caches and return the state without the lock."""
+        """Clear the caches and return the state without the lock and the thread of `score_async`."""
         self.clear_cache()
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+        return {**{name: value for name, value in self.__dict__.items() if name != "_lock"}, "_merging": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -230,6 +245,22 @@ class RewardModelScorer:
         cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
         return self._collect(rendered, scored, turns, result.workload + cost).raise_for_errors()
 
+    async def score_async(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations without blocking the event loop; calls that wait at the same time share batches.
+
+        At most 4096 conversations wait at a time, and further calls wait for their turn (`MicroBatchingScorer`).
+
+        Raises:
+            ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
+        """
+        with self._lock:
+            if self._merging is None:
+                # A proxy and a finalizer, so that the thread does not keep a scorer that nobody holds.
+                self._merging = MicroBatchingScorer(weakref.proxy(self))
+                weakref.finalize(self, self._merging.close)
+            merging = self._merging
+        return await merging.score_async(conversations, prompts)
+
     @property
     def max_num_batched_tokens(self) -> int:
         """Maximum number of tokens in one forward; halved after running out of memory."""
@@ -271,7 +302,11 @@ class RewardModelScorer:
             self.executor.clear_cache()
 
     def close(self) -> None:
-        """Release the model; closing twice is allowed."""
+        """Release the model; closing twice is allowed. Calls of `score_async` that wait are scored first."""
+        with self._lock:
+            merging, self._merging = self._merging, None
+        if merging is not None:
+            merging.close()
         with self._lock:
             self._cache.clear()
             self.executor.close()
@@ -404,15 +439,17 @@ class RewardModelScorer:
 
 
 def load_reward_model(
-    path: Any = None, *, kind: str = "auto", executor: Executor | None = None, **options: Any
+    path: Any = None, *, kind: str = "auto", executor: Executor | str | None = None, **options: Any
 ) -> RewardModelScorer:
     """Load a checkpoint and return its scorer; `gym_rm.load_scorer` calls this for a folder or hub id.
 
     Args:
         path: Hugging Face folder or hub id of a model or a LoRA adapter; None for the embedded reward model.
         kind: kind of reward model; `"auto"` detects it from the checkpoint.
-        executor: executor that runs the forward; None for this process.
-        **options: the fields of `LoadOptions`, `EngineOptions`, `TextOptions` and of the kind's `Options`.
+        executor: executor that runs the forward, or `"local"`, `"processes"` or `"ray"`; None for this process, or what
+            `ParallelOptions` need.
+        **options: the fields of `LoadOptions`, `EngineOptions`, `ParallelOptions`, `TextOptions` and of the kind's
+            `Options`.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded as a reward model, or an option is unknown or invalid.

@@ -8,6 +8,7 @@ fails alone gets an error.
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gym_rm.checks import integer
-from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
+from gym_rm.engine.executors.executor import BatchResult, CollectiveExecutor, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_padded, plan_trees
 from gym_rm.errors import ConfigError, logger, warn_once
 from gym_rm.scores import FloatArray
@@ -26,6 +27,9 @@ Budget: TypeAlias = int | Literal["auto"]
 
 GOOD_RUNS = 8  # runs without halving the budget before it is doubled again; the number doubles after each halving
 MOST_GOOD_RUNS = 1024
+
+BATCH_TOKENS = 32  # cost of a batch besides its tokens, as a number of tokens, when batches are cut for replicas
+REPORT_ROUNDS = 2  # batches per replica between two reports of progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,12 @@ class RunResult:
     values: FloatArray
     failures: dict[int, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
+
+    def take(self, sequences: Sequence[TokenSequence], rows: slice) -> RunResult:
+        """Return the result of some of the sequences, with the workload of all."""
+        starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
+        failures = {m - rows.start: self.failures[m] for m in range(rows.start, rows.stop) if m in self.failures}
+        return RunResult(self.values[starts[rows.start] : starts[rows.stop]], failures, self.workload)
 
 
 class Scheduler:
@@ -97,9 +107,12 @@ class Scheduler:
         Args:
             sequences: M sequences.
             executor: executor that runs the batches.
-            report: function that is called after each batch with the number of its sequences; None runs all batches in
-                one call of the executor, which is faster on a GPU.
+            report: function that is called after each batch (or after two for each replica) with the number of its
+                sequences; None runs all batches in one call of the executor, which is faster on a GPU.
         """
+        own = None
+        if isinstance(executor, CollectiveExecutor):
+            sequences, own = executor.gather(sequences)
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
         before = self._budget
@@ -110,11 +123,13 @@ class Scheduler:
             started = time.perf_counter()
             plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
             planned = time.perf_counter()
-            outcomes = []
-            for batches in [plan.batches] if report is None else [(batch,) for batch in plan.batches]:
+            outcomes: list[BatchResult] = []
+            for batches in [plan.batches] if report is None else self._rounds(plan.batches):
+                first = len(outcomes)
                 outcomes += self._checked(executor.run(batches), batches, executor)
-                if report is not None and outcomes[-1].values is not None:
-                    report(int((plan.batch_of == len(outcomes) - 1).sum()))
+                done = [b for b in range(first, len(outcomes)) if outcomes[b].values is not None]
+                if report is not None and done:
+                    report(int(np.isin(plan.batch_of, done).sum()))
             result.workload += _cost(plan.batches, outcomes, planned - started, time.perf_counter() - planned)
             too_large, broken = _collect(plan, outcomes, attempt, sequences, starts, result)
             if broken:
@@ -123,7 +138,7 @@ class Scheduler:
                 pending.append(Attempt(broken, max(len(sequences[m].input_ids) for m in broken), alone=True))
             pending += self._smaller_attempts(too_large, attempt.budget, sequences)
         self._adapt_budget(before, helped=len(result.failures) < len(sequences))
-        return result
+        return result if own is None else result.take(sequences, own)
 
     def _adapt_budget(self, before: int, helped: bool) -> None:
         """Keep a halved budget if it helped; after enough runs that did not halve it, double it."""
@@ -174,7 +189,30 @@ class Scheduler:
         alone = [Attempt([m], len(sequences[m].input_ids)) for m in rows if m not in set(short)]
         return [*alone, Attempt(short, smaller)] if short else alone
 
+    def _rounds(self, batches: Sequence[Batch]) -> list[Sequence[Batch]]:
+        """Divide batches into the parts after which progress is reported."""
+        size = 1 if self._info.num_replicas == 1 else REPORT_ROUNDS * self._info.num_replicas
+        return [batches[start : start + size] for start in range(0, len(batches), size)]
+
     def _plan(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:
+        """Return the batches; for several replicas, those that they finish earliest."""
+        plan = self._plan_within(sequences, budget, alone)
+        replicas = self._info.num_replicas
+        if replicas == 1 or alone or self.layout == "one_by_one":
+            return plan
+        longest = max((len(sequence.input_ids) for sequence in sequences), default=0)
+        total = _cost_of(plan.batches)
+        rounds = -(-total // (replicas * budget))
+        # Equal shares; finer ones, which balance better; and shares of a long prefix that every batch must repeat.
+        budgets = {-(-total // (replicas * rounds * pieces)) for pieces in (1, 2, 4)}
+        budgets |= {longest - (longest - total) // (replicas * rounds)}
+        for smaller in sorted({min(budget, max(each, longest)) for each in budgets} - {budget}, reverse=True):
+            other = self._plan_within(sequences, smaller, alone)
+            if _finish(other.batches, replicas) < _finish(plan.batches, replicas):
+                plan = other
+        return plan
+
+    def _plan_within(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:
         if self.layout == "tree":
             return plan_trees(sequences, max_num_batched_tokens=budget, alone=alone)
         exact = self.layout == "one_by_one"
@@ -238,6 +276,18 @@ def _collect(
         else:
             broken.append(m)
     return too_large, broken
+
+
+def _cost_of(batches: Sequence[Batch]) -> int:
+    return sum(batch.input_ids.size + BATCH_TOKENS for batch in batches)
+
+
+def _finish(batches: Sequence[Batch], replicas: int) -> int:
+    """Return when the last replica is done, in tokens, if each always takes the largest batch that is left."""
+    ends = [0] * replicas
+    for size in sorted((batch.input_ids.size + BATCH_TOKENS for batch in batches), reverse=True):
+        heapq.heapreplace(ends, ends[0] + size)
+    return max(ends)
 
 
 def _cost(

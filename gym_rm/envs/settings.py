@@ -9,7 +9,8 @@ import gymnasium as gym
 import pydantic
 from gymnasium.vector import AutoresetMode
 
-from gym_rm.config import Config, Finite, PositiveInt
+from gym_rm.config import Finite, PositiveInt
+from gym_rm.engine.executors.replica import ParallelOptions
 from gym_rm.envs.spaces import MAX_LENGTH
 from gym_rm.errors import ConfigError, nearest
 
@@ -34,8 +35,11 @@ def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
     return modes[spelled]
 
 
-class EnvSettings(Config):
-    """Keyword arguments of `gym.make_vec("RewardModel-v0", ...)`; each also accepts a plain JSON value."""
+class EnvSettings(ParallelOptions):
+    """Keyword arguments of `gym.make_vec("RewardModel-v0", ...)`; each also accepts a plain JSON value.
+
+    Those of `ParallelOptions`, such as `num_replicas`, are options of the reward model.
+    """
 
     reward_model: Any = None
     """Argument of `load_scorer`: None for the embedded reward model, a folder, a hub id, a URL, a dict, a `Scorer`,
@@ -67,6 +71,15 @@ class EnvSettings(Config):
     """Maximum characters of a message in the spaces; a longer reply raises `ActionError`."""
     render_mode: str | None = None
     """`"human"` prints the conversations after every reset and step; with `"ansi"`, `render()` returns them."""
+
+
+def reward_model_options(settings: EnvSettings) -> dict[str, Any]:
+    """Return the options of the reward model: `reward_model_kwargs`, and those that have a keyword of their own."""
+    own = {name: getattr(settings, name) for name in ParallelOptions.model_fields if name in settings.model_fields_set}
+    for name in own:
+        if name in settings.reward_model_kwargs:
+            raise ConfigError(f"{name} is given twice, also in reward_model_kwargs; leave one out.")
+    return {**settings.reward_model_kwargs, **own}
 
 
 def require_known(settings: Mapping[str, Any], owner: str, *options: str) -> None:

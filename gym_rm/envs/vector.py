@@ -27,7 +27,13 @@ from gym_rm.envs.attributes import EachAttribute
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import Turn, UserSimulator
-from gym_rm.envs.settings import RENDERING, EnvSettings, require_known, same_step_statistics
+from gym_rm.envs.settings import (
+    RENDERING,
+    EnvSettings,
+    require_known,
+    reward_model_options,
+    same_step_statistics,
+)
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.errors import ActionError, ConfigError, GymRMError, RenderModeError, brief, logger, nearest, warn_once
@@ -108,7 +114,7 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
                 "prompts are given without reward_model, so the small embedded reward model scores the replies. It "
                 "only rates answers to questions like 'Which is the largest, 12, 30 or 27?'; pass reward_model=."
             )
-        self.scorer = acquire_scorer(self.settings.reward_model, self.settings.reward_model_kwargs)
+        self.scorer = acquire_scorer(self.settings.reward_model, reward_model_options(self.settings))
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
         self._user = UserSimulator(
             respond,

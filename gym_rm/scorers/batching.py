@@ -1,15 +1,18 @@
 """Merge concurrent calls of a scorer into batches, because one call with many conversations is faster.
 
 HTTP requests, environment threads and reward coroutines request single scores at the same time. One thread collects
-the waiting requests, scores them in one call, and returns the rows of each request to its caller.
+the waiting requests, scores them in one call, and returns the rows of each request to its caller. Coroutines beyond a
+number of waiting conversations wait for their turn before they request anything.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,6 +34,56 @@ class Request:
     future: Future[Scores] = field(default_factory=Future)
 
 
+class _Places:
+    """Places for conversations that wait; coroutines of any event loop get them in the order in which they ask."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._taken = 0
+        self._lock = threading.Lock()
+        self._queue: deque[tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+
+    async def take(self, count: int) -> None:
+        """Wait for `count` places; more than there are is granted alone."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if not self._queue and self._fits(count):
+                self._taken += count
+                return
+            turn: asyncio.Future[None] = loop.create_future()
+            entry = (count, loop, turn)
+            self._queue.append(entry)
+        try:
+            await turn
+        except BaseException:  # cancelled, perhaps after the places were granted
+            with self._lock:
+                waiting = entry in self._queue
+                if waiting:
+                    self._queue.remove(entry)
+            self.give_back(0 if waiting else count)
+            raise
+
+    def give_back(self, count: int) -> None:
+        """Return places, and grant those that are free to the coroutines that wait."""
+        with self._lock:
+            self._taken -= count
+            while self._queue and self._fits(self._queue[0][0]):
+                wanted, loop, turn = self._queue.popleft()
+                try:
+                    loop.call_soon_threadsafe(_grant, turn)
+                except RuntimeError:  # the loop is closed, so nobody waits
+                    continue
+                self._taken += wanted
+
+    def _fits(self, count: int) -> bool:
+        return self._taken == 0 or self._taken + count <= self._most
+
+
+def _grant(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
+
+
 class MicroBatchingScorer:
     """Scorer that accepts calls from any number of threads and merges concurrent calls.
 
@@ -42,6 +95,8 @@ class MicroBatchingScorer:
         max_batch_size: number of conversations at which a batch is complete; a request is never split.
         max_wait: seconds that the first request of a batch waits for others. This matters only if the scorer is idle,
             because requests also collect while the previous batch is scored.
+        max_waiting: number of conversations of `score_async` calls that may wait or be scored at a time. Further
+            coroutines wait for their turn.
 
     Example:
         >>> import gym_rm
@@ -51,7 +106,9 @@ class MicroBatchingScorer:
         >>> scorer.close()
     """
 
-    def __init__(self, scorer: Scorer, *, max_batch_size: int = 1024, max_wait: float = 0.005) -> None:
+    def __init__(
+        self, scorer: Scorer, *, max_batch_size: int = 1024, max_wait: float = 0.005, max_waiting: int = 4096
+    ) -> None:
         if not isinstance(scorer, Scorer):
             raise ConfigError(f"scorer must have a method score, got {scorer!r:.100}; pass load_scorer(...).")
         if finite("max_wait", max_wait) < 0:
@@ -61,6 +118,7 @@ class MicroBatchingScorer:
         self.num_conversations = 0
         self._max_batch_size = integer("max_batch_size", max_batch_size, minimum=1)
         self._max_wait = max_wait
+        self._places = _Places(integer("max_waiting", max_waiting, minimum=1))
         self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -91,6 +149,22 @@ class MicroBatchingScorer:
         if threading.current_thread() is self._thread:
             raise RuntimeError("the scorer of this MicroBatchingScorer called it, and would wait for itself.")
         return self.submit(conversations, prompts).result()
+
+    async def score_async(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations as `score`, without blocking the event loop; works from any number of loops.
+
+        A cancelled call frees its place, and is not scored if it has not begun.
+        """
+        check_rows(conversations, prompts)
+        count = len(conversations)
+        await self._places.take(count)
+        try:
+            future = self.submit(conversations, prompts)
+        except BaseException:
+            self._places.give_back(count)
+            raise
+        future.add_done_callback(lambda _: self._places.give_back(count))
+        return await asyncio.wrap_future(future)
 
     @property
     def respond(self) -> Any:

@@ -43,6 +43,14 @@ def save_prompts(path, size):
     return path
 
 
+def test_a_run_with_replicas_of_the_reward_model_has_the_same_rewards(tmp_path):
+    few = ("steps=3", "evaluate_every=3")
+    plain = train(tmp_path / "one", *few)
+    replicated = train(tmp_path / "two", *few, "env.reward_model_kwargs={num_replicas: 2, replicas: processes}")
+    assert [row["reward"] for row in replicated.conversations] == [row["reward"] for row in plain.conversations]
+    assert len(replicated.training) == 3
+
+
 # --- advantages ------------------------------------------------------------------------------------------------------
 
 

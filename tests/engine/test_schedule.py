@@ -331,3 +331,68 @@ def test_progress_is_reported_after_each_batch_until_all_sequences_are_done():
     calls = [call for _, call in reported]
     assert calls == sorted(set(calls)), "one report per batch, before the next batch runs"
     assert len(reported) == 3
+
+
+# --- several replicas
+
+
+def groups(count, prompt, reply, size=8):
+    """Return sequences of groups: a prompt of some tokens, and replies to it."""
+    prompts = [random_ids(prompt, seed) for seed in range(count)]
+    return [
+        ending(np.r_[prompts[g], random_ids(reply, 1000 * g + k + 1)].astype(np.int32))
+        for g in range(count)
+        for k in range(size)
+    ]
+
+
+def batches_for(sequences, replicas, layout="tree", **changes):
+    executor = PlainExecutor()
+    result = scheduler(layout=layout, num_replicas=replicas, **changes).run(sequences, executor)
+    assert result.values.tolist() == sums(sequences)
+    return executor
+
+
+@pytest.mark.parametrize("layout", ["tree", "padded"])
+@pytest.mark.parametrize("replicas", [2, 3, 8])
+def test_batches_are_cut_so_that_every_replica_has_the_same_work(replicas, layout):
+    sequences = groups(24, 40, 30)
+    whole = sum(batches_for(sequences, 1, layout).sizes)
+    sizes = batches_for(sequences, replicas, layout).sizes
+    ends = [0] * replicas
+    for size in sorted(sizes, reverse=True):
+        ends[ends.index(min(ends))] += size
+    assert max(ends) <= 1.25 * whole / replicas
+    assert sum(sizes) <= 1.1 * whole
+
+
+def test_groups_stay_together_if_there_are_enough_for_all_replicas():
+    assert batches_for(groups(8, 100, 30), 2).sizes == [4 * 340, 4 * 340]
+
+
+def test_a_single_group_is_divided_among_the_replicas():
+    assert sorted(batches_for(groups(1, 40, 100), 2).sizes) == [440, 440]
+
+
+def test_a_group_with_a_long_prompt_is_not_divided_into_many_copies_of_the_prompt():
+    sizes = batches_for(groups(1, 1500, 40), 2).sizes
+    assert len(sizes) <= 2
+    assert max(sizes) <= 1500 + 8 * 40
+
+
+def test_one_replica_gets_the_batches_of_the_budget():
+    assert batches_for(groups(8, 100, 30), 1).sizes == [4 * 340 + 340 * 2, 2 * 340]
+
+
+def test_progress_is_reported_after_batches_for_all_replicas():
+    class Counting(PlainExecutor):
+        calls = ()
+
+        def run(self, batches):
+            self.calls = (*self.calls, len(batches))
+            return super().run(batches)
+
+    executor, reports = Counting(), []
+    scheduler(100, num_replicas=2).run([ending(random_ids(100, seed)) for seed in range(10)], executor, reports.append)
+    assert executor.calls == (4, 4, 2)
+    assert reports == [4, 4, 2]

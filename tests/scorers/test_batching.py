@@ -427,3 +427,105 @@ def test_a_scorer_that_was_used_before_a_fork_answers_in_the_forked_process():
     finally:
         process.kill()
         process.join()
+
+
+# --- coroutines that wait for their turn
+
+
+def awaited(scorer, sizes):
+    """Return coroutines that score this many conversations each."""
+    return [scorer.score_async([chat("q", "x" * (k + 1))] * size) for k, size in enumerate(sizes)]
+
+
+def test_coroutines_get_the_scores_of_their_own_rows():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(length), max_waiting=3)
+
+    async def ask():
+        return await asyncio.gather(*awaited(scorer, [1, 2, 5, 1, 0, 3]))  # 5 is more than may wait
+
+    assert [scores.rewards.tolist() for scores in asyncio.run(ask())] == [[1], [2] * 2, [3] * 5, [4], [], [6] * 3]
+    scorer.close()
+
+
+def test_no_more_than_max_waiting_conversations_wait():
+    blocked = BlockedScorer(gym_rm.load_scorer(length))
+    scorer = MicroBatchingScorer(blocked, max_waiting=4, max_wait=0)
+
+    async def ask():
+        tasks = [asyncio.ensure_future(each) for each in awaited(scorer, [1] * 20)]
+        await asyncio.sleep(0.05)
+        assert scorer._waiting.qsize() <= 4
+        blocked.gate.set()
+        return await asyncio.gather(*tasks)
+
+    assert len(asyncio.run(ask())) == 20
+    assert max(len(texts) for texts, _ in blocked.asked) <= 4
+    scorer.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_cancelled_coroutine_frees_its_place(begun):
+    blocked = BlockedScorer(gym_rm.load_scorer(length))
+    scorer = MicroBatchingScorer(blocked, max_waiting=2, max_wait=0)
+
+    async def ask():
+        first, second, third = (asyncio.ensure_future(each) for each in awaited(scorer, [2, 2, 2]))
+        await asyncio.sleep(0.05)
+        (first if begun else second).cancel()
+        blocked.gate.set()
+        await asyncio.wait_for(asyncio.gather(first, second, third, return_exceptions=True), timeout=10)
+        return third.result().rewards.tolist()
+
+    assert asyncio.run(ask()) == [3, 3]
+    scorer.close()
+
+
+def test_a_loop_that_was_closed_while_it_waited_does_not_keep_its_place():
+    blocked = BlockedScorer(gym_rm.load_scorer(length))
+    scorer = MicroBatchingScorer(blocked, max_waiting=1, max_wait=0)
+    loop = asyncio.new_event_loop()
+    tasks = [loop.create_task(each) for each in awaited(scorer, [1, 1])]
+    loop.run_until_complete(asyncio.sleep(0.05))
+    loop.close()
+    assert not any(each.done() for each in tasks)
+    blocked.gate.set()
+    assert asyncio.run(asyncio.wait_for(scorer.score_async([chat("q", "abc")]), timeout=10)).rewards.tolist() == [3]
+    scorer.close()
+
+
+def test_coroutines_of_several_loops_share_batches_and_places():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(length), max_waiting=3)
+
+    async def ask():
+        return [scores.rewards[0] for scores in await asyncio.gather(*awaited(scorer, [1] * 20))]
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda _: asyncio.run(ask()), range(4)))
+    assert results == [[k + 1 for k in range(20)]] * 4
+    scorer.close()
+
+
+def test_a_reward_model_scores_coroutines_in_shared_batches(scorer_of, real_conversations):
+    scorer = scorer_of("qwen3")
+    expected = scorer.score(real_conversations).rewards
+
+    async def ask():
+        return await asyncio.gather(*(scorer.score_async([each]) for each in real_conversations))
+
+    assert np.array_equal([scores.rewards[0] for scores in asyncio.run(ask())], expected)
+    assert scorer._merging.num_batches < len(real_conversations)
+
+
+def test_a_reward_model_that_nobody_holds_ends_its_thread(saved_model, real_conversations):
+    scorer = gym_rm.load_scorer(saved_model("qwen3"))
+    asyncio.run(scorer.score_async(real_conversations[:1]))
+    thread = scorer._merging._thread
+    del scorer
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("most", [0, 2.5, "many"])
+def test_an_invalid_number_of_places_is_refused(most):
+    with pytest.raises(ConfigError, match="max_waiting must be an integer of at least 1"):
+        MicroBatchingScorer(gym_rm.load_scorer(length), max_waiting=most)
