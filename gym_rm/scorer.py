@@ -118,6 +118,20 @@ class ScorerOptions(TypedDict, total=False):
     reference: Any
     beta: float
     length_normalised: bool
+    # RemoteOptions, for a URL
+    protocol: Literal["auto", "gym_rm", "vllm", "openrlhf"]
+    key: str | None
+    timeout: float
+    attempt_timeout: float | None
+    startup_timeout: float
+    max_retries: int
+    max_connections: int
+    max_conversations: int
+    local: Any
+    calibration: Any
+    tolerance: float
+    label: int | None
+    truncate: bool
     # WeightedScorer and EnsembleScorer
     scorers: Any
     normalization: Any
@@ -127,7 +141,7 @@ class ScorerOptions(TypedDict, total=False):
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]
 """Function of `(conversations)` or `(conversations, prompts)` that returns N numbers, None for a missing score."""
 
-ScorerLike: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any] | Scorer | RewardFunction | None"
+ScorerLike: TypeAlias = "str | os.PathLike[str] | Sequence[str] | Mapping[str, Any] | Scorer | RewardFunction | None"
 
 # Values of `kind` in addition to the kinds of reward model (`gym_rm.engine.kinds.KINDS`), as entry points, which are
 # imported on first use.
@@ -138,6 +152,7 @@ SCORER_KINDS: dict[str, str] = {
 }
 REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"
+REMOTE = "gym_rm.scorers.remote:RemoteScorer"
 _OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -163,9 +178,9 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
 
     Args:
         reward_model: None for the embedded reward model; a folder or hub id of a Hugging Face checkpoint; a dict
-            `{"path": ..., "kind": ..., **options}`; a `Scorer`, which is returned unchanged; a function from
-            conversations, or from conversations and prompts, to numbers; or the name of a scorer, a scorer class or a
-            function, `"module:name"`.
+            `{"path": ..., "kind": ..., **options}`; the URL of a server, or a list of URLs; a `Scorer`, which is
+            returned unchanged; a function from conversations, or from conversations and prompts, to numbers; or the
+            name of a scorer, a scorer class or a function, `"module:name"`.
         **options: options of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one of
             `SCORER_KINDS` or a kind of reward model. If it is not given, the kind of a reward model is detected.
 
@@ -186,6 +201,8 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
             return load_scorer(instance)
     if reward_model is None or isinstance(reward_model, str | os.PathLike):
         reward_model = {} if reward_model is None else {"path": os.fspath(reward_model)}
+    elif isinstance(reward_model, list | tuple) and _is_url(reward_model):
+        reward_model = {"path": list(reward_model)}
     if isinstance(reward_model, Mapping):
         return _make({**reward_model, **options})
     if _is_model(reward_model):
@@ -307,7 +324,7 @@ def _is_object_name(reward_model: Any) -> bool:
 
 def _key(reward_model: ScorerLike, options: Mapping[str, Any]) -> str | None:
     """Return plain settings and the state of their folders as text; None if the settings contain other objects."""
-    if reward_model is not None and not isinstance(reward_model, str | os.PathLike | Mapping):
+    if reward_model is not None and not isinstance(reward_model, str | os.PathLike | Mapping | list | tuple):
         return None
     named = dict(reward_model) if isinstance(reward_model, Mapping) else {"path": reward_model}
     try:
@@ -341,7 +358,7 @@ def _make(options: dict[str, Any]) -> Scorer:
     if not isinstance(kind, str):
         raise ConfigError(f"kind must be a text, got {type(kind).__name__} {kind!r}.")
     if kind not in SCORER_KINDS:
-        return _entry_point(REWARD_MODEL)(**options)
+        return _load_remote(options) if _is_url(options.get("path")) else _entry_point(REWARD_MODEL)(**options)
     arguments = {name: value for name, value in options.items() if name != "kind"}
     try:
         return _entry_point(SCORER_KINDS[kind])(**arguments)
@@ -350,6 +367,21 @@ def _make(options: dict[str, Any]) -> Scorer:
             raise
         shown = ", ".join(f"{name}={value!r:.80}" for name, value in options.items())
         raise ConfigError(f"invalid options for a scorer: {shown}: {error}.") from error
+
+
+def _is_url(value: Any) -> bool:
+    """Return whether this is the URL of a server, or a list of URLs."""
+    if isinstance(value, list | tuple):
+        return bool(value) and all(isinstance(each, str) and _is_url(each) for each in value)
+    return isinstance(value, str) and value.strip().lower().startswith(("http://", "https://"))
+
+
+def _load_remote(options: dict[str, Any]) -> Scorer:
+    try:
+        remote = _entry_point(REMOTE)
+    except ImportError as error:
+        raise ConfigError(f"a scorer at a URL needs httpx; run pip install 'gym-rm[server]' ({error}).") from error
+    return remote(**{name: value for name, value in options.items() if (name, value) != ("kind", "auto")})
 
 
 def _instance(scorer_class: type, options: Mapping[str, Any]) -> Any:

@@ -14,6 +14,7 @@ FLOORS = {
     "errors": 0,
     "scores": 0,
     "checks": 0,
+    "plain_values": 0,
     "config": 1,
     "scorer": 1,
     "data": 1,

@@ -12,6 +12,7 @@ from gym_rm.engine.loading.checkpoint import LoadOptions
 from gym_rm.engine.reward_model_scorer import EngineOptions
 from gym_rm.engine.text.renderer import TextOptions
 from gym_rm.scorer import ModelScorer, ScorerOptions, load_scorer
+from gym_rm.scorers.remote_options import RemoteOptions
 
 
 def keywords(function):
@@ -20,7 +21,8 @@ def keywords(function):
 
 
 def test_the_typed_options_are_those_of_the_settings():
-    schemas = [LoadOptions, EngineOptions, ParallelOptions, TextOptions, *(kind.Options for kind in KINDS.values())]
+    general = [LoadOptions, EngineOptions, ParallelOptions, TextOptions, RemoteOptions]
+    schemas = [*general, *(kind.Options for kind in KINDS.values())]
     known = {name for schema in schemas for name in schema.model_fields} | {"executor"}
     known |= keywords(WeightedScorer) | keywords(EnsembleScorer) | keywords(PairwiseScorer)
     assert set(ScorerOptions.__annotations__) == known - {"path"}

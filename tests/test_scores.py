@@ -249,6 +249,66 @@ def test_take_accepts_a_mask():
         scores.take([True, False])
 
 
+INFO_COLUMNS = st.sampled_from(
+    [
+        lambda size: np.linspace(-1.5, 2, size),
+        lambda size: np.where(np.arange(size) % 2, np.nan, 0.5),
+        lambda size: np.arange(size) - 1,
+        lambda size: np.arange(size) % 2 == 0,
+        lambda size: np.arange(3 * size).reshape(size, 3) / 4,
+        lambda size: [["a", None, {"b": [row]}] for row in range(size)],
+        lambda size: [None if row % 2 else "text" for row in range(size)],
+        lambda size: [[0.5] * row for row in range(size)],
+    ]
+)
+
+
+@given(scores(), st.lists(INFO_COLUMNS, max_size=3))
+def test_from_dict_is_the_inverse_of_to_dict(whole, columns):
+    named = {f"info {k}": column(len(whole)) for k, column in enumerate(columns)}
+    whole = dataclasses.replace(whole, infos={**whole.infos, **named})
+    plain = json.loads(json.dumps(whole.to_dict()))
+    back = Scores.from_dict(plain)
+    assert back.to_dict() == plain == whole.to_dict()
+    assert (back.provenance, back.workload) == (whole.provenance, whole.workload)
+    for name in ("rewards", "num_tokens", "truncated_tokens", "terminations"):
+        assert np.array_equal(getattr(back, name), getattr(whole, name), equal_nan=name == "rewards")
+        assert getattr(getattr(back, name), "dtype", None) == getattr(getattr(whole, name), "dtype", None)
+    for name, column in whole.infos.items():
+        missing = column.dtype == np.float64 and np.isnan(column).all()
+        assert not len(whole) or missing or back.infos[name].dtype == column.dtype
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": ["1"]}, r"rewards\[0\] must be a finite number or null, got str '1'"),
+        ({"rewards": [float("inf")]}, "finite number"),
+        ({"rewards": [True]}, "finite number"),
+        ({"rewards": [10**400]}, "finite number"),
+        ({"rewards": 1.0}, "rewards must be a list"),
+        ({"rewards": []}, "one entry per reward"),
+        ({"errors": [1]}, "a text or null"),
+        ({"num_tokens": [1.5]}, "an integer of at least 0"),
+        ({"terminations": [0]}, "true or false"),
+        ({"components": [1.0]}, "a mapping from names to lists"),
+        ({"turn_rewards": [1.0]}, r"turn_rewards\[0\] must be a list"),
+        ({"reward": [1.0]}, "unknown field 'reward'. Did you mean 'rewards'"),
+        ({"provenance": {"scorer": "a"}}, "provenance is not complete"),
+        ({"provenance": {"scorer": "a", "model": 3}}, "provenance.model must have the type str"),
+        ({"workload": {"num_tokens": "3"}}, "workload.num_tokens must have the type int"),
+    ],
+)
+def test_from_dict_refuses_what_to_dict_does_not_write(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        Scores.from_dict({**Scores.from_rewards([1.0]).to_dict(), **changes})
+
+
+def test_from_dict_names_a_missing_field():
+    with pytest.raises(ConfigError, match="lack the field 'errors'"):
+        Scores.from_dict({"rewards": [1.0]})
+
+
 def test_to_dict_can_be_written_as_json():
     infos = {"when": np.array(["2024-01-01"], "datetime64[D]"), "set": [{1}], "nested": [{"a": np.float32(1)}]}
     plain = Scores.from_rewards([np.nan], infos=infos).to_dict()

@@ -33,12 +33,14 @@ def scorer_options() -> dict[str, list[Setting]]:
     from gym_rm.engine.loading.checkpoint import LoadOptions
     from gym_rm.engine.reward_model_scorer import EngineOptions
     from gym_rm.engine.text.options import TextOptions
+    from gym_rm.scorers.remote_options import RemoteOptions
 
     general = [
         each for schema in (LoadOptions, EngineOptions, ParallelOptions, TextOptions) for each in settings_of(schema)
     ]
     groups = {"for every reward model": [each for each in general if each.name != "path"]}
     groups |= {f"for kind={name}": settings_of(kind.Options) for name, kind in KINDS.items()}
+    groups["for a URL"] = settings_of(RemoteOptions)
     return {title: settings for title, settings in groups.items() if settings}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -39,7 +40,9 @@ def score(
     ],
     reward_model: Annotated[
         str | None,
-        typer.Option(help="Folder, hub id, module:function, or a JSON object as for load_scorer. Default: embedded."),
+        typer.Option(
+            help="Folder, hub id, URL, module:function, or a JSON object as for load_scorer. Default: embedded."
+        ),
     ] = None,
     output: Annotated[
         str,
@@ -147,7 +150,13 @@ def score(
         source=path,
         output=written,
         settings=_with_templates(
-            {"reward_model": model, **options, "turns": turns, "key": key, "provenance": provenance}
+            {
+                "reward_model": without_key(model),
+                **without_key(options),
+                "turns": turns,
+                "key": key,
+                "provenance": provenance,
+            }
         ),
         overwrite=overwrite,
         retry_failed=retry_failed,
@@ -201,6 +210,15 @@ def _with_templates(settings: Any) -> Any:
         with contextlib.suppress(OSError):  # loading the scorer reports the error
             whole["chat_template"] = Path(file).read_text(encoding="utf-8", errors="replace")
     return whole
+
+
+def without_key(settings: Any) -> Any:
+    """Return the settings of a scorer without the key of a server, and its URLs without passwords."""
+    if isinstance(settings, Mapping):
+        return {name: without_key(value) for name, value in settings.items() if name != "key"}
+    if isinstance(settings, list):
+        return [without_key(each) for each in settings]
+    return re.sub(r"(https?://)[^/@,]*@", r"\1", settings) if isinstance(settings, str) else settings
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class EnvSettings(ParallelOptions):
     """
 
     reward_model: Any = None
-    """Argument of `load_scorer`: None for the embedded reward model, a folder, a hub id, a dict, a `Scorer`, or a
-    function of `(conversations)` or `(conversations, prompts)`."""
+    """Argument of `load_scorer`: None for the embedded reward model, a folder, a hub id, a URL, a dict, a `Scorer`,
+    or a function of `(conversations)` or `(conversations, prompts)`."""
     reward_model_kwargs: dict[str, Any] = pydantic.Field(default={})
     """Options of `load_scorer` (`dtype`, `device`, ...)."""
     prompts: Any = None

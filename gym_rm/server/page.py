@@ -1,0 +1,53 @@
+"""The page at `/`: score a conversation in a browser. One file, no build step, nothing from other hosts."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import importlib.resources
+import re
+
+
+@functools.cache
+def page() -> str:
+    """Return the page as HTML; it has its content security policy, also if the server sends none."""
+    policy = _policy(_file()).replace('"', "&quot;")
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return _file().replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}', 1)
+
+
+@functools.cache
+def headers() -> dict[str, str]:
+    """Return the headers to send with the page: only its own script and style run, and it talks only to its server."""
+    return {
+        "Content-Security-Policy": f"{_policy(_file())}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
+
+
+@functools.cache
+def _file() -> str:
+    return importlib.resources.files("gym_rm.server").joinpath("page.html").read_text(encoding="utf-8")
+
+
+def _policy(html: str) -> str:
+    rules = {
+        "default-src": "'none'",
+        "script-src": _digest("script", html),
+        "style-src": _digest("style", html),
+        "connect-src": "'self'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "require-trusted-types-for": "'script'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def _digest(tag: str, html: str) -> str:
+    """Return the source expression for the content of the only element with this tag."""
+    (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

@@ -1,0 +1,311 @@
+"""The page at `/` in a real browser: scores of turns and sentences, two replies, hostile texts, errors in words."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn")
+pytest.importorskip("playwright.sync_api")
+
+from playwright import sync_api
+from reward_servers import RewardApp, error, reward_of, serve
+
+from gym_rm.server import page as page_module
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>'
+TALK = "User: Hi\nAssistant: Hello.\nUser: And now?\nAssistant: One thing. Another thing! A last one?"
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+
+
+class PageApp(RewardApp):
+    """The server with the page; `seen` has the rewards of turns as the real server gives them."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.page = (page_module.page(), {"content-type": "text/html; charset=utf-8", **page_module.headers()})
+
+    def rewards(self, request, size):
+        status, headers, body = super().rewards(request, size)
+        reply = json.loads(body)
+        if "turn_rewards" in reply:
+            reply["turn_rewards"] = [
+                [self.reward(one[: k + 1]) for k, message in enumerate(one) if message["role"] == "assistant"]
+                for one in request["conversations"]
+            ]
+        return status, headers, json.dumps(reply).encode()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def app():
+    return PageApp()
+
+
+@pytest.fixture
+def tab(app, browser):
+    """The page, opened; the test fails if it contacts another host, breaks its own policy or raises an error."""
+    context = browser.new_context()
+    opened = context.new_page()
+    opened.set_default_timeout(8000)
+    complaints, hosts = [], set()
+    opened.on("pageerror", lambda problem: complaints.append(str(problem)))
+    opened.on("console", lambda message: complaints.append(message.text) if "Security Policy" in message.text else None)
+    opened.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    with serve(app) as url:
+        opened.goto(url)
+        model_is(opened, "fake")
+        yield opened
+        assert not complaints
+        assert hosts == {url.split("/")[2]}
+        context.close()
+
+
+def score(tab, text, *, replies=None):
+    """Score a conversation, or two replies to it, and wait for the results or an error."""
+    if replies is not None:
+        tab.get_by_text("Compare two replies").click()
+        for name, reply in zip("ab", replies, strict=True):
+            tab.fill(f"#reply-{name}", reply)
+    tab.fill("#conversation", text)
+    tab.click("#score")
+    tab.wait_for_selector("#score:enabled")
+
+
+def model_is(tab, text):
+    """Wait until the page shows this model. (`wait_for_function` needs eval, which the page forbids.)"""
+    sync_api.expect(tab.locator("#model")).to_contain_text(text)
+
+
+def texts(tab, selector):
+    return [text.strip() for text in tab.locator(selector).all_inner_texts()]
+
+
+def numbers(tab, selector):
+    return [float(text.replace("−", "-")) for text in texts(tab, selector)]
+
+
+def read(text):
+    """Return the messages of a text with one line for each."""
+    return [
+        {"role": name.lower(), "content": content}
+        for name, content in (line.split(": ", 1) for line in text.split("\n"))
+    ]
+
+
+def test_every_turn_and_every_sentence_has_its_reward(app, tab):
+    score(tab, TALK)
+    messages = read(TALK)
+    whole = reward_of(messages)
+    assert numbers(tab, ".score strong") == [pytest.approx(whole, abs=0.01)]
+    assert numbers(tab, ".turn .value") == pytest.approx([reward_of(messages[:2]), whole], abs=0.01)
+    rest = ["Another thing! A last one?", "One thing. A last one?", "One thing. Another thing!"]
+    expected = [whole - reward_of([*messages[:-1], {"role": "assistant", "content": text}]) for text in rest]
+    assert numbers(tab, ".adds .value") == pytest.approx(expected, abs=0.06)
+    assert texts(tab, ".adds .text") == ["One thing.", "Another thing!", "A last one?"]
+
+
+def test_all_sentences_are_scored_in_one_request(app, tab):
+    score(tab, TALK)
+    sizes = {request["turns"]: len(request["conversations"]) for _, _, request in app.requests}
+    assert len(app.requests) == 2
+    assert sizes == {"all": 1, "last": 4}
+
+
+def test_two_replies_are_compared(app, tab):
+    score(tab, "User: Hi", replies=["Hello there. Welcome!", "zz"])
+    a, b = (reward_of([{"role": "assistant", "content": text}]) for text in ("Hello there. Welcome!", "zz"))
+    assert numbers(tab, ".score strong") == pytest.approx([a, b], abs=0.01)
+    better = "A" if a > b else "B"
+    assert f"Reply {better} has {abs(a - b):.2f}" in tab.inner_text(".verdict")
+    left, right = (card.bounding_box() for card in tab.locator(".sides .card").all())
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] < right["x"]
+
+
+def test_the_reply_moves_when_the_mode_changes(tab):
+    tab.fill("#conversation", TALK)
+    tab.get_by_text("Compare two replies").click()
+    assert tab.input_value("#reply-a") == "One thing. Another thing! A last one?"
+    assert tab.input_value("#conversation").endswith("User: And now?")
+    tab.get_by_text("One reply").click()
+    assert tab.input_value("#conversation") == TALK
+
+
+def test_texts_are_never_html(app, tab):
+    app.provenance["revision"] = HOSTILE
+    tab.reload()
+    messages = [
+        {"role": "user", "content": HOSTILE},
+        {"role": "assistant", "content": f"{HOSTILE} Fine. {HOSTILE} FAIL"},
+    ]
+    score(tab, json.dumps([{"role": HOSTILE, "content": HOSTILE}, *messages]))
+    assert HOSTILE in tab.inner_text("#results")
+    app.always = error(422, HOSTILE)
+    score(tab, TALK)
+    assert HOSTILE in tab.inner_text("#error")
+    assert tab.evaluate("[document.images.length, document.scripts.length, window.hacked ?? null]") == [0, 1, None]
+
+
+def test_json_and_unicode_reach_the_server_unchanged(app, tab):
+    content = "Grüße 👩‍🚀! 你好。\u202bשלום\u202c <b>x</b> \\n \u0000 \ud800"
+    messages = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": content}]
+    score(tab, json.dumps(messages))
+    assert [request["conversations"][0] for _, _, request in app.requests] == [messages, messages]
+    score(tab, json.dumps({"messages": messages, "id": 7}))
+    assert len(app.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "The conversation is empty."),
+        ("[{", "not valid JSON"),
+        ("[]", "must be a list of messages"),
+        ('{"a": 1}', "must be a list of messages"),
+        ('[{"role": "user"}]', 'Message 1 must have the texts "role" and "content"'),
+        ("[null]", "Message 1 must have"),
+        ("hello", "The first line must start with"),
+        ("User: hello", "must end with a reply of the assistant"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_explained(app, tab, text, problem):
+    score(tab, text)
+    assert problem in tab.inner_text("#error")
+    assert not app.requests
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (error(429, "the queue is full", **{"Retry-After": "7"}), "(status 429): the queue is full. Try again in 7 s"),
+        (error(503, "draining"), "The server is not ready (status 503): draining."),
+        (error(413, "too many bytes"), "The conversation is too large for the server"),
+        (error(500, "oops"), "The server failed (status 500): oops."),
+        ((500, {}, b"<html>"), "The server failed (status 500)"),
+        ((200, {}, b"<html>"), "not JSON"),
+        ((200, {}, b"{}"), "another number of rewards"),
+    ],
+)  # fmt: skip
+def test_errors_of_the_server_are_shown_in_words(app, tab, fault, words):
+    app.always = fault
+    score(tab, TALK)
+    assert words in tab.inner_text("#error")
+
+
+def test_a_failed_row_shows_its_reason(app, tab):
+    score(tab, "User: Hi\nAssistant: This is fine. This will FAIL now.")
+    assert tab.inner_text(".score .value") == "no score: too long"
+    assert texts(tab, ".adds .value") == ["no score: too long"] * 2
+
+
+def test_a_server_that_cannot_be_reached_is_named(app, browser):
+    opened = browser.new_page()
+    with serve(app) as url:
+        opened.goto(url)
+    score(opened, TALK)
+    assert "The server cannot be reached" in opened.inner_text("#error")
+    opened.close()
+
+
+def test_the_key_is_asked_for_and_kept_in_memory_only(app, tab):
+    app.key = "secret"
+    tab.reload()
+    model_is(tab, "The server needs a key.")
+    score(tab, TALK)
+    assert "The server needs a key, or the key is wrong" in tab.inner_text("#error")
+    tab.fill("#key", "secret")
+    tab.press("#key", "Tab")
+    model_is(tab, "fake")
+    score(tab, TALK)
+    assert len(texts(tab, ".adds li")) == 3
+    stored = "[localStorage.length, sessionStorage.length, document.cookie, location.href.includes('secret')]"
+    assert tab.evaluate(stored) == [0, 0, "", False]
+
+
+def test_a_long_reply_is_scored_in_groups_within_the_limits(app, tab):
+    app.limits.update(max_conversations=8, max_request_bytes=20_000)
+    tab.reload()
+    model_is(tab, "fake")
+    reply = " ".join(f"This is sentence number {number}." for number in range(100))
+    score(tab, f"User: Hi\nAssistant: {reply}")
+    assert tab.is_hidden("#error")
+    shown = texts(tab, ".adds .text")
+    assert 2 <= len(shown) <= 7
+    assert "This is sentence number 99." in tab.inner_text(".marked")
+    assert re.search(r"What each group of \d+ sentences adds", tab.inner_text("#results"))
+    score(tab, f"User: Hi\nAssistant: {reply * 10}")
+    assert "bytes; the server accepts 20,000" in tab.inner_text("#error")
+
+
+def test_a_scorer_without_turns_still_shows_the_last_reply(app, tab):
+    app.faults = []
+    right = app.rewards
+
+    def rewards(request, size):
+        return error(400, "cannot score all turns") if request["turns"] == "all" else right(request, size)
+
+    app.rewards = rewards
+    score(tab, TALK)
+    assert "Only the last reply has a score." in tab.inner_text("#results")
+    assert "cannot score all turns" in tab.inner_text("#results")
+    assert texts(tab, ".turn .value")[0] == "–"
+
+
+def test_a_request_can_be_stopped(app, tab):
+    app.always = "hang"
+    tab.fill("#conversation", TALK)
+    tab.press("#conversation", "Control+Enter")
+    tab.click("#stop")
+    tab.wait_for_selector("#score:enabled")
+    assert tab.is_hidden("#error")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_window_needs_no_scrolling_sideways(app, tab, scheme):
+    tab.emulate_media(color_scheme=scheme)
+    tab.set_viewport_size({"width": 340, "height": 700})
+    score(tab, "User: Hi", replies=["word " * 40 + "x" * 400, "y" * 300])
+    assert len(texts(tab, ".score")) == 2
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 340
+    background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (max(map(int, re.findall(r"\d+", background))) < 60) == (scheme == "dark")
+
+
+def test_every_field_has_a_label(tab):
+    names = tab.evaluate(
+        "[...document.querySelectorAll('input, textarea')].map((each) => each.labels[0]?.textContent.trim() ?? '')"
+    )
+    assert all(names)
+
+
+def test_the_page_needs_nothing_from_elsewhere():
+    text = page_module.page()
+    assert not re.findall(r"https?://|innerHTML|eval\(|style=|\son\w+=|import ", text)
+    policy = page_module.headers()["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_screenshot_of_the_docs_is_small():
+    image = Path(__file__).parents[2] / "docs" / "images" / "page.png"
+    assert 10_000 < image.stat().st_size < 200_000
