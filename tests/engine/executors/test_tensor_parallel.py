@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tiny_models
+from transformers.distributed import DistributedConfig
 
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.tensor_parallel import check_shards
