@@ -16,7 +16,6 @@ from gym_rm.scorer import load_scorer
 
 KEY_VARIABLE = "GYM_RM_KEY"
 OF_SERVER = ("fallback_reward", "input_template", "max_batch_size", "max_wait")
-LIMITS = "Limits"
 
 
 def serve(
@@ -32,7 +31,7 @@ def serve(
     ] = None,
     chat_template: Annotated[
         bool,
-        typer.Option(help="Whether the policy's chat template wrote OpenRLHF's prompts; otherwise they are plain texts."),
+        typer.Option(help="Whether the policy's chat template wrote OpenRLHF's prompts; else plain texts."),
     ] = True,
     option: Annotated[
         list[str] | None,
@@ -53,15 +52,15 @@ def serve(
     key: Annotated[
         str | None,
         typer.Option(
-            help=f"Key that requests need. Other users of the machine can see it in the list of processes: {KEY_VARIABLE} "
-            "or --key-file hide it."
+            help=f"Key that requests need. Others can see it in the list of processes; {KEY_VARIABLE} "
+            "and --key-file hide it."
         ),
     ] = None,
     key_file: Annotated[
         Path | None, typer.Option(help=f"File with the key. Without it, the variable {KEY_VARIABLE} is read.")
     ] = None,
     max_body_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Maximum size of a request body. Default: 16 MiB.", rich_help_panel=LIMITS)
+        int | None, typer.Option(min=1, help="Maximum size of a request body. Default: 16 MiB.")
     ] = None,
     max_conversations: Annotated[
         int | None, typer.Option(min=1, help="Maximum conversations of a request. Default: 1024.")
@@ -87,8 +86,8 @@ def serve(
 ) -> None:
     """Answer reward requests over HTTP until SIGTERM or Ctrl-C.
 
-    The command prints its address when it is ready. POST /v1/rewards takes conversations; the protocols of vLLM, SGLang,
-    TEI and OpenRLHF are on their own paths (docs/server.md).
+    The command prints its address when it is ready. POST /v1/rewards takes conversations. vLLM, SGLang, TEI and OpenRLHF
+    have their own paths (docs/server.md).
     """
     try:
         _require_extra()
@@ -168,7 +167,7 @@ def _key(given: str | None, file: Path | None) -> str | None:
             raise ConfigError(f"the key file {str(file)!r} is empty.")
         return text
     if given is not None:
-        warn(f"other users of this machine can see --key in the list of processes; {KEY_VARIABLE} and --key-file hide it.")
+        warn(f"others can see --key in the list of processes; {KEY_VARIABLE} and --key-file hide it.")
         return given
     return os.environ.get(KEY_VARIABLE) or None
 

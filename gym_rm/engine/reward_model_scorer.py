@@ -32,9 +32,9 @@ from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
 from gym_rm.engine.score_cache import ScoreCache, ScoredSequence
+from gym_rm.engine.text.messages import check_text
 from gym_rm.engine.text.options import TextOptions
 from gym_rm.engine.text.overlong import too_long
-from gym_rm.engine.text.messages import check_text
 from gym_rm.engine.text.rendered import Rendered, TokenIds
 from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence

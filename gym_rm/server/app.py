@@ -17,10 +17,10 @@ from gym_rm.server.native import add_native_routes
 from gym_rm.server.openrlhf import add_openrlhf_routes
 from gym_rm.server.options import ServerOptions
 from gym_rm.server.replies import reply
+from gym_rm.server.service import Service
 from gym_rm.server.sglang import add_sglang_routes
 from gym_rm.server.tei import add_tei_routes
 from gym_rm.server.vllm import add_vllm_routes
-from gym_rm.server.service import Service
 
 
 def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:

@@ -43,7 +43,8 @@ class Rendered:
     side: Literal["left", "right"] = "right"
 
 
-Item: TypeAlias = "Conversation | AllTurns | Rendered | Any"
+Item: TypeAlias = Any
+"""A conversation, `AllTurns` or `Rendered`; a conversation of a request can be any JSON value."""
 
 
 class Door:
@@ -80,6 +81,11 @@ class Door:
         with self._lock:
             self.scorer.update_weights(path)  # type: ignore[attr-defined]
 
+    def calibrate(self, conversations: Sequence[Conversation]) -> Scores:
+        """Score known conversations between two batches, without counting them."""
+        with self._lock:
+            return try_score(self.scorer, conversations)
+
     def token_ids(self, item: Rendered) -> list[int]:
         """Return the token ids of a rendered text, truncated."""
         ids = item.content
@@ -103,7 +109,7 @@ class Door:
             return try_score(self.scorer, items, prompts)
         if sort == "turns":
             return try_score(self.scorer, [item.conversation for item in items], prompts, turns="all")
-        texts = [item.content if item.truncate is None else self.token_ids(item) for item in items]
+        texts: list[Any] = [item.content if item.truncate is None else self.token_ids(item) for item in items]
         return try_score(_Texts(self.scorer, sort == "text+special"), texts)
 
 

@@ -7,13 +7,12 @@ import base64
 import contextlib
 import hmac
 import time
-import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
 from gym_rm.errors import logger
 from gym_rm.server.errors import PROTOCOLS, Refused, dump, error_reply, protocol_of
-from gym_rm.server.service import Service
+from gym_rm.server.service import Service, type_and_place
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -33,6 +32,7 @@ class Guard:
         self.service = service
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answer one request; connections of other sorts than HTTP are closed."""
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1003})
@@ -70,7 +70,7 @@ class _Exchange:
         except Refused as refused:
             await self._refuse(refused)
         except Exception as error:
-            logger.error("a request raised %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+            logger.error("a request raised %s\n%s", *type_and_place(error))
             if not self.status:
                 await self._refuse(Refused("scorer_error", "the server failed; its log has the place."))
         finally:
@@ -138,7 +138,8 @@ class _Exchange:
             self.status = message["status"]
             if self.service.state == "draining":
                 message["headers"] = [*message.get("headers", []), (b"connection", b"close")]
-        await self._send(message)
+        async with asyncio.timeout(self.service.limits.body_timeout):  # a client that does not read its reply
+            await self._send(message)
 
     async def _refuse(self, refused: Refused) -> None:
         """Reply with an error and close the connection, because the body may not have been read."""

@@ -23,7 +23,7 @@ ACTIVATIONS = {
     "/v1/rewards": "none",
     "/classify": "sigmoid, or none with use_activation=false; none for a body with text or input_ids (SGLang)",
     "/score": "sigmoid, or none with use_activation=false",
-    "/rerank": "sigmoid, or none with use_activation=false; for a body with texts (TEI) sigmoid, or none with raw_scores",
+    "/rerank": "sigmoid, or none with use_activation=false (vLLM) or raw_scores=true (TEI)",
     "/pooling": "sigmoid, or none with use_activation=false",
     "/v1/embeddings": "none",
     "/predict": "sigmoid, or none with raw_scores=true",
@@ -72,13 +72,13 @@ def add_native_routes(app: FastAPI, service: Service) -> None:
         scores = await service.score(items, request, prompts)
         if body.turns == "last":
             scores = dataclasses.replace(scores, turn_rewards=None)
-        return reply({"model": service.model, **scores.to_dict()})
+        return reply({"model": service.model_of(scores), **scores.to_dict()})
 
     @app.post("/v1/weights", openapi_extra=body_of(WeightsBody))
     async def weights(request: Request) -> Response:
         """Load other weights between two batches."""
         if not service.options.allow_weight_updates:
-            raise Refused("not_supported", "updates of the weights are off; start the server with --allow-weight-updates.")
+            raise Refused("not_supported", "weight updates are off; start the server with --allow-weight-updates.")
         body = validate(WeightsBody, await read_json(request), request)
         try:
             seconds = await asyncio.to_thread(service.update_weights, body.path)

@@ -40,7 +40,7 @@ def add_openrlhf_routes(app: FastAPI, service: Service) -> None:
             """Refuse: the policy's tokenizer is needed."""
             raise Refused(
                 "not_supported",
-                "the texts of OpenRLHF are parsed with the policy's tokenizer; start the server with --policy-tokenizer.",
+                "OpenRLHF's texts are parsed with the policy's tokenizer; start the server with --policy-tokenizer.",
             )
 
         return

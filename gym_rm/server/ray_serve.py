@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from ray import serve
@@ -12,7 +11,11 @@ from gym_rm.server.options import ServerOptions
 
 
 def deployment(
-    reward_model: ScorerLike = None, server: ServerOptions | None = None, *, deploy: dict[str, Any] | None = None, **options: Any
+    reward_model: ScorerLike = None,
+    server: ServerOptions | None = None,
+    *,
+    deploy: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Any:
     """Return an application for `ray.serve.run`; each replica loads its own scorer.
 
@@ -21,16 +24,11 @@ def deployment(
         server: options of the server.
         deploy: options of `serve.deployment` (`num_replicas`, `ray_actor_options`, `max_ongoing_requests`, ...).
     """
-    built: Callable[[], Any] = lambda: _app(reward_model, server, options)  # noqa: E731  (sent to the replica)
+
+    def build() -> Any:
+        from gym_rm.server.app import make_app  # imported in the replica
+
+        return make_app(load_scorer(reward_model, **options), server)
+
     settings = {"name": "gym_rm", "max_ongoing_requests": 1024, **(deploy or {})}
-    return serve.deployment(**settings)(serve.ingress(built)(_Replica)).bind()
-
-
-class _Replica:
-    """Deployment whose ingress is the application."""
-
-
-def _app(reward_model: ScorerLike, server: ServerOptions | None, options: dict[str, Any]) -> Any:
-    from gym_rm.server.app import make_app
-
-    return make_app(load_scorer(reward_model, **options), server)
+    return serve.deployment(**settings)(serve.ingress(build)()).bind()

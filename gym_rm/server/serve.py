@@ -126,9 +126,7 @@ class _Uvicorn(uvicorn.Server):
         while not await self.on_tick(counter):
             counter += 1
             await asyncio.sleep(TICK)
-            if self._drain_until is not None and (
-                self.service.in_flight == 0 or time.monotonic() > self._drain_until
-            ):
+            if self._drain_until is not None and (self.service.in_flight == 0 or time.monotonic() > self._drain_until):
                 self.should_exit = True
 
 
@@ -146,16 +144,17 @@ class _Protocol(H11Protocol):
         super().data_received(data)
         if self.cycle is not cycle:
             self._headers_by.cancel()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._headers_by.cancel()
+        elif self._awaits_headers() and self._headers_by.cancelled():  # the next request of a kept connection
+            self._await_headers()
 
     def _await_headers(self) -> None:
         self._headers_by = self.loop.call_later(self.header_timeout, self._close_slow)
 
+    def _awaits_headers(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
     def _close_slow(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        if self._awaits_headers() and not self.transport.is_closing():
             self.transport.close()
 
 

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from starlette.requests import Request
@@ -23,7 +23,7 @@ from gym_rm.server.door import AllTurns, Door, Item, Rendered
 from gym_rm.server.errors import Refused
 from gym_rm.server.metrics import Metrics
 from gym_rm.server.options import ServerOptions
-from gym_rm.types import Prompts
+from gym_rm.types import Message, Prompts
 
 State: TypeAlias = Literal["ready", "updating", "draining"]
 
@@ -50,9 +50,7 @@ class Service:
         self.limits = options.limits
         self.metrics = Metrics()
         self.door = Door(scorer, self._observe)
-        self.batching = MicroBatchingScorer(
-            self.door, max_batch_size=options.max_batch_size, max_wait=options.max_wait
-        )
+        self.batching = MicroBatchingScorer(self.door, max_batch_size=options.max_batch_size, max_wait=options.max_wait)
         self.state: State = "ready"
         self.in_flight = 0
         self.memory = 0
@@ -62,13 +60,18 @@ class Service:
         self._updates = threading.Lock()
         tokenizer = getattr(getattr(scorer, "renderer", None), "tokenizer", None)
         self._tokenizer = tokenizer
-        self._token_bound = None if tokenizer is None else TokenBound(tokenizer)
+        self._token_bound: Callable[[str], int] = (lambda text: 0) if tokenizer is None else TokenBound(tokenizer)
         self.calibration = self._calibrate()
 
     @property
     def model(self) -> str:
         """Name of the model or function."""
-        made = getattr(self.scorer, "provenance", None)
+        return self.model_of(None)
+
+    def model_of(self, scores: Scores | None) -> str:
+        """Return the name of the model that made the scores, which can be older than the present one."""
+        made = None if scores is None else scores.provenance
+        made = made or getattr(self.scorer, "provenance", None)
         return type(self.scorer).__name__ if made is None else str(made.model)
 
     async def score(self, items: Sequence[Item], request: Request, prompts: Prompts = None) -> Scores:
@@ -150,9 +153,7 @@ class Service:
             self._queued -= size
             self.metrics.queue.set(self._queued)
 
-    async def _wait(
-        self, future: concurrent.futures.Future[Scores], request: Request, timeout: float
-    ) -> Scores:
+    async def _wait(self, future: concurrent.futures.Future[Scores], request: Request, timeout: float) -> Scores:
         """Return the scores of a waiting request; a client that has gone or waited too long leaves the queue."""
         waiting = asyncio.wrap_future(future)
         gone = asyncio.ensure_future(request.receive())  # after the body, the only other message is a disconnect
@@ -175,7 +176,7 @@ class Service:
             raise
         except Exception as error:
             # The message of the exception can have text of the conversation: the caller gets it, the log does not.
-            logger.error("a scorer raised %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+            logger.error("a scorer raised %s\n%s", *type_and_place(error))
             raise Refused("scorer_error", brief(error)) from error
         finally:
             waiting.cancel()
@@ -209,9 +210,8 @@ class Service:
         """Return a lower bound of the number of tokens, exact for texts that are not much too long."""
         count = sum(len(part) for part in parts if isinstance(part, list))
         text = "\n".join(part for part in parts if isinstance(part, str))
-        assert self._token_bound is not None
         with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate: the scorer says so
-            bound = self._token_bound(text)
+            bound: int = self._token_bound(text)
             if bound > self.limits.max_request_tokens:
                 return count + bound
             return count + len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -238,11 +238,16 @@ class Service:
 
     def _calibrate(self) -> dict[str, Any]:
         """Score the known conversations; a scorer that cannot (a verifier needs prompts) has null rewards."""
-        conversations = [[{"role": role, "content": text} for role, text in each] for each in CALIBRATION]
+        conversations = [[Message(role=role, content=text) for role, text in each] for each in CALIBRATION]
         rewards: list[float | None] = [None] * len(conversations)
         with contextlib.suppress(Exception):
-            rewards = self.door.score(conversations).rewards_or_none()
+            rewards = self.door.calibrate(conversations).rewards_or_none()
         return {"conversations": conversations, "rewards": rewards}
+
+
+def type_and_place(error: BaseException) -> tuple[str, str]:
+    """Return the type and the stack of an exception, without its message."""
+    return type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
 
 
 def texts_of(item: Item) -> list[str | list[Any]]:

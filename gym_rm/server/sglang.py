@@ -100,7 +100,9 @@ def _items(service: Service, read: SglangClassifyBody, value: Any) -> tuple[list
         return list(rendered_items(service, value)), is_single(value)
     if not read.is_cross_encoder_request or any(len(pair) != 2 for pair in value):
         raise Refused(
-            "invalid_request", "a list in text must be a pair of texts, with is_cross_encoder_request=true.", param="text"
+            "invalid_request",
+            "a list in text must be a pair, with is_cross_encoder_request=true.",
+            param="text",
         )
     return [pair_conversation(*pair) for pair in value], False
 

@@ -53,7 +53,9 @@ def add_tei_routes(app: FastAPI, service: Service) -> None:
         sequences: list[Any] = list(inputs) if batch else [[inputs] if isinstance(inputs, str) else inputs]
         items = [_item(service, each, read) for each in sequences]
         scores = raise_for_rows(await service.score(items, request))
-        predictions = [[{"score": _score(each, read.raw_scores), "label": "LABEL_0"}] for each in scores.rewards.tolist()]
+        predictions = [
+            [{"score": _score(each, read.raw_scores), "label": "LABEL_0"}] for each in scores.rewards.tolist()
+        ]
         return reply(predictions if batch else predictions[0])
 
 
@@ -65,7 +67,7 @@ async def tei_rerank(service: Service, body: Mapping[str, Any], request: Request
     _check_pairs(read.truncate)
     items = [pair_conversation(read.query, text) for text in read.texts]
     scores = raise_for_rows(await service.score(items, request))
-    ranks = [
+    ranks: list[dict[str, Any]] = [
         {"index": row, **({"text": text} if read.return_text else {}), "score": _score(reward, read.raw_scores)}
         for row, (text, reward) in enumerate(zip(read.texts, scores.rewards.tolist(), strict=True))
     ]
@@ -77,8 +79,8 @@ def _item(service: Service, texts: list[str], read: PredictBody) -> Item:
     if len(texts) not in (1, 2):
         raise Refused(
             "empty_request" if not texts else "invalid_request",
-            f"inputs must be a text, a pair [text, text], or a batch [[text], [text, text], ...]; got {len(texts)} texts "
-            "in a list.",
+            f"inputs must be a text, a pair [text, text] or a batch [[text], [text, text], ...]; got {len(texts)} "
+            "texts in a list.",
             param="inputs",
         )
     if len(texts) == 2:

@@ -157,7 +157,8 @@ def add_vllm_routes(app: FastAPI, service: Service) -> None:
         body = await read_json(request)
         if protocol_of("/classify", body) == "sglang":
             return await sglang_classify(service, body, request)
-        read = validate(ChatBody if _is_chat(body) else TextBody, _removed(body), request)
+        model: type[TextBody | ChatBody] = ChatBody if _is_chat(body) else TextBody
+        read = validate(model, _removed(body), request)
         scores = await _score_inputs(service, read, request)
         data = []
         for row in range(len(scores)):
@@ -194,7 +195,7 @@ def add_vllm_routes(app: FastAPI, service: Service) -> None:
         read = validate(RerankBody, body, request)
         documents = _listed(read.documents)
         scores = await _score_pairs(service, read, [read.query], documents, request)
-        results = [
+        results: list[dict[str, Any]] = [
             {"index": row, "document": _document(each), "relevance_score": _single(scores, row, read.use_activation)}
             for row, each in enumerate(documents)
         ]
@@ -207,9 +208,12 @@ def add_vllm_routes(app: FastAPI, service: Service) -> None:
     async def pooling(request: Request) -> Response:
         """Values of texts or of one conversation, as numbers or as bytes."""
         body = await read_json(request)
-        read = validate(PoolingChatBody if _is_chat(body) else PoolingTextBody, _removed(body), request)
+        model: type[PoolingTextBody | PoolingChatBody] = PoolingChatBody if _is_chat(body) else PoolingTextBody
+        read = validate(model, _removed(body), request)
         if read.task not in (None, "classify"):
-            raise Refused("invalid_request", f"Unsupported task: {read.task[:40]!r}; a reward model has 'classify'.", "task")
+            raise Refused(
+                "invalid_request", f"Unsupported task: {read.task[:40]!r}; a reward model has 'classify'.", "task"
+            )
         if read.embed_dtype not in DTYPES:
             raise Refused("invalid_request", f"embed_dtype must be one of {sorted(DTYPES)}.", param="embed_dtype")
         scores = await _score_inputs(service, read, request)
@@ -301,9 +305,7 @@ def _single(scores: Scores, row: int, use_activation: bool | None) -> float:
     return reward if use_activation is False else sigmoid(reward)
 
 
-def _values(
-    service: Service, scores: Scores, row: int, use_activation: bool | None
-) -> tuple[list[str], list[float]]:
+def _values(service: Service, scores: Scores, row: int, use_activation: bool | None) -> tuple[list[str], list[float]]:
     """Return the labels and their values: one, or one per head of a reward model with several heads."""
     kind = getattr(getattr(service.scorer, "kind", None), "name", None)
     if kind != "multi_head" or len(scores.components) < 2:
