@@ -86,8 +86,8 @@ def serve(
 ) -> None:
     """Answer reward requests over HTTP until SIGTERM or Ctrl-C.
 
-    The command prints its address when it is ready. POST /v1/rewards takes conversations. vLLM, SGLang, TEI and OpenRLHF
-    have their own paths (docs/server.md).
+    The command prints its address when it is ready. POST /v1/rewards takes conversations.
+    vLLM, SGLang, TEI and OpenRLHF have their own paths (docs/server.md).
     """
     try:
         _require_extra()

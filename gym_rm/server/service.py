@@ -58,7 +58,7 @@ class Service:
         self._rate = 0.0
         self._answered = (0.0, 0)
         self._updates = threading.Lock()
-        tokenizer = getattr(getattr(scorer, "renderer", None), "tokenizer", None)
+        tokenizer: Any = getattr(getattr(scorer, "renderer", None), "tokenizer", None)
         self._tokenizer = tokenizer
         self._token_bound: Callable[[str], int] = (lambda text: 0) if tokenizer is None else TokenBound(tokenizer)
         self.calibration = self._calibrate()
