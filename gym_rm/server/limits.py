@@ -54,6 +54,7 @@ class _Exchange:
         self.status = 0
         self.memory = 0
         self.body: bytes | None = None
+        self.more = True
 
     async def run(self) -> None:
         service, start = self.service, time.perf_counter()
@@ -64,6 +65,8 @@ class _Exchange:
             if scoring and not accepted:
                 raise service.draining()
             self._check_key()
+            if self._header(b"content-length") and self._header(b"transfer-encoding"):
+                raise Refused("bad_request", "send Content-Length or Transfer-Encoding, not both.")
             if scoring:
                 self.body = await self._read_body()
             await self.app(self.scope, self._replay, self._count)
@@ -99,14 +102,13 @@ class _Exchange:
         if length is not None and (len(length) > 18 or int(length) > limits.max_body_bytes):
             raise self._too_large()
         chunks: list[bytes] = []
-        more = True
         try:
             async with asyncio.timeout(limits.body_timeout):
-                while more:
+                while self.more:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
                         raise Refused("bad_request", "the client closed the connection.")
-                    chunk, more = message.get("body", b""), message.get("more_body", False)
+                    chunk, self.more = message.get("body", b""), message.get("more_body", False)
                     self.memory += len(chunk)
                     service.memory += len(chunk)
                     if self.memory > limits.max_body_bytes:
@@ -163,11 +165,9 @@ class _Exchange:
         left = self.service.limits.max_body_bytes
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
-                while left > 0:
+                while self.more and left > 0:
                     message = await self._receive()
-                    left -= len(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return
+                    left, self.more = left - len(message.get("body", b"")), message.get("more_body", False)
 
 
 def allows(key: str, authorization: bytes) -> bool:

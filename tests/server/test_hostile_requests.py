@@ -1,11 +1,12 @@
 """Bodies and bytes that no client sends, and clients that are too slow."""
 
+import contextlib
 import json
 import socket
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recording import RecordingScorer, chat
 
@@ -75,6 +76,7 @@ values = st.recursive(
 messages = st.fixed_dictionaries({}, optional={"role": values | st.just("user"), "content": values, "name": values})
 
 
+@settings(max_examples=60)
 @given(st.lists(values | st.lists(messages | values, max_size=3), max_size=4))
 def test_any_json_value_as_a_conversation_is_scored_or_an_error_of_its_row(model_client, conversations):
     body = json.dumps({"conversations": conversations})
@@ -104,12 +106,12 @@ def connect(server):
 
 
 def read_all(connection):
+    """Return what the server sends until it closes the connection, or is silent for half a second."""
     data = b""
-    try:
+    connection.settimeout(0.5)
+    with contextlib.suppress(ConnectionResetError, TimeoutError):
         while chunk := connection.recv(65536):
             data += chunk
-    except ConnectionResetError:
-        pass
     return data
 
 
@@ -149,7 +151,9 @@ def test_a_hidden_second_request_is_not_answered_with_the_first(impatient):
     with connect(impatient) as connection:
         length = str(len(body)).encode()
         connection.sendall(HEAD + b"Content-Length: " + length + b"\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
-        assert read_all(connection).count(b"HTTP/1.1 200") == 0
+        reply = read_all(connection)
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1") == 1
 
 
 def test_a_body_that_dribbles_gets_status_408(impatient):
@@ -167,6 +171,7 @@ def test_headers_that_dribble_are_cut_off(impatient, before):
         connection.sendall(before)
         if before:
             assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            connection.recv(1000)
         assert dribble(connection, b"a") == b""
 
 
@@ -184,7 +189,7 @@ def dribble(connection, byte):
     pytest.fail("the connection is still open after 30 seconds")
 
 
-def test_a_thousand_idle_connections_do_not_block_a_request(impatient):
+def test_idle_connections_do_not_block_a_request(impatient):
     import httpx
 
     idle = [connect(impatient) for _ in range(300)]
