@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scorer import load_scorer
 
 KEY_VARIABLE = "GYM_RM_KEY"
+SECONDS_TO_CLOSE = 2.0  # for a scorer that was still running
 OF_SERVER = ("fallback_reward", "input_template", "max_batch_size", "max_wait")
 
 
@@ -132,11 +134,13 @@ def _serve(
     choose_threads(scorer, threads)
     typer.echo(f"listening at {server.url}")
     typer.echo(f"try: {curl_line(server.url, with_key=server_options.key is not None)}")
-    try:
-        server.serve_forever()
-    finally:
-        if callable(close := getattr(scorer, "close", None)):
-            close()
+    answered = server.serve_forever()
+    closing = threading.Thread(target=getattr(scorer, "close", bool), daemon=True)
+    closing.start()
+    closing.join(None if answered else SECONDS_TO_CLOSE)
+    if not answered:
+        warn("accepted requests were not answered within --drain-timeout.")
+        os._exit(1)  # a scorer that is still running would keep the process
 
 
 def curl_line(url: str, *, with_key: bool) -> str:

@@ -22,6 +22,7 @@ from gym_rm.server.options import ServerOptions, check_host
 from gym_rm.server.service import Service
 
 TICK = 0.05  # seconds between two looks at the requests that are still to be answered
+CLOSE_TIMEOUT = 1.0  # seconds for the last batch, whose requests are answered or given up by then
 KEEP_ALIVE = 60  # seconds that an idle connection of a client stays open
 MAX_CONNECTIONS = 8192
 QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
@@ -66,16 +67,20 @@ class RewardServer:
         host, port = self._socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def serve_forever(self) -> None:
-        """Answer requests until SIGTERM, Ctrl-C or `close`; then answer those that were accepted."""
+    def serve_forever(self) -> bool:
+        """Answer requests until SIGTERM, Ctrl-C or `close`; then answer those that were accepted.
+
+        Returns whether all of them were answered within `drain_timeout`.
+        """
         redaction = _Redaction()
         logger.addFilter(redaction)
         try:
             self._uvicorn.run(sockets=[self._socket])
         finally:
             logger.removeFilter(redaction)
-            self.service.close()
+            answered = self.service.close(timeout=CLOSE_TIMEOUT)
             self._socket.close()
+        return answered
 
     def start(self) -> RewardServer:
         """Answer requests in a background thread."""
@@ -126,7 +131,11 @@ class _Uvicorn(uvicorn.Server):
         while not await self.on_tick(counter):
             counter += 1
             await asyncio.sleep(TICK)
-            if self._drain_until is not None and (self.service.in_flight == 0 or time.monotonic() > self._drain_until):
+            if self._drain_until is not None and time.monotonic() > self._drain_until:
+                self.service.give_up()
+                await asyncio.sleep(TICK)
+                self.should_exit = True
+            elif self._drain_until is not None and self.service.in_flight == 0:
                 self.should_exit = True
 
 

@@ -54,6 +54,7 @@ class Service:
         self.state: State = "ready"
         self.in_flight = 0
         self.memory = 0
+        self._waiting: set[asyncio.Future[Scores]] = set()
         self._queued = 0
         self._rate = 0.0
         self._answered = (0.0, 0)
@@ -116,6 +117,11 @@ class Service:
         """Return the refusal of a server that is about to stop."""
         return Refused("draining", "the server is shutting down; send the request to another one.", retry_after=5)
 
+    def give_up(self) -> None:
+        """Refuse the accepted requests that are not answered yet."""
+        for waiting in list(self._waiting):
+            waiting.cancel()
+
     def update_weights(self, path: str) -> float:
         """Load other weights between two batches and return the seconds; waiting requests get the new scores.
 
@@ -139,9 +145,15 @@ class Service:
             self._updates.release()
         return time.perf_counter() - start
 
-    def close(self) -> None:
-        """Score the waiting requests, then stop. The scorer stays open."""
-        self.batching.close()
+    def close(self, timeout: float | None = None) -> bool:
+        """Score the waiting requests, then stop; return whether that took less than `timeout` seconds.
+
+        The scorer stays open.
+        """
+        closing = threading.Thread(target=self.batching.close, name="gym_rm closing", daemon=True)
+        closing.start()
+        closing.join(timeout)
+        return not closing.is_alive()
 
     @contextlib.contextmanager
     def _queue(self, size: int) -> Iterator[None]:
@@ -156,9 +168,12 @@ class Service:
     async def _wait(self, future: concurrent.futures.Future[Scores], request: Request, timeout: float) -> Scores:
         """Return the scores of a waiting request; a client that has gone or waited too long leaves the queue."""
         waiting = asyncio.wrap_future(future)
+        self._waiting.add(waiting)
         gone = asyncio.ensure_future(request.receive())  # after the body, the only other message is a disconnect
         try:
             done, _ = await asyncio.wait((waiting, gone), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.cancelled():  # by give_up
+                raise self.draining()
             if waiting in done:
                 return waiting.result()
             if done:
@@ -179,6 +194,7 @@ class Service:
             logger.error("a scorer raised %s\n%s", *type_and_place(error))
             raise Refused("scorer_error", brief(error)) from error
         finally:
+            self._waiting.discard(waiting)
             waiting.cancel()
             gone.cancel()
 
