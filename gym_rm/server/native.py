@@ -118,17 +118,16 @@ def add_native_routes(app: FastAPI, service: Service) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         """The page for trying out the scorer."""
-        text = _page()
-        return reply({"status": "ok", "routes": sorted(ACTIVATIONS)}) if text is None else HTMLResponse(text)
+        return _page() or reply({"status": "ok", "routes": sorted(ACTIVATIONS)})
 
 
-def _page() -> str | None:
+def _page() -> Response | None:
+    """Return the page for trying out the scorer, if the package has it."""
     try:
         from gym_rm.server import page  # type: ignore[attr-defined, unused-ignore]
     except ImportError:
         return None
-    text: str = page.page()
-    return text
+    return HTMLResponse(page.page(), headers=page.headers())
 
 
 def _provenance(service: Service) -> Any:
