@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Protocol: TypeAlias = Literal["native", "vllm", "sglang", "tei", "openrlhf"]
+Protocol: TypeAlias = Literal["native", "vllm", "sglang", "openai", "tei", "openrlhf"]
 
 # Status of each reason, as HTTP and the own routes have it.
 STATUS: dict[str, int] = {
@@ -40,6 +40,7 @@ OTHER_STATUS: dict[Protocol, dict[str, int]] = {
         ("invalid_request", "empty_request", "failed_row", "too_many_tokens", "unsupported_media_type"), 400
     ),
     "sglang": dict.fromkeys(("invalid_request", "empty_request", "failed_row", "too_many_tokens"), 400),
+    "openai": dict.fromkeys(("invalid_request", "empty_request", "failed_row", "too_many_tokens"), 400),
     "tei": {"empty_request": 400, "scorer_error": 424},
     "openrlhf": {"invalid_json": 422},
 }
@@ -95,6 +96,9 @@ def error_reply(refused: Refused, protocol: Protocol) -> tuple[int, dict[str, An
     if protocol == "vllm":
         kind = VLLM_TYPES.get(status, "BadRequestError")
         body = {"error": {"message": message, "type": kind, "param": refused.param, "code": status}}
+    elif protocol == "openai":  # of SGLang
+        kind = VLLM_TYPES.get(status, "BadRequestError")
+        body = {"object": "error", "message": message, "type": kind, "param": refused.param, "code": status}
     elif protocol == "sglang":
         body = {"error": {"message": message}}
     elif protocol == "tei":
@@ -115,7 +119,7 @@ PROTOCOLS: dict[str, Protocol] = {
     "/v1/rerank": "vllm",
     "/v2/rerank": "vllm",
     "/pooling": "vllm",
-    "/v1/embeddings": "sglang",
+    "/v1/embeddings": "openai",
     "/predict": "tei",
     "/get_reward": "openrlhf",
 }

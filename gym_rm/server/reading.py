@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from gym_rm.server.errors import Refused
 
 MAX_DEPTH = 64
 MAX_REPORTED = 5
+LARGE = 2**18  # bytes of a body that another thread parses, so that other requests go on
 
 AnyModel = TypeVar("AnyModel", bound=pydantic.BaseModel)
 
@@ -36,9 +38,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     if kind != "application/json":
         raise Refused("unsupported_media_type", "send the body with the header Content-Type: application/json.")
     try:
-        value = json.loads(
-            body, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int
-        )
+        value = _parse(body) if len(body) < LARGE else await asyncio.to_thread(_parse, body)
     except Refused:
         raise
     except (ValueError, RecursionError) as error:
@@ -46,7 +46,6 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise Refused("invalid_json", f"the body is not valid JSON: {shown}.") from None
     if not isinstance(value, dict):
         raise Refused("invalid_request", "the body must be a JSON object.")
-    _check_depth(value)
     request.state.body = value
     return value
 
@@ -93,6 +92,12 @@ def invalid_fields(error: pydantic.ValidationError) -> Refused:
     return Refused("invalid_request", f"invalid fields: {shown}{more}.", param=named[0][0])
 
 
+def _parse(body: bytes) -> Any:
+    value = json.loads(body, object_pairs_hook=_object, parse_constant=_constant, parse_float=_float, parse_int=_int)
+    _check_depth(value)
+    return value
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -118,7 +123,7 @@ def _int(text: str) -> int:
 
 
 def _check_depth(value: Any) -> None:
-    level, depth = [value], 0
+    level, depth = [value] if isinstance(value, dict | list) else [], 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:

@@ -43,6 +43,8 @@ def code_of(reply):
         (None, 401),
         ("Bearer wrong", 401),
         ("Bearer", 401),
+        ("Bearer secre", 401),
+        ("Bearer secrets", 401),
         ("Basic ???", 401),
         ("secret", 401),
         ("Digest secret", 401),

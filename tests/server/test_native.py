@@ -194,4 +194,5 @@ def test_requests_of_different_protocols_share_one_batch_and_keep_their_rows(ser
     assert [each["data"][0]["embedding"] for each in replies[2::4]] == [[plain]] * 4
     assert [each["data"][0]["score"] for each in replies[3::4]] == [reward] * 4
     assert batches < 8
+    assert ["turn_rewards" in each for each in replies] == [False, True, False, False] * 4
     assert np.isfinite(reward)

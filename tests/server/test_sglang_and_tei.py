@@ -58,6 +58,13 @@ def test_an_invalid_request_of_sglang_gets_its_error(model_client, body):
     assert reply.json()["error"].keys() == {"message"}
 
 
+@pytest.mark.parametrize("body", [{"input": []}, {"input": "a", "dimensions": 7}, {"model": "m"}])
+def test_an_invalid_request_for_embeddings_gets_the_error_of_openais_protocol(model_client, body):
+    reply = model_client.post("/v1/embeddings", json=body)
+    assert reply.status_code == 400
+    assert reply.json().keys() == {"object", "message", "type", "param", "code"}
+
+
 def test_a_flat_pair_of_tei_is_a_pair_and_not_a_batch(model_client, rewards):
     reply = model_client.post("/predict", json={"inputs": [QUESTION, REPLIES[0]]})
     assert reply.json() == [{"score": pytest.approx(sigmoid(rewards[0])), "label": "LABEL_0"}]
