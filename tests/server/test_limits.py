@@ -218,8 +218,13 @@ def test_256_posts_of_one_conversation_are_scored_in_batches_of_more_than_32(ser
 def test_nothing_of_a_conversation_is_logged(serving, caplog, capfd, embedded):
     caplog.set_level(logging.DEBUG)
     secret = "SECRETROLE"
-    with serving(RecordingScorer()) as (_, client):
-        client.post("/v1/rewards", json={"conversations": [chat("SECRET", "CRASH SECRET")]})
+
+    def repeats(conversations):
+        raise ValueError(f"cannot score {conversations}")
+
+    with serving(gym_rm.load_scorer(repeats)) as (_, client):
+        reply = client.post("/v1/rewards", json={"conversations": [chat("SECRET", "CRASH SECRET")]})
+        assert reply.status_code == 500
         client.post("/SECRET", json={"SECRET": "SECRET"})
         client.post("/v1/rewards", content=b'{"SECRET', headers={"content-type": "application/json"})
     with serving(embedded) as (_, client):
@@ -228,5 +233,6 @@ def test_nothing_of_a_conversation_is_logged(serving, caplog, capfd, embedded):
         client.post("/classify", json={"input": "SECRET"})
     server_log = [record for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
     assert server_log
-    assert not [record for record in server_log if "SECRET" in record.getMessage()]
+    formatted = [logging.Formatter().format(record) for record in server_log]  # with the text of exceptions
+    assert not [line for line in formatted if "SECRET" in line]
     assert "SECRET" not in "".join(capfd.readouterr())
