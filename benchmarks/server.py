@@ -56,6 +56,7 @@ def save_model(folder: Path, size: str) -> None:
 
 def start(folder: str, max_queue: int) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "gym_rm", "serve", folder, "--port", "0", "--max-queue", str(max_queue)]
+    command += ["--request-timeout", "3600"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().split()[-1]

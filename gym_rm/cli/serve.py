@@ -129,9 +129,9 @@ def _serve(
     check_host(host, server_options.key)
     with loading(model):
         scorer = load_scorer(model, **options)
-        server = RewardServer(scorer, server_options, host=host, port=port)
+    choose_threads(scorer, threads)  # before the known conversations are scored
+    server = RewardServer(scorer, server_options, host=host, port=port)
     warn_if_embedded(scorer)
-    choose_threads(scorer, threads)
     typer.echo(f"listening at {server.url}")
     typer.echo(f"try: {curl_line(server.url, with_key=server_options.key is not None)}")
     answered = server.serve_forever()

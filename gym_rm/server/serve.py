@@ -12,14 +12,22 @@ import time
 from types import FrameType
 from typing import Any
 
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
+from gym_rm.adapters import MissingExtraError
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scorer import Scorer
-from gym_rm.server.app import make_app
 from gym_rm.server.options import ServerOptions, check_host
-from gym_rm.server.service import Service
+
+try:
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    from gym_rm.server.app import make_app
+    from gym_rm.server.service import Service
+except ImportError as missing:
+    raise MissingExtraError(
+        f"the server needs fastapi, uvicorn and prometheus-client: {missing}. Install them with pip install "
+        "'gym-rm[server]'."
+    ) from missing
 
 TICK = 0.05  # seconds between two looks at the requests that are still to be answered
 CLOSE_TIMEOUT = 1.0  # seconds for the last batch, whose requests are answered or given up by then
