@@ -37,7 +37,7 @@ Text to tokens
 
 Serving
 18. Every request runs its own forward pass.
-    tests/server/test_get_reward.py::test_256_single_requests_are_merged_into_one_score_call
+    tests/server/test_limits.py::test_256_posts_of_one_conversation_are_scored_in_batches_of_more_than_32
 19. A renamed option is ignored. Here.
 20. A failure becomes a score.
     tests/envs/test_vector_failures.py::test_a_fallback_reward_is_marked_and_left_out_of_the_statistics

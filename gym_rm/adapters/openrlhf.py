@@ -17,7 +17,8 @@ from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.errors import ConversationError
 from gym_rm.scorer import ScorerLike, load_scorer
 from gym_rm.scorers.batching import MicroBatchingScorer
-from gym_rm.scores import ScoringError
+from gym_rm.scores import Scores, ScoringError
+from gym_rm.types import Conversation, Prompt
 
 
 class RewardFunction:
@@ -74,47 +75,57 @@ class RewardFunction:
         """
         import torch
 
-        reply = self.lists(queries, prompts, labels)
+        conversations, rows = read_samples(self.texts, queries, prompts, labels)
+        try:
+            scores = self.scorer.score(conversations, rows)
+        except ScoringError as error:
+            scores = error.scores
+        reply = lists_of(scores, self.fallback_reward)
         logs = {name: torch.tensor(values) for name, values in reply["extra_logs"].items()}
         return {**{name: torch.tensor(reply[name]) for name in ("rewards", "scores")}, "extra_logs": logs}
 
-    def lists(
-        self,
-        queries: Sequence[str],
-        prompts: Sequence[str],
-        labels: Sequence[Any] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> dict[str, Any]:
-        """Return the same values as plain lists, for the HTTP endpoint.
 
-        `scores` is the sigmoid of the rewards, because OpenRLHF's dynamic filtering expects values between 0 and 1.
-        """
-        if len(prompts) != len(queries) or (labels is not None and len(labels) != len(queries)):
-            raise ConversationError(
-                f"expected one prompt and one label for each query, got {len(queries)} queries, {len(prompts)} prompts "
-                f"and {'no' if labels is None else len(labels)} labels."
-            )
-        conversations, rows = [], []
-        for row, (prompt, query) in enumerate(zip(prompts, queries, strict=True)):
-            try:
-                conversations.append(self.texts.conversation(prompt, query))
-            except ConversationError as error:
-                raise ConversationError(f"query {row}: {error}") from error
-            columns = {} if labels is None else {"label": labels[row]}
-            rows.append(prompt_of_columns(conversations[-1][:-1], columns, row, answer_column="label"))
+def read_samples(
+    texts: PolicyTexts, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None
+) -> tuple[list[Conversation], list[Prompt]]:
+    """Return the conversations and the data rows of OpenRLHF's samples.
+
+    Raises:
+        ConversationError: a query does not begin with its prompt, or a prompt cannot be parsed; the message has the
+            row.
+    """
+    if len(prompts) != len(queries) or (labels is not None and len(labels) != len(queries)):
+        raise ConversationError(
+            f"expected one prompt and one label for each query, got {len(queries)} queries, {len(prompts)} prompts "
+            f"and {'no' if labels is None else len(labels)} labels."
+        )
+    conversations, rows = [], []
+    for row, (prompt, query) in enumerate(zip(prompts, queries, strict=True)):
         try:
-            scores = self.scorer.submit(conversations, rows).result(timeout)
-        except ScoringError as error:
-            scores = error.scores
-        rewards = scores.rewards_or_fallback(self.fallback_reward)
-        logs = {
-            "score_ok": [float(error is None) for error in scores.errors],
-            "num_tokens": scores.num_tokens.astype(float).tolist(),
-            "truncated_tokens": scores.truncated_tokens.astype(float).tolist(),
-            **{f"component_{name}": values.tolist() for name, values in scores.components.items()},
-        }
-        return {"rewards": rewards, "scores": [_sigmoid(reward) for reward in rewards], "extra_logs": logs}
+            conversations.append(texts.conversation(prompt, query))
+        except ConversationError as error:
+            raise ConversationError(f"query {row}: {error}") from error
+        columns = {} if labels is None else {"label": labels[row]}
+        rows.append(prompt_of_columns(conversations[-1][:-1], columns, row, answer_column="label"))
+    return conversations, rows
+
+
+def lists_of(scores: Scores, fallback_reward: float | None) -> dict[str, Any]:
+    """Return what OpenRLHF reads, as plain lists.
+
+    `scores` is the sigmoid of the rewards, because OpenRLHF's dynamic filtering expects values between 0 and 1.
+
+    Raises:
+        ScoringError: a sample has no score, and `fallback_reward` is None.
+    """
+    rewards = scores.rewards_or_fallback(fallback_reward)
+    logs = {
+        "score_ok": [float(error is None) for error in scores.errors],
+        "num_tokens": scores.num_tokens.astype(float).tolist(),
+        "truncated_tokens": scores.truncated_tokens.astype(float).tolist(),
+        **{f"component_{name}": values.tolist() for name, values in scores.components.items()},
+    }
+    return {"rewards": rewards, "scores": [_sigmoid(reward) for reward in rewards], "extra_logs": logs}
 
 
 def _sigmoid(x: float) -> float:

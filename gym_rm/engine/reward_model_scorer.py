@@ -34,8 +34,10 @@ from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
 from gym_rm.engine.score_cache import ScoreCache, ScoredSequence
+from gym_rm.engine.text.messages import check_text
 from gym_rm.engine.text.options import TextOptions
-from gym_rm.engine.text.rendered import Rendered
+from gym_rm.engine.text.overlong import too_long
+from gym_rm.engine.text.rendered import Rendered, TokenIds
 from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
@@ -260,6 +262,66 @@ class RewardModelScorer:
                 weakref.finalize(self, self._merging.close)
             merging = self._merging
         return await merging.score_async(conversations, prompts)
+
+    def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
+        """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
+
+        Control tokens in a text count as such, so the caller must not put a stranger's message into it.
+
+        Args:
+            texts: rendered texts, or token ids.
+            add_special_tokens: whether to add the special tokens of the tokenizer that a text lacks. Token ids are
+                scored as they are.
+
+        Raises:
+            ConfigError: the kind of reward model needs the messages (it reads the reply alone, or adds a question).
+            ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
+        """
+        if self.kind.input_format.mark_reply:
+            raise ConfigError(
+                f"a reward model of kind {self.kind.name!r} needs to know where the reply starts; pass conversations "
+                "to score()."
+            )
+        with self._lock:
+            start = time.perf_counter()
+            rendered = [self._encode_text(text, add_special_tokens) for text in texts]
+            sequences = [row for row in rendered if not isinstance(row, ConversationError)]
+            if self._cache.size:
+                self._cache.keep_for(self.executor.weights_version())
+            scored = self._cache.find(sequences)
+            tokens = self._plan(sequences, scored)
+            seconds = time.perf_counter() - start
+            result = self._scheduler.run(list(tokens.values()), self.executor, None)
+            self._reduce(result, tokens, scored)
+            self._cache.add(sequences, scored)
+        cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
+        rows = [row if isinstance(row, ConversationError) else [row] for row in rendered]
+        return self._collect(rows, scored, "last", result.workload + cost).raise_for_errors()
+
+    def _encode_text(self, text: str | Sequence[int], add_special_tokens: bool) -> Rendered | ConversationError:
+        """Return a rendered text or token ids as a sequence to score, or why it cannot be one."""
+        try:
+            if isinstance(text, str):
+                check_text(text, "the text")
+                ids = self.tokenize_text(text, add_special_tokens)
+            else:
+                ids = np.array(text, dtype=np.int32)
+            if not len(ids):
+                raise ConversationError("the text has no tokens.")
+            if ids.min() < 0:
+                raise ConversationError(f"token ids must not be negative; got {ids.min()}.")
+            if self.renderer.max_length is not None and len(ids) > self.renderer.max_length:
+                raise too_long(str(len(ids)), self.renderer.max_length, "error")
+            return Rendered(ids)
+        except ConversationError as error:
+            return error
+
+    def tokenize_text(self, text: str, add_special_tokens: bool = True) -> TokenIds:
+        """Return the token ids of a rendered text, with the special tokens of the tokenizer that it lacks, or as is."""
+        if add_special_tokens:
+            return self.renderer._tokenize([text])[0]
+        ids = self.renderer.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return np.array(ids, dtype=np.int32)
 
     @property
     def max_num_batched_tokens(self) -> int:

@@ -32,3 +32,13 @@ def test_the_other_adapters_import_no_library(adapter, monkeypatch):
         monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.delitem(sys.modules, f"gym_rm.adapters.{adapter}", raising=False)
     importlib.import_module(f"gym_rm.adapters.{adapter}")
+
+
+@pytest.mark.parametrize("module", ["uvicorn", "fastapi", "prometheus_client"])
+def test_a_missing_library_of_the_server_is_an_import_error_with_the_install_command(module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [name for name in sys.modules if name.startswith("gym_rm.server.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(ImportError, match=re.escape("pip install 'gym-rm[server]'")) as caught:
+        importlib.import_module("gym_rm.server.serve")
+    assert isinstance(caught.value, GymRMError)

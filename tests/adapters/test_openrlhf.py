@@ -10,9 +10,9 @@ from openrlhf_client import PROMPT, REPLIES, prompt_text, query
 from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, answer_must_be_text, chat
 from transformers import AutoTokenizer
 
+import gym_rm
 from gym_rm import ConfigError, ConversationError, ScoringError
 from gym_rm.adapters.openrlhf import RewardFunction
-from gym_rm.server.get_reward import RewardServer
 
 
 def expected_rewards(scorer):
@@ -167,12 +167,22 @@ def run_executors(executor, tokenizer, replies, labels=None):
     return asyncio.run(rollouts())
 
 
+def reward_server(scorer, **options):
+    pytest.importorskip("fastapi", reason="the server's libraries are not installed")
+    from gym_rm.server.options import ServerOptions
+    from gym_rm.server.serve import RewardServer
+
+    return RewardServer(scorer, ServerOptions(**options), port=0)
+
+
 def test_openrlhfs_executor_gets_rewards_over_http(policy_path, recorder):
     agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
-    reward_function = RewardFunction(recorder, policy_tokenizer=policy_path, max_batch_size=32, max_wait=3600)
-    with RewardServer(reward_function, port=0, key="secret", timeout=3600) as server:
-        executor = agent.SingleTurnAgentExecutor(server.url.replace("http://", "http://any:secret@"))
+    options = {"policy_tokenizer": policy_path, "max_batch_size": 32, "max_wait": 3600}
+    with reward_server(recorder, key="secret", **options) as server:
+        recorder.calls.clear()  # of the known conversations
+        url = server.url.replace("http://", "http://any:secret@") + "/get_reward"
+        executor = agent.SingleTurnAgentExecutor(url)
         results = run_executors(executor, tokenizer, [f"{'x' * n}<|im_end|>" for n in range(32)])
     assert [result["reward"] for result in results] == [[n / 4] for n in range(32)]
     assert len(recorder.calls) == 1
@@ -193,10 +203,10 @@ def test_openrlhfs_executor_gets_rewards_from_the_python_file(tmp_path, policy_p
     assert [result["reward"].item() for result in results] == expected_rewards(embedded_scorer)
 
 
-def test_the_labels_of_openrlhfs_executor_reach_a_verifier(verifying, policy_path):
+def test_the_labels_of_openrlhfs_executor_reach_a_verifier(verifier, policy_path):
     agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
-    with RewardServer(verifying, port=0) as server:
-        executor = agent.SingleTurnAgentExecutor(server.url)
+    with reward_server(gym_rm.load_scorer(verifier), policy_tokenizer=policy_path) as server:
+        executor = agent.SingleTurnAgentExecutor(server.url + "/get_reward")
         results = run_executors(executor, tokenizer, ["It is 40.<|im_end|>"] * 3, ["40", "41", "0"])
     assert [result["reward"] for result in results] == [[1.0], [0.0], [1.0]]

@@ -1,6 +1,7 @@
 import contextlib
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,10 @@ from typer.testing import CliRunner
 import gym_rm
 from gym_rm.cli.main import app
 
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+
 POLICY = str(Path(gym_rm.__file__).parent / "assets" / "policy")
 PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"
 REPLIES = ["It is 40.", "It is 37."]
@@ -22,16 +27,22 @@ REQUEST = {"query": [f"{PROMPT}{reply}<|im_end|>" for reply in REPLIES], "prompt
 
 
 @contextlib.contextmanager
-def serving(*options):
-    """Run the command on a free port; yield the process and its URL, and kill the process afterwards."""
-    command = [sys.executable, "-m", "gym_rm", "serve", "--policy-tokenizer", POLICY, "--port", "0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+def serving(*options, folder=None):
+    """Run the command on a free port; yield the process and its URL, and kill the process afterwards.
+
+    With a folder, the scorer is a function in it, which starts faster than a model.
+    """
+    model = ["--policy-tokenizer", POLICY] if folder is None else ["lengths:score"]
+    if folder is not None:
+        (folder / "lengths.py").write_text("def score(conversations):\n    return [1.0 for _ in conversations]\n")
+    command = [sys.executable, "-m", "gym_rm", "serve", *model, "--port", "0", *options]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
             if not line.startswith("listening at http://127.0.0.1:"):
                 process.kill()  # otherwise reading stderr waits forever
                 pytest.fail(line + process.stderr.read())
-            yield process, line.split()[-1]
+            yield process, line.split()[-1] + "/get_reward"
         finally:
             process.kill()
 
@@ -48,6 +59,7 @@ def post(url, key=None):
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
     with contextlib.closing(connection):
+        headers["Content-Type"] = "application/json"
         connection.request("POST", address.path, json.dumps(REQUEST), headers)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
@@ -124,9 +136,54 @@ def test_an_unknown_option_of_the_scorer_prints_one_line_of_error():
 
 
 def test_an_option_with_its_own_name_is_refused():
-    stderr = error_of("--policy-tokenizer", POLICY, "--option", "policy_tokenizer=x")
+    stderr = error_of("--option", "policy_tokenizer=x")
     assert "--option policy_tokenizer=... has its own name" in stderr
 
 
-def test_the_option_policy_tokenizer_is_required():
-    assert "Missing option '--policy-tokenizer'" in error_of()
+def test_the_reward_model_is_an_argument_or_an_option():
+    stderr = error_of("a", "--reward-model", "b")
+    assert stderr.startswith("error: the reward model is given twice")
+
+
+def test_the_curl_line_that_is_printed_works(tmp_path):
+    (tmp_path / "key").write_text("a secret\n")
+    with serving("--key-file", str(tmp_path / "key"), folder=tmp_path) as (process, _):
+        line = process.stdout.readline()
+        environment = {**os.environ, "GYM_RM_KEY": "a secret"}
+        command = line.removeprefix("try: ")
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
+    assert len(json.loads(done.stdout)["rewards"]) == 1, done.stderr
+
+
+def test_the_key_can_come_from_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("GYM_RM_KEY", "hidden")
+    with serving(folder=tmp_path) as (process, url):
+        assert post(url)[0] == 401
+        assert post(url, "hidden")[0] == 501  # no policy tokenizer
+        process.terminate()
+        stderr = process.communicate(timeout=30)[1]
+    assert "list of processes" not in stderr
+
+
+def test_a_key_on_the_command_line_is_warned_about(tmp_path):
+    with serving("--key", "secret", folder=tmp_path) as (process, _):
+        process.terminate()
+        stderr = process.communicate(timeout=30)[1]
+    assert "others can see --key in the list of processes; GYM_RM_KEY and --key-file hide it" in stderr
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_key_file_is_an_error(tmp_path, text):
+    (tmp_path / "key").write_text(text)
+    assert "is empty" in error_of("--key-file", str(tmp_path / "key"))
+    assert "given twice" in error_of("--key-file", str(tmp_path / "key"), "--key", "x")
+    assert "No such file" in error_of("--key-file", str(tmp_path / "nowhere"))
+
+
+def test_weight_updates_need_a_key():
+    assert "allow_weight_updates needs a key" in error_of("--allow-weight-updates")
+
+
+def test_a_missing_library_is_an_error_with_the_install_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'gym-rm[server]'" in error_of()

@@ -1,0 +1,71 @@
+"""`RewardModelScorer.score_texts`: texts and token ids that the caller rendered."""
+
+import numpy as np
+import pytest
+
+import gym_rm
+from gym_rm import ConfigError, ScoringError
+
+
+def rendered(scorer, conversation):
+    return scorer.renderer.tokenizer.apply_chat_template(conversation, tokenize=False)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma2"])
+def test_a_rendered_text_has_the_score_of_its_conversation(scorer_of, architecture, real_conversations):
+    scorer = scorer_of(architecture)
+    texts = [rendered(scorer, conversation) for conversation in real_conversations]
+    expected = scorer.score(real_conversations)
+    scores = scorer.score_texts(texts)
+    assert scores.rewards.tolist() == expected.rewards.tolist()
+    assert scores.num_tokens.tolist() == expected.num_tokens.tolist()
+    assert scores.workload.unique_tokens == expected.workload.unique_tokens
+
+
+def test_token_ids_are_scored_as_they_are(scorer_of, real_conversations):
+    scorer = scorer_of()
+    texts = [rendered(scorer, conversation) for conversation in real_conversations]
+    ids = [scorer.renderer.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    bare = scorer.score_texts(texts, add_special_tokens=False)
+    assert scorer.score_texts(ids).rewards.tolist() == bare.rewards.tolist()
+    assert scorer.score_texts([ids[0][:1]]).num_tokens.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no tokens"),
+        ([], "no tokens"),
+        ([-1], "must not be negative"),
+        ([10**6], "embeddings"),
+        ("a \ud800 b", "lone surrogate"),
+        ([5] * 100_000, "more than max_length"),
+    ],
+)
+def test_a_text_that_cannot_be_scored_is_an_error_of_its_row(scorer_of, text, reason):
+    with pytest.raises(ScoringError) as caught:
+        scorer_of().score_texts(["hello", text])
+    assert caught.value.scores.errors[0] is None
+    assert reason in caught.value.scores.errors[1]
+    assert np.isfinite(caught.value.scores.rewards[0])
+
+
+def test_no_texts_are_no_scores(scorer_of):
+    assert len(scorer_of().score_texts([])) == 0
+
+
+def test_a_kind_that_needs_the_reply_refuses_texts(tmp_path):
+    import tiny_models
+
+    policy, reference = (str(tiny_models.save_policy(tmp_path / f"{seed}", seed=seed)) for seed in (1, 2))
+    scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
+    with pytest.raises(ConfigError, match="needs to know where the reply starts"):
+        scorer.score_texts(["hello"])
+
+
+def test_scores_of_texts_come_from_the_score_cache(saved_model):
+    scorer = gym_rm.load_scorer(saved_model(), cache_size=10)
+    first = scorer.score_texts(["hello"])
+    second = scorer.score_texts(["hello"])
+    assert second.rewards.tolist() == first.rewards.tolist()
+    assert (first.workload.num_batches, second.workload.num_batches) == (1, 0)

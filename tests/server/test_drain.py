@@ -1,0 +1,131 @@
+"""A real process: SIGTERM, accepted requests, and the log."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+SLOW_SCORER = """
+import time
+
+def score(conversations):
+    time.sleep(float(conversations[0][-1]["content"]) if conversations[0][-1]["content"][0].isdigit() else 0)
+    return [1.0] * len(conversations)
+"""
+
+
+@pytest.fixture
+def start(tmp_path, children_hear_sigint):
+    """Function that starts `gym-rm serve` with a slow scorer, and returns the process and its URL."""
+    (tmp_path / "slow.py").write_text(SLOW_SCORER)
+    processes = []
+
+    def run(*options):
+        command = [sys.executable, "-m", "gym_rm", "serve", "slow:score", "--port", "0", *options]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+        processes.append(process)
+        line = process.stdout.readline()
+        if not line.startswith("listening at http://127.0.0.1:"):
+            process.kill()  # otherwise reading stderr waits forever
+            pytest.fail(line + process.stderr.read())
+        return process, line.split()[-1]
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def body(seconds):
+    messages = [{"role": "user", "content": "wait"}, {"role": "assistant", "content": str(seconds)}]
+    return {"conversations": [messages]}
+
+
+@pytest.fixture
+def client():
+    with httpx.Client(timeout=60, trust_env=False) as client:
+        yield client
+
+
+def test_sigterm_answers_accepted_requests_refuses_new_ones_and_exits_0(start, client):
+    process, url = start()
+    client.get(url + "/health")  # a kept connection
+    with ThreadPoolExecutor(4) as pool:
+        accepted = [pool.submit(httpx.post, url + "/v1/rewards", json=body(1.5), timeout=60) for _ in range(4)]
+        while queue_of(client, url) < 4:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        while (ready := client.get(url + "/ready")).status_code == 200:
+            time.sleep(0.02)
+        refused = client.post(url + "/v1/rewards", json=body(0))
+        assert [each.result().status_code for each in accepted] == [200] * 4
+    assert ready.status_code == 503
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+    assert "retry-after" in refused.headers
+    stderr = process.communicate(timeout=30)[1]
+    assert process.returncode == 0
+    assert "Traceback" not in stderr
+
+
+def queue_of(client, url):
+    lines = client.get(url + "/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("gym_rm_queue_conversations"))
+
+
+def test_a_request_whose_body_is_still_arriving_at_sigterm_is_answered(start, client):
+    process, url = start()
+    sent = threading.Event()
+
+    def slowly():
+        content = json.dumps(body(0)).encode()
+        yield content[:10]
+        sent.set()
+        time.sleep(1.0)
+        yield content[10:]
+
+    headers = {"content-type": "application/json"}
+    with ThreadPoolExecutor(1) as pool:
+        arriving = pool.submit(httpx.post, url + "/v1/rewards", content=slowly(), headers=headers, timeout=60)
+        sent.wait(60)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert arriving.result().status_code == 200
+    assert process.wait(30) == 0
+
+
+def test_a_request_that_takes_too_long_does_not_stop_the_shutdown(start, client):
+    process, url = start("--drain-timeout", "0.5")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, url + "/v1/rewards", json=body(8), timeout=60)
+        while queue_of(client, url) < 1:
+            time.sleep(0.02)
+        start_of_stop = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+        assert time.monotonic() - start_of_stop < 6
+        assert process.returncode == 1
+        assert waiting.result().json()["error"]["code"] == "draining"
+
+
+def test_a_second_signal_stops_at_once(start, client):
+    process, url = start()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(httpx.post, url + "/v1/rewards", json=body(8), timeout=60)
+        while queue_of(client, url) < 1:
+            time.sleep(0.02)
+        start_of_stop = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+        assert time.monotonic() - start_of_stop < 6
+        assert process.returncode == 1
+        with pytest.raises(httpx.HTTPError):
+            waiting.result().raise_for_status()

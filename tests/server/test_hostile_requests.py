@@ -1,0 +1,209 @@
+"""Bodies and bytes that no client sends, and clients that are too slow."""
+
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recording import RecordingScorer, chat
+
+JSON = {"content-type": "application/json"}
+DEEP = '{"conversations": ' + "[" * 70 + "]" * 70 + "}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe{}",
+        b"\xef\xbb\xbf[]",
+        b"null",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        DEEP.encode(),
+        b'{"conversations": [], "conversations": []}',
+        b'{"conversations": [], "turns": NaN}',
+        b'{"conversations": [[Infinity]]}',
+        b'{"conversations": [1e999]}',
+        b'{"conversations": [' + b"9" * 10_000 + b"]}",
+        b'{"conversations": []} []',
+        b"{'conversations': []}",
+        b'{"conversations": "\x00"}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/rewards", "/classify", "/predict"])
+def test_a_body_that_is_not_strict_json_gets_a_status_of_4xx(client, path, body):
+    reply = client.post(path, content=body, headers=JSON)
+    assert 400 <= reply.status_code < 500
+    assert "error" in reply.json()
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
+def test_another_content_type_is_refused(client, kind):
+    reply = client.post(
+        "/v1/rewards", content=b'{"conversations": []}', headers={} if kind is None else {"content-type": kind}
+    )
+    assert reply.status_code == 415
+
+
+def test_a_content_type_with_a_character_set_is_accepted(client):
+    headers = {"content-type": "Application/JSON; charset=utf-8"}
+    assert client.post("/v1/rewards", content=b'{"conversations": []}', headers=headers).status_code == 200
+
+
+def test_a_lone_surrogate_is_an_error_of_its_row(model_client):
+    conversations = [chat("a \ud800 b", "c"), chat("a", "b"), [{"role": "\ud800", "content": "a"}]]
+    reply = model_client.post("/v1/rewards", content=json.dumps({"conversations": conversations}), headers=JSON)
+    assert reply.status_code == 200
+    assert [error is None for error in reply.json()["errors"]] == [False, True, False]
+    assert "surrogate" in reply.json()["errors"][0]
+
+
+def test_a_field_with_a_lone_surrogate_is_refused(client):
+    reply = client.post("/v1/rewards", content=b'{"\\ud800": 1}', headers=JSON)
+    assert reply.status_code == 422
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+messages = st.fixed_dictionaries({}, optional={"role": values | st.just("user"), "content": values, "name": values})
+
+
+@settings(max_examples=60)
+@given(st.lists(values | st.lists(messages | values, max_size=3), max_size=4))
+def test_any_json_value_as_a_conversation_is_scored_or_an_error_of_its_row(model_client, conversations):
+    body = json.dumps({"conversations": conversations})
+    reply = model_client.post("/v1/rewards", content=body, headers=JSON)
+    if reply.status_code == 200:
+        assert len(reply.json()["rewards"]) == len(conversations)
+        for reward, error in zip(reply.json()["rewards"], reply.json()["errors"], strict=True):
+            assert (reward is None) == (error is not None)
+    else:
+        assert reply.status_code in (400, 422)  # NaN and integers of more than 64 bits
+
+
+# --- raw bytes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def impatient(serving):
+    """A server that gives headers and bodies half a second."""
+    limits = {"header_timeout": 0.5, "body_timeout": 0.5, "max_body_bytes": 10_000}
+    with serving(RecordingScorer(), limits=limits) as (server, _):
+        yield server
+
+
+def connect(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def read_all(connection):
+    """Return what the server sends until it closes the connection, or is silent for half a second."""
+    data = b""
+    connection.settimeout(0.5)
+    with contextlib.suppress(ConnectionResetError, TimeoutError):
+        while chunk := connection.recv(65536):
+            data += chunk
+    return data
+
+
+HEAD = b"POST /v1/rewards HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}   ",
+        HEAD + b"Content-Length: +2\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
+        HEAD + b"X-Long: " + b"a" * 100_000 + b"\r\n\r\n",
+        HEAD + b"Bad Header: 1\r\n\r\n",
+        HEAD.replace(b"Host: x\r\n", b"") + b"Content-Length: 2\r\n\r\n{}",
+        b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"NONSENSE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_bytes_that_are_not_a_valid_request_get_4xx_or_a_closed_connection(impatient, request_bytes):
+    with connect(impatient) as connection:
+        connection.sendall(request_bytes)
+        reply = read_all(connection)
+    assert reply == b"" or reply.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    assert b"root:" not in reply
+
+
+def test_a_hidden_second_request_is_not_answered_with_the_first(impatient):
+    """With Content-Length and Transfer-Encoding, proxies and servers can disagree where the request ends."""
+    hidden = b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n"
+    body = b"0\r\n\r\n" + hidden
+    with connect(impatient) as connection:
+        length = str(len(body)).encode()
+        connection.sendall(HEAD + b"Content-Length: " + length + b"\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        reply = read_all(connection)
+    assert reply.startswith(b"HTTP/1.1 400")
+    assert reply.count(b"HTTP/1.1") == 1
+
+
+def test_a_body_that_dribbles_gets_status_408(impatient):
+    start = time.monotonic()
+    with connect(impatient) as connection:
+        connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n")
+        reply = dribble(connection, b" ")
+    assert reply.startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "kept"])
+def test_headers_that_dribble_are_cut_off(impatient, before):
+    with connect(impatient) as connection:
+        connection.sendall(before)
+        if before:
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            connection.recv(1000)
+        assert dribble(connection, b"a") == b""
+
+
+def dribble(connection, byte):
+    """Send a byte every 50 ms until the server replies or closes the connection."""
+    connection.settimeout(0.05)
+    for _ in range(600):
+        try:
+            connection.sendall(byte)
+            return connection.recv(65536)
+        except TimeoutError:
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            return b""
+    pytest.fail("the connection is still open after 30 seconds")
+
+
+def test_idle_connections_do_not_block_a_request(impatient):
+    import httpx
+
+    idle = [connect(impatient) for _ in range(300)]
+    try:
+        assert httpx.get(impatient.url + "/health", trust_env=False, timeout=60).status_code == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_a_websocket_is_refused(impatient):
+    with connect(impatient) as connection:
+        connection.sendall(
+            b"GET /v1/rewards HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+        assert read_all(connection).startswith(b"HTTP/1.1 4")

@@ -1,0 +1,198 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from recording import NO_ANSWERS, RecordingScorer, Verifier, chat
+
+import gym_rm
+from gym_rm import Scores
+
+
+def failing(conversations):
+    raise OSError("the scorer crashed")
+
+
+def test_rewards_are_those_of_the_scorer_for_real_conversations(model_client, embedded, real_conversations):
+    reply = model_client.post("/v1/rewards", json={"conversations": real_conversations})
+    expected = embedded.score(real_conversations).to_dict()
+    got = reply.json()
+    assert reply.status_code == 200
+    assert {name: got[name] for name in expected if name != "workload"} == {
+        name: expected[name] for name in expected if name != "workload"
+    }
+    assert got["model"] == "embedded"
+
+
+def test_turn_rewards_come_only_for_all_turns(model_client, embedded, hh_pairs):
+    dialogues = [pair[0] for pair in hh_pairs if 4 <= len(pair[0]) <= 6][:4]
+    every = model_client.post("/v1/rewards", json={"conversations": dialogues, "turns": "all"}).json()
+    last = model_client.post("/v1/rewards", json={"conversations": dialogues}).json()
+    assert every["turn_rewards"] == embedded.score(dialogues, turns="all").to_dict()["turn_rewards"]
+    assert "turn_rewards" not in last
+    assert every["rewards"] == last["rewards"]
+
+
+def test_a_row_that_fails_keeps_the_others(client):
+    conversations = [chat("a", "four"), chat("a", "FAIL"), "no list", [], [{"role": 3}], chat("a", "x")]
+    reply = client.post("/v1/rewards", json={"conversations": conversations})
+    assert reply.status_code == 200
+    assert reply.json()["rewards"] == [1.0, None, None, None, None, 0.25]
+    errors = reply.json()["errors"]
+    assert errors[0] is None
+    assert "FAIL" in errors[1]
+    assert [error.split(";")[0] for error in errors[2:4]] == [
+        "a conversation must be a list of {'role', 'content'} messages",
+        "the conversation is empty",
+    ]
+
+
+def test_a_malformed_row_does_not_reach_a_function(serving):
+    seen = []
+
+    def lengths(conversations):
+        seen.extend(conversations)
+        return [len(each[-1]["content"]) for each in conversations]
+
+    with serving(gym_rm.load_scorer(lengths)) as (_, client):
+        seen.clear()
+        reply = client.post("/v1/rewards", json={"conversations": [chat("a", "four"), None]})
+    assert reply.json()["rewards"] == [4.0, None]
+    assert seen == [chat("a", "four")]
+
+
+def test_no_conversations_are_no_rewards(client):
+    reply = client.post("/v1/rewards", json={"conversations": []})
+    assert (reply.status_code, reply.json()["rewards"]) == (200, [])
+
+
+def test_a_verifier_gets_the_prompts(serving):
+    verifier = Verifier()
+    with serving(gym_rm.load_scorer(verifier)) as (_, client):
+        prompts = [{"id": "p0", "answer": "40", "metadata": {"source": "gsm8k"}}, {"answer": "7"}, None]
+        body = {"conversations": [chat("90 - 50?", "40")] * 3, "prompts": prompts}
+        reply = client.post("/v1/rewards", json=body)
+    assert reply.json()["rewards"] == [1.0, 0.0, None]
+    assert "requires the prompt" in reply.json()["errors"][2]
+    first = verifier.prompts[-2]
+    assert (first.prompt_id, first.answer, first.metadata) == ("p0", "40", {"source": "gsm8k"})
+    assert first.messages == tuple(chat("90 - 50?"))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({}, "conversations: Field required"),
+        ({"conversations": "text"}, "conversations: Input should be a valid list"),
+        ({"conversations": [], "turn": "all"}, "unknown field 'turn'. Did you mean 'turns'?"),
+        ({"conversations": [], "turns": "some"}, "turns: Input should be 'last' or 'all'"),
+        ({"conversations": [], "prompts": [None]}, "one entry per conversation, got 1 for 0"),
+        ({"conversations": [[]], "prompts": [{"anwser": "4"}]}, "prompts.0.anwser'. Did you mean 'answer'?"),
+        ({"conversations": [[]], "prompts": [{"answer": 4}]}, "prompts.0: invalid fields: answer"),
+        ([], "must be a JSON object"),
+    ],
+)
+def test_an_invalid_request_gets_status_422_with_the_reason(client, body, reason):
+    reply = client.post("/v1/rewards", json=body)
+    assert reply.status_code == 422
+    assert reason in reply.json()["error"]["message"]
+    assert reply.json()["error"].keys() == {"message", "type", "code"}
+
+
+def test_lenient_ignores_unknown_fields(client):
+    body = {"conversations": [chat("a", "four")], "colour": 1, "prompts": [{"answer": "4", "x": 1}]}
+    assert client.post("/v1/rewards?lenient=1", json=body).json()["rewards"] == [1.0]
+
+
+@pytest.mark.parametrize("value", [value for value in NO_ANSWERS if value == value and value is not None])
+def test_an_error_never_repeats_a_value(client, value):
+    body = {"conversations": [chat("a", "b")], "prompts": [{"answer": value, "metadata": "SECRET"}]}
+    reply = client.post("/v1/rewards", json=body)
+    assert reply.status_code == 422
+    assert "SECRET" not in reply.text
+
+
+def test_an_exception_of_the_scorer_is_reported_to_its_caller_and_the_server_continues(client):
+    crash = client.post("/v1/rewards", json={"conversations": [chat("a", "CRASH")]})
+    assert (crash.status_code, crash.json()["error"]["message"]) == (500, "OSError: the scorer crashed")
+    assert client.post("/v1/rewards", json={"conversations": [chat("a", "four")]}).status_code == 200
+
+
+def test_infos_and_terminations_of_a_function_are_sent(serving):
+    def judge(conversations):
+        size = len(conversations)
+        return Scores.from_rewards([1.0] * size, infos={"verdict": ["ok"] * size}, terminations=[True] * size)
+
+    with serving(gym_rm.load_scorer(judge)) as (_, client):
+        reply = client.post("/v1/rewards", json={"conversations": [chat("a", "b")]}).json()
+    assert (reply["infos"], reply["terminations"]) == ({"verdict": ["ok"]}, [True])
+
+
+def test_all_turns_of_a_scorer_without_turns_are_refused(client):
+    reply = client.post("/v1/rewards", json={"conversations": [chat("a", "b")], "turns": "all"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (501, "not_supported")
+
+
+def test_info_has_the_model_the_limits_and_known_conversations(model_client, embedded):
+    info = model_client.get("/info").json()
+    assert info["model"] == "embedded"
+    assert info["provenance"] == json.loads(json.dumps(dataclasses.asdict(embedded.provenance)))
+    assert info["limits"]["max_conversations"] == 1024
+    assert info["activations"]["/v1/embeddings"] == "none"
+    known = info["calibration"]
+    assert known["rewards"] == embedded.score(known["conversations"]).rewards.tolist()
+
+
+def test_a_scorer_that_cannot_score_the_known_conversations_has_null_rewards(serving):
+    with serving(gym_rm.load_scorer(failing)) as (_, client):
+        assert client.get("/info").json()["calibration"]["rewards"] == [None] * 4
+        assert client.get("/ready").status_code == 200
+
+
+def test_health_ready_metrics_and_the_page(serving):
+    with serving(RecordingScorer()) as (_, client):
+        check_open_routes(client)
+
+
+def check_open_routes(client):
+    assert client.get("/health").json() == {"status": "ok"}
+    assert client.get("/ready").status_code == 200
+    assert client.get("/").status_code == 200
+    client.post("/v1/rewards", json={"conversations": [chat("a", "SECRET"), chat("a", "FAIL")]})
+    metrics = client.get("/metrics").text
+    assert 'gym_rm_requests_total{route="/v1/rewards",status="200"} 1.0' in metrics
+    assert "gym_rm_conversations_total 2.0" in metrics
+    assert "gym_rm_failed_rows_total 1.0" in metrics
+    assert "gym_rm_batch_size_sum 2.0" in metrics
+    assert "SECRET" not in metrics
+
+
+def test_metrics_count_unique_tokens(serving, embedded):
+    with serving(embedded) as (_, client):
+        client.post("/v1/rewards", json={"conversations": [chat("2 + 2?", "4"), chat("2 + 2?", "5")]})
+        lines = dict(line.split(" ") for line in client.get("/metrics").text.splitlines() if line[0] != "#")
+    assert 0 < float(lines["gym_rm_unique_tokens_total"]) < float(lines["gym_rm_tokens_total"])
+
+
+def test_requests_of_different_protocols_share_one_batch_and_keep_their_rows(serving, embedded):
+    from concurrent.futures import ThreadPoolExecutor
+
+    question, reply = "How much is 90 - 50?", "It is 40."
+    text = "<|im_start|>user\nhello<|im_end|>\n"
+    bodies = [
+        ("/v1/rewards", {"conversations": [chat(question, reply)]}),
+        ("/v1/rewards", {"conversations": [chat(question, reply)], "turns": "all"}),
+        ("/v1/embeddings", {"input": text}),
+        ("/score", {"queries": question, "documents": reply, "use_activation": False}),
+    ]
+    with serving(embedded, max_wait=0.3) as (server, client), ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda each: client.post(each[0], json=each[1]).json(), bodies * 4))
+        batches = server.service.batching.num_batches
+    reward = embedded.score([chat(question, reply)]).rewards[0]
+    plain = embedded.score_texts([text]).rewards[0]
+    assert [each["rewards"][0] for each in replies if "rewards" in each] == [reward] * 8
+    assert [each["data"][0]["embedding"] for each in replies[2::4]] == [[plain]] * 4
+    assert [each["data"][0]["score"] for each in replies[3::4]] == [reward] * 4
+    assert batches < 8
+    assert ["turn_rewards" in each for each in replies] == [False, True, False, False] * 4
+    assert np.isfinite(reward)

@@ -1,0 +1,206 @@
+"""Requests in the shapes of vLLM 0.33 (`vllm/entrypoints/pooling/*/protocol.py`) and of verl's client."""
+
+import base64
+import json
+import math
+
+import numpy as np
+import pytest
+from recording import chat
+
+TEXT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\nIt is 40.<|im_end|>\n"
+QUESTION, REPLIES = "How much is 90 - 50?", ["It is 40.", "It is 37."]
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.fixture
+def rewards(embedded):
+    return embedded.score([chat(QUESTION, reply) for reply in REPLIES]).rewards.tolist()
+
+
+def test_verls_request_gets_the_reward_of_the_conversation(model_client, rewards):
+    body = {"model": "any/name", "input": TEXT, "use_activation": False}
+    output = model_client.post("/classify", json=body).json()
+    assert output["data"][-1]["probs"][-1] == rewards[0]
+
+
+def test_verls_earlier_field_is_refused_with_the_present_name(model_client):
+    reply = model_client.post("/classify", json={"model": "m", "input": TEXT, "activation": False})
+    assert reply.status_code == 422
+    assert "Did you mean 'use_activation'?" in reply.json()["error"]["message"]
+    assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_classify_has_vllms_shape_and_a_sigmoid_by_default(model_client, rewards, embedded):
+    reply = model_client.post("/classify", json={"input": [TEXT, TEXT], "request_id": "r1"}).json()
+    assert reply.keys() == {"id", "object", "created", "model", "data", "usage"}
+    assert (reply["id"], reply["object"]) == ("classify-r1", "list")
+    expected = {"index": 1, "label": "LABEL_0", "probs": [pytest.approx(sigmoid(rewards[0]))], "num_classes": 1}
+    assert reply["data"][1] == expected
+    tokens = 2 * len(embedded.renderer.tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+    assert reply["usage"]["prompt_tokens"] == reply["usage"]["total_tokens"] == tokens
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_classify_takes_token_ids(model_client, embedded, rewards, batch):
+    ids = embedded.renderer.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    body = {"input": [ids] if batch else ids, "use_activation": False}
+    reply = model_client.post("/classify", json=body)
+    assert [each["probs"] for each in reply.json()["data"]] == [[rewards[0]]]
+
+
+def test_classify_takes_one_conversation(model_client, rewards):
+    body = {"messages": chat(QUESTION, REPLIES[1]), "use_activation": False, "add_generation_prompt": False}
+    assert model_client.post("/classify", json=body).json()["data"][0]["probs"] == [rewards[1]]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [""]}, "input"),
+        ({"input": {"a": 1}}, None),
+        ({"input": [1, -5]}, None),
+        ({"input": [1.5]}, None),
+        ({"input": ["a", 3]}, None),
+        ({"input": [10**9]}, "row 0"),
+        ({"input": "a", "normalize": True}, "normalize"),
+        ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncation_side": "middle"}, "truncation_side"),
+        ({"input": "a", "cache_salt": ""}, "cache_salt"),
+        ({"input": "a", "priority": 2**70}, None),
+        ({"messages": chat("a", "b"), "chat_template": "{{ 7 * 7 }}"}, "chat_template"),
+        ({"messages": chat("a", "b"), "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"messages": chat("a", "b"), "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"messages": []}, "row 0"),
+        ({"input": "a \ud800 b"}, "row 0"),
+    ],
+)
+def test_an_invalid_classify_request_gets_vllms_status_400(model_client, body, param):
+    reply = model_client.post("/classify", content=json.dumps(body), headers=JSON)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, 400)
+    assert param is None or error["param"] == param
+
+
+JSON = {"content-type": "application/json"}
+
+
+def test_a_text_can_be_truncated_on_both_sides(model_client, embedded):
+    ids = embedded.renderer.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+    expected = embedded.score_texts([ids[:5], ids[-5:]]).rewards.tolist()
+    got = []
+    for side in ("right", "left"):
+        body = {"input": TEXT, "truncate_prompt_tokens": 5, "truncation_side": side, "use_activation": False}
+        reply = model_client.post("/classify", json=body).json()
+        assert reply["usage"]["prompt_tokens"] == 5
+        got.append(reply["data"][0]["probs"][0])
+    assert got == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")],
+)
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+def test_score_takes_the_four_pairs_of_fields(model_client, rewards, path, fields):
+    reply = model_client.post(path, json={fields[0]: QUESTION, fields[1]: REPLIES, "use_activation": False}).json()
+    assert [(each["index"], each["object"], each["score"]) for each in reply["data"]] == [
+        (0, "score", rewards[0]),
+        (1, "score", rewards[1]),
+    ]
+
+
+def test_score_of_n_to_n_pairs_has_a_sigmoid_by_default(model_client, rewards):
+    reply = model_client.post("/score", json={"text_1": [QUESTION] * 2, "text_2": REPLIES}).json()
+    assert [each["score"] for each in reply["data"]] == pytest.approx([sigmoid(reward) for reward in rewards])
+
+
+def test_score_takes_text_parts(model_client, rewards):
+    part = {"content": [{"type": "text", "text": REPLIES[0]}]}
+    reply = model_client.post("/score", json={"queries": QUESTION, "documents": part, "use_activation": False}).json()
+    assert reply["data"][0]["score"] == rewards[0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"queries": ["a", "b"], "documents": ["c"]},
+        {"queries": [], "documents": ["c"]},
+        {"queries": "a", "documents": []},
+        {"queries": "a"},
+        {"queries": "a", "documents": "b", "instruction": "x"},
+        {"queries": "a", "documents": "b", "truncate_prompt_tokens": 5},
+    ],
+)
+def test_an_invalid_score_request_gets_vllms_status_400(model_client, body):
+    assert model_client.post("/score", json=body).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_rerank_sorts_the_documents(model_client, rewards, path):
+    body = {"query": QUESTION, "documents": list(reversed(REPLIES)), "model": "m"}
+    reply = model_client.post(path, json=body).json()
+    assert reply.keys() == {"id", "model", "usage", "results"}
+    best = int(np.argmax(list(reversed(rewards))))
+    assert reply["results"][0]["index"] == best
+    assert reply["results"][0]["relevance_score"] == pytest.approx(sigmoid(max(rewards)))
+    assert reply["results"][0]["document"]["text"] == list(reversed(REPLIES))[best]
+    top = model_client.post(path, json={**body, "top_n": 1}).json()
+    assert top["results"] == reply["results"][:1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({}, "=f4"),
+        ({"embed_dtype": "float16"}, "=f2"),
+        ({"endianness": "big"}, ">f4"),
+        ({"endianness": "little", "embed_dtype": "float16"}, "<f2"),
+    ],
+)
+def test_pooling_sends_numbers_and_bytes(model_client, rewards, fields, dtype):
+    body = {"input": [TEXT], "task": "classify", "use_activation": False, **fields}
+    number = model_client.post("/pooling", json=body).json()
+    coded = model_client.post("/pooling", json={**body, "encoding_format": "base64"}).json()
+    raw = model_client.post("/pooling", json={**body, "encoding_format": "bytes"})
+    assert number["data"][0] == {"index": 0, "object": "pooling", "data": [rewards[0]]}
+    expected = np.array([rewards[0]], dtype=dtype).tobytes()
+    assert base64.b64decode(coded["data"][0]["data"]) == expected
+    assert raw.content == expected
+    assert '"shape": [1]' in raw.headers["metadata"]
+
+
+@pytest.mark.parametrize("field", [{"task": "embed"}, {"dimensions": 3}, {"embed_dtype": "fp8_e4m3"}])
+def test_pooling_refuses_what_a_reward_model_does_not_have(model_client, field):
+    assert model_client.post("/pooling", json={"input": "a", **field}).status_code == 400
+
+
+def test_the_heads_of_a_multi_head_model_are_its_labels(serving, tmp_path):
+    import tiny_models
+
+    import gym_rm
+
+    names = {0: "helpfulness", 1: "verbosity"}
+    tiny_models.save_reward_model(tmp_path, num_labels=2, id2label=names)
+    scorer = gym_rm.load_scorer(str(tmp_path), kind="multi_head", weights={"helpfulness": 1.0, "verbosity": -0.5})
+    components = scorer.score([chat("a", "b")]).components
+    with serving(scorer) as (_, client):
+        raw = client.post("/classify", json={"messages": chat("a", "b"), "use_activation": False}).json()["data"][0]
+        soft = client.post("/classify", json={"messages": chat("a", "b")}).json()["data"][0]
+    assert raw["probs"] == [float(values[0]) for values in components.values()]
+    assert raw["num_classes"] == 2
+    assert sum(soft["probs"]) == pytest.approx(1)
+    assert soft["label"] == list(components)[int(np.argmax(raw["probs"]))]
+
+
+@pytest.mark.parametrize("path", ["/classify", "/pooling"])
+def test_a_scorer_without_a_text_model_refuses_rendered_texts(client, path):
+    reply = client.post(path, json={"input": "a"})
+    assert reply.status_code == 501
+    assert "scores conversations" in reply.json()["error"]["message"]
+    assert client.post(path, json={"messages": chat("a", "four"), "use_activation": False}).status_code == 200
