@@ -22,7 +22,7 @@ test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## run the tests that need th
 	$(VENV)/bin/python -m pytest -q tests/server tests/scorers/test_remote.py tests/cli/test_serve.py tests/engine/executors/test_ray.py
 	$(VENV)-rllib/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
 
-lint: $(VENV)/dev ## check style and types
+lint: $(VENV)/extras ## check style and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy gym_rm
