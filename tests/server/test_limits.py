@@ -204,15 +204,16 @@ def test_a_client_that_has_gone_is_not_scored(serving):
 
 
 def test_256_posts_of_one_conversation_are_scored_in_batches_of_more_than_32(serving):
-    recorder = RecordingScorer()
-    slow = gym_rm.load_scorer(recorder)
-    with serving(slow, max_wait=0.2) as (server, client), ThreadPoolExecutor(256) as pool:
-        recorder.calls.clear()
+    gate = Gate()
+    with serving(gate) as (server, client), ThreadPoolExecutor(256) as pool:
         bodies = [{"conversations": [chat("a", "x" * length)]} for length in range(1, 257)]
-        replies = list(pool.map(lambda body: client.post("/v1/rewards", json=body).json(), bodies))
-        batches = server.service.batching.num_batches
-    assert [reply["rewards"] for reply in replies] == [[length / 4] for length in range(1, 257)]
-    assert 256 / batches > 32
+        waiting = [pool.submit(client.post, "/v1/rewards", json=body) for body in bodies]
+        while server.service._queued < 256:  # requests collect while a batch is scored
+            time.sleep(0.01)
+        gate.open.set()
+        replies = [each.result().json() for each in waiting]
+    assert [reply["rewards"] for reply in replies] == [[float(length)] for length in range(1, 257)]
+    assert 256 / len(gate.sizes[1:]) > 32
 
 
 def test_nothing_of_a_conversation_is_logged(serving, caplog, capfd, embedded):
