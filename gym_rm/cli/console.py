@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -67,22 +66,18 @@ def warn_if_embedded(scorer: Scorer) -> None:
         )
 
 
-@contextlib.contextmanager
-def loading(reward_model: Any) -> Iterator[None]:
-    """Load a scorer on one thread, which is faster for a short trial, and without bars if stderr is not a terminal."""
-    find_own_modules()
-    if isinstance(reward_model, str) and ":" in reward_model:  # a function, which may not need torch
-        yield
-        return
-    quiet_loading()
-    import torch  # imported here because the import is slow
+def prepare_loading(reward_model: Any, threads: int | None) -> None:
+    """Let a scorer name functions in the working directory; no progress bars if stderr is not a terminal.
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    More threads than a model was loaded with can change the last bits of its scores, so a number is set before.
+    """
+    find_own_modules()
+    if threads is not None:
+        import torch  # imported here because the import is slow
+
+        torch.set_num_threads(threads)
+    if not (isinstance(reward_model, str) and ":" in reward_model):  # a function may not need transformers
+        quiet_loading()
 
 
 def choose_threads(scorer: Scorer, threads: int | None) -> None:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 
 import gym_rm
-from gym_rm.cli.console import choose_threads, fail, loading, stderr, warn, warn_if_embedded
+from gym_rm.cli.console import choose_threads, fail, prepare_loading, stderr, warn, warn_if_embedded
 from gym_rm.cli.outputs import is_stream
 from gym_rm.cli.scored_files import FileScoring, Progress
 from gym_rm.config import override_values
@@ -139,8 +139,8 @@ def score(
         print_line(now)
 
     def make_scorer() -> gym_rm.Scorer:
-        with loading(model):
-            scorer: gym_rm.Scorer = gym_rm.load_scorer(model, **options, **placement)
+        prepare_loading(model, threads)
+        scorer: gym_rm.Scorer = gym_rm.load_scorer(model, **options, **placement)
         warn_if_embedded(scorer)
         choose_threads(scorer, threads)
         return scorer

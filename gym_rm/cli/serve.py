@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gym_rm.cli.console import choose_threads, fail, loading, warn, warn_if_embedded
+from gym_rm.cli.console import choose_threads, fail, prepare_loading, warn, warn_if_embedded
 from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scorer import load_scorer
@@ -127,8 +127,8 @@ def _serve(
     from gym_rm.server.serve import RewardServer
 
     check_host(host, server_options.key)
-    with loading(model):
-        scorer = load_scorer(model, **options)
+    prepare_loading(model, threads)
+    scorer = load_scorer(model, **options)
     choose_threads(scorer, threads)  # before the known conversations are scored
     server = RewardServer(scorer, server_options, host=host, port=port)
     warn_if_embedded(scorer)

@@ -76,13 +76,12 @@ def test_a_larger_model_and_a_function_keep_the_threads_of_torch(threads):
     assert threads(gym_rm.load_scorer(lambda conversations: [0.0] * len(conversations))) == 3
 
 
-@pytest.mark.parametrize(("reward_model", "inside"), [(None, 1), ("folder", 1), ("module:function", 3)])
-def test_a_model_is_loaded_on_one_thread(threads, monkeypatch, reward_model, inside):
+@pytest.mark.parametrize(("given", "while_loading"), [(None, 3), (2, 2)])
+def test_a_model_is_loaded_with_at_least_the_threads_that_run_it(threads, monkeypatch, given, while_loading):
     monkeypatch.setattr(sys, "path", list(sys.path))
     torch.set_num_threads(3)
-    with console.loading(reward_model):
-        assert torch.get_num_threads() == inside
-    assert torch.get_num_threads() == 3
+    console.prepare_loading(None, given)
+    assert torch.get_num_threads() == while_loading
 
 
 def test_a_given_number_of_threads_is_used(threads, scorer_of):
