@@ -102,5 +102,5 @@ def check_host(host: str, key: str | None) -> None:
     """Raise ConfigError if other machines can reach the address and there is no key."""
     if key is None and not is_loopback(host):
         raise ConfigError(
-            f"key is missing, but host={host!r} can be reached from other machines; pass key=, or listen on 127.0.0.1."
+            f"key is missing, but host={host!r} can be reached from other machines; pass a key, or listen on 127.0.0.1."
         )
