@@ -85,7 +85,7 @@ class ServerOptions:
         if self.key is not None and (not isinstance(self.key, str) or not self.key.strip()):
             raise ConfigError("key is empty; pass a text that is hard to guess, or no key.")
         if self.allow_weight_updates and self.key is None:
-            raise ConfigError("allow_weight_updates needs a key, because a caller could load another model; pass key=.")
+            raise ConfigError("allow_weight_updates needs a key, because a caller could load another model; pass one.")
 
 
 def is_loopback(host: str) -> bool:

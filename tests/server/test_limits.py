@@ -84,7 +84,7 @@ def test_a_key_with_umlauts_is_accepted_as_utf_8():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_an_address_that_others_reach_requires_a_key(host):
-    with pytest.raises(ConfigError, match="can be reached from other machines; pass key="):
+    with pytest.raises(ConfigError, match="can be reached from other machines; pass a key"):
         RewardServer(RecordingScorer(), host=host, port=0)
 
 
