@@ -375,7 +375,7 @@ def test_a_replica_that_starts_at_the_second_attempt_is_used(pool):
 
 def test_close_ends_everything_and_refuses_more(pool):
     before = threading.active_count()
-    replicas = [FakeReplica(lambda batch, call: 100), FakeReplica()]
+    replicas = [FakeReplica(lambda batch, call: 100) for _ in range(2)]
     executor = pool(replicas)
     results = []
     waiting = threading.Thread(target=lambda: results.extend(executor.run(batches(1))))
