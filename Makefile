@@ -19,6 +19,7 @@ test-oldest: $(VENV)-oldest/dev ## run all tests with the oldest supported versi
 
 test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## run the tests that need the libraries of the extras
 	$(VENV)/bin/python -m pytest -q tests/adapters tests/engine/loading tests/data tests/test_scores.py
+	$(VENV)/bin/python -m pytest -q tests/server tests/scorers/test_remote.py tests/cli/test_serve.py tests/engine/executors/test_ray.py
 	$(VENV)-rllib/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
 
 lint: $(VENV)/dev ## check style and types
@@ -47,7 +48,7 @@ $(VENV)-oldest/dev: pyproject.toml constraints-oldest.txt | $(VENV)/core
 	@touch $@
 
 $(VENV)/extras: $(VENV)/dev
-	$(INSTALL) -e '.[data,lora,sb3,torchrl,trl]' skrl
+	$(INSTALL) -e '.[data,lora,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright
 	@touch $@
 
 # Ray requires an older gymnasium, so it is installed into a separate environment with separate constraints.

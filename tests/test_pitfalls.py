@@ -17,7 +17,8 @@ Padding and the position that is read
 Numerics
  7. Another engine gives another score. tests/engine/test_parity.py::test_equals_the_plain_forward
  8. A head in bfloat16 rounds different scores to the same value. Here.
- 9. Tensor parallelism changes the score. This cannot occur here, because `device_map` does not split layers.
+ 9. Tensor parallelism changes the score.
+    tests/engine/executors/test_tensor_parallel.py::test_the_same_conversation_has_the_same_bits_in_every_batch
 10. An attention backend gives wrong scores for a family. Here.
 11. Noise in equal scores becomes a large advantage. Here.
 12. A score is NaN.

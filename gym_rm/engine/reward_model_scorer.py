@@ -163,8 +163,6 @@ class RewardModelScorer:
         self._lock = threading.RLock()
         self._merging: MicroBatchingScorer | None = None
         self._constant_calls = 0
-        loaded = isinstance(source, PreTrainedModel)
-        device_map = getattr(source, "hf_device_map", None) if loaded else source.options.device_map
         self.provenance = Provenance(
             scorer=type(self).__name__,
             model=facts.name,
@@ -182,7 +180,7 @@ class RewardModelScorer:
                 "max_length": self.renderer.max_length,
                 "overlong": self.renderer.overlong,
                 **({} if self.info.quantization is None else {"quantization": self.info.quantization}),
-                **({} if device_map is None else {"device_map": device_map}),
+                **({} if self.info.device_map is None else {"device_map": self.info.device_map}),
                 **{name: size for name in SIZES if (size := getattr(parallel, name)) > 1},
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
                 **self.renderer.settings,

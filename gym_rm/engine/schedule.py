@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gym_rm.checks import integer
-from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
+from gym_rm.engine.executors.executor import BatchResult, CollectiveExecutor, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_padded, plan_trees
 from gym_rm.errors import ConfigError, logger, warn_once
 from gym_rm.scores import FloatArray
@@ -60,6 +60,12 @@ class RunResult:
     values: FloatArray
     failures: dict[int, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
+
+    def take(self, sequences: Sequence[TokenSequence], rows: slice) -> RunResult:
+        """Return the result of some of the sequences, with the workload of all."""
+        starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
+        failures = {m - rows.start: self.failures[m] for m in range(rows.start, rows.stop) if m in self.failures}
+        return RunResult(self.values[starts[rows.start] : starts[rows.stop]], failures, self.workload)
 
 
 class Scheduler:
@@ -104,6 +110,9 @@ class Scheduler:
             report: function that is called after each batch (or after two for each replica) with the number of its
                 sequences; None runs all batches in one call of the executor, which is faster on a GPU.
         """
+        own = None
+        if isinstance(executor, CollectiveExecutor):
+            sequences, own = executor.gather(sequences)
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
         before = self._budget
@@ -129,7 +138,7 @@ class Scheduler:
                 pending.append(Attempt(broken, max(len(sequences[m].input_ids) for m in broken), alone=True))
             pending += self._smaller_attempts(too_large, attempt.budget, sequences)
         self._adapt_budget(before, helped=len(result.failures) < len(sequences))
-        return result
+        return result if own is None else result.take(sequences, own)
 
     def _adapt_budget(self, before: int, helped: bool) -> None:
         """Keep a halved budget if it helped; after enough runs that did not halve it, double it."""

@@ -272,8 +272,19 @@ def test_provenance(saved_model):
 def test_provenance_names_the_attention_and_the_device_map(saved_model):
     folder = saved_model("qwen3")
     padded = gym_rm.load_scorer(folder, tree=False, attn_implementation="eager", device_map="cpu").provenance
-    assert (padded.attention, padded.settings["device_map"]) == ("eager", "cpu")
+    assert (padded.attention, padded.settings["device_map"]) == ("eager", {"": "cpu"})
     assert gym_rm.load_scorer(folder, tree=False).provenance.attention == "sdpa"
+
+
+def test_provenance_says_where_the_layers_went(saved_model):
+    model = AutoModelForSequenceClassification.from_pretrained(saved_model("qwen3"))
+    model.hf_device_map = {"model.embed_tokens": "cpu", "model.layers.0": torch.device("cpu"), "score": 0}
+    scorer = gym_rm.RewardModelScorer(model, saved_model("qwen3"))
+    assert scorer.provenance.settings["device_map"] == {
+        "model.embed_tokens": "cpu",
+        "model.layers.0": "cpu",
+        "score": "0",
+    }
 
 
 def test_a_device_beside_a_device_map_is_refused(saved_model):

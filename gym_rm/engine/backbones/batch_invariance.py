@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import celu, elu, gelu, linear, logsigmoid, mish, pad, selu, silu, softplus
 from torch.overrides import TorchFunctionMode
 
+from gym_rm.engine.backbones.sharded import RowParallelLinear
 from gym_rm.engine.token_tree import IntArray
 
 ROWS = 16  # products have a multiple of this number of rows
@@ -218,7 +219,7 @@ def chunks_to_try(backbones: Sequence[nn.Module]) -> tuple[int | None, ...]:
         (tuple(module.weight.shape), module.weight.dtype, module.weight.device)
         for backbone in backbones
         for module in backbone.modules()
-        if type(module) is nn.Linear
+        if isinstance(module, nn.Linear) and type(module) in (nn.Linear, RowParallelLinear)
     }
     device = next(backbones[0].parameters()).device
     constant = CHUNK.get(device.type, CHUNK["cuda"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 PLAIN = (int, float, str, bool, type(None))
 NOT_SETTINGS = frozenset(vars(nn.Module())) | {"_attn_implementation_internal", "max_seq_len_cached"}
@@ -83,6 +84,7 @@ def _samples(tensors: Sequence[Tensor]) -> list[bytes]:
     by_device: dict[torch.device, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
-            middle = tensor.detach().reshape(-1)[tensor.numel() // 2 :][:1]
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            middle = local.detach().reshape(-1)[local.numel() // 2 :][:1]
             by_device.setdefault(tensor.device, []).append(middle.view(torch.uint8))
     return [torch.cat(samples).cpu().numpy().tobytes() for samples in by_device.values()]

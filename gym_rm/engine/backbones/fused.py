@@ -20,6 +20,7 @@ from transformers.activations import ACT2FN
 
 from gym_rm.engine.backbones.batch_invariance import with_padding
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
+from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 from gym_rm.engine.backbones.tree_attention import TreeAttention, attend, attend_with_flex, to_device
 
 # Architectures whose layer is x += attention(norm(x)); x += down(silu(gate(norm(x))) * up(norm(x))).
@@ -44,9 +45,11 @@ def fusable_code(backbone: Any) -> Code | None:
     code: list[Callable[..., Any]] = []
     for module in backbone.modules():
         # Modules with adapters, offloading or hooks compute more than a product with their weights.
-        if hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if hasattr(module, "_hf_hook") or not all(map(is_hook_of_sharding, hooks)):
             return None
-        forward = nn.Linear.forward if isinstance(module, LowPrecisionLinear) else type(module).forward
+        product = isinstance(module, LowPrecisionLinear | RowParallelLinear)
+        forward = nn.Linear.forward if product else type(module).forward
         if module not in called and ("forward" in vars(module) or not forward.__module__.startswith(LIBRARIES)):
             return None
         code.append(forward)
@@ -56,7 +59,10 @@ def fusable_code(backbone: Any) -> Code | None:
         for part, names in ((layer.self_attn, ATTENTION_PROJECTIONS), (layer.mlp, MLP_PROJECTIONS))
         for name in names
     )
-    plain = (type(projection) is nn.Linear or isinstance(projection, LowPrecisionLinear) for projection in projections)
+    plain = (
+        type(projection) is nn.Linear or isinstance(projection, LowPrecisionLinear | RowParallelLinear)
+        for projection in projections
+    )
     causal = (layer.self_attn.is_causal and type(layer.mlp.act_fn) in SILU for layer in backbone.layers)
     return tuple(code) if all(plain) and all(causal) else None
 
@@ -110,18 +116,21 @@ def fused_forward(
     everything = Queries(cos, sin, only_reads=False, indices=computed)
     *layers, last = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
-        inputs = _input(layer.self_attn.q_proj, _norm(layer.input_layernorm, x))
-        key, value = _keys_and_values(layer.self_attn, inputs, everything, number, prefix)
-        attended = _attention(layer.self_attn, inputs, key, value, everything, tree)
-        x = _add_product(x, attended, layer.self_attn.o_proj)
-        x = _add_mlp(x, layer)
+        with whole_weights(layer):
+            inputs = _input(layer.self_attn.q_proj, _norm(layer.input_layernorm, x))
+            key, value = _keys_and_values(layer.self_attn, inputs, everything, number, prefix)
+            attended = _attention(layer.self_attn, inputs, key, value, everything, tree)
+            x = _add_product(x, attended, layer.self_attn.o_proj)
+            x = _add_mlp(x, layer)
     at_reads = Queries(cos[reads], sin[reads], only_reads=True, indices=reads if computed is None else computed[reads])
-    normed = _norm(last.input_layernorm, x)
-    inputs = _input(last.self_attn.k_proj, normed)
-    key, value = _keys_and_values(last.self_attn, inputs, everything, len(layers), prefix)
-    attended = _attention(last.self_attn, _input(last.self_attn.q_proj, normed[reads]), key, value, at_reads, tree)
-    x = _add_product(x[reads], attended, last.self_attn.o_proj)
-    return _norm(backbone.norm, _add_mlp(x, last))
+    with whole_weights(last):
+        normed = _norm(last.input_layernorm, x)
+        inputs = _input(last.self_attn.k_proj, normed)
+        key, value = _keys_and_values(last.self_attn, inputs, everything, len(layers), prefix)
+        attended = _attention(last.self_attn, _input(last.self_attn.q_proj, normed[reads]), key, value, at_reads, tree)
+        x = _add_product(x[reads], attended, last.self_attn.o_proj)
+        x = _add_mlp(x, last)
+    return _norm(backbone.norm, x)
 
 
 def _keys_and_values(
@@ -183,7 +192,7 @@ def _project(module: Any, x: Tensor | Scaled, dtype: torch.dtype) -> Tensor:
 
 def _add_product(x: Tensor, y: Tensor, module: Any) -> Tensor:
     """Compute `x += module(y)` in place; in full precision, the matrix product does the addition."""
-    if isinstance(module, LowPrecisionLinear):
+    if isinstance(module, LowPrecisionLinear | RowParallelLinear):
         return x.add_(module(y))
     x.addmm_(y, module.weight.t())
     return x if module.bias is None else x.add_(module.bias)

@@ -11,11 +11,14 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import ROWS, padded_rows
+from gym_rm.engine.backbones.sharded import ColumnParallelLinear, GatheredLinear
+from gym_rm.engine.backbones.tree_attention import to_device
 from gym_rm.engine.kinds import readouts
 from gym_rm.errors import ConfigError
 
@@ -139,9 +142,13 @@ class TokenLogits:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits of the tokens `[R, num_values]`, in float32."""
         layer = self.model.get_output_embeddings()
-        if type(layer) is not nn.Linear or "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
+        plain = type(layer) in (nn.Linear, ColumnParallelLinear, GatheredLinear) and "forward" not in vars(layer)
+        if not plain or layer._forward_hooks or layer._forward_pre_hooks:
             return torch.cat([logits[:, self.token_ids] for logits in self._all_logits(hidden)])[: len(hidden)]
-        weight = layer.weight[self.token_ids].float()
+        if isinstance(layer, ColumnParallelLinear):
+            weight = layer.rows(to_device(np.array(self.token_ids), hidden.device)).float()
+        else:
+            weight = layer.weight[self.token_ids].float()
         bias = None if layer.bias is None else layer.bias[self.token_ids].float()
         return self._adjusted(nn.functional.linear(hidden.float().to(weight.device), weight, bias))
 

@@ -19,8 +19,10 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from gym_rm.engine.backbones.sharded import Part, Ranks, RowParallelLinear
 from gym_rm.errors import ConfigError
 
 Quantization: TypeAlias = Literal["int8", "fp8"]
@@ -37,6 +39,7 @@ class LowPrecisionLinear(nn.Module, abc.ABC):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
+        self.ranks: Ranks | None = vars(linear).get("ranks")  # of a row-parallel layer
         self.weight: Tensor
         self.scale: Tensor
         self.assign(linear.weight)
@@ -59,8 +62,11 @@ class LowPrecisionLinear(nn.Module, abc.ABC):
 
     def product(self, x: Scaled, dtype: torch.dtype) -> Tensor:
         """Return the output `[T, N]` for quantised rows, which layers with the same input can share."""
-        output = self.matmul(*x, dtype)
-        return output if self.bias is None else output.add_(self.bias)
+        if self.ranks is None:
+            output = self.matmul(*x, dtype)
+            return output if self.bias is None else output.add_(self.bias)
+        total = self.ranks.sum(self.matmul(*x, torch.float32))
+        return (total if self.bias is None else total.add_(self.bias)).to(dtype)
 
     @abc.abstractmethod
     def to_format(self, x: Tensor) -> Tensor:
@@ -130,7 +136,9 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
     for parent in modules:
         for name, child in list(parent.named_children()):
             # For a single input feature, torch computes wrong int8 products.
-            if type(child) is not nn.Linear or child.in_features == 1 or child in of_adapters or _reads_weight(parent):
+            if type(child) not in (nn.Linear, RowParallelLinear) or child in of_adapters or _reads_weight(parent):
+                continue
+            if child.weight.shape[1] == 1:
                 continue
             if not any(size % make.multiple for size in child.weight.shape):
                 setattr(parent, name, make(child))
@@ -191,7 +199,7 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     in_8_bits = {*quantized, *(f"{name}.scale" for name in layers)}
     held = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in in_8_bits}
     shapes = {name: tuple(tensor.shape) for name, tensor in held.items()}
-    shapes |= {name: (layer.out_features, layer.in_features) for name, layer in quantized.items()}
+    shapes |= {name: tuple(layer.weight.shape) for name, layer in quantized.items()}
     given = {id(held[name]) for name in weights if name in held}  # tied tensors have several names
     missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in given)
     missing += sorted(quantized.keys() - weights.keys())
@@ -210,7 +218,9 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in weights.items():
             if name not in quantized:
-                held[name].copy_(tensor)
+                target = held[name]
+                whole = isinstance(target, DTensor) and not isinstance(tensor, DTensor)
+                target.copy_(Part.of(target).take(tensor) if whole else tensor)
                 continue
             layer = quantized[name]
             layer.assign(tensor.to(layer.weight.device, dtype))

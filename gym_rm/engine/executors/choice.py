@@ -11,10 +11,10 @@ from gym_rm.engine.executors.processes import ProcessReplica, require_gpus
 from gym_rm.engine.executors.replica import (
     ParallelOptions,
     connected_to_ray,
-    in_distributed_world,
     require_sendable,
 )
 from gym_rm.engine.executors.replicas import ReplicatedExecutor
+from gym_rm.engine.executors.tensor_parallel import WorldExecutor, check_shards, in_foreign_world
 from gym_rm.errors import ConfigError, nearest
 
 NAMES = ("local", "processes", "ray")
@@ -45,8 +45,14 @@ def choose_executor(executor: Executor | str | None, options: ParallelOptions, s
     if where == "local":
         return LocalExecutor()
     require_sendable(spec)
-    if where != "ray" and spec.num_ranks > 1 and in_distributed_world():
-        return _world_executor(spec)
+    check_shards(spec)
+    if where != "ray" and spec.num_ranks > 1 and in_foreign_world():
+        if options.num_replicas > 1:
+            raise ConfigError(
+                f"num_replicas={options.num_replicas}: the ranks of this world (torchrun, accelerate launch) hold as "
+                "many copies of the model as fit; leave it out, or share replicas: executor='ray', name='...'."
+            )
+        return WorldExecutor()
     if where == "ray":
         return _ray_executor(options)
     require_gpus(spec, options.num_replicas)
@@ -85,14 +91,6 @@ def _ray_executor(options: ParallelOptions) -> Executor:
     except BaseException:
         disconnect()
         raise
-
-
-def _world_executor(spec: LoadSpec) -> Executor:
-    """Return the executor of a process that torchrun or `accelerate launch` started."""
-    raise ConfigError(
-        f"{spec.num_ranks} ranks in a torch.distributed world (torchrun, accelerate launch) are not supported: every "
-        "process of the world would start ranks of its own. Share one group of replicas: executor='ray', name='...'."
-    )
 
 
 def _written(options: dict[str, Any]) -> str:

@@ -29,8 +29,10 @@ from gym_rm.engine.backbones.low_precision import (
 )
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
+from gym_rm.engine.backbones.sharded import Ranks, local_parts, ranks_of
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
 from gym_rm.engine.loading.checkpoint import Checkpoint, load_model, require_same_model
+from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import (
     Candidate,
     Forward,
@@ -74,6 +76,7 @@ class LocalExecutor:
         self._version = 0
         self._threads = 0
         self._rows: BatchInvariant | contextlib.nullcontext[None] = contextlib.nullcontext()
+        self._sharding: Sharding | None = None
 
     def load(self, spec: LoadSpec) -> ModelInfo:
         """See `Executor.load`."""
@@ -93,13 +96,14 @@ class LocalExecutor:
         with _out_of_memory_is_a_config_error(model):
             self._model = self._build(model, *reference)
         self._rotaries = dynamic_rotaries(self._model.models)
+        ranks = ranks_of(model)
         info = ModelInfo(
             layout="one_by_one",
             fused=False,
             num_values=self._model.num_values,
             dtype=str(_dtype_of(model)).removeprefix("torch."),
             device=str(device_of(model)),
-            max_num_batched_tokens=_automatic_budget(model),
+            max_num_batched_tokens=_automatic_budget(model, ranks),
             max_positions=min(filter(None, map(_max_positions, self._model.models)), default=None),
             num_embeddings=num_embeddings(model),
             num_positions=min(filter(None, map(num_positions, self._model.models)), default=None),
@@ -108,6 +112,7 @@ class LocalExecutor:
             torch=torch.__version__,
             transformers=transformers.__version__,
             attention=str(model.config._attn_implementation),
+            device_map=_device_map(spec.model, model),
         )
         candidate = Candidate(
             name=type(model).__name__,
@@ -125,6 +130,8 @@ class LocalExecutor:
             check_forward(candidate, forward, self._try)
         with _out_of_memory_is_a_config_error(model):
             chunks = chunks_to_try([each.base_model for each in self._model.models])
+            if ranks is not None:  # all ranks must try the same
+                chunks = chunks[-ranks.smallest(len(chunks)) :]
             forward = check_invariance(candidate, forward, self._try_all, chunks)
         self._set_forward(forward)
         self._require_prefix_cache(forward)
@@ -193,12 +200,13 @@ class LocalExecutor:
         if isinstance(weights, str | os.PathLike) and isinstance(spec.model, Checkpoint):
             other = spec.model.at(weights)
             require_same_model(spec.model.config, other.config, other.source)
-            weights = load_model(other, device=torch.device("cpu")).state_dict()
+            weights = load_model(other, device=torch.device("cpu"), sharding=self._sharding).state_dict()
         if not isinstance(weights, Mapping):
             folder = " or a folder" if isinstance(spec.model, Checkpoint) else ""
             raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")
         with _evaluation_mode(model.models):
-            assign_weights(model.models[0] if isinstance(spec.model, Checkpoint) else spec.model, weights)
+            target = model.models[0] if isinstance(spec.model, Checkpoint) else spec.model
+            assign_weights(target, local_parts(target, weights))
         self.clear_cache()
 
     def sleep(self) -> None:
@@ -274,7 +282,7 @@ class LocalExecutor:
         """Return the model to run; to quantise a model that was passed in, copy its modules (but not its tensors)."""
         assert self._spec is not None
         if isinstance(source, Checkpoint):
-            return load_model(source)
+            return load_model(source, sharding=self._sharding)
         if self._spec.quantization is None:
             return source
         with _MODEL_LOCKS.setdefault(source, threading.RLock()):
@@ -431,11 +439,20 @@ def _max_positions(model: PreTrainedModel) -> int | None:
     return num_positions(model) or (int(limit) if limit and limit > 0 else None)  # XLNet has -1 for no limit
 
 
-def _automatic_budget(model: PreTrainedModel) -> int:
+def _device_map(source: ModelSource, model: PreTrainedModel) -> Mapping[str, str] | None:
+    """Return where accelerate put the parts of a model; None if nobody asked it to."""
+    placed = getattr(model, "hf_device_map", None)
+    if placed is None and isinstance(source, Checkpoint) and source.options.device_map is not None:
+        placed = {"": device_of(model)}  # everything fits on one device
+    return None if placed is None else {name: str(device) for name, device in placed.items()}
+
+
+def _automatic_budget(model: PreTrainedModel, ranks: Ranks | None) -> int:
     device = device_of(model)
     if device.type != "cuda":
         return CPU_BATCHED_TOKENS
     free, _ = torch.cuda.mem_get_info(device)
+    free = free if ranks is None else ranks.smallest(free)
     return min(CUDA_BATCHED_TOKENS, max(CPU_BATCHED_TOKENS, int(0.5 * free / bytes_per_token(model))))
 
 

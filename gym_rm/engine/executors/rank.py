@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from gym_rm.engine.executors.executor import Executor
-from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.executors.tensor_parallel import RankExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +37,4 @@ def start_rank(rank: Rank) -> Executor:
     """
     if rank.threads is not None:
         torch.set_num_threads(rank.threads)
-    return LocalExecutor()
+    return RankExecutor(rank)

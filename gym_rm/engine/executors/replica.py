@@ -146,15 +146,6 @@ def _absolute(path: str) -> str:
     return os.path.abspath(path) if os.path.isdir(path) else path
 
 
-def in_distributed_world() -> bool:
-    """Return whether this process was started by torchrun or `accelerate launch`, or has joined a process group."""
-    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
-        return True
-    import torch.distributed  # imported here because importing torch is slow
-
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def connected_to_ray() -> bool:
     """Return whether this process is connected to Ray; does not import Ray."""
     import sys

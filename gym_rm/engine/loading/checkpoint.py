@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from gym_rm.config import Config, Flag
+from gym_rm.engine.backbones.sharded import use_local_weights
 from gym_rm.engine.kinds import ModelFacts, check_kind
 from gym_rm.engine.loading.families import Family, beside_backbone, choose_family, recognise
 from gym_rm.engine.loading.files import (
@@ -37,6 +38,7 @@ from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
 from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
 from gym_rm.engine.loading.lora import WEIGHTS, Adapter, find_adapter
 from gym_rm.engine.loading.revision import revision_of, revision_of_tokenizer
+from gym_rm.engine.loading.sharding import Sharding, distributed_arguments
 from gym_rm.engine.loading.weights import read_weights
 from gym_rm.engine.text.templates import own_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
@@ -189,12 +191,15 @@ def open_checkpoint(options: LoadOptions) -> Checkpoint:
         return found
 
 
-def load_model(checkpoint: Checkpoint, *, device: torch.device | None = None) -> PreTrainedModel:
+def load_model(
+    checkpoint: Checkpoint, *, device: torch.device | None = None, sharding: Sharding | None = None
+) -> PreTrainedModel:
     """Return the model with its weights, in evaluation mode, on its device.
 
     Args:
         checkpoint: checkpoint to load.
         device: device of the model; None for the one in the options.
+        sharding: how the ranks of torch.distributed divide the weights; None for the whole model.
 
     Raises:
         ConfigError: weights are missing (such as a head that was never saved) or cannot be read.
@@ -213,12 +218,16 @@ def load_model(checkpoint: Checkpoint, *, device: torch.device | None = None) ->
     source, revision = (checkpoint.source, options.revision) if adapter is None else (adapter.base, None)
     with refusing_malformed(checkpoint.source):
         model_class = _model_class(checkpoint)
+        if sharding is not None:
+            arguments |= distributed_arguments(model_class, checkpoint.config, sharding)
         model, missing = read_weights(model_class, source, checkpoint.tensors, revision=revision, **arguments)
         _require_weights(checkpoint, missing if adapter is None else [k for k in missing if not adapter.holds(k)])
         if adapter is not None:
             model = adapter.merge_into(model)
     quantized = options.quantization_config is not None or getattr(model, "quantization_method", None) is not None
-    if device_map is None and not quantized:
+    if sharding is not None:
+        model = use_local_weights(model, model.tp_plan, gather=sharding.fsdp_size > 1)
+    elif device_map is None and not quantized:
         model = model.to(device)
     loaded: PreTrainedModel = model.eval()
     return loaded

@@ -1,0 +1,352 @@
+"""Models whose weights are divided among the ranks of a group; every rank runs every batch.
+
+- Tensor parallel (Megatron-LM, arXiv 1909.08053, section 3): a rank has some heads of each attention and some columns
+  of each MLP. The output of both is a sum over ranks. It is computed in float32, in the order of the ranks: the order
+  in an all-reduce depends on the place of a number in the buffer, and so on the other rows of the batch.
+- Fully sharded (ZeRO stage 3, arXiv 1910.02054, section 5; FSDP, arXiv 2304.11277): a rank has some rows of each
+  weight, and gathers those of one layer before it runs. Products have the same inputs as in one process, and so the
+  same bits.
+
+In both, the embeddings and the output layer are divided by vocabulary. transformers reads each rank's part of a
+checkpoint as a `DTensor`; `use_local_weights` makes plain tensors of them, so that the layers run without its dispatch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.functional import embedding, linear, pad
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Ranks that hold a model together.
+
+    Attributes:
+        group: process group of torch.distributed.
+        index: index of this rank in the group.
+        size: number of ranks.
+    """
+
+    group: dist.ProcessGroup
+    index: int
+    size: int
+
+    @classmethod
+    def of(cls, group: dist.ProcessGroup) -> Ranks:
+        """Return the ranks of a process group."""
+        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Return the sum of x `[..., N]` over all ranks, added in the order of the ranks."""
+        rows = x.reshape(-1, x.shape[-1])
+        extra = -len(rows) % self.size
+        rows = pad(rows, (0, 0, 0, extra)) if extra else rows.contiguous()
+        parts = torch.empty_like(rows)  # the rows that this rank adds, of every rank
+        dist.all_to_all_single(parts, rows, group=self.group)
+        mine, *others = parts.chunk(self.size)
+        for other in others:
+            mine = mine.add_(other)
+        dist.all_gather(list(rows.chunk(self.size)), mine.contiguous(), group=self.group)
+        return rows[: len(rows) - extra].view(x.shape)
+
+    def concatenate(self, x: Tensor, size: int, dim: int) -> Tensor:
+        """Return the parts of all ranks along `dim` as one tensor of this size; each part has `ceil(size / ranks)`."""
+        most = -(-size // self.size)
+        mine = x.movedim(dim, 0)
+        mine = pad(mine, (*(0, 0) * (mine.dim() - 1), 0, most - len(mine))) if len(mine) < most else mine.contiguous()
+        whole = mine.new_empty(self.size * most, *mine.shape[1:])
+        dist.all_gather(list(whole.chunk(self.size)), mine, group=self.group)
+        return whole[:size].movedim(0, dim)
+
+    def smallest(self, number: int) -> int:
+        """Return the smallest of the numbers of all ranks."""
+        numbers: list[int] = [0] * self.size
+        dist.all_gather_object(numbers, number, group=self.group)
+        return min(numbers)
+
+
+class RowParallelLinear(nn.Linear):
+    """Linear layer with some of its input features; the output is the sum over ranks, added in float32."""
+
+    ranks: Ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output `[..., N]` of the whole layer for this rank's features `[..., K / ranks]`."""
+        if x.dtype == torch.float32:
+            partial = linear(x, self.weight)
+        elif x.is_cuda:
+            rows = x.reshape(-1, x.shape[-1])
+            partial = torch.mm(rows, self.weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
+        else:
+            partial = linear(x.float(), self.weight.float())
+        total = self.ranks.sum(partial)
+        return (total if self.bias is None else total.add_(self.bias)).to(x.dtype)
+
+
+class VocabParallelEmbedding(nn.Embedding):
+    """Embedding with some of its rows."""
+
+    ranks: Ranks
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return the embeddings `[..., hidden]` of any token ids."""
+        return _rows(self.weight, input_ids, self.num_embeddings, self.ranks)
+
+
+def _rows(part: Tensor, indices: Tensor, size: int, ranks: Ranks) -> Tensor:
+    """Return rows of a weight of this size, of which each rank has a part; the sum adds zeros to the row."""
+    first = ranks.index * -(-size // ranks.size)
+    own = (indices >= first) & (indices < first + len(part))
+    if not len(part):  # more ranks than rows
+        return ranks.sum(part.new_zeros(*indices.shape, part.shape[1]))
+    rows = embedding(torch.where(own, indices - first, 0), part)
+    return ranks.sum(torch.where(own[..., None], rows, 0))
+
+
+class ColumnParallelLinear(nn.Linear):
+    """Linear layer with some of its output features, such as the logits of some tokens; every rank returns all."""
+
+    ranks: Ranks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output `[..., N]` of the whole layer."""
+        divided = self.bias is not None and len(self.bias) < self.out_features
+        output = linear(x, self.weight, self.bias if divided else None)
+        output = self.ranks.concatenate(output, self.out_features, -1)
+        return output if self.bias is None or divided else output + self.bias
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return rows `[..., K]` of the whole weight."""
+        return _rows(self.weight, indices, self.out_features, self.ranks)
+
+
+class GatheredLinear(ColumnParallelLinear):
+    """Output layer that gathers its weight, so that its products have the bits of the whole layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output `[..., N]` of the whole layer."""
+        return linear(x, self.ranks.concatenate(self.weight, self.out_features, 0), self.bias)
+
+
+class WholeWeights:
+    """Context in which a module has its whole weights; outside, it has this rank's part of them.
+
+    Args:
+        weights: pairs of a submodule and the name of a weight of which this rank has some rows.
+        sizes: number of rows of each whole weight.
+        ranks: the ranks that have the other rows.
+    """
+
+    def __init__(self, weights: list[tuple[nn.Module, str]], sizes: list[int], ranks: Ranks) -> None:
+        self._weights = weights
+        self._parts = [module._parameters[name] for module, name in weights]
+        self._sizes = sizes
+        self._ranks = ranks
+
+    def __enter__(self) -> None:
+        for (module, name), part, size in zip(self._weights, self._parts, self._sizes, strict=True):
+            assert part is not None
+            whole = self._ranks.concatenate(part.detach(), size, 0)
+            module._parameters[name] = nn.Parameter(whole, requires_grad=False)
+
+    def __exit__(self, *error: object) -> None:
+        for (module, name), part in zip(self._weights, self._parts, strict=True):
+            module._parameters[name] = part
+
+    def before(self, *arguments: object) -> None:
+        """Gather the weights; a hook that runs before the module's forward."""
+        self.__enter__()
+
+    def after(self, *arguments: object) -> None:
+        """Keep this rank's part only; a hook that runs after the module's forward."""
+        self.__exit__()
+
+
+def whole_weights(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a module that is fully sharded has its whole weights; for others, do nothing."""
+    context = vars(module).get("whole_weights")
+    return context if isinstance(context, WholeWeights) else contextlib.nullcontext()
+
+
+def is_hook_of_sharding(hook: Any) -> bool:
+    """Return whether a hook is one of those that gather and free the weights of a layer."""
+    return isinstance(getattr(hook, "__self__", None), WholeWeights)
+
+
+ROWS = "gym_rm_rows"  # style of weights of which every rank has some rows
+
+# Class of the linear layers of each style; None if their own forward does what the style means.
+DIVIDED: dict[str, type[nn.Module] | None] = {
+    "colwise": None,
+    "packed_colwise": None,
+    "rowwise": RowParallelLinear,
+    "colwise_gather_output": ColumnParallelLinear,
+    "colwise_rep": ColumnParallelLinear,
+    ROWS: ColumnParallelLinear,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a weight that this rank has, as a `DTensor` describes it.
+
+    Attributes:
+        mesh: ranks of the `DTensor`.
+        placements: how each dimension of the mesh divides the weight.
+        whole_shape: shape of the whole weight.
+    """
+
+    mesh: Any
+    placements: tuple[Any, ...]
+    whole_shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, placed: DTensor) -> Part:
+        """Return the part of a sharded weight."""
+        return cls(placed.device_mesh, tuple(placed.placements), tuple(placed.shape))
+
+    def take(self, whole: Tensor) -> DTensor:
+        """Return this rank's part of a whole weight; no rank sends anything."""
+        whole = whole.to(self.mesh.device_type)
+        return distribute_tensor(whole, self.mesh, list(self.placements), src_data_rank=None)
+
+
+def ranks_of(model: nn.Module) -> Ranks | None:
+    """Return the ranks that hold a model together; None if it is not sharded."""
+    ranks: Ranks | None = vars(model).get("ranks")
+    return ranks
+
+
+def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather: bool) -> PreTrainedModel:
+    """Make plain tensors of a model's sharded weights, in place, and let its modules run on them.
+
+    Modules of other classes than linear layers and embeddings, such as experts, keep their `DTensor`s and the forward
+    that transformers gave them.
+
+    Args:
+        model: model that `from_pretrained` loaded with a `DistributedConfig`.
+        plan: style of each module and parameter, by name with `*` for numbers.
+        gather: whether layers gather their weights (fully sharded); False for tensor parallel.
+
+    Raises:
+        RuntimeError: no weight is sharded, so that every rank has loaded the whole model.
+    """
+    _leave_replicas(model)
+    placed = {name: tensor for name, tensor in model.named_parameters(remove_duplicate=False) if is_sharded(tensor)}
+    if not placed:
+        raise RuntimeError(f"transformers sharded no weight of {type(model).__name__}.")
+    ranks = Ranks.of(next(iter(placed.values())).device_mesh.get_group())
+    local: dict[int, nn.Parameter] = {}
+    layers: dict[str, list[tuple[nn.Module, str, int]]] = {}
+    parts: dict[str, Part] = {}
+    for name, module in model.named_modules():
+        style = plan.get(with_wildcards(name), "")
+        layer = _layer_of(name) if gather else None
+        if layer is None and not (isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED):
+            if not any(isinstance(tensor, DTensor) for tensor in module.parameters(recurse=False)):
+                vars(module).pop("forward", None)  # of transformers, for gradients
+            continue
+        vars(module).pop("forward", None)
+        for last, tensor in list(module._parameters.items()):
+            if not isinstance(tensor, DTensor):
+                continue
+            if id(tensor) not in local:  # tied weights stay tied
+                local[id(tensor)] = nn.Parameter(tensor.to_local().detach(), requires_grad=False)
+            module._parameters[last] = local[id(tensor)]
+            parts[f"{name}.{last}"] = Part.of(tensor)
+            if layer is not None:
+                layers.setdefault(layer, []).append((module, last, len(tensor)))
+        if layer is None:
+            _change_class(module, GatheredLinear if gather else DIVIDED[style], ranks)
+    for layer, weights in layers.items():
+        _gather(model.get_submodule(layer), weights, ranks)
+    vars(model).update(ranks=ranks, parts=parts)
+    return model
+
+
+def with_wildcards(name: str) -> str:
+    """Return the name of a module with `*` for the number of its layer, as in the plans of transformers."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether a rank has a part of this tensor."""
+    return isinstance(tensor, DTensor) and not all(each.is_replicate() for each in tensor.placements)
+
+
+def local_parts(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return weights by name; of each whole weight that is divided among ranks, this rank's part."""
+    parts: Mapping[str, Part] = vars(model).get("parts", {})
+    local = dict(weights)
+    for name in weights.keys() & parts.keys():
+        if isinstance(weights[name], Tensor) and tuple(weights[name].shape) == parts[name].whole_shape:
+            local[name] = parts[name].take(weights[name]).to_local()
+    return local
+
+
+def _leave_replicas(model: PreTrainedModel) -> None:
+    """Undo what transformers does to a model of which the world holds several copies.
+
+    It makes each weight a `DTensor` over all ranks, and gives the layers hooks of FSDP for gradients.
+    """
+    for module in model.modules():
+        if issubclass(type(module), FSDPModule):
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
+                    del hooks[key]
+            module.__class__ = next(each for each in type(module).__mro__[1:] if not issubclass(each, FSDPModule))
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            if isinstance(tensor, DTensor) and tensor.device_mesh.ndim > 1:
+                module._parameters[name] = nn.Parameter(_in_group(tensor), requires_grad=False)
+
+
+def _in_group(tensor: DTensor) -> Tensor:
+    """Return a weight as a `DTensor` over the ranks of one copy of the model, or as a plain tensor if each has all."""
+    mesh = tensor.device_mesh
+    local, names = tensor.to_local(), mesh.mesh_dim_names or ()
+    if "tp" not in names:
+        return local
+    placement = tensor.placements[names.index("tp")]
+    return DTensor.from_local(
+        local, mesh["tp"], [placement], run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def _is_of_fsdp(hook: Any) -> bool:
+    return type(getattr(getattr(hook, "func", hook), "__self__", None)).__module__.startswith("torch.distributed")
+
+
+def _change_class(module: nn.Module, divided: type[nn.Module] | None, ranks: Ranks) -> None:
+    """Change the class of a module whose output needs the other ranks."""
+    divided = VocabParallelEmbedding if isinstance(module, nn.Embedding) else divided
+    own = type(module)
+    if divided is None or issubclass(own, divided):
+        return
+    # An embedding of another class may scale its rows; its forward calls that of nn.Embedding.
+    module.__class__ = divided if issubclass(divided, own) else type(f"Divided{own.__name__}", (own, divided), {})
+    vars(module)["ranks"] = ranks
+
+
+def _gather(layer: nn.Module, weights: list[tuple[nn.Module, str, int]], ranks: Ranks) -> None:
+    context = WholeWeights([(module, name) for module, name, _ in weights], [size for *_, size in weights], ranks)
+    vars(layer)["whole_weights"] = context
+    layer.register_forward_pre_hook(context.before)
+    layer.register_forward_hook(context.after, always_call=True)
+
+
+def _layer_of(name: str) -> str | None:
+    """Return the name of the layer that a module belongs to: its path up to the first number."""
+    path = name.split(".")
+    numbers = [k for k, each in enumerate(path) if each.isdigit()]
+    return ".".join(path[: numbers[0] + 1]) if numbers else None

@@ -1,0 +1,304 @@
+"""Models that several ranks hold together give the scores of the whole model, and no rank has all of its weights."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiny_models
+
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.tensor_parallel import check_shards
+from gym_rm.engine.kinds.readouts import ModuleHead
+from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
+from gym_rm.errors import ConfigError
+from tests.engine.executors.sharded_cases import Case, run_in_ranks, whole
+
+TOLERANCE = 1e-5  # of float32 scores
+TENSOR_PARALLEL, FULLY_SHARDED = {"tensor_parallel_size": 2}, {"fsdp_size": 2}
+WITH_PLAN = ("qwen3", "llama", "qwen2", "mistral", "gemma2", "gemma3", "gpt_neox", "mixtral", "phi3", "deepseek_v3")
+ANY = ("qwen3", "gemma2", "gpt2", "bert", "deberta_v2", "t5", "mixtral", "jamba", "xlnet")
+OPTIONS = ("turns", "prefix cache", "folder", "tensors", "experts", "generative", "implicit")
+FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
+QUESTION = {"question": "Is the sum correct? Answer The or No.", "answers": ("The", "N")}
+
+
+@pytest.fixture(scope="module")
+def dialogues(gsm8k_groups, hh_pairs, real_conversations):
+    """Real conversations: groups of replies to one question, and dialogues of several turns."""
+    return [each for group in [*gsm8k_groups[1:4], real_conversations] for each in group]
+
+
+@pytest.fixture(scope="module")
+def cases(saved_model, tmp_path_factory):
+    """All cases with two ranks, by name."""
+    made = {f"tensor parallel {each}": Case(saved_model(each), TENSOR_PARALLEL) for each in (*WITH_PLAN, "doge")}
+    made |= {f"fully sharded {each}": Case(saved_model(each), FULLY_SHARDED) for each in ANY}
+    policy, reference = (
+        str(tiny_models.save_policy(tmp_path_factory.mktemp("policy"), seed=seed, initializer_range=0.3))
+        for seed in (1, 2)
+    )
+    qwen, other = saved_model("qwen3"), saved_model("qwen3", seed=1)
+    experts, other_experts = saved_model("mixtral"), saved_model("mixtral", seed=1)
+    cached = {"prefix_cache_tokens": 4096}
+    for name, sharding in (("tensor parallel", TENSOR_PARALLEL), ("fully sharded", FULLY_SHARDED)):
+        made |= {
+            f"{name} turns": Case(qwen, sharding, act="score_turns"),
+            f"{name} prefix cache": Case(qwen, sharding, options=cached, act="score_turn_by_turn"),
+            f"{name} folder": Case(qwen, sharding, act="score_after_update", argument=other),
+            f"{name} tensors": Case(qwen, sharding, act="score_after_update", argument=[other]),
+            f"{name} experts": Case(experts, sharding, act="score_after_update", argument=[other_experts]),
+            f"{name} generative": Case(policy, sharding, {"kind": "generative"}, QUESTION),
+            f"{name} implicit": Case(policy, sharding, {"kind": "implicit"}, {"reference": reference}),
+            f"{name} bfloat16": Case(qwen, sharding, {"dtype": "bfloat16"}),
+        }
+    made["tensor parallel int8"] = Case(qwen, TENSOR_PARALLEL, options={"quantization": "int8"})
+    return made
+
+
+@pytest.fixture(scope="module")
+def results(cases, dialogues, tmp_path_factory):
+    """Results of both ranks, by the name of the case; two processes run all cases."""
+    return run_in_ranks(cases, dialogues, 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.fixture(scope="module")
+def expected(cases, dialogues):
+    """Function that returns the result of the whole model in this process."""
+    return lambda name: whole(cases[name], dialogues)
+
+
+def assert_equal_in_all_ranks(of_ranks):
+    first, *others = of_ranks
+    assert "error" not in first, first
+    for other in others:
+        np.testing.assert_array_equal(other["rewards"], first["rewards"])
+
+
+@pytest.mark.parametrize("name", [f"tensor parallel {each}" for each in (*WITH_PLAN, *OPTIONS)])
+def test_tensor_parallel_scores_are_those_of_the_whole_model(name, results, expected):
+    assert_equal_in_all_ranks(results[name])
+    got, want = results[name][0], expected(name)
+    np.testing.assert_allclose(got["rewards"], want["rewards"], atol=TOLERANCE * max(1, np.abs(want["rewards"]).max()))
+    apart = np.abs(want["rewards"][:, None] - want["rewards"]) > 2 * TOLERANCE
+    order = np.sign(got["rewards"][:, None] - got["rewards"])
+    assert (order[apart] == np.sign(want["rewards"][:, None] - want["rewards"])[apart]).all()
+    assert want["rewards"].std() > 100 * TOLERANCE, "the test needs scores that differ clearly"
+    assert (got["layout"], got["fused"]) == (want["layout"], want["fused"])
+
+
+@pytest.mark.parametrize("name", [f"fully sharded {each}" for each in (*ANY, *OPTIONS, "bfloat16")])
+def test_fully_sharded_scores_have_the_bits_of_the_whole_model(name, results, expected):
+    assert_equal_in_all_ranks(results[name])
+    want = expected(name)
+    np.testing.assert_array_equal(results[name][0]["rewards"], want["rewards"])
+    assert want["rewards"].std() > 100 * TOLERANCE, "the test needs scores that differ clearly"
+    assert results[name][0]["layout"] == want["layout"]
+
+
+@pytest.mark.parametrize(
+    "name", [*(f"tensor parallel {each}" for each in (*WITH_PLAN, "bfloat16", "int8")), "fully sharded qwen3"]
+)
+def test_the_same_conversation_has_the_same_bits_in_every_batch(name, results):
+    result = results[name][0]
+    np.testing.assert_array_equal(result["again"], result["rewards"])
+    np.testing.assert_array_equal(result["backwards"], result["rewards"])
+    assert result["same row twice"][0] == result["same row twice"][1]
+    assert result["batch_invariance"] == "bit-equal"
+
+
+def test_four_ranks(saved_model, dialogues, tmp_path):
+    case = Case(saved_model("qwen3", **FOUR_HEADS), {"tensor_parallel_size": 4})
+    of_ranks = run_in_ranks({"four": case}, dialogues, 4, tmp_path)["four"]
+    assert_equal_in_all_ranks(of_ranks)
+    want = whole(case, dialogues)
+    np.testing.assert_allclose(of_ranks[0]["rewards"], want["rewards"], atol=TOLERANCE)
+    assert (
+        of_ranks[0]["shapes"]["model.layers.0.self_attn.k_proj.weight"][0] * 4
+        == want["shapes"]["model.layers.0.self_attn.k_proj.weight"][0]
+    )
+
+
+DIVIDED = {  # dimension of each weight that tensor parallelism divides
+    "model.embed_tokens.weight": 0,
+    "model.layers.0.self_attn.q_proj.weight": 0,
+    "model.layers.1.self_attn.k_proj.weight": 0,
+    "model.layers.1.self_attn.o_proj.weight": 1,
+    "model.layers.0.mlp.gate_proj.weight": 0,
+    "model.layers.1.mlp.down_proj.weight": 1,
+}
+
+
+def test_every_rank_has_its_part_of_the_weights_only(results, expected):
+    shapes = [each["shapes"] for each in results["tensor parallel qwen3"]]
+    every = expected("tensor parallel qwen3")["shapes"]
+    for name, dim in DIVIDED.items():
+        assert sum(each[name][dim] for each in shapes) == every[name][dim]
+        assert all(each[name][dim] < every[name][dim] for each in shapes)
+        assert all(each[name][1 - dim] == every[name][1 - dim] for each in shapes)
+    assert all(each["score.weight"] == every["score.weight"] for each in shapes)
+
+
+@pytest.mark.parametrize("name", ["tensor parallel qwen3", "tensor parallel llama", "fully sharded qwen3"])
+def test_a_rank_holds_half_of_the_elements(name, results, expected):
+    elements = expected(name)["elements"]
+    assert all(each["elements"] < 0.55 * elements for each in results[name])
+
+
+def test_partial_sums_in_bfloat16_are_kept_in_float32(results, expected, cases, dialogues):
+    in_float32 = whole(dataclasses.replace(cases["tensor parallel bfloat16"], load={}), dialogues)["rewards"]
+    one_process = np.abs(expected("tensor parallel bfloat16")["rewards"] - in_float32)
+    two_ranks = np.abs(results["tensor parallel bfloat16"][0]["rewards"] - in_float32)
+    # Two partial sums that were rounded to bfloat16 would add to the error of one process.
+    assert two_ranks.mean() < 1.1 * one_process.mean()
+
+
+def test_int8_products_of_ranks_are_as_exact_as_those_of_one_process(results, expected, cases, dialogues):
+    exact = whole(dataclasses.replace(cases["tensor parallel int8"], options={}), dialogues)["rewards"]
+    error = np.abs(results["tensor parallel int8"][0]["rewards"] - exact).mean()
+    assert 0 < error < 1.5 * np.abs(expected("tensor parallel int8")["rewards"] - exact).mean()
+
+
+def test_the_prefix_cache_is_used(results, expected):
+    for name in ("tensor parallel prefix cache", "fully sharded prefix cache"):
+        assert results[name][0]["reused tokens"] == expected(name)["reused tokens"] > 0
+
+
+def test_an_architecture_whose_plan_does_not_run_is_refused(results):
+    for result in results["tensor parallel doge"]:
+        assert "ConfigError" in result["error"]
+        assert "pass fsdp_size=2" in result["error"]
+
+
+# --- refused before a process starts -----------------------------------------------------------------------------
+
+
+def spec_of(folder, **fields):
+    options = {name: fields.pop(name) for name in ("device_map", "kind") if name in fields}
+    return LoadSpec(open_checkpoint(LoadOptions(path=str(folder), **options)), ModuleHead("score"), **fields)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "size", "message"),
+    [
+        ("qwen3", 3, r"num_attention_heads=4, num_key_value_heads=2.*sizes that can: \[1, 2\]"),
+        ("qwen3", 4, r"num_key_value_heads=2.*sizes that can: \[1, 2\].*fsdp_size=4"),
+        ("bert", 2, r"no tensor-parallel plan.*'bert'.*pass fsdp_size=2"),
+    ],
+)
+def test_sizes_that_do_not_divide_the_heads_are_refused(architecture, size, message, saved_model):
+    with pytest.raises(ConfigError, match=message):
+        check_shards(spec_of(saved_model(architecture), tensor_parallel_size=size))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tensor_parallel_size": 2, "fsdp_size": 2}, "cannot be combined"),
+        ({"fsdp_size": 2, "quantization": "int8"}, "quantization='int8' does not work with fsdp_size=2"),
+        ({"tensor_parallel_size": 2, "device_map": "auto"}, "device_map does not work with tensor_parallel_size=2"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_by_name(fields, message, saved_model):
+    with pytest.raises(ConfigError, match=message):
+        check_shards(spec_of(saved_model("qwen3"), **fields))
+
+
+def test_a_loaded_model_is_refused(saved_model):
+    model = tiny_models.reward_model("qwen3")
+    with pytest.raises(ConfigError, match=r"needs a checkpoint.*save_pretrained"):
+        check_shards(LoadSpec(model, ModuleHead("score"), tensor_parallel_size=2))
+
+
+# --- memory, and worlds of torchrun ------------------------------------------------------------------------------
+
+
+def test_loading_takes_a_rank_less_than_two_thirds_of_the_memory_of_the_whole_model(tmp_path):
+    from tests.engine.executors.sharded_cases import peaks
+
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 64}
+    model = tiny_models.reward_model("qwen3", num_attention_heads=8, num_key_value_heads=4, **sizes).bfloat16()
+    model.save_pretrained(tmp_path / "model")
+    tiny_models.tokenizer("qwen").save_pretrained(tmp_path / "model")
+    (alone,) = peaks(str(tmp_path / "model"), {}, tmp_path)
+    for rank in peaks(str(tmp_path / "model"), TENSOR_PARALLEL, tmp_path):
+        assert rank < 0.65 * alone
+
+
+WORLD = """
+import sys
+import numpy as np, torch, torch.distributed as dist
+import gym_rm
+from tests.conftest import rows, user, assistant
+
+torch.set_num_threads(1)
+folder, option, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+graded = rows("gsm8k_graded")
+conversations = [[user(r["question"]), assistant(s["text"])] for r in graded[:4] for s in r["solutions"]]
+scorer = gym_rm.load_scorer(folder, **{option: size})
+rank = dist.get_rank()
+mine = conversations[rank : 3 * rank + 2]  # different numbers of conversations
+got = scorer.score(mine).rewards
+want = gym_rm.load_scorer(folder).score(mine).rewards
+assert np.abs(got - want).max() < (1e-5 if option == "tensor_parallel_size" else 1e-12), (got, want)
+assert scorer.score([]).rewards.size == 0
+print("rank", rank, "has", len(mine), "scores")
+dist.destroy_process_group()
+"""
+
+
+LATE = """
+import sys, time
+import torch.distributed as dist
+import gym_rm
+from gym_rm.engine.executors import tensor_parallel
+
+dist.init_process_group("gloo")
+tensor_parallel.MEETING_SECONDS = 3
+tensor_parallel.COLLECTIVE_SECONDS = 3
+where = sys.argv[2]
+try:
+    if dist.get_rank() == 0 or where == "score":
+        scorer = gym_rm.load_scorer(sys.argv[1], fsdp_size=2)
+        if dist.get_rank() == 0:
+            scorer.score([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])
+    time.sleep(10)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def torchrun(ranks, *arguments, tmp_path, script=WORLD):
+    (tmp_path / "world.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return subprocess.run(
+        [*command, str(tmp_path / "world.py"), *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize(("ranks", "option"), [(2, "fsdp_size"), (4, "tensor_parallel_size")])
+def test_a_world_of_torchrun_is_used(ranks, option, saved_model, tmp_path, gsm8k_groups):
+    done = torchrun(ranks, saved_model("qwen3"), option, 2, tmp_path=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == [
+        f"rank {rank} has {2 * rank + 2} scores" for rank in range(ranks)
+    ]
+
+
+def test_a_world_that_cannot_be_divided_is_refused_at_once(saved_model, tmp_path, gsm8k_groups):
+    done = torchrun(3, saved_model("qwen3"), "tensor_parallel_size", 2, tmp_path=tmp_path)
+    assert done.returncode != 0
+    assert "a world of 3 ranks, which cannot be divided into groups of 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("load", "ConfigError not all 2 ranks of this world loaded the model within 3 seconds"),
+        ("score", "RemoteError rank 0 scored, but the other ranks"),
+    ],
+)
+def test_a_rank_that_the_others_leave_alone_gets_an_error(where, message, saved_model, tmp_path):
+    done = torchrun(2, saved_model("qwen3"), where, tmp_path=tmp_path, script=LATE)
+    assert message in done.stdout, done.stderr[-3000:]
