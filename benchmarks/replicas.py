@@ -107,7 +107,7 @@ def main() -> None:
             )
         console.print(f"{len(conversations)} conversations, {expected.workload.unique_tokens} unique tokens")
         console.print(table)
-        costs = [overhead(local, pools[1], 100) for _ in range(args.rounds)]
+        costs = [overhead(local, pools[1], 30) for _ in range(args.rounds)]
         here, there = (statistics.median(column) for column in zip(*costs, strict=True))
         console.print(
             f"a batch of 8 tokens: {1e3 * here:.2f} ms here, {1e3 * there:.2f} ms in a replica; "

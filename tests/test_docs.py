@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gym_rm.engine.executors.replica import ParallelOptions
 from gym_rm.engine.kinds import KINDS
 from gym_rm.engine.loading.checkpoint import LoadOptions
 from gym_rm.engine.loading.families import FAMILIES
@@ -203,7 +204,7 @@ def test_the_examples_of_scoring_have_the_described_results(names_after):
 
 
 def test_the_options_on_the_page_of_scoring_exist():
-    schemas = (LoadOptions, EngineOptions, TextOptions, *(kind.Options for kind in KINDS.values()))
+    schemas = (LoadOptions, EngineOptions, ParallelOptions, TextOptions, *(kind.Options for kind in KINDS.values()))
     known = {name for schema in schemas for name in schema.model_fields}
     rows = re.findall(r"^\| (`.*?) \|", text_of(DOCS / "scoring.md"), re.MULTILINE)
     assert len(rows) > 8
@@ -212,7 +213,10 @@ def test_the_options_on_the_page_of_scoring_exist():
 
 def test_the_page_of_the_environment_lists_every_keyword():
     first_table = text_of(DOCS / "environment.md").split("| keyword |")[1].split("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", first_table, re.MULTILINE) == list(EnvSettings.model_fields)
+    keywords = re.findall(r"^\| (`.*?) \|", first_table, re.MULTILINE)
+    names = re.findall(r"`(\w+)`", " ".join(keywords))
+    options = list(ParallelOptions.model_fields)
+    assert names == [name for name in EnvSettings.model_fields if name not in options] + options
 
 
 def test_the_world_of_torchrun_on_the_page_about_scaling_runs(tmp_path):

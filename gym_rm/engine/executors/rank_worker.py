@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gym_rm.engine.executors.answers import Answer
-from gym_rm.engine.executors.executor import BatchResult, Executor, LoadSpec, ModelInfo
+from gym_rm.engine.executors.executor import BatchResult, Executor
 from gym_rm.errors import ConfigError, brief, logger
 
 if TYPE_CHECKING:  # so that the process watches its driver before it imports torch
@@ -64,7 +64,8 @@ class RankWorker:
         """Call a method of the executor. `run` takes one batch; only rank 0 answers with its values."""
         try:
             if method == "load":
-                return Answer(self._load(*arguments))
+                self._executor = self._make(self._rank)
+                return Answer(self._executor.load(*arguments))
             assert self._executor is not None, "load comes first"
             if method != "run":
                 getattr(self._executor, method)(*arguments)
@@ -75,16 +76,6 @@ class RankWorker:
             return Answer(error=str(error), refused=True)
         except Exception as error:  # the driver decides
             return Answer(BatchResult(error=brief(error)) if method == "run" else None, brief(error))
-
-    def _load(self, spec: LoadSpec) -> ModelInfo:
-        from gym_rm.engine.loading.checkpoint import Checkpoint, resolve_device
-
-        if isinstance(spec.model, Checkpoint) and resolve_device(spec.model.options.device).type == "cuda":
-            import torch
-
-            torch.cuda.set_device(self._rank.device_index)
-        self._executor = self._make(self._rank)
-        return self._executor.load(spec)
 
 
 def send(connection: socket.socket, message: bytes) -> None:
