@@ -13,8 +13,8 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pydantic
@@ -34,10 +34,9 @@ from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
 from gym_rm.engine.score_cache import ScoreCache, ScoredSequence
-from gym_rm.engine.text.messages import check_text
 from gym_rm.engine.text.options import TextOptions
-from gym_rm.engine.text.overlong import too_long
-from gym_rm.engine.text.rendered import Rendered, TokenIds
+from gym_rm.engine.text.rendered import Rendered
+from gym_rm.engine.text.rendered_texts import encode_text
 from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.token_tree import Layout, TokenSequence
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
@@ -47,6 +46,9 @@ from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
 
 SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
+
+
+Item = TypeVar("Item")
 
 
 class EngineOptions(Config):
@@ -284,8 +286,8 @@ class RewardModelScorer:
             )
         with self._lock:
             start = time.perf_counter()
-            rendered = [self._encode_text(text, add_special_tokens) for text in texts]
-            sequences = [row for row in rendered if not isinstance(row, ConversationError)]
+            rendered = self._each(texts, lambda text: [encode_text(self.renderer, text, add_special_tokens)])
+            sequences = [each for row in rendered if not isinstance(row, ConversationError) for each in row]
             if self._cache.size:
                 self._cache.keep_for(self.executor.weights_version())
             scored = self._cache.find(sequences)
@@ -295,33 +297,7 @@ class RewardModelScorer:
             self._reduce(result, tokens, scored)
             self._cache.add(sequences, scored)
         cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
-        rows = [row if isinstance(row, ConversationError) else [row] for row in rendered]
-        return self._collect(rows, scored, "last", result.workload + cost).raise_for_errors()
-
-    def _encode_text(self, text: str | Sequence[int], add_special_tokens: bool) -> Rendered | ConversationError:
-        """Return a rendered text or token ids as a sequence to score, or why it cannot be one."""
-        try:
-            if isinstance(text, str):
-                check_text(text, "the text")
-                ids = self.tokenize_text(text, add_special_tokens)
-            else:
-                ids = np.array(text, dtype=np.int32)
-            if not len(ids):
-                raise ConversationError("the text has no tokens.")
-            if ids.min() < 0:
-                raise ConversationError(f"token ids must not be negative; got {ids.min()}.")
-            if self.renderer.max_length is not None and len(ids) > self.renderer.max_length:
-                raise too_long(str(len(ids)), self.renderer.max_length, "error")
-            return Rendered(ids)
-        except ConversationError as error:
-            return error
-
-    def tokenize_text(self, text: str, add_special_tokens: bool = True) -> TokenIds:
-        """Return the token ids of a rendered text, with the special tokens of the tokenizer that it lacks, or as is."""
-        if add_special_tokens:
-            return self.renderer._tokenize([text])[0]
-        ids = self.renderer.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return np.array(ids, dtype=np.int32)
+        return self._collect(rendered, scored, "last", result.workload + cost).raise_for_errors()
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -379,10 +355,17 @@ class RewardModelScorer:
         if turns == "last":
             encoded = self.renderer.encode(conversations)
             return [each if isinstance(each, ConversationError) else [each] for each in encoded]
+        return self._each(conversations, self.renderer.encode_turns)
+
+    @staticmethod
+    def _each(
+        items: Iterable[Item], render: Callable[[Item], list[Rendered]]
+    ) -> list[list[Rendered] | ConversationError]:
+        """Render items one by one; one that cannot be rendered becomes its error."""
         rows: list[list[Rendered] | ConversationError] = []
-        for conversation in conversations:
+        for item in items:
             try:
-                rows.append(self.renderer.encode_turns(conversation))
+                rows.append(render(item))
             except ConversationError as error:
                 rows.append(error)
         return rows

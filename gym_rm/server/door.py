@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from gym_rm.checks import describe
+from gym_rm.engine.text.rendered_texts import tokenize_text
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts
@@ -90,7 +91,8 @@ class Door:
         """Return the token ids of a rendered text, truncated."""
         ids = item.content
         if isinstance(ids, str):
-            ids = self.scorer.tokenize_text(ids, item.add_special_tokens).tolist()  # type: ignore[attr-defined]
+            renderer = self.scorer.renderer  # type: ignore[attr-defined]
+            ids = tokenize_text(renderer, ids, item.add_special_tokens).tolist()
         if item.truncate is None or len(ids) <= item.truncate:
             return list(ids)
         return ids[: item.truncate] if item.side == "right" else ids[len(ids) - item.truncate :]

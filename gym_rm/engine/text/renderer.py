@@ -128,7 +128,7 @@ class Renderer:
                     texts[row] = text
             except ConversationError as error:
                 results[row] = error
-        for row, ids in zip(texts, self._tokenize(list(texts.values())), strict=True):
+        for row, ids in zip(texts, self.tokenize(list(texts.values())), strict=True):
             try:
                 rendered = self._annotate(checked[row], ids, dropped[row])
                 results[row] = self._fit(checked[row], rendered)
@@ -229,7 +229,7 @@ class Renderer:
         if self._plain_text(before) is None:
             prompt = self._encode_hidden(before, add_generation_prompt=True)
         else:
-            prompt = self._tokenize([self._write(before, add_generation_prompt=True)])[0]
+            prompt = self.tokenize([self._write(before, add_generation_prompt=True)])[0]
         limit = min(len(prompt), len(rendered.input_ids))
         different = np.flatnonzero(prompt[:limit] != rendered.input_ids[:limit])
         return int(different[0]) if len(different) else limit
@@ -347,7 +347,7 @@ class Renderer:
             return Rendered(np.array(encoding.ids, dtype=np.int32), second_segment=segment)
         text = self._plain_text(conversation)
         dropped = self._count_dropped(conversation, text)
-        ids = self._encode_hidden(conversation) if text is None else self._tokenize([text])[0]
+        ids = self._encode_hidden(conversation) if text is None else self.tokenize([text])[0]
         return self._annotate(conversation, ids, dropped)
 
     def _encode_hidden(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> TokenIds:
@@ -389,7 +389,8 @@ class Renderer:
             ) from error
         return text
 
-    def _tokenize(self, texts: list[str]) -> list[TokenIds]:
+    def tokenize(self, texts: list[str]) -> list[TokenIds]:
+        """Return the token ids of rendered texts, with the special tokens of the tokenizer that they lack."""
         if not texts:
             return []
         options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}

@@ -80,7 +80,7 @@ def test_a_tokenizer_without_a_backend_has_no_bound():
 @pytest.mark.parametrize("overlong", ["error", "drop_turns"])
 def test_a_reply_that_is_much_too_long_is_refused_without_tokenising_it(reply, overlong, monkeypatch):
     renderer = Renderer(tiny_models.tokenizer("chatml"), max_length=100, overlong=overlong)
-    monkeypatch.setattr(renderer, "_tokenize", lambda texts: [] if not texts else pytest.fail("tokenised"))
+    monkeypatch.setattr(renderer, "tokenize", lambda texts: [] if not texts else pytest.fail("tokenised"))
     monkeypatch.setattr(renderer._control, "encode", lambda *_: pytest.fail("tokenised"))
     (error,) = renderer.encode([[system("s"), user("q"), assistant(reply)]])
     assert "the conversation has at least " in str(error)
@@ -92,7 +92,7 @@ def test_a_reply_that_is_much_too_long_is_refused_without_tokenising_it(reply, o
 def test_a_field_that_is_much_too_long_is_refused_without_tokenising_it(field, monkeypatch):
     template = "{% for m in messages %}{{ m.content }}{{ m.reasoning_content }}{{ m.tool_calls }}{% endfor %}"
     renderer = Renderer(tiny_models.tokenizer("chatml"), chat_template=template, max_length=100)
-    monkeypatch.setattr(renderer, "_tokenize", lambda texts: [] if not texts else pytest.fail("tokenised"))
+    monkeypatch.setattr(renderer, "tokenize", lambda texts: [] if not texts else pytest.fail("tokenised"))
     (error,) = renderer.encode([[user("q"), {**assistant("a"), **field}]])
     assert "the conversation has at least " in str(error)
 
