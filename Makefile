@@ -12,10 +12,10 @@ demo: $(VENV)/core ## train the embedded policy against the embedded reward mode
 	$(VENV)/bin/python agents/grpo.py
 
 test: $(VENV)/dev ## run all tests; tests that need an extra are skipped if it is not installed
-	$(VENV)/bin/python -m pytest -q
+	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile
 
 test-oldest: $(VENV)-oldest/dev ## run all tests with the oldest supported versions (torch alone takes 5 GB on Linux)
-	$(VENV)-oldest/bin/python -m pytest -q
+	$(VENV)-oldest/bin/python -m pytest -q -n 2 --dist loadfile
 
 test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## run the tests that need the libraries of the extras
 	$(VENV)/bin/python -m pytest -q tests/adapters tests/engine/loading tests/data tests/test_scores.py

@@ -2,14 +2,18 @@
 
 import dataclasses
 import inspect
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny_models
 from transformers.distributed import DistributedConfig
 
+import gym_rm
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.tensor_parallel import check_shards
 from gym_rm.engine.kinds.readouts import ModuleHead
@@ -230,6 +234,7 @@ def test_loading_takes_a_rank_less_than_two_thirds_of_the_memory_of_the_whole_mo
 
 WORLD = """
 import sys
+from pathlib import Path
 import numpy as np, torch, torch.distributed as dist
 import gym_rm
 from tests.conftest import rows, user, assistant
@@ -306,3 +311,25 @@ def test_a_world_that_cannot_be_divided_is_refused_at_once(saved_model, tmp_path
 def test_a_rank_that_the_others_leave_alone_gets_an_error(where, message, saved_model, tmp_path):
     done = torchrun(2, saved_model("qwen3"), where, tmp_path=tmp_path, script=LATE)
     assert message in done.stdout, done.stderr[-3000:]
+
+
+# --- through the front door --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharding", [TENSOR_PARALLEL, FULLY_SHARDED])
+def test_a_group_whose_rank_is_killed_starts_again_with_the_new_weights(sharding, saved_model, dialogues):
+    other = saved_model("qwen3", seed=1)
+    scorer = gym_rm.load_scorer(saved_model("qwen3"), **sharding)
+    try:
+        scorer.update_weights(other)
+        before = scorer.score(dialogues).rewards
+        np.testing.assert_allclose(before, gym_rm.load_scorer(other).score(dialogues).rewards, atol=TOLERANCE)
+        (replica,) = scorer.executor.replicas
+        old = replica.process_ids
+        os.kill(old[1], signal.SIGKILL)
+        np.testing.assert_array_equal(scorer.score(dialogues).rewards, before)
+        assert scorer.executor.stats.restarts == 1
+        new = replica.process_ids
+    finally:
+        scorer.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (*old, *new))
