@@ -16,7 +16,7 @@ LIBRARIES = {
     "trl": "trl",
     "sb3": "stable_baselines3",
     "torchrl": "torchrl",
-    "rllib": "ray.rllib",
+    "rllib": "tree",  # which RLlib needs; its own code is part of every installation of Ray
     "cleanrl": "torch",
     "skrl": "skrl",
     "verl": "torch",
