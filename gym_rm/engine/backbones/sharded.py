@@ -194,6 +194,9 @@ DIVIDED: dict[str, type[nn.Module] | None] = {
     "colwise_rep": ColumnParallelLinear,
     ROWS: ColumnParallelLinear,
 }
+# Styles of modules whose forward from transformers also runs on plain tensors, and of those that need it for gradients.
+TAKES_LOCAL_WEIGHTS = ("moe_tp_experts", "local_params")
+FOR_GRADIENTS = ("replicated_with_grad_allreduce", "mla_kv_a_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +233,7 @@ def ranks_of(model: nn.Module) -> Ranks | None:
 def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather: bool) -> PreTrainedModel:
     """Make plain tensors of a model's sharded weights, in place, and let its modules run on them.
 
-    Modules of other classes than linear layers and embeddings, such as experts, keep their `DTensor`s and the forward
-    that transformers gave them.
+    Other modules than linear layers and embeddings, such as experts, keep the forward that transformers gave them.
 
     Args:
         model: model that `from_pretrained` loaded with a `DistributedConfig`.
@@ -252,11 +254,11 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
     for name, module in model.named_modules():
         style = plan.get(with_wildcards(name), "")
         layer = _layer_of(name) if gather else None
-        if layer is None and not (isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED):
-            if not any(isinstance(tensor, DTensor) for tensor in module.parameters(recurse=False)):
-                vars(module).pop("forward", None)  # of transformers, for gradients
+        divided = layer is None and isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED
+        if divided or style in FOR_GRADIENTS:
+            vars(module).pop("forward", None)  # of transformers
+        if not (divided or layer is not None or style in TAKES_LOCAL_WEIGHTS):
             continue
-        vars(module).pop("forward", None)
         for last, tensor in list(module._parameters.items()):
             if not isinstance(tensor, DTensor):
                 continue
@@ -266,7 +268,7 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
             parts[f"{name}.{last}"] = Part.of(tensor)
             if layer is not None:
                 layers.setdefault(layer, []).append((module, last, len(tensor)))
-        if layer is None:
+        if divided:
             _change_class(module, GatheredLinear if gather else DIVIDED[style], ranks)
     for layer, weights in layers.items():
         _gather(model.get_submodule(layer), weights, ranks)
