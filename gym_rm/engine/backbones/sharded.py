@@ -218,6 +218,13 @@ class Part:
         """Return the part of a sharded weight."""
         return cls(placed.device_mesh, tuple(placed.placements), tuple(placed.shape))
 
+    def whole(self, part: Tensor) -> Tensor:
+        """Return the whole weight; all ranks must call this with their parts."""
+        stride = torch.empty(self.whole_shape, device="meta").stride()
+        shape = torch.Size(self.whole_shape)
+        placed = DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
+        return placed.full_tensor()
+
     def take(self, whole: Tensor) -> DTensor:
         """Return this rank's part of a whole weight; no rank sends anything."""
         whole = whole.to(self.mesh.device_type)
@@ -253,7 +260,7 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
     parts: dict[str, Part] = {}
     for name, module in model.named_modules():
         style = plan.get(with_wildcards(name), "")
-        layer = _layer_of(name) if gather else None
+        layer = layer_of(name) if gather else None
         divided = layer is None and isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED
         if divided or style in FOR_GRADIENTS:
             vars(module).pop("forward", None)  # of transformers
@@ -347,7 +354,7 @@ def _gather(layer: nn.Module, weights: list[tuple[nn.Module, str, int]], ranks: 
     layer.register_forward_hook(context.after, always_call=True)
 
 
-def _layer_of(name: str) -> str | None:
+def layer_of(name: str) -> str | None:
     """Return the name of the layer that a module belongs to: its path up to the first number."""
     path = name.split(".")
     numbers = [k for k, each in enumerate(path) if each.isdigit()]

@@ -30,16 +30,19 @@ from gym_rm.engine.backbones.low_precision import (
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
 from gym_rm.engine.backbones.sharded import Ranks, local_parts, ranks_of
+from gym_rm.engine.backbones.whole_model import difference_to_whole
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
 from gym_rm.engine.loading.checkpoint import Checkpoint, load_model, require_same_model
 from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import (
+    TOLERANCE,
     Candidate,
     Forward,
     check_forward,
     check_invariance,
     choose_forward,
     longest_shared,
+    trial_sequences,
 )
 from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, warn_once
@@ -282,7 +285,10 @@ class LocalExecutor:
         """Return the model to run; to quantise a model that was passed in, copy its modules (but not its tensors)."""
         assert self._spec is not None
         if isinstance(source, Checkpoint):
-            return load_model(source, sharding=self._sharding)
+            model = load_model(source, sharding=self._sharding)
+            if self._sharding is not None and self._sharding.tensor_parallel_size > 1:
+                _require_same_values(model, self._sharding)
+            return model
         if self._spec.quantization is None:
             return source
         with _MODEL_LOCKS.setdefault(source, threading.RLock()):
@@ -437,6 +443,20 @@ def _dtype_of(model: PreTrainedModel) -> torch.dtype:
 def _max_positions(model: PreTrainedModel) -> int | None:
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return num_positions(model) or (int(limit) if limit and limit > 0 else None)  # XLNet has -1 for no limit
+
+
+def _require_same_values(model: PreTrainedModel, sharding: Sharding) -> None:
+    """Raise ConfigError if a tensor-parallel model computes something else than the whole model."""
+    (ids, *_) = trial_sequences(model.config)
+    input_ids = torch.from_numpy(ids.input_ids.astype(np.int64))[None].to(device_of(model))
+    difference = difference_to_whole(model, input_ids)
+    tolerance = TOLERANCE.get(str(_dtype_of(model)).removeprefix("torch."), TOLERANCE["bfloat16"])
+    if not difference <= tolerance:
+        raise ConfigError(
+            f"{type(model).__name__} with tensor_parallel_size={sharding.tensor_parallel_size} computes other values "
+            f"than the whole model (relative difference {difference:.1e}): its tensor-parallel plan in this version of "
+            f"transformers is wrong. Pass fsdp_size={sharding.tensor_parallel_size}."
+        )
 
 
 def _device_map(source: ModelSource, model: PreTrainedModel) -> Mapping[str, str] | None:

@@ -9,6 +9,8 @@ import dataclasses
 import pickle
 import threading
 import traceback
+import unittest.mock
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from gym_rm.engine.backbones.sharded import Ranks
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.rank import Rank, start_rank
 from gym_rm.engine.kinds.readouts import ModuleHead
@@ -34,6 +37,7 @@ class Case:
         load, options: options of the checkpoint and of the scorer.
         act: function of this module, of scorer and conversations, that returns arrays and facts by name.
         argument: passed to `act`.
+        wrong_sums: whether ranks do not add up what the others have computed, as with a wrong plan.
     """
 
     folder: str
@@ -41,6 +45,7 @@ class Case:
     load: dict[str, Any] = dataclasses.field(default_factory=dict)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     act: str = "score"
+    wrong_sums: bool = False
     argument: Any = None
 
 
@@ -113,7 +118,8 @@ def _rank(index: int, cases: dict[str, Case], conversations: list[Any], size: in
         executor.load = lambda spec, load=load, case=case: load(dataclasses.replace(spec, **case.sharding))
         try:
             checkpoint = open_checkpoint(LoadOptions(path=case.folder, **case.load))
-            scorer = RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **case.options)
+            with unittest.mock.patch.object(Ranks, "sum", lambda ranks, x: x) if case.wrong_sums else nullcontext():
+                scorer = RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **case.options)
             results[name] = globals()[case.act](scorer, conversations, case.argument) | facts_of(scorer)
             scorer.close()
         except Exception as error:

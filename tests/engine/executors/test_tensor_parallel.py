@@ -59,6 +59,7 @@ def cases(saved_model, tmp_path_factory):
             f"{name} implicit": Case(policy, sharding, {"kind": "implicit"}, {"reference": reference}),
             f"{name} bfloat16": Case(qwen, sharding, {"dtype": "bfloat16"}),
         }
+    made["wrong sums"] = Case(qwen, TENSOR_PARALLEL, wrong_sums=True)
     made["tensor parallel int8"] = Case(qwen, TENSOR_PARALLEL, options={"quantization": "int8"})
     return made
 
@@ -175,6 +176,11 @@ def test_an_architecture_whose_plan_does_not_run_is_refused(results):
     for result in results["tensor parallel doge"]:
         assert "ConfigError" in result["error"]
         assert "pass fsdp_size=2" in result["error"]
+
+
+def test_a_plan_that_computes_other_values_is_refused(results):
+    for result in results["wrong sums"]:
+        assert "computes other values than the whole model" in result["error"]
 
 
 # --- refused before a process starts -----------------------------------------------------------------------------
