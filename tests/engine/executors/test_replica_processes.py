@@ -180,9 +180,9 @@ def test_an_error_of_one_rank_beside_a_silent_one_is_kept(group, monkeypatch):
 
 def test_a_group_with_a_silent_rank_is_ended_also_if_another_one_refuses(group, monkeypatch):
     monkeypatch.setattr("gym_rm.engine.executors.processes.GRACE", 0.5)
-    os.kill(group().process_ids[0], signal.SIGSTOP)
+    running = group()
+    os.kill(running.process_ids[0], signal.SIGSTOP)
     with pytest.raises(ConfigError, match="weights must be tensors by name"):
-        running = group()
         running.call("update_weights", 3, seconds=60)
     assert not running.alive()  # its late answer would be taken for that of the next batch
 
