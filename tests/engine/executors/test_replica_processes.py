@@ -252,8 +252,10 @@ def test_a_script_without_protection_runs_and_leaves_nothing_after_an_exception(
     assert all(gone(each) for each in ids_in(output))
 
 
-def test_a_driver_that_is_killed_leaves_no_process_also_not_a_stopped_one(saved_model):
-    program = PROGRAM.format(folder=saved_model("qwen3")) + "import time; time.sleep(600)"
+@pytest.mark.parametrize("option", ["num_replicas", "fsdp_size"])
+def test_a_driver_that_is_killed_leaves_no_process_and_folder_also_not_a_stopped_one(option, saved_model, tmp_path):
+    program = PROGRAM.replace("num_replicas", option).format(folder=saved_model("qwen3"))
+    program = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n{program}import time; time.sleep(600)"
     process = start(["-"], stdin=subprocess.PIPE)
     process.stdin.write(program)
     process.stdin.close()
@@ -263,3 +265,4 @@ def test_a_driver_that_is_killed_leaves_no_process_also_not_a_stopped_one(saved_
     process.kill()
     process.wait()
     assert all(gone(each) for each in ids)
+    assert not list(tmp_path.glob("gym_rm-*"))
