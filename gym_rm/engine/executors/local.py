@@ -172,16 +172,19 @@ class LocalExecutor:
         with torch.inference_mode(), _evaluation_mode(model.models), lengths_restored(self._rotaries), self._rows:
             for batch in batches:
                 reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
-                failure = None
+                failure, computed = None, None
                 try:
                     forget_lengths(self._rotaries)
-                    values.append(model.values(batch))
+                    computed = model.values(batch)
                 except Exception as error:  # returned as the result of this batch
                     failure = _failure(error)
+                failure = self._agree(failure)
                 if failure is not None:
                     _free_memory()  # after the except block, when the failed forward's tensors are released
                     results.append(failure)
                     continue
+                assert computed is not None
+                values.append(computed)
                 reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens - reused
                 results.append(BatchResult(reused_tokens=reused))
             none = np.empty((0, model.num_values), dtype=np.float32)
@@ -273,6 +276,10 @@ class LocalExecutor:
         return self._loaded().models
 
     # --- parts -------------------------------------------------------------------------------------------------
+
+    def _agree(self, failure: BatchResult | None) -> BatchResult | None:
+        """Return the failure of a batch, or None; executors of several processes compare it with that of the others."""
+        return failure
 
     def _loaded(self) -> RewardModel:
         if self._model is None:

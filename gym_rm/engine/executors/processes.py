@@ -174,6 +174,7 @@ class ProcessReplica:
         except ReplicaFailed as failure:
             first = next((each for each in answers.values() if has_error(each)), None)
             if first is not None:
+                self.kill()  # what the silent rank still answers must not be taken for an answer to the next request
                 raise_if_refused([first])
                 failure.result = result_of(first)
             raise

@@ -135,8 +135,10 @@ def main(descriptor: int, driver: int) -> None:
         return
     threading.Thread(target=read, name="gym_rm driver", daemon=True).start()
     start = pickle.loads(start_message)
-    if start.folder is None or start.rank.index > 0:  # rank 0 must still remove the folder
+    if start.folder is None or start.rank.index > 0:
         _die_with(driver)
+    else:  # it must still remove the folder
+        _wake_with_the_end_of_the_driver()
     worker = RankWorker(start)
     while True:
         try:
@@ -159,3 +161,9 @@ def _die_with(driver: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != driver:  # it ended before
         os._exit(0)
+
+
+def _wake_with_the_end_of_the_driver() -> None:
+    """Let the kernel continue this process, if it is stopped, when the thread that started it ends."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)

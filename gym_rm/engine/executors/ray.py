@@ -232,6 +232,7 @@ class RayReplica:
         except ReplicaFailed as failure:
             first = next((each for each in answers.values() if has_error(each)), None)
             if first is not None:
+                self.kill()  # the silent rank may have changed its weights
                 raise_if_refused([first])
                 failure.result = result_of(first)
             raise

@@ -89,7 +89,8 @@ class Replica(Protocol):
         """Call a method of the executor in every rank, such as `"update_weights"`.
 
         Raises:
-            ConfigError: every rank refused the arguments, and nothing has changed.
+            ConfigError: every rank refused the arguments, and nothing has changed; or one refused and another is
+                silent, and the group has been killed.
             ReplicaFailed: a rank died, did not answer within `seconds`, or disagrees with the others.
         """
         ...

@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
-from gym_rm.engine.executors.executor import LoadSpec, ModelInfo, ModelSource
+from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.loading.checkpoint import Checkpoint, resolve_device
 from gym_rm.engine.loading.sharding import Sharding, require_divisible
 from gym_rm.engine.loading.trial import FAILURES
 from gym_rm.engine.token_tree import TokenSequence
-from gym_rm.errors import ConfigError, GymRMError, RemoteError
+from gym_rm.errors import ConfigError, GymRMError, RemoteError, brief
 
 if TYPE_CHECKING:
     from gym_rm.engine.executors.rank import Rank
@@ -32,6 +32,7 @@ JOIN_SECONDS = 600  # maximum time until all ranks of a group have started
 MEETING_SECONDS = 300  # maximum time until all ranks of a world load the model
 # Maximum time that a rank waits for the others in one operation; a group with a driver is stopped by it before.
 COLLECTIVE_SECONDS = 1800
+AGREE_SECONDS = 300  # maximum time that a rank of a world waits for the others after a batch
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -106,6 +107,8 @@ class WorldExecutor(LocalExecutor):
     def __init__(self) -> None:
         super().__init__()
         self._group: dist.ProcessGroup | None = None
+        self._after_batch: dist.ProcessGroup | None = None
+        self._broken: str | None = None
 
     def load(self, spec: LoadSpec) -> ModelInfo:
         """See `Executor.load`.
@@ -124,10 +127,11 @@ class WorldExecutor(LocalExecutor):
         _start_world()
         _meet(world)
         groups = [list(range(first, first + spec.num_ranks)) for first in range(0, world, spec.num_ranks)]
-        made = [
-            dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=COLLECTIVE_SECONDS)) for ranks in groups
-        ]
-        self._group = made[dist.get_rank() // spec.num_ranks]
+        own = dist.get_rank() // spec.num_ranks
+        self._group, self._after_batch = (
+            [dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=seconds)) for ranks in groups][own]
+            for seconds in (COLLECTIVE_SECONDS, AGREE_SECONDS)
+        )
         self._sharding = Sharding(spec.tensor_parallel_size, spec.fsdp_size, num_groups=len(groups))
         with _refusing(spec):
             return super().load(spec)
@@ -135,6 +139,8 @@ class WorldExecutor(LocalExecutor):
     def gather(self, sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], slice]:
         """Return the sequences of all ranks of the group, and which of them are this rank's."""
         assert self._group is not None
+        if self._broken is not None:
+            raise RemoteError(self._broken)
         index, size = dist.get_rank(self._group), dist.get_world_size(self._group)
         parts: list[Any] = [None] * size
         try:
@@ -147,6 +153,30 @@ class WorldExecutor(LocalExecutor):
             ) from error
         first = sum(map(len, parts[:index]))
         return [each for part in parts for each in part], slice(first, first + len(sequences))
+
+    def _agree(self, failure: BatchResult | None) -> BatchResult | None:
+        """Return the failure that a batch has in all ranks, or None.
+
+        Raises:
+            RemoteError: only some ranks failed. The others wait in the middle of the batch, or have its sums, so
+                nothing that the ranks computed after it would be right.
+        """
+        failures: list[BatchResult | None] = [None] * dist.get_world_size(self._after_batch)
+        try:
+            dist.all_gather_object(failures, failure, group=self._after_batch)
+        except RuntimeError as error:
+            own = "" if failure is None else f"{failure.error}; "
+            reason = f"{own}the others did not finish the batch within {AGREE_SECONDS} seconds: {brief(error)}"
+        else:
+            errors = {i: each.error for i, each in enumerate(failures) if each is not None}
+            if len(errors) in (0, len(failures)):
+                return failures[0]
+            reason = "; ".join(f"rank {i} of {len(failures)} failed alone: {each}" for i, each in errors.items())
+        self._broken = (
+            f"a batch failed in some of the ranks that hold the model together, and rank {dist.get_rank()} cannot "
+            f"score any more ({reason}); start the program again."
+        )
+        raise RemoteError(self._broken)
 
 
 def in_foreign_world() -> bool:

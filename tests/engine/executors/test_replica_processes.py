@@ -178,6 +178,15 @@ def test_an_error_of_one_rank_beside_a_silent_one_is_kept(group, monkeypatch):
     group().kill()
 
 
+def test_a_group_with_a_silent_rank_is_ended_also_if_another_one_refuses(group, monkeypatch):
+    monkeypatch.setattr("gym_rm.engine.executors.processes.GRACE", 0.5)
+    running = group()
+    os.kill(running.process_ids[0], signal.SIGSTOP)
+    with pytest.raises(ConfigError, match="weights must be tensors by name"):
+        running.call("update_weights", 3, seconds=60)
+    assert not running.alive()  # its late answer would be taken for that of the next batch
+
+
 # --- refused
 
 
@@ -243,8 +252,10 @@ def test_a_script_without_protection_runs_and_leaves_nothing_after_an_exception(
     assert all(gone(each) for each in ids_in(output))
 
 
-def test_a_driver_that_is_killed_leaves_no_process_also_not_a_stopped_one(saved_model):
-    program = PROGRAM.format(folder=saved_model("qwen3")) + "import time; time.sleep(600)"
+@pytest.mark.parametrize("option", ["num_replicas", "fsdp_size"])
+def test_a_driver_that_is_killed_leaves_no_process_and_folder_also_not_a_stopped_one(option, saved_model, tmp_path):
+    program = PROGRAM.replace("num_replicas", option).format(folder=saved_model("qwen3"))
+    program = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n{program}import time; time.sleep(600)"
     process = start(["-"], stdin=subprocess.PIPE)
     process.stdin.write(program)
     process.stdin.close()
@@ -254,3 +265,4 @@ def test_a_driver_that_is_killed_leaves_no_process_also_not_a_stopped_one(saved_
     process.kill()
     process.wait()
     assert all(gone(each) for each in ids)
+    assert not list(tmp_path.glob("gym_rm-*"))

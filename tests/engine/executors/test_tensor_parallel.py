@@ -282,6 +282,35 @@ except Exception as error:
 """
 
 
+BROKEN = """
+import sys
+import torch.distributed as dist
+import gym_rm
+from gym_rm.engine.backbones.sharded import Ranks
+from gym_rm.engine.executors import tensor_parallel
+
+tensor_parallel.AGREE_SECONDS = 2
+scorer = gym_rm.load_scorer(sys.argv[1], tensor_parallel_size=2)
+add, calls = Ranks.sum, []
+
+
+def fails_once(ranks, x):
+    calls.append(x)
+    if len(calls) == 3:
+        raise MemoryError("no memory in one rank")
+    return add(ranks, x)
+
+
+if dist.get_rank() == 1:
+    Ranks.sum = fails_once
+for _ in range(2):
+    try:
+        print("rank", dist.get_rank(), scorer.score([[{"role": "user", "content": "2 + 2?"}]]).rewards)
+    except Exception as error:
+        print("rank", dist.get_rank(), type(error).__name__, error)
+"""
+
+
 def torchrun(ranks, *arguments, tmp_path, script=WORLD):
     (tmp_path / "world.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -317,6 +346,13 @@ def test_a_world_that_cannot_be_divided_is_refused_at_once(saved_model, tmp_path
 def test_a_rank_that_the_others_leave_alone_gets_an_error(where, message, saved_model, tmp_path):
     done = torchrun(2, saved_model("qwen3"), where, tmp_path=tmp_path, script=LATE)
     assert message in done.stdout, done.stderr[-3000:]
+
+
+def test_no_rank_returns_scores_after_a_batch_that_failed_in_one_rank_alone(saved_model, tmp_path):
+    done = torchrun(2, saved_model("qwen3"), tmp_path=tmp_path, script=BROKEN)
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert [line[:18] for line in lines] == ["rank 0 RemoteError"] * 2 + ["rank 1 RemoteError"] * 2, done.stderr[-3000:]
+    assert "no memory in one rank" in lines[2]
 
 
 # --- through the front door --------------------------------------------------------------------------------------
