@@ -45,8 +45,8 @@ WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
 
 # The driver's own path comes first, before anything that is not built in is imported.
 PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[3:]; from gym_rm.engine.executors.rank_worker import main; "
-    "main(int(sys.argv[1]), int(sys.argv[2]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from gym_rm.engine.executors.rank_worker import main; "
+    "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
 )
 
 
@@ -98,7 +98,7 @@ class ProcessReplica:
                     threads=threads,
                 )
                 quiet = self._index > 0 or i > 0 or self._starts > 0
-                self._add(RankStart(rank, self._make, self._folder, quiet))
+                self._add(RankStart(rank, self._make, quiet))
             self._starts += 1
             answers = self._ask(request, seconds)
             raise_if_refused(answers)
@@ -148,7 +148,8 @@ class ProcessReplica:
             if self._killed:
                 raise ReplicaFailed("it was stopped while it started")
             try:
-                self._ranks.append(_RankProcess(start, len(self._ranks)))
+                first = not self._ranks  # one rank removes the folder if the driver dies
+                self._ranks.append(_RankProcess(start, len(self._ranks), (self._folder or "") if first else ""))
             except OSError as error:  # for example too many processes or open files
                 raise ReplicaFailed(f"rank {len(self._ranks)} cannot be started: {error}") from error
 
@@ -187,7 +188,7 @@ class ProcessReplica:
 class _RankProcess:
     """The process of a rank, and the driver's end of its socket."""
 
-    def __init__(self, start: RankStart, index: int) -> None:
+    def __init__(self, start: RankStart, index: int, folder: str) -> None:
         if not sys.executable:
             raise ConfigError("sys.executable is not set, so no other Python process can be started.")
         self.index = index
@@ -197,7 +198,7 @@ class _RankProcess:
             descriptor = theirs.fileno()
             paths = [each for each in sys.path if isinstance(each, str)]
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(descriptor), str(os.getpid()), *paths],
+                [sys.executable, "-c", PROGRAM, str(descriptor), str(os.getpid()), folder, *paths],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the driver
                 env=_environment(start.rank.threads),

@@ -40,13 +40,11 @@ class RankStart:
     Attributes:
         rank: its place in the group.
         make: function that returns its executor.
-        folder: temporary folder of the group, which the rank removes if the driver has died.
         quiet: whether only errors are logged, because another rank logs the same.
     """
 
     rank: Rank
     make: Callable[[Rank], Executor]
-    folder: str | None = None
     quiet: bool = False
 
 
@@ -108,16 +106,18 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return bytes(message)
 
 
-def main(descriptor: int, driver: int) -> None:
-    """Serve the driver with this process id through an inherited socket, until either ends."""
+def main(descriptor: int, driver: int, folder: str = "") -> None:
+    """Serve the driver with this process id through an inherited socket, until either ends.
+
+    If the driver ends first, this process removes the folder of the group, if it is given one.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the driver
     os.set_inheritable(descriptor, False)
     connection = socket.socket(fileno=descriptor)
-    start: RankStart | None = None
 
     def driver_has_ended() -> None:
-        if start is not None and start.folder is not None:
-            shutil.rmtree(start.folder, ignore_errors=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -132,13 +132,13 @@ def main(descriptor: int, driver: int) -> None:
     try:
         start_message = receive(connection)
     except (EOFError, OSError):
-        return
+        driver_has_ended()
     threading.Thread(target=read, name="gym_rm driver", daemon=True).start()
-    start = pickle.loads(start_message)
-    if start.folder is None or start.rank.index > 0:
-        _die_with(driver)
-    else:  # it must still remove the folder
+    if folder:  # it must still remove the folder
         _wake_with_the_end_of_the_driver()
+    else:
+        _die_with(driver)
+    start: RankStart = pickle.loads(start_message)  # imports torch
     worker = RankWorker(start)
     while True:
         try:
