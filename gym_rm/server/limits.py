@@ -186,8 +186,10 @@ class _Exchange:
 
 def host_name(host: str) -> str:
     """Return the name or address of a `Host` header, without the port."""
-    name, _, rest = host.strip().lower().partition("]") if host.startswith("[") else host.strip().lower().partition(":")
-    return name.lstrip("[").removesuffix(".")
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].removesuffix(".")
 
 
 def allows(key: str, authorization: bytes) -> bool:

@@ -83,11 +83,12 @@ class Service:
         """
         if not items:
             return Scores.from_rewards([], provenance=getattr(self.scorer, "provenance", None))
-        if len(items) > self.limits.max_conversations:
+        if len(items) > self.limits.most_conversations:
             raise Refused(
                 "too_many_conversations",
-                f"the request has {len(items)} conversations, more than max_conversations="
-                f"{self.limits.max_conversations}; send several requests.",
+                f"the request has {len(items)} conversations, more than "
+                f"{'max_conversations' if self.limits.max_conversations <= self.limits.max_queue else 'max_queue'}="
+                f"{self.limits.most_conversations}; send several requests.",
             )
         timeout = self.timeout(request)
         await self._check_tokens(items)
