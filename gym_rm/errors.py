@@ -48,7 +48,7 @@ def brief(error: BaseException) -> str:
         return f"{type(error).__name__} (its message cannot be shown)"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)  # names in a message can come from requests
 def warn_once(message: str) -> None:
-    """Log a warning, but each message only once per process."""
+    """Log a warning, but each of the last 1024 messages only once per process."""
     logger.warning(message)

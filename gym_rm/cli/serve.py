@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import threading
@@ -15,7 +16,13 @@ from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scorer import load_scorer
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 KEY_VARIABLE = "GYM_RM_KEY"
+OPEN_FILES = 8192 + 1024  # connections of clients, and files of the scorer
 SECONDS_TO_CLOSE = 2.0  # for a scorer that was still running
 OF_SERVER = ("fallback_reward", "input_template", "max_batch_size", "max_wait")
 
@@ -127,6 +134,7 @@ def _serve(
     from gym_rm.server.serve import RewardServer
 
     check_host(host, server_options.key)
+    _allow_connections()
     prepare_loading(model, threads)
     scorer = load_scorer(model, **options)
     choose_threads(scorer, threads)  # before the known conversations are scored
@@ -141,6 +149,17 @@ def _serve(
     if not answered:
         warn("accepted requests were not answered within --drain-timeout.")
         os._exit(1)  # a scorer that is still running would keep the process
+
+
+def _allow_connections() -> None:
+    """Raise the limit of open files, which is often 1024, so that every client can keep its connection open."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def curl_line(url: str, *, with_key: bool) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -53,10 +54,10 @@ class Door:
 
     Args:
         scorer: the scorer.
-        observe: function that is called with the scores of every call of the scorer.
+        observe: function that is called with the scores and the seconds of every call of the scorer.
     """
 
-    def __init__(self, scorer: Scorer, observe: Callable[[Scores], None]) -> None:
+    def __init__(self, scorer: Scorer, observe: Callable[[Scores, float], None]) -> None:
         self.scorer = scorer
         self._observe = observe
         self._lock = threading.Lock()
@@ -102,8 +103,9 @@ class Door:
         if sort == "malformed":
             errors = [_malformed(items[row]) for row in rows]
             return Scores.from_rewards([float("nan")] * len(rows), errors=errors)
+        start = time.perf_counter()
         scores = self._call(sort, [items[row] for row in rows], given)
-        self._observe(scores)
+        self._observe(scores, time.perf_counter() - start)
         return scores
 
     def _call(self, sort: Any, items: list[Item], prompts: list[Prompt | None] | None) -> Scores:

@@ -18,6 +18,7 @@ STATUS: dict[str, int] = {
     "method_not_allowed": 405,
     "body_timeout": 408,
     "body_too_large": 413,
+    "wrong_host": 421,
     "unsupported_media_type": 415,
     "invalid_request": 422,
     "unknown_field": 422,

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from gym_rm.errors import logger
 from gym_rm.server.errors import PROTOCOLS, Refused, dump, error_reply, protocol_of
+from gym_rm.server.options import is_loopback
 from gym_rm.server.service import Service, type_and_place
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -65,6 +66,7 @@ class _Exchange:
             if scoring and not accepted:
                 raise service.draining()
             self._check_key()
+            self._check_host()
             if self._header(b"content-length") and self._header(b"transfer-encoding"):
                 raise Refused("bad_request", "send Content-Length or Transfer-Encoding, not both.")
             if scoring:
@@ -94,6 +96,18 @@ class _Exchange:
                 "the key is missing or wrong; send the header Authorization: Bearer KEY."
                 if self.path != "/get_reward"
                 else "the key is missing or wrong",
+            )
+
+    def _check_host(self) -> None:
+        """Refuse a page of another site that made its own name point to this machine."""
+        if not self.service.only_loopback or self.path in OPEN_PATHS:
+            return
+        host = (self._header(b"host") or b"localhost").decode("latin-1")
+        if not is_loopback(host_name(host)):
+            raise Refused(
+                "wrong_host",
+                f"the header Host is {host[:80]!r}, but a server without a key answers only to localhost and loopback "
+                "addresses; send the request to 127.0.0.1, or start the server with a key.",
             )
 
     async def _read_body(self) -> bytes:
@@ -168,6 +182,14 @@ class _Exchange:
                 while self.more and left > 0:
                     message = await self._receive()
                     left, self.more = left - len(message.get("body", b"")), message.get("more_body", False)
+
+
+def host_name(host: str) -> str:
+    """Return the name or address of a `Host` header, without the port."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].removesuffix(".")
 
 
 def allows(key: str, authorization: bytes) -> bool:

@@ -53,7 +53,12 @@ class Limits:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the limits by name, for `/info`."""
-        return asdict(self)
+        return {**asdict(self), "max_conversations": self.most_conversations}
+
+    @property
+    def most_conversations(self) -> int:
+        """Maximum number of conversations of a request; one that is larger than the queue would never be accepted."""
+        return min(self.max_conversations, self.max_queue)
 
 
 @dataclass(frozen=True, slots=True)

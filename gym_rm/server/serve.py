@@ -66,6 +66,7 @@ class RewardServer:
             self._socket.close()
             raise
         self.service: Service = self.app.state.service
+        self.service.only_loopback = options.key is None
         self._uvicorn = _Uvicorn(_config(self.app, options), self.service)
         self._thread: threading.Thread | None = None
 

@@ -54,10 +54,10 @@ class Service:
         self.state: State = "ready"
         self.in_flight = 0
         self.memory = 0
+        self.only_loopback = False  # set by a server that only this machine can reach, and that has no key
         self._waiting: set[asyncio.Future[Scores]] = set()
         self._queued = 0
-        self._rate = 0.0
-        self._answered = (0.0, 0)
+        self._recent = (0.0, 0.0)  # conversations and seconds of the scorer's calls; older calls count less
         self._updates = threading.Lock()
         tokenizer: Any = getattr(getattr(scorer, "renderer", None), "tokenizer", None)
         self._tokenizer = tokenizer
@@ -83,11 +83,12 @@ class Service:
         """
         if not items:
             return Scores.from_rewards([], provenance=getattr(self.scorer, "provenance", None))
-        if len(items) > self.limits.max_conversations:
+        if len(items) > self.limits.most_conversations:
             raise Refused(
                 "too_many_conversations",
-                f"the request has {len(items)} conversations, more than max_conversations="
-                f"{self.limits.max_conversations}; send several requests.",
+                f"the request has {len(items)} conversations, more than "
+                f"{'max_conversations' if self.limits.max_conversations <= self.limits.max_queue else 'max_queue'}="
+                f"{self.limits.most_conversations}; send several requests.",
             )
         timeout = self.timeout(request)
         await self._check_tokens(items)
@@ -233,7 +234,7 @@ class Service:
             return count + len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
         return count
 
-    def _observe(self, scores: Scores) -> None:
+    def _observe(self, scores: Scores, seconds: float) -> None:
         metrics, work = self.metrics, scores.workload
         metrics.batch_size.observe(len(scores))
         metrics.conversations.inc(len(scores))
@@ -241,16 +242,13 @@ class Service:
         metrics.tokens.inc(int(scores.num_tokens.sum()) if work is None else work.num_tokens)
         if work is not None:
             metrics.unique_tokens.inc(work.unique_tokens)
-        now = time.monotonic()
-        since, answered = self._answered
-        if now - since > 1.0:
-            self._rate, self._answered = (answered + len(scores)) / (now - since), (now, 0)
-        else:
-            self._answered = (since, answered + len(scores))
+        scored, spent = self._recent
+        self._recent = (0.8 * scored + len(scores), 0.8 * spent + seconds)
 
     def _retry_after(self) -> int:
         """Return the seconds in which half of the queue will be scored at the present rate, from 1 to 60."""
-        return max(1, min(60, math.ceil(self._queued / (2 * self._rate)))) if self._rate else 1
+        scored, spent = self._recent
+        return max(1, min(60, math.ceil(self._queued / 2 * spent / scored))) if scored else 1
 
     def _calibrate(self) -> dict[str, Any]:
         """Score the known conversations; a scorer that cannot (a verifier needs prompts) has null rewards."""

@@ -1,12 +1,14 @@
 """A real process: SIGTERM, accepted requests, and the log."""
 
 import json
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -77,6 +79,18 @@ def test_sigterm_answers_accepted_requests_refuses_new_ones_and_exits_0(start, c
 def queue_of(client, url):
     lines = client.get(url + "/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith("gym_rm_queue_conversations"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/limits").exists(), reason="reads the limits of a process in /proc")
+def test_more_clients_may_stay_connected_than_the_usual_limit_of_open_files(start):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        process, _ = start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (line,) = [each for each in Path(f"/proc/{process.pid}/limits").read_text().splitlines() if "open files" in each]
+    assert int(line.split()[3]) == min(9216, hard)
 
 
 def test_a_request_whose_body_is_still_arriving_at_sigterm_is_answered(start, client):

@@ -12,6 +12,7 @@ import gym_rm
 from gym_rm import ConfigError, Scores
 from gym_rm.server.options import Limits, ServerOptions
 from gym_rm.server.serve import RewardServer
+from gym_rm.server.service import Service
 
 ONE = {"conversations": [chat("a", "four")]}
 
@@ -103,6 +104,37 @@ def test_an_invalid_limit_is_an_error(name, value):
         Limits(**{name: value})
 
 
+# --- names of this machine -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("127.0.0.1:5000", 200),
+        ("LocalHost:80", 200),
+        ("localhost.", 200),
+        ("[::1]:5000", 200),
+        ("attacker.example", 421),
+        ("attacker.example:5000", 421),
+        ("localhost.attacker.example", 421),
+        ("127.0.0.1.attacker.example", 421),
+        ("192.0.2.1", 421),
+        ("[2001:db8::1]", 421),
+    ],
+)
+def test_without_a_key_the_host_of_a_request_must_be_this_machine(client, host, status):
+    reply = client.post("/v1/rewards", json=ONE, headers={"Host": host})
+    assert reply.status_code == status
+    assert client.get("/info", headers={"Host": host}).status_code == status
+    assert status == 200 or reply.json()["error"]["code"] == "wrong_host"
+
+
+def test_with_a_key_a_proxy_may_send_its_own_name(keyed):
+    headers = {"Host": "rewards.example", "Authorization": "Bearer secret"}
+    assert keyed.post("/v1/rewards", json=ONE, headers=headers).status_code == 200
+
+
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +190,26 @@ def test_a_queue_over_the_limit_gets_status_429_with_retry_after(serving):
         assert [each.result().status_code for each in waiting] == [200] * 4
     assert code_of(reply) == (429, "queue_full")
     assert int(reply.headers["retry-after"]) >= 1
+
+
+def test_a_request_larger_than_the_queue_is_not_told_to_try_again(serving):
+    with serving(RecordingScorer(), limits={"max_queue": 4}) as (server, client):
+        reply = client.post("/v1/rewards", json={"conversations": [chat("a", "b")] * 5})
+        assert code_of(reply) == (413, "too_many_conversations")
+        assert "more than max_queue=4; send several" in reply.json()["error"]["message"]
+        scores = gym_rm.load_scorer(server.url, max_retries=1).score([chat("a", "b" * n) for n in range(1, 10)])
+    assert len(scores.rewards) == 9
+
+
+def test_retry_after_is_the_time_of_half_the_queue_at_the_rate_of_the_scorer():
+    service = Service(RecordingScorer(), ServerOptions())
+    service._queued = 100
+    assert service._retry_after() == 1  # nothing was scored yet
+    service._observe(Scores.from_rewards([0.5] * 10), seconds=1.0)  # hours after the start, or after an idle night
+    assert service._retry_after() == 5
+    service._queued = 100_000
+    assert service._retry_after() == 60
+    service.close(timeout=5)
 
 
 # --- time ----------------------------------------------------------------------------------------------------------

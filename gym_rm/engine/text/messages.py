@@ -80,12 +80,12 @@ def warn_about_roles(roles: Sequence[str], named: Collection[str] | None, *, ans
     for role in roles if named is not None else ():
         if role not in KNOWN_ROLES and role not in (named or ()):
             warn_once(
-                f"a message has the role {role!r}, which the chat template does not name, so the model may not know "
-                f"it.{nearest(role, KNOWN_ROLES)} All models know the roles 'system', 'user' and 'assistant'."
+                f"a message has the role {role[:80]!r}, which the chat template does not name, so the model may not "
+                f"know it.{nearest(role[:80], KNOWN_ROLES)} All models know the roles 'system', 'user' and 'assistant'."
             )
     if roles[-1] != "assistant" and not answers:
         warn_once(
-            f"a conversation ends with a message of the role {roles[-1]!r}, so there is no reply to score. Reward "
+            f"a conversation ends with a message of the role {roles[-1][:80]!r}, so there is no reply to score. Reward "
             "models are trained on conversations that end with a reply; add it as a message with the role 'assistant'."
         )
 

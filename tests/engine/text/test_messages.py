@@ -6,8 +6,9 @@ import pytest
 import tiny_models
 
 from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.messages import warn_about_roles
 from gym_rm.engine.text.renderer import Renderer
-from gym_rm.errors import ConversationError
+from gym_rm.errors import ConversationError, warn_once
 from tests.engine.text.rendering import assistant, ids_of, text_of, user
 
 # The structure of the templates of Qwen and others for tools and reasoning.
@@ -150,3 +151,12 @@ def test_steps_keep_the_other_fields_of_the_reply():
     stepwise = renderer(input_format=InputFormat(step_token="<|endoftext|>"))
     text = text_of(stepwise, [user("q"), {**assistant("one\n\ntwo"), "name": "Zoe"}])
     assert text.endswith("assistant Zoe\none<|endoftext|>two<|endoftext|><|im_end|>\n")
+
+
+def test_warnings_about_many_or_long_roles_take_little_memory(caplog):
+    warn_once.cache_clear()
+    for index in range(1500):
+        warn_about_roles([f"role_{index}_" + "x" * 1000, "assistant"], ["user"], answers=False)
+    assert warn_once.cache_info().currsize <= 1024
+    assert max(len(record.getMessage()) for record in caplog.records) < 400
+    warn_once.cache_clear()
