@@ -224,7 +224,7 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
         ({"max_reply_length": -1}, "max_reply_length must be an integer of at least 1"),
         ({"reward_on": "turns"}, "reward_on must be 'turn' or 'end', got 'turns'. Did you mean 'turn'"),
         ({"promts": ["a"]}, "promts: unknown setting. Did you mean 'prompts'"),
-        ({"respond": lambda conversation: None}, r"respond must take \(conversations, prompts, scores\)"),
+        ({"respond": len}, r"respond must take \(conversations, prompts, scores\)"),
         ({"autoreset_mode": "SameSteps"}, "autoreset_mode must be one of .*Did you mean 'SameStep'"),
         ({"fallback_reward": float("nan")}, "fallback_reward must be a finite number"),
         ({"fallback_reward": 10**400}, "fallback_reward must be a finite number, got 1000"),

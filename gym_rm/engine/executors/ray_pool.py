@@ -78,11 +78,16 @@ class PoolActor:
                 return Answer(error=str(error) if isinstance(error, ConfigError) else brief(error),
                               refused=isinstance(error, ConfigError))  # fmt: skip
 
-    def run(self, client: str, batches: bytes) -> list[BatchResult]:
-        """Run batches of a client."""
+    def run(self, client: str, batches: bytes) -> tuple[list[BatchResult], int]:
+        """Run batches of a client; return the results and the version of the weights."""
         self.beat(client)
         assert self._executor is not None
-        return self._executor.run(pickle.loads(batches))
+        return self._executor.run(pickle.loads(batches)), self.version(client)
+
+    def version(self, client: str) -> int:
+        """Note a sign of life; return the version of the weights, 0 until they are updated."""
+        self.beat(client)
+        return 0 if self._executor is None else self._executor.weights_version()
 
     def call(self, client: str, request: bytes) -> Answer:
         """Call another method of the executor, or read its `stats`."""
@@ -132,7 +137,7 @@ class SharedExecutor:
         self._client = uuid.uuid4().hex
         self._actor: Any = None
         self._request: tuple[Any, ...] = ()
-        self._updated = False
+        self._updated = threading.Event()  # whether the weights are known to be others than those of the checkpoint
         self._disconnect = weakref.finalize(self, disconnect)
         self._disconnect.atexit = False
         self._stop: weakref.finalize[..., SharedExecutor] | None = None
@@ -156,13 +161,15 @@ class SharedExecutor:
         request = pickle.dumps(list(batches), protocol=pickle.HIGHEST_PROTOCOL)
         for attempt in range(2):
             try:
-                results: list[BatchResult] = self._ask("run", request)
-                return results
+                results, version = self._ask("run", request)
+                if version:
+                    self._updated.set()
+                return results  # type: ignore[no-any-return]
             except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
                 full = BatchResult(error=f"Ray's object store is full: {brief(error)[:300]}", out_of_memory=True)
                 return [full] * len(batches)
             except ray.exceptions.RayActorError as error:
-                if attempt or self._updated:
+                if attempt or self._updated.is_set():
                     reason = f"the pool {self._options.name!r} has died ({brief(error)[:200]}); load a new scorer"
                     return [BatchResult(error=reason)] * len(batches)
                 self._actor = None
@@ -171,7 +178,7 @@ class SharedExecutor:
 
     def update_weights(self, weights: Weights) -> None:
         """See `Executor.update_weights`. All processes that share the pool get these weights."""
-        self._updated = True
+        self._updated.set()
         self._call("update_weights", kept_weights(weights))
 
     def sleep(self) -> None:
@@ -207,11 +214,13 @@ class SharedExecutor:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs to use the pool as a client of its own."""
-        return {"options": self._options, "request": self._request, "updated": self._updated}
+        return {"options": self._options, "request": self._request, "updated": self._updated.is_set()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["options"], connect())  # type: ignore[misc]
-        self._request, self._updated = state["request"], state["updated"]
+        self._request = state["request"]
+        if state["updated"]:
+            self._updated.set()
         if self._request:
             self._connect()
 
@@ -226,7 +235,10 @@ class SharedExecutor:
                 ray.get(actor.beat.remote(self._client))
                 stop = threading.Event()
                 threading.Thread(
-                    target=_send_beats, args=(actor, self._client, stop), name="gym_rm client", daemon=True
+                    target=_send_beats,
+                    args=(actor, self._client, stop, self._updated),
+                    name="gym_rm client",
+                    daemon=True,
                 ).start()
                 self._stop = weakref.finalize(self, _leave, actor, self._client, stop, os.getpid())
                 answer: Answer = ray.get(actor.load.remote(self._client, *self._request))
@@ -264,10 +276,11 @@ class SharedExecutor:
         return ray.get(getattr(self._actor, method).remote(self._client, request))
 
 
-def _send_beats(actor: Any, client: str, stop: threading.Event) -> None:
+def _send_beats(actor: Any, client: str, stop: threading.Event, updated: threading.Event) -> None:
     while not stop.wait(BEAT_SECONDS) and ray.is_initialized():
         try:
-            ray.get(actor.beat.remote(client), timeout=SILENT_SECONDS)
+            if ray.get(actor.version.remote(client), timeout=SILENT_SECONDS):
+                updated.set()  # by another process
         except Exception:  # the next call of the client reports it
             return
 

@@ -12,6 +12,7 @@ import pytest
 
 import gym_rm
 from gym_rm.errors import ConfigError
+from gym_rm.scores import ScoringError
 from tests.engine.executors import ranks
 
 ray = pytest.importorskip("ray")
@@ -160,6 +161,23 @@ def test_processes_share_a_pool_which_ends_with_the_last(cluster, saved_model, r
     client.wait()
     until(lambda: not groups_in_use(), 30)
     until(lambda: not ray.util.list_named_actors(all_namespaces=True))
+
+
+def test_a_pool_that_had_new_weights_and_died_is_not_made_again_with_the_old_ones(
+    cluster, saved_model, real_conversations
+):
+    folder, few = saved_model("qwen3"), real_conversations[:3]
+    scorer = gym_rm.load_scorer(folder, executor="ray", name="updated")
+    other = pickle.loads(pickle.dumps(scorer))
+    other.update_weights(saved_model("qwen3", seed=1))
+    expected = gym_rm.load_scorer(saved_model("qwen3", seed=1)).score(few).rewards
+    np.testing.assert_allclose(scorer.score(few).rewards, expected, atol=1e-5)
+    ray.kill(scorer.executor._actor)
+    with pytest.raises(ScoringError, match="the pool 'updated' has died"):
+        scorer.score(few)
+    scorer.close()
+    other.close()
+    until(lambda: not groups_in_use(), 30)
 
 
 def test_ray_is_started_only_if_needed_and_ended_only_then(cluster):
