@@ -358,7 +358,7 @@ def test_the_input_format_depends_on_the_kind(scorer_of):
         ({"max_length": 0}, "max_length must be an integer of at least 1, got 0"),
         ({"overlong": "cut"}, "overlong must be"),
         ({"pooling": "mean"}, "pooling must be"),
-        ({"executor": "local"}, "executor must be an Executor, such as LocalExecutor\\(\\); got 'local'"),
+        ({"executor": "locl"}, "executor must be one of .*, got 'locl'. Did you mean 'local'"),
         ({"kind": "oracle"}, "kind must be 'auto' or one of .*got 'oracle'"),
         ({"dtype": "float33"}, "dtype must be.*Did you mean 'float32'"),
         ({"device": "tpu"}, "device must be"),

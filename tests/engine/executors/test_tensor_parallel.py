@@ -226,7 +226,7 @@ def test_a_loaded_model_is_refused(saved_model):
 # --- memory, and worlds of torchrun ------------------------------------------------------------------------------
 
 
-def test_loading_takes_a_rank_less_than_two_thirds_of_the_memory_of_the_whole_model(tmp_path):
+def test_reading_takes_a_rank_less_than_two_thirds_of_the_memory_of_the_whole_model(tmp_path):
     from tests.engine.executors.sharded_cases import peaks
 
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 64}
