@@ -1,4 +1,4 @@
-# make demo | test | test-oldest | lint | test-adapters | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
+# make demo | test | test-slow | test-oldest | lint | test-adapters | clean. Needs Python 3.11 to 3.13; installs everything into .venv.
 # To use another interpreter or folder: make test PYTHON=python3.12 VENV=.venv312
 
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
@@ -6,20 +6,23 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13; do \
 VENV ?= .venv
 INSTALL = $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: demo test test-oldest test-adapters lint clean
+.PHONY: demo test test-slow test-oldest test-adapters lint clean
 
 demo: $(VENV)/core ## train the embedded policy against the embedded reward model and plot the run
 	$(VENV)/bin/python agents/grpo.py
 
-test: $(VENV)/dev ## run all tests; tests that need an extra are skipped if it is not installed
-	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile
+test: $(VENV)/dev ## run the tests; tests that need an extra are skipped if it is not installed
+	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile -m 'not slow'
+
+test-slow: $(VENV)/dev ## run the tests that take more than ten seconds each, such as worlds of torchrun
+	$(VENV)/bin/python -m pytest -q -m slow --ignore tests/adapters
 
 test-oldest: $(VENV)-oldest/dev ## run all tests with the oldest supported versions (torch alone takes 5 GB on Linux)
-	$(VENV)-oldest/bin/python -m pytest -q -n 2 --dist loadfile
+	$(VENV)-oldest/bin/python -m pytest -q -n 2 --dist loadfile -m 'not slow'
 
 test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## run the tests that need the libraries of the extras
 	$(VENV)/bin/python -m pytest -q tests/adapters tests/engine/loading tests/data tests/test_scores.py
-	$(VENV)/bin/python -m pytest -q tests/server tests/scorers/test_remote.py tests/cli/test_serve.py tests/engine/executors/test_ray.py
+	$(VENV)/bin/python -m pytest -q -n 2 --dist loadfile tests/server tests/scorers/test_remote.py tests/cli/test_serve.py tests/engine/executors/test_ray.py
 	$(VENV)-rllib/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
 
 lint: $(VENV)/extras ## check style and types

@@ -219,6 +219,7 @@ def test_the_page_of_the_environment_lists_every_keyword():
     assert names == [name for name in EnvSettings.model_fields if name not in options] + options
 
 
+@pytest.mark.slow
 def test_the_world_of_torchrun_on_the_page_about_scaling_runs(tmp_path):
     (block,) = re.findall(r"^```bash\n(.*?)^```", text_of(DOCS / "scaling.md"), re.MULTILINE | re.DOTALL)
     command = block.replace("torchrun ", f"{sys.executable} -m torch.distributed.run ")

@@ -43,6 +43,7 @@ def save_prompts(path, size):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_with_replicas_of_the_reward_model_has_the_same_rewards(tmp_path):
     few = ("steps=3", "evaluate_every=3")
     plain = train(tmp_path / "one", *few)

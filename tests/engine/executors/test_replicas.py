@@ -426,6 +426,7 @@ def local(saved_model):
     return executor
 
 
+@pytest.mark.slow
 def test_killed_stopped_and_poisoned_ranks_under_load_change_no_bit(processes, local):
     """The same pool meets SIGKILL, SIGSTOP and a conversation that ends its rank, while threads score."""
     executor = processes(lease_seconds=1.0, max_restarts=3)

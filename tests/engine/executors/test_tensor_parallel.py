@@ -115,6 +115,7 @@ def test_the_same_conversation_has_the_same_bits_in_every_batch(name, results):
     assert result["batch_invariance"] == "bit-equal"
 
 
+@pytest.mark.slow
 def test_four_ranks(saved_model, dialogues, tmp_path):
     case = Case(saved_model("qwen3", **FOUR_HEADS), {"tensor_parallel_size": 4})
     of_ranks = run_in_ranks({"four": case}, dialogues, 4, tmp_path)["four"]
@@ -226,6 +227,7 @@ def test_a_loaded_model_is_refused(saved_model):
 # --- memory, and worlds of torchrun ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_reading_takes_a_rank_less_than_two_thirds_of_the_memory_of_the_whole_model(tmp_path):
     from tests.engine.executors.sharded_cases import peaks
 
@@ -319,6 +321,7 @@ def torchrun(ranks, *arguments, tmp_path, script=WORLD):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "option"), [(2, "fsdp_size"), (4, "tensor_parallel_size")])
 def test_a_world_of_torchrun_is_used(ranks, option, saved_model, tmp_path, gsm8k_groups):
     if ranks > 2 and "dp_replicate_size" not in inspect.signature(DistributedConfig).parameters:
@@ -330,12 +333,14 @@ def test_a_world_of_torchrun_is_used(ranks, option, saved_model, tmp_path, gsm8k
     ]
 
 
+@pytest.mark.slow
 def test_a_world_that_cannot_be_divided_is_refused_at_once(saved_model, tmp_path, gsm8k_groups):
     done = torchrun(3, saved_model("qwen3"), "tensor_parallel_size", 2, tmp_path=tmp_path)
     assert done.returncode != 0
     assert "a world of 3 ranks, which cannot be divided into groups of 2" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "message"),
     [
@@ -348,6 +353,7 @@ def test_a_rank_that_the_others_leave_alone_gets_an_error(where, message, saved_
     assert message in done.stdout, done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_no_rank_returns_scores_after_a_batch_that_failed_in_one_rank_alone(saved_model, tmp_path):
     done = torchrun(2, saved_model("qwen3"), tmp_path=tmp_path, script=BROKEN)
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
@@ -358,6 +364,7 @@ def test_no_rank_returns_scores_after_a_batch_that_failed_in_one_rank_alone(save
 # --- through the front door --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", [TENSOR_PARALLEL, FULLY_SHARDED])
 def test_a_group_whose_rank_is_killed_starts_again_with_the_new_weights(sharding, saved_model, dialogues):
     other = saved_model("qwen3", seed=1)
