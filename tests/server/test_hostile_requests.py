@@ -115,7 +115,7 @@ def read_all(connection):
     return data
 
 
-HEAD = b"POST /v1/rewards HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/rewards HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ HEAD = b"POST /v1/rewards HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\
         HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n{}\r\n0\r\n\r\n",
         HEAD + b"X-Long: " + b"a" * 100_000 + b"\r\n\r\n",
         HEAD + b"Bad Header: 1\r\n\r\n",
-        HEAD.replace(b"Host: x\r\n", b"") + b"Content-Length: 2\r\n\r\n{}",
-        b"GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n",
+        HEAD.replace(b"Host: localhost\r\n", b"") + b"Content-Length: 2\r\n\r\n{}",
+        b"GET /../../etc/passwd HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"NONSENSE\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -146,7 +146,7 @@ def test_bytes_that_are_not_a_valid_request_get_4xx_or_a_closed_connection(impat
 
 def test_a_hidden_second_request_is_not_answered_with_the_first(impatient):
     """With Content-Length and Transfer-Encoding, proxies and servers can disagree where the request ends."""
-    hidden = b"GET /info HTTP/1.1\r\nHost: x\r\n\r\n"
+    hidden = b"GET /info HTTP/1.1\r\nHost: localhost\r\n\r\n"
     body = b"0\r\n\r\n" + hidden
     with connect(impatient) as connection:
         length = str(len(body)).encode()
@@ -165,7 +165,7 @@ def test_a_body_that_dribbles_gets_status_408(impatient):
     assert time.monotonic() - start < 10
 
 
-@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "kept"])
+@pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["first", "kept"])
 def test_headers_that_dribble_are_cut_off(impatient, before):
     with connect(impatient) as connection:
         connection.sendall(before)
@@ -203,7 +203,7 @@ def test_idle_connections_do_not_block_a_request(impatient):
 def test_a_websocket_is_refused(impatient):
     with connect(impatient) as connection:
         connection.sendall(
-            b"GET /v1/rewards HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
+            b"GET /v1/rewards HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n"
             b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         assert read_all(connection).startswith(b"HTTP/1.1 4")
