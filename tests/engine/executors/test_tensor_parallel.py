@@ -258,7 +258,7 @@ got = scorer.score(mine).rewards
 want = gym_rm.load_scorer(folder).score(mine).rewards
 assert np.abs(got - want).max() < (1e-5 if option == "tensor_parallel_size" else 1e-12), (got, want)
 assert scorer.score([]).rewards.size == 0
-print("rank", rank, "has", len(mine), "scores")
+sys.stdout.write(f"rank {rank} has {len(mine)} scores\\n")  # in one piece
 dist.destroy_process_group()
 """
 
@@ -280,7 +280,7 @@ try:
             scorer.score([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])
     time.sleep(10)
 except Exception as error:
-    print(type(error).__name__, error)
+    sys.stdout.write(f"{type(error).__name__} {error}\\n")
 """
 
 
@@ -309,7 +309,7 @@ for _ in range(2):
     try:
         print("rank", dist.get_rank(), scorer.score([[{"role": "user", "content": "2 + 2?"}]]).rewards)
     except Exception as error:
-        print("rank", dist.get_rank(), type(error).__name__, error)
+        print(f"rank {dist.get_rank()} {type(error).__name__} {error}\\n", end="")
 """
 
 
