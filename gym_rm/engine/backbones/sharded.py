@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import embedding, linear, pad
 from transformers import PreTrainedModel
 
@@ -91,6 +92,17 @@ class RowParallelLinear(nn.Linear):
             partial = linear(x.float(), self.weight.float())
         total = self.ranks.sum(partial)
         return (total if self.bias is None else total.add_(self.bias)).to(x.dtype)
+
+
+class SummedExperts(nn.Module):
+    """Experts with some of their intermediate features; the output is the sum over ranks, added in float32."""
+
+    ranks: Ranks
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """Return the output `[tokens, hidden]` of the whole experts."""
+        partial: Tensor = super().forward(*arguments, **keywords)
+        return self.ranks.sum(partial.float()).to(partial.dtype)
 
 
 class VocabParallelEmbedding(nn.Embedding):
@@ -194,8 +206,9 @@ DIVIDED: dict[str, type[nn.Module] | None] = {
     "colwise_rep": ColumnParallelLinear,
     ROWS: ColumnParallelLinear,
 }
-# Styles of modules whose forward from transformers also runs on plain tensors, and of those that need it for gradients.
-TAKES_LOCAL_WEIGHTS = ("moe_tp_experts", "local_params")
+EXPERTS = "moe_tp_experts"
+# Styles of modules whose own forward runs on plain tensors, and of those that transformers changes only for gradients.
+TAKES_LOCAL_WEIGHTS = (EXPERTS, "local_params")
 FOR_GRADIENTS = ("replicated_with_grad_allreduce", "mla_kv_a_proj")
 
 
@@ -222,8 +235,16 @@ class Part:
         """Return the whole weight; all ranks must call this with their parts."""
         stride = torch.empty(self.whole_shape, device="meta").stride()
         shape = torch.Size(self.whole_shape)
-        placed = DTensor.from_local(part, self.mesh, self.placements, run_check=False, shape=shape, stride=stride)
-        return placed.full_tensor()
+        # torch 2.11 does not gather the parts of a strided split, so they are gathered one after the other and sorted.
+        placements = [Shard(each.dim) if isinstance(each, _StridedShard) else each for each in self.placements]
+        placed = DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=stride)
+        whole = placed.full_tensor()
+        for i, each in enumerate(self.placements):
+            if isinstance(each, _StridedShard):
+                before, after = whole.shape[: each.dim], whole.shape[each.dim + 1 :]
+                of_ranks = whole.view(*before, self.mesh.size(i), each.split_factor, -1, *after)
+                whole = of_ranks.transpose(each.dim, each.dim + 1).reshape(whole.shape)
+        return whole
 
     def take(self, whole: Tensor) -> DTensor:
         """Return this rank's part of a whole weight; no rank sends anything."""
@@ -240,7 +261,7 @@ def ranks_of(model: nn.Module) -> Ranks | None:
 def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather: bool) -> PreTrainedModel:
     """Make plain tensors of a model's sharded weights, in place, and let its modules run on them.
 
-    Other modules than linear layers and embeddings, such as experts, keep the forward that transformers gave them.
+    Other modules than linear layers, embeddings and experts keep the forward that transformers gave them.
 
     Args:
         model: model that `from_pretrained` loaded with a `DistributedConfig`.
@@ -262,7 +283,8 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
         style = plan.get(with_wildcards(name), "")
         layer = layer_of(name) if gather else None
         divided = layer is None and isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED
-        if divided or style in FOR_GRADIENTS:
+        experts = layer is None and style == EXPERTS and any(is_sharded(each) for each in module.parameters())
+        if divided or experts or style in FOR_GRADIENTS:
             vars(module).pop("forward", None)  # of transformers
         if not (divided or layer is not None or style in TAKES_LOCAL_WEIGHTS):
             continue
@@ -277,6 +299,9 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
                 layers.setdefault(layer, []).append((module, last, len(tensor)))
         if divided:
             _change_class(module, GatheredLinear if gather else DIVIDED[style], ranks)
+        if experts:
+            module.__class__ = type(f"Divided{type(module).__name__}", (SummedExperts, type(module)), {})
+            vars(module)["ranks"] = ranks
     for layer, weights in layers.items():
         _gather(model.get_submodule(layer), weights, ranks)
     vars(model).update(ranks=ranks, parts=parts)
