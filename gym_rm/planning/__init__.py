@@ -1,0 +1,1 @@
+"""What hardware does it take? Arithmetic on configurations: no weights, no GPU, no torch."""

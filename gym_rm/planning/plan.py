@@ -1,0 +1,377 @@
+"""A plan: where every component goes, what it takes of each GPU's memory, and how long a step takes.
+
+Only records, and their JSON. `search` makes plans; `gym_rm.reports.plan_pictures` draws them.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+
+from gym_rm.errors import ConfigError
+from gym_rm.planning.quantities import Basis, weakest
+
+FORMAT = 1  # of the file
+
+
+class Role(enum.StrEnum):
+    """What a component does in a step."""
+
+    POLICY = "policy"
+    GENERATION = "generation"
+    REFERENCE = "reference"
+    REWARD_MODEL = "reward_model"
+    CRITIC = "critic"
+    REWARD_TRAINING = "reward_training"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the component has gradients and an optimizer."""
+        return self in (Role.POLICY, Role.CRITIC, Role.REWARD_TRAINING)
+
+
+class Phase(enum.StrEnum):
+    """Parts of a step, in their order. Components in one phase on separate GPUs run at the same time."""
+
+    WAKE = "wake"
+    """Weights come back from the host's memory, and go there."""
+    GENERATE = "generate"
+    SCORE = "score"
+    """Reward models score; the policy, the reference and the critic compute log-probabilities and values."""
+    UPDATE = "update"
+    SYNC = "sync"
+    """New weights go from the policy to generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A GPU: number of its node, and its number in the node, both from 0."""
+
+    node: int
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryItem:
+    """Bytes on one GPU.
+
+    Attributes:
+        name: what they hold, such as `weights`, `gradients`, `optimizer`, `activations`, `logits`, `kv_cache`,
+            `communication`, `fragmentation`, `reserved`.
+        component: whose they are.
+        bytes: how many.
+        basis, source: where the number is from.
+    """
+
+    name: str
+    component: str
+    bytes: float
+    basis: Basis
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """A moment of a phase, such as `backward` or `optimizer step`, and what it adds to the persistent memory."""
+
+    name: str
+    items: tuple[MemoryItem, ...]
+
+    @property
+    def bytes(self) -> float:
+        """Bytes of all items."""
+        return sum(item.bytes for item in self.items)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseMemory:
+    """Memory of one GPU while one component works.
+
+    Attributes:
+        phase: the phase.
+        component: the component that works.
+        persistent: what lies there for the whole phase, also of components that wait.
+        instants: moments of the phase; only one of them is at a time.
+    """
+
+    phase: Phase
+    component: str
+    persistent: tuple[MemoryItem, ...]
+    instants: tuple[Instant, ...]
+
+    @property
+    def persistent_bytes(self) -> float:
+        """Bytes of all persistent items."""
+        return sum(item.bytes for item in self.persistent)
+
+    @property
+    def largest(self) -> Instant:
+        """The instant that needs the most memory."""
+        return max(self.instants, key=lambda instant: instant.bytes)
+
+    @property
+    def peak(self) -> float:
+        """Most bytes at any moment of the phase."""
+        return self.persistent_bytes + (self.largest.bytes if self.instants else 0.0)
+
+    @property
+    def basis(self) -> Basis:
+        """The weakest source among the items at the peak."""
+        items = (*self.persistent, *(self.largest.items if self.instants else ()))
+        return weakest(item.basis for item in items)
+
+
+@dataclass(frozen=True, slots=True)
+class TimePart:
+    """Seconds of one sort of work within a phase: `matrix products`, `memory bandwidth`, `network`, ..."""
+
+    name: str
+    seconds: float
+    basis: Basis
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTime:
+    """Seconds that a component works in a phase of one step. Its parts add up to them.
+
+    Attributes:
+        phase, component, pool: which work it is.
+        seconds: duration.
+        parts: what the time is spent on.
+    """
+
+    phase: Phase
+    component: str
+    pool: str
+    seconds: float
+    parts: tuple[TimePart, ...]
+
+    @property
+    def bottleneck(self) -> str:
+        """The name of the largest part."""
+        return max(self.parts, key=lambda part: part.seconds).name if self.parts else "nothing"
+
+    @property
+    def basis(self) -> Basis:
+        """The weakest source among the parts."""
+        return weakest(part.basis for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentPlan:
+    """A component and how it is divided.
+
+    Attributes:
+        name: such as `policy`, or the name that the request gives a reward model.
+        role: what it does.
+        model: the model's name.
+        parameters: all parameters of the model.
+        dtype: of the weights.
+        tensor_parallel_size: GPUs that share every layer.
+        fsdp_size: groups of tensor parallel GPUs that share the parameters of a replica; 1 without.
+        num_replicas: copies of the model that work on different rows.
+        max_num_batched_tokens: tokens in one forward, on one replica.
+        max_num_seqs: conversations that one replica generates at a time; None for other components.
+        gradient_checkpointing: whether activations are computed again in the backward; None for inference.
+        sleeps: whether its weights and state are in the host's memory while others of its pool work.
+    """
+
+    name: str
+    role: Role
+    model: str
+    parameters: int
+    dtype: str
+    tensor_parallel_size: int
+    fsdp_size: int
+    num_replicas: int
+    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    gradient_checkpointing: bool | None
+    sleeps: bool
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the component."""
+        return self.tensor_parallel_size * self.fsdp_size * self.num_replicas
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """GPUs that work together, and the components that take turns on them.
+
+    Attributes:
+        name: such as `policy+generation`.
+        gpu: kind of the GPUs.
+        gpu_memory: bytes of one GPU.
+        gpus: their addresses; those of a tensor-parallel group follow each other.
+        components: the components.
+        memory: memory of each GPU, one entry for each phase and component; all GPUs of a pool have the same.
+        busy_seconds: time that a step takes of each GPU.
+    """
+
+    name: str
+    gpu: str
+    gpu_memory: float
+    gpus: tuple[Address, ...]
+    components: tuple[ComponentPlan, ...]
+    memory: tuple[PhaseMemory, ...]
+    busy_seconds: float
+
+    @property
+    def peak(self) -> float:
+        """Most bytes of a GPU at any time."""
+        return max(phase.peak for phase in self.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Placement, memory and time of a request on a cluster.
+
+    Attributes:
+        name: name of the request.
+        cluster: the cluster in words.
+        nodes: number of GPUs of each node.
+        pools: the pools.
+        times: the work of each component in each phase of one step.
+        phase_seconds: duration of each phase: the largest sum over pools.
+        step_seconds: duration of one step.
+        conversations: conversations of one step.
+        unique_tokens, tokens: tokens of one step that differ, and all of them.
+        price_per_hour: of the GPUs that are used; None without prices.
+        load_seconds: time until the first step can begin.
+        objective: what the search made best.
+        bound: the objective's value that no plan can be better than; equal to its value if the search was exact.
+        value: the objective's value.
+        examined: number of placements that the search looked at.
+        notes: what the reader should know, such as assumptions about models.
+
+    Example:
+        >>> from gym_rm.planning import plan
+        >>> found = plan({"cluster": {"gpu": "h100_sxm"}, "reward_models": {"rm": {"model": "Qwen/Qwen3-8B"}}})
+        >>> found.pools[0].components[0].tensor_parallel_size
+        1
+    """
+
+    name: str
+    cluster: str
+    nodes: tuple[int, ...]
+    pools: tuple[PoolPlan, ...]
+    times: tuple[PhaseTime, ...]
+    phase_seconds: tuple[tuple[Phase, float], ...]
+    step_seconds: float
+    conversations: int
+    unique_tokens: float
+    tokens: float
+    price_per_hour: float | None
+    load_seconds: float
+    objective: str
+    value: float
+    bound: float
+    examined: int
+    notes: tuple[str, ...]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all nodes."""
+        return sum(self.nodes)
+
+    @property
+    def used_gpus(self) -> int:
+        """GPUs that a pool uses."""
+        return sum(len(pool.gpus) for pool in self.pools)
+
+    @property
+    def conversations_per_second(self) -> float:
+        """Conversations per second."""
+        return self.conversations / self.step_seconds
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """All tokens of prompts and replies, per second and GPU of the plan."""
+        return self.tokens / self.step_seconds / self.used_gpus
+
+    @property
+    def bottleneck(self) -> PhaseTime:
+        """The work that takes the largest share of the step, among the pools that the others wait for."""
+        longest = max(self.phase_seconds, key=lambda item: item[1])[0]
+        return max((time for time in self.times if time.phase is longest), key=lambda time: time.seconds)
+
+    @property
+    def gap(self) -> float:
+        """By which share the plan can be worse than the best one: 0 if the search was exact."""
+        return 0.0 if self.value <= self.bound else self.value / self.bound - 1.0
+
+    def component(self, name: str) -> ComponentPlan:
+        """Return a component.
+
+        Raises:
+            ConfigError: the plan has none of this name.
+        """
+        found = {each.name: each for pool in self.pools for each in pool.components}
+        if name not in found:
+            raise ConfigError(f"the plan has no component {name!r}; it has {', '.join(found)}.")
+        return found[name]
+
+    def pool_of(self, name: str) -> PoolPlan:
+        """Return the pool of a component."""
+        self.component(name)
+        return next(pool for pool in self.pools if any(each.name == name for each in pool.components))
+
+    def idle_share(self, pool: PoolPlan) -> float:
+        """Return the share of a step in which the GPUs of a pool wait."""
+        return 1.0 - pool.busy_seconds / self.step_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
+        values: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return {"format": FORMAT, **values}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan to a `.json`, `.yaml` or `.yml` file, and return its path."""
+        path = Path(path)
+        if path.suffix not in (".json", ".yaml", ".yml"):
+            raise ConfigError(f"a plan is written to a .json, .yaml or .yml file, got {str(path)!r}.")
+        values = self.to_dict()
+        text = json.dumps(values, indent=1) if path.suffix == ".json" else yaml.safe_dump(values, sort_keys=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+
+_ADAPTER = pydantic.TypeAdapter(Plan)
+
+
+def load_plan(source: str | Path | dict[str, Any] | Plan) -> Plan:
+    """Return the plan in a file, or in the values of `Plan.to_dict`.
+
+    Raises:
+        ConfigError: it is not a plan.
+    """
+    if isinstance(source, Plan):
+        return source
+    name = "the plan" if isinstance(source, dict) else str(source)
+    if isinstance(source, dict):
+        values: Any = dict(source)
+    else:
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+            values = json.loads(text) if Path(source).suffix == ".json" else yaml.safe_load(text)
+        except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"cannot read a plan in {name!r}: {error}.") from error
+    if not isinstance(values, dict) or "pools" not in values:
+        raise ConfigError(f"{name} is not a plan; make one with `gym-rm plan REQUEST -o plan.json`.")
+    if values.pop("format", None) != FORMAT:
+        raise ConfigError(f"{name} has another format than {FORMAT}; make it again with `gym-rm plan`.")
+    try:
+        return _ADAPTER.validate_python(values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{name} is not a plan: {place}: {first['msg'].lower()}.") from error
