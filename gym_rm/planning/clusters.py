@@ -207,7 +207,7 @@ def _ray_cluster() -> Cluster:
         nodes.append(Node(gpus, device, float(resources.get("memory", 0)) or None))
     if not nodes:
         raise ConfigError(
-            "the Ray cluster has no node with GPUs; describe the cluster as cluster: {nodes: ..., gpu: ...}."
+            "the Ray cluster has no node with GPUs; write it as cluster: {nodes: ..., gpu: ...}."
         )
     return _cluster(nodes)
 

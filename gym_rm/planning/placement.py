@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ def _fill(sizes: tuple[int, ...], capacities: tuple[int, ...]) -> tuple[int, ...
         chosen.append(index)
     if len(chosen) == len(sizes):
         return tuple(chosen)
-    chain = all(large % small == 0 for large, small in zip(sizes, sizes[1:], strict=False))
+    chain = all(large % small == 0 for large, small in itertools.pairwise(sizes))
     if (chain and len(set(capacities)) == 1) or len(sizes) > EXACT_UNITS:
         return None
     return _try_all(sizes, capacities)

@@ -149,7 +149,7 @@ def _mistakes(settings: PlanSettings) -> list[str]:
     found = []
     if settings.policy is None and not settings.reward_models and settings.reward_training is None:
         found.append(
-            "nothing to plan: give a policy, reward_models or reward_training, such as reward_models: {rm: {model: ...}}."
+            "nothing to plan: give policy, reward_models or reward_training, such as reward_models: {rm: {model: ..}}."
         )
     if settings.policy is None and (settings.critic is not None or settings.reference is not False):
         found.append("critic and reference belong to a policy, and there is none; add policy: {model: ...}.")
@@ -288,8 +288,7 @@ def _pools(settings: PlanSettings, components: tuple[Component, ...]) -> tuple[t
     if settings.pools == "together":
         return (tuple(names),)
     if settings.pools == "apart":
-        groups = [(name,) for name in names if name not in inside]
-        return tuple((*group, *inside) if group == ("policy",) else group for group in groups)
+        return tuple((name, *inside) if name == "policy" else (name,) for name in names if name not in inside)
     listed = [name for group in settings.pools for name in group]
     found = [Violation(f"pools: {name!r} is no component.", f"Components are {', '.join(names)}.")
              for name in listed if name not in names]  # fmt: skip
@@ -303,7 +302,7 @@ def _pools(settings: PlanSettings, components: tuple[Component, ...]) -> tuple[t
         found.append(Violation("pools: generation by transformers uses the policy's weights.", "List it with policy."))
     if found:
         raise Infeasible(found, name=settings.name)
-    groups = list(settings.pools)
+    groups: list[tuple[str, ...]] = list(settings.pools)
     if inside and not inside & set(listed):
         groups = [(*group, *sorted(inside)) if "policy" in group else group for group in groups]
     return tuple(group for group in groups if group)

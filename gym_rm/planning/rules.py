@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gym_rm.errors import ConfigError
 from gym_rm.planning.hardware import Cluster, Node
 from gym_rm.planning.options import Place as Pool
-from gym_rm.planning.options import divisors_violated, options_of
+from gym_rm.planning.options import awake_options, divisors_violated
 from gym_rm.planning.plan import Role
 from gym_rm.planning.quantities import GIB, show_bytes, show_seconds
 from gym_rm.planning.request import Component, Request
@@ -110,21 +110,22 @@ def _batch(component: Component, request: Request) -> Iterator[Violation]:
         if component.tensor_parallel_size is not None and rows < ranks:
             yield Violation(
                 f"{name}: {rows} conversations of an update are fewer than its {ranks} data-parallel ranks.",
-                f"Set workload.num_prompts={math.ceil(ranks * work.updates_per_step / work.group_size)}, or fewer GPUs.",
+                f"Set workload.num_prompts={math.ceil(ranks * work.updates_per_step / work.group_size)}, or take fewer "
+                "GPUs.",
             )
     if component.num_replicas is not None and component.num_replicas > work.conversations:
         yield Violation(
-            f"{name}.num_replicas={component.num_replicas} is more than the {work.conversations} conversations of a step.",
+            f"{name}.num_replicas={component.num_replicas} is more than the {work.conversations} conversations of a "
+            "step.",
             f"Set {name}.num_replicas={work.conversations}, or workload.num_prompts="
             f"{math.ceil(component.num_replicas / work.group_size)}.",
         )
-    if component.max_num_batched_tokens is not None and component.role is not Role.GENERATION:
-        if component.max_num_batched_tokens < work.longest:
-            yield Violation(
-                f"{name}.max_num_batched_tokens={component.max_num_batched_tokens:,} is less than the longest conversation "
-                f"of {work.longest:,} tokens.",
-                f"Set {name}.max_num_batched_tokens={work.longest}.",
-            )
+    budget = component.max_num_batched_tokens
+    if budget is not None and component.role is not Role.GENERATION and budget < work.longest:
+        yield Violation(
+            f"{name}.max_num_batched_tokens={budget:,} is less than the longest conversation, {work.longest:,} tokens.",
+            f"Set {name}.max_num_batched_tokens={work.longest}.",
+        )
     limit = component.shape.max_length
     if limit is not None and work.longest > limit:
         over = work.longest - limit
@@ -147,7 +148,7 @@ def _groups(request: Request) -> list[Violation]:
     if Role.REWARD_TRAINING in roles and work.group_size < 2:
         found.append(
             Violation(
-                f"workload.group_size={work.group_size}: a reward model is trained on at least two replies to a prompt.",
+                f"workload.group_size={work.group_size}: a reward model is trained on two replies to a prompt or more.",
                 "Set workload.group_size=2.",
             )
         )
@@ -195,8 +196,8 @@ def explain(request: Request) -> Infeasible:
             return Infeasible(
                 [
                     Violation(
-                        f"objective.step_seconds={request.step_seconds:g}: the fastest plan on {request.cluster.text} takes "
-                        f"{show_seconds(fastest.step_seconds)}.",
+                        f"objective.step_seconds={request.step_seconds:g}: the fastest plan on {request.cluster.text} "
+                        f"takes {show_seconds(fastest.step_seconds)}.",
                         f"Set objective.step_seconds={math.ceil(fastest.step_seconds * 10) / 10:g}"
                         + _more_gpus(request, " or more, or use {} GPUs."),
                     )
@@ -221,13 +222,14 @@ def _memory(component: Component, request: Request) -> Iterator[Violation]:
         sizes = range(1, gpus + 1) if component.num_gpus is None else [component.num_gpus]
         for size in sizes if gpus <= 64 else [gpus]:
             place = Pool(large, size, node_gpus, size > node_gpus)
-            for option in options_of(component, place, request, together=True, alone=True):
-                shortest = min(shortest, option.resident + option.extra + device.reserved.value - device.memory.value)
+            for option in awake_options(component, place, request, together=True):
+                needed = option.working + option.largest + device.reserved.value
+                shortest = min(shortest, needed - device.memory.value)
     if 0 < shortest < math.inf:
         only = replace(request, goal="throughput")
         yield Violation(
-            f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does not fit: "
-            f"at its best division each GPU is {show_bytes(shortest)} short.",
+            f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does not "
+            f"fit: divided as well as it can be, each GPU is {show_bytes(shortest)} short.",
             _change(only),
         )
 
