@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +39,36 @@ FLAGS = {
     *("tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias", "use_sliding_window", "use_qk_norm"),
     *("lm_head_bias", "relative_attention", "position_biased_input"),
 }
-OTHERS = {"model_type", "layer_types", "mlp_only_layers", "position_buckets", "norm_rel_ebd", "text_config"}
+OTHERS = {
+    "model_type",
+    "_sliding_window_pattern",
+    "layer_types",
+    "mlp_only_layers",
+    "position_buckets",
+    "norm_rel_ebd",
+    "text_config",
+}
 KNOWN = POSITIVE | NOT_NEGATIVE | FLAGS | OTHERS
+# Settings that change no size.
+NO_SIZE = re.compile(
+    r"rope|norm_eps|epsilon|_token_id|dropout|_act|activation|dtype|initializer|use_cache|softcap|query_pre|router|"
+    r"auto_map|name_or_path|scal|norm_topk|topk|n_group|aux_loss|problem_type|label|pooler|pad_|pos_att_type|share_att|"
+    r"max_relative_positions|pretraining_tp|vision_config|embd_pdrop|image|num_nextn"
+)
+# Names that people and other libraries use.
+MEANT = {
+    **dict.fromkeys(("num_kv_heads", "kv_heads", "n_kv_heads", "num_query_groups"), "num_key_value_heads"),
+    **dict.fromkeys(("heads", "n_heads"), "num_attention_heads"),
+    **dict.fromkeys(("layers", "n_layers"), "num_hidden_layers"),
+    **dict.fromkeys(("hidden", "dim", "embedding_size"), "hidden_size"),
+    **dict.fromkeys(("vocab", "vocabulary", "vocabulary_size", "n_vocab"), "vocab_size"),
+    **dict.fromkeys(("ffn_hidden_size", "ffn_size", "mlp_size", "ffn", "intermediate"), "intermediate_size"),
+    **dict.fromkeys(("head_size", "head_width", "d_head", "kv_channels"), "head_dim"),
+    **dict.fromkeys(("tied", "tie_embeddings", "tied_embeddings"), "tie_word_embeddings"),
+    **dict.fromkeys(("window", "sliding_window_size"), "sliding_window"),
+    **dict.fromkeys(("type", "architecture"), "model_type"),
+    "experts": "num_experts",
+}
 # Settings of layers that keep a state instead of a KV cache.
 RECURRENT = ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "conv_L_cache", "attn_layer_period", "d_state")
 
@@ -143,7 +171,11 @@ def _text_config(config: Any, name: str, notes: list[str]) -> tuple[dict[str, An
     model_type = found.get("model_type") or ""
     if not isinstance(model_type, str):
         raise ConfigError(f"{name}: model_type must be a text such as 'llama', got {describe(model_type)}.")
-    if model_type not in TYPES and model_type not in REFUSED and model_type.removesuffix("_text") in {**TYPES, **REFUSED}:
+    if (
+        model_type not in TYPES
+        and model_type not in REFUSED
+        and model_type.removesuffix("_text") in {**TYPES, **REFUSED}
+    ):
         model_type = model_type.removesuffix("_text")
     return found, model_type
 
@@ -158,12 +190,17 @@ def _reader(config: Mapping[str, Any], kind: Type, model_type: str, name: str) -
     filled = _with_defaults(config, kind)
     for key in NEEDED:
         if all(filled.get(each) is None for each in NAMES[key]):
-            problems.append(f"{NAMES[key][0]} is missing.{nearest(NAMES[key][0], map(str, config))}")
+            problems.append(f"{NAMES[key][0]} is missing")
+    widths = (*NAMES["intermediate"], "moe_intermediate_size")
+    if model_type not in ("gpt2", "bloom") and all(filled.get(each) is None for each in widths):
+        problems.append("intermediate_size is missing")
     if not problems:
         hidden, heads = (next(filled[each] for each in NAMES[key] if filled.get(each)) for key in ("hidden", "heads"))
         kv_heads = (filled.get("num_key_value_heads") if kind.grouped else None) or heads
         if filled.get("head_dim") is None and hidden % heads and not filled.get("kv_lora_rank"):
-            problems.append(f"hidden size {hidden} is not divisible by {heads} attention heads, and head_dim is missing")
+            problems.append(
+                f"hidden size {hidden} is not divisible by {heads} attention heads, and head_dim is missing"
+            )
         if heads % kv_heads:
             default = "" if "num_key_value_heads" in config else f" (the default of model_type {model_type!r})"
             problems.append(f"{heads} attention heads are not divisible by num_key_value_heads {kv_heads}{default}")
@@ -172,11 +209,12 @@ def _reader(config: Mapping[str, Any], kind: Type, model_type: str, name: str) -
         if isinstance(types, list) and len(types) != count:
             problems.append(f"layer_types has {len(types)} entries for {count} layers")
     if problems:
-        listed = "; ".join(problem.rstrip(".") for problem in problems)
-        raise ConfigError(
-            f"{name}: {listed}. A model needs hidden_size, num_hidden_layers, num_attention_heads, intermediate_size and "
-            "vocab_size, as in its config.json."
-        )
+        needs = ""
+        if any(problem.endswith("is missing") for problem in problems):
+            needs = (
+                " A model needs hidden_size, num_hidden_layers, num_attention_heads, intermediate_size and vocab_size."
+            )
+        raise ConfigError(f"{name}: {'; '.join(problems)}.{needs}")
     head_dim = (filled.get("head_dim") if kind.grouped else None) or hidden // heads
     return _Reader(filled, kind, model_type, name, hidden, heads, kv_heads, head_dim)
 
@@ -213,15 +251,17 @@ def check_values(config: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def misspelt(config: Mapping[Any, Any]) -> list[str]:
-    """Return what is wrong with the names of settings that a person wrote: those that are nearly a known name."""
+def unknown_settings(config: Mapping[Any, Any]) -> list[str]:
+    """Return what is wrong with the names of settings that a person wrote. A whole `config.json` may have any name."""
+    if {"architectures", "transformers_version"} & config.keys():
+        return []
     problems = []
     for key in config:
-        if key in KNOWN:
+        if key in KNOWN or NO_SIZE.search(str(key)):
             continue
-        close = difflib.get_close_matches(str(key), sorted(KNOWN - config.keys()), n=1, cutoff=0.85)
-        if close:
-            problems.append(f"unknown setting {key!r}. Did you mean {close[0]!r}?")
+        meant = MEANT.get(str(key))
+        hint = f" Did you mean {meant!r}?" if meant else nearest(str(key), KNOWN)
+        problems.append(f"unknown setting {key!r}; use the names of config.json.{hint}")
     return problems
 
 
@@ -294,7 +334,7 @@ def _mlp(reader: _Reader, i: int) -> tuple[int, int, int, int, int]:
     if dense is None and reader.model_type in ("gpt2", "bloom"):
         dense = 4 * hidden
     if dense is None and not (sparse and config.get("moe_intermediate_size")):
-        raise ConfigError(f"{reader.name}: intermediate_size is missing.{nearest('intermediate_size', map(str, config))}")
+        raise ConfigError(f"{reader.name}: intermediate_size is missing; layers without experts need it.")
     biases = reader.says(kind.mlp_bias)
     inputs = 1 if "mlp" in kind.fused else matrices - 1  # linear layers that read the hidden state
     if not sparse:

@@ -63,13 +63,14 @@ def _kv(heads: int, **others: Any) -> dict[str, Any]:
 
 _LLAMA = Type(mlp_bias="mlp_bias", windows=False)
 _MISTRAL = Type(qkv_bias=False, output_bias=False, defaults=_kv(8))
-_BIASED = Type(norms=4, last_norm=2, qkv_bias=True, output_bias=True, mlp_bias=True, gated=False, windows=False,
-               grouped=False)
+_BIASED = Type(
+    norms=4, last_norm=2, qkv_bias=True, output_bias=True, mlp_bias=True, gated=False, windows=False, grouped=False
+)
 _ENCODER = replace(_BIASED, last_norm=0, positions=0, bidirectional=True, tied=True)
 _QWEN_MOE = {"num_experts_per_tok": 8, "decoder_sparse_step": 1}
 _DEEPSEEK = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
 _DEEPSEEK |= {"v_head_dim": 128, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048}
-_DEEPSEEK |= {"n_shared_experts": 1, "first_k_dense_replace": 3, "num_key_value_heads": None}
+_DEEPSEEK |= {"n_shared_experts": 1, "first_k_dense_replace": 3}
 
 TYPES: dict[str, Type] = {
     "llama": _LLAMA,
@@ -77,7 +78,8 @@ TYPES: dict[str, Type] = {
     "ministral": replace(_MISTRAL, defaults=_kv(8, sliding_window=4096)),
     "mixtral": replace(_MISTRAL, experts=_PLAIN, defaults=_kv(8, num_local_experts=8, num_experts_per_tok=2)),
     "qwen2": Type(qkv_bias=True, output_bias=False, windows=False, defaults=_kv(32)),
-    "qwen2_moe": Type(experts=(*_QWEN, "shared_expert_intermediate_size"), qkv_bias="qkv_bias", output_bias=False, windows=False,
+    "qwen2_moe": Type(experts=(*_QWEN, "shared_expert_intermediate_size"), qkv_bias="qkv_bias", output_bias=False,
+                      windows=False,
                       defaults=_kv(16, qkv_bias=True, num_experts=60, num_experts_per_tok=4, moe_intermediate_size=1408,
                                    shared_expert_intermediate_size=5632)),
     "qwen3": Type(head_norms=2, windows=False, defaults=_kv(32, head_dim=128)),
@@ -93,7 +95,7 @@ TYPES: dict[str, Type] = {
     "gpt_oss": Type(experts=_PLAIN, mlp_bias=True, every=2,
                     defaults=_kv(8, head_dim=64, sliding_window=128, attention_bias=True, num_local_experts=128,
                                  num_experts_per_tok=4)),
-    "deepseek_v3": Type(experts=_DEEP, windows=False, defaults=_DEEPSEEK),
+    "deepseek_v3": Type(experts=_DEEP, windows=False, grouped=False, defaults=_DEEPSEEK),
     "glm": Type(output_bias=False, windows=False, fused=("mlp",), defaults=_kv(2, head_dim=128, attention_bias=True)),
     "glm4": Type(norms=4, output_bias=False, windows=False, fused=("mlp",),
                  defaults=_kv(2, head_dim=128, attention_bias=True)),
@@ -105,7 +107,8 @@ TYPES: dict[str, Type] = {
     "olmo": Type(norms=0, last_norm=0, windows=False),
     "olmo2": Type(windows=False, wide_norms=True),
     "olmo3": Type(wide_norms=True, every=4, defaults={"sliding_window": 4096}),
-    "olmoe": Type(experts=_PLAIN, windows=False, wide_norms=True, defaults={"num_experts": 64, "num_experts_per_tok": 8}),
+    "olmoe": Type(experts=_PLAIN, windows=False, wide_norms=True,
+                  defaults={"num_experts": 64, "num_experts_per_tok": 8}),
     "granite": _LLAMA,
     "smollm3": replace(_LLAMA, tied=True, defaults=_kv(4)),
     "seed_oss": Type(output_bias=False, windows=False, mlp_bias="mlp_bias",
