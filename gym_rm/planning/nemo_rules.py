@@ -370,15 +370,14 @@ def short_of_memory(request: NemoRequest) -> tuple[str, ...]:
     if request.gpu_memory is None:
         return ()
     found = []
+    have = f"they have {request.gpu_memory / 2**30:.1f} GiB."
     nodes, gpus = nemo_layout(request).train
-    for name, parameters, size, count in (
-        ("the reward model", request.reward_model_parameters, 4, request.reward_model_gpus),
-        ("the policy", request.policy_parameters, 16, nodes * gpus),
+    for name, parameters, size, count, what in (
+        ("the reward model", request.reward_model_parameters, 4, request.reward_model_gpus, "weights in float32"),
+        ("the policy", request.policy_parameters, 16, nodes * gpus, "weights, gradients and optimizer in float32"),
     ):
         if parameters is not None and count > 0 and parameters * size / count > request.gpu_memory:
-            found.append(
-                f"{name} needs {parameters * size / count / 2**30:.1f} GiB on each of its {count} GPU{'' if count == 1 else 's'} for weights "
-                f"{'in float32' if size == 4 else 'with gradients and optimizer in float32'}, they have "
-                f"{request.gpu_memory / 2**30:.1f} GiB."
-            )
+            each = f"{parameters * size / count / 2**30:.1f} GiB"
+            plural = "" if count == 1 else "s"
+            found.append(f"{name} needs {each} on each of its {count} GPU{plural} for {what}, {have}")
     return tuple(found)

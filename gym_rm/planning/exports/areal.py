@@ -7,7 +7,7 @@ from gym_rm.planning.plan import ComponentPlan
 
 
 def flags(parts: Parts) -> Flags:
-    """Return YAML overrides for AReaL with SGLang and FSDP, with its allocation strings (`sglang:d2t4`, `fsdp:d4t2`)."""
+    """Return YAML overrides for AReaL with SGLang and FSDP; its allocations are such as `sglang:d2t4`, `fsdp:d4t2`."""
     policy, generation = parts.policy, parts.generation
     nodes, gpus = _cluster(parts)
     if generation is None:
@@ -82,7 +82,7 @@ def _cluster(parts: Parts) -> tuple[int, int]:
                 used[address.node] = used.get(address.node, 0) + 1
     if len(set(used.values())) > 1:
         parts.refuse(f"its nodes have the same number of GPUs, the plan gives it {sorted(used.values())}.")
-    return len(used), max(used.values())
+    return len(used), max(used.values(), default=0)
 
 
 def _addresses(parts: Parts, component: ComponentPlan) -> str:

@@ -175,6 +175,9 @@ def divide(plan: Plan, workload: WorkloadSettings | None, library: str) -> Parts
         first(Role.CRITIC),
         tuple(by_role[Role.REWARD_MODEL]),
     )
+    for each in components:
+        if each.dtype == "int8":
+            parts.refuse(f"{each.name} has int8 weights, which only gym_rm's scorers have; plan with bfloat16.")
     if by_role[Role.REWARD_TRAINING]:
         parts.refuse(f"{by_role[Role.REWARD_TRAINING][0].name} trains a reward model, which is a run of its own.")
     return parts

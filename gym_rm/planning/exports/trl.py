@@ -6,13 +6,13 @@ from gym_rm.planning.exports.parts import Flags, Parts, flag
 
 
 def flags(parts: Parts) -> Flags:
-    """Return an `accelerate launch` line, arguments of `GRPOConfig` for the script, and a `trl vllm-serve` line if needed.
+    """Return an `accelerate launch` line, arguments of `GRPOConfig`, and a `trl vllm-serve` line if it is needed.
 
-    The script is TRL's `trl/scripts/grpo.py`, or one of your own with `GRPOConfig`.
+    The script with these arguments is TRL's `trl/scripts/grpo.py`, or one of your own with `GRPOConfig`.
     """
     policy, generation = parts.policy, parts.generation
     _refuse_other_shapes(parts)
-    nodes, gpus = parts.shape(policy)
+    nodes = parts.shape(policy)[0]
     processes = len(parts.pool(policy).gpus)
     launch = f"accelerate launch --num_processes {processes} --num_machines {nodes} --mixed_precision bf16"
     if processes > 1:
