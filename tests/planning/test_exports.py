@@ -122,11 +122,14 @@ def test_openrlhf_shares_policy_with_reference_only():
 
 
 def test_areal_has_allocation_strings_and_leaves_the_reward_model_out():
-    found = flags(apart(), "areal", workload=WORK)
+    policy, _, reference = training()
+    generation = component("generation", "generation", num_replicas=8)
+    plan = plan_of([8, 8], pool((policy, generation, reference), gpus(0, 0, 8)), pool((reward(8),), gpus(1, 0, 8)))
+    found = flags(plan, "areal", workload=WORK)
     expected = {
         "cluster.n_nodes": "1",
         "cluster.n_gpus_per_node": "8",
-        "rollout.backend": "sglang:d4t2",
+        "rollout.backend": "sglang:d8t1",
         "actor.backend": "fsdp:d8t1",
         "ref.backend": "fsdp:d8t1",
         "ref.scheduling_strategy.target": "actor",
@@ -218,6 +221,7 @@ TENSOR = pool(
         ("openrlhf", plan_of([8], TENSOR), "is one number for all models but vLLM, the plan has policy 2, rm 1"),
         ("openrlhf", plan_of([8], pool(training(), gpus(0, 0, 8))), "no reward model"),
         ("areal", together(), "cannot take turns with policy, generation, reference"),
+        ("areal", apart(), "one engine for each of them, 8, the plan has 4 with tensor_parallel_size 2"),
         ("areal", plan_of([8, 8], *UNEVEN), r"the plan gives it \[4, 8\]"),
         ("verl", together(dtype="int8"), "policy has int8 weights"),
         ("trl", together(), "policy stays on the GPU while others work"),

@@ -224,6 +224,14 @@ def test_a_node_is_shared_where_theirs_is_wasted():
     assert "Idle: 4 GPUs with NeMo RL, 0 with the plan." in found.lines
 
 
+def test_whole_nodes_are_not_called_shared():
+    train = pool((component("policy", "policy", fsdp_size=8),), [(0, i) for i in range(8)])
+    reward = pool((component("rm", "reward_model", num_replicas=8),), [(1, i) for i in range(8)])
+    found = surpass(plan_of([8, 8], train, reward), nemo_placement(request("2x8 rm 1x8")))
+    assert (found.shared_nodes, found.shared_gpus, found.idle, found.plan_idle) == ((), 0, 0, 0)
+    assert len(found.lines) == 2
+
+
 def test_plans_for_other_hardware_are_not_compared():
     theirs = nemo_placement(request("1x2 rm 1x1"))
     assert isinstance(theirs, NemoPlacement)

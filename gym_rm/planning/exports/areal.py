@@ -15,9 +15,15 @@ def flags(parts: Parts) -> Flags:
     for each in (parts.reference, parts.critic):
         if each is not None and not parts.together(policy, each) and len(parts.pool(each).components) > 1:
             parts.refuse(f"{each.name} shares GPUs with others than the policy.")
+    colocated = generation is not None and parts.together(policy, generation)
+    if colocated and generation is not None and generation.num_replicas != policy.num_gpus:
+        parts.refuse(
+            f"generation on the GPUs of training needs one engine for each of them, {policy.num_gpus}, the plan has "
+            f"{generation.num_replicas} with tensor_parallel_size {generation.tensor_parallel_size}; plan with pools in "
+            "which it is apart, or with tensor_parallel_size: 1."
+        )
     if parts.refusals or generation is None:
         return parts.finish([])
-    colocated = parts.together(policy, generation)
     lines = [
         f"cluster.n_nodes={nodes}",
         f"cluster.n_gpus_per_node={gpus}",
