@@ -56,6 +56,12 @@ def test_nemo_rl_gets_generation_apart():
     assert "grpo.num_prompts_per_step" not in found
 
 
+def test_nemo_rl_notes_the_gpus_that_it_wastes():
+    found = flags(apart(count=4), "nemo-rl")
+    assert values(found)["env.reward_model.resources.gpus_per_node"] == "4"
+    assert "4 GPUs on the nodes of the reward model stay idle." in found.notes
+
+
 def test_verl_has_the_numbers_of_the_plan():
     expected = {
         "trainer.nnodes": "1",

@@ -19,8 +19,8 @@ def flags(parts: Parts) -> Flags:
     if colocated and generation is not None and generation.num_replicas != policy.num_gpus:
         parts.refuse(
             f"generation on the GPUs of training needs one engine for each of them, {policy.num_gpus}, the plan has "
-            f"{generation.num_replicas} with tensor_parallel_size {generation.tensor_parallel_size}; plan with pools in "
-            "which it is apart, or with tensor_parallel_size: 1."
+            f"{generation.num_replicas} with tensor_parallel_size {generation.tensor_parallel_size}; plan with pools "
+            "in which it is apart, or with tensor_parallel_size: 1."
         )
     if parts.refusals or generation is None:
         return parts.finish([])
