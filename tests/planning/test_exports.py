@@ -260,6 +260,17 @@ def test_another_workload_or_library_is_refused():
         flags(apart(), "verl", workload=WORK.model_copy(update={"updates_per_step": 3}))
 
 
+@pytest.mark.parametrize("library", ["nemo-rl", "verl", "openrlhf", "trl"])
+def test_conversations_that_the_ranks_do_not_divide_are_refused(library):
+    policy = component("policy", "policy", fsdp_size=3, sleeps=False)
+    generation = component("generation", "generation", num_replicas=3)
+    parts = pool((policy, generation), gpus(0, 0, 3)), pool((reward(1),), gpus(0, 3, 1))
+    if library == "openrlhf":
+        parts = (pool((policy, generation, component("rm", "reward_model", num_replicas=3)), gpus(0, 0, 3)),)
+    with pytest.raises(ConfigError, match=r"not divisible by (the policy's )?3 (data-parallel ranks|processes)"):
+        flags(plan_of([4], *parts), library, workload=WORK)
+
+
 def test_placement_groups_are_tensor_parallel_groups_inside_a_node():
     groups = ray_bundles(apart())
     assert len(groups) == 4 + 2

@@ -13,6 +13,7 @@ from gym_rm.planning.nemo_problems import nemo_problems
 from gym_rm.planning.nemo_rl import NemoError, NemoPlacement, NemoRequest, NemoStage, nemo_placement, surpass
 from gym_rm.planning.nemo_rules import RULES, nemo_answer, nemo_rule
 from gym_rm.planning.plan import Address
+from gym_rm.planning.planner import plan
 from tests.planning.plans import component, plan_of, pool
 
 
@@ -213,6 +214,22 @@ def test_one_gpu_with_sleep_where_theirs_asserts():
     assert (found.runs, found.idle, found.plan_idle, found.shared_gpus) == (False, None, 0, 1)
     assert "does not run: AssertionError at setup" in found.lines[0]
     assert any("take turns on 1 GPU; policy, generation, rm sleep" in line for line in found.lines)
+
+
+def test_the_planner_places_on_one_gpu_what_nemo_rl_refuses():
+    sizes = {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "head_dim": 128,
+        "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "tie_word_embeddings": True,
+    }  # fmt: skip
+    reward = {**sizes, "architectures": ["Qwen3ForSequenceClassification"]}
+    found = plan(
+        {"cluster": {"gpu": "h100_sxm"}, "policy": {"config": sizes}, "reward_models": {"rm": {"config": reward}}}
+    )
+    with pytest.raises(NemoError) as caught:
+        nemo_placement(request("1x1 rm 1x1"))
+    difference = surpass(found, caught.value)
+    assert (difference.runs, difference.plan_idle, difference.shared_gpus) == (False, 0, 1)
+    assert found.pools[0].peak < found.pools[0].gpu_memory
 
 
 def test_a_node_is_shared_where_theirs_is_wasted():

@@ -127,12 +127,10 @@ def _work(parts: Parts) -> list[str]:
     workload = parts.workload
     if workload is None:
         return []
-    if parts.plan.conversations % parts.updates:
-        parts.refuse(f"{parts.updates} updates do not divide {parts.plan.conversations} conversations.")
     lines = [
         f"{KEYS['num_prompts']}={workload.num_prompts}",
         f"{KEYS['group_size']}={workload.group_size}",
-        f"policy.train_global_batch_size={parts.plan.conversations // parts.updates}",
+        f"policy.train_global_batch_size={parts.update_rows()}",
     ]
     if workload.epochs > 1:
         parts.refuse(f"it trains once on each conversation of a step, the plan {workload.epochs} times.")

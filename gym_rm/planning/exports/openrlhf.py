@@ -99,12 +99,10 @@ def _work(parts: Parts) -> list[str]:
     workload = parts.workload
     if workload is None:
         return []
-    if parts.plan.conversations % parts.updates:
-        parts.refuse(f"{parts.updates} updates do not divide {parts.plan.conversations} conversations.")
     lines = [
         f"--rollout.batch_size {workload.num_prompts}",
         f"--rollout.n_samples_per_prompt {workload.group_size}",
-        f"--train.batch_size {parts.plan.conversations // parts.updates}",
+        f"--train.batch_size {parts.update_rows()}",
         f"--train.max_epochs {workload.epochs}",
     ]
     if workload.group_size == 1 and parts.critic is None:

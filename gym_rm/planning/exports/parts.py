@@ -118,6 +118,18 @@ class Parts:
             self.refuse(f"{component.name} takes {share:.0%} of a GPU's memory; it must be less than all of it.")
         return share
 
+    def update_rows(self) -> int:
+        """Return the conversations of one update; refuse a number that the ranks of the policy do not divide."""
+        groups = self.policy.fsdp_size * self.policy.num_replicas
+        rows, rest = divmod(self.plan.conversations, self.updates)
+        if rest or rows % groups:
+            parts = f" in {self.updates} updates" if self.updates > 1 else ""
+            self.refuse(
+                f"{self.plan.conversations} conversations{parts} are not divisible by the policy's {groups} data-parallel "
+                "ranks; plan with another number of GPUs or prompts."
+            )
+        return rows
+
     @property
     def updates(self) -> int:
         """Optimizer updates of a step."""

@@ -37,6 +37,7 @@ def flags(parts: Parts) -> Flags:
     reference = parts.reference
     lines.append(f"{_ACTOR}.use_kl_loss={flag(reference is not None)}")
     if reference is not None:
+        lines.append(f"actor_rollout_ref.ref.fsdp_config.fsdp_size={reference.fsdp_size}")
         lines.append(f"actor_rollout_ref.ref.fsdp_config.param_offload={flag(reference.sleeps)}")
         lines.append(f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={reference.max_num_batched_tokens}")
     if parts.critic is not None:
@@ -113,6 +114,7 @@ def _work(parts: Parts) -> list[str]:
             f"its mini-batches are whole prompts, but {parts.updates} updates do not divide {workload.num_prompts} "
             "prompts."
         )
+    parts.update_rows()
     mini = workload.num_prompts // parts.updates
     lines = [
         f"data.train_batch_size={workload.num_prompts}",
