@@ -138,5 +138,5 @@ def _work(parts: Parts) -> list[str]:
         lines.append(f"policy.max_total_sequence_length={parts.max_total}")
     if parts.reference is None:
         lines.append("loss_fn.reference_policy_kl_penalty=0")
-        lines.append("grpo.skip_reference_policy_logprobs_calculation=true")
+        lines.append("++grpo.skip_reference_policy_logprobs_calculation=true")
     return lines

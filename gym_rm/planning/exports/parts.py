@@ -125,8 +125,8 @@ class Parts:
         if rest or rows % groups:
             parts = f" in {self.updates} updates" if self.updates > 1 else ""
             self.refuse(
-                f"{self.plan.conversations} conversations{parts} are not divisible by the policy's {groups} data-parallel "
-                "ranks; plan with another number of GPUs or prompts."
+                f"{self.plan.conversations} conversations{parts} are not divisible by the policy's {groups} "
+                "data-parallel ranks; plan with another number of GPUs or prompts."
             )
         return rows
 
