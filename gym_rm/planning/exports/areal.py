@@ -7,7 +7,10 @@ from gym_rm.planning.plan import ComponentPlan
 
 
 def flags(parts: Parts) -> Flags:
-    """Return YAML overrides for AReaL with SGLang and FSDP; its allocations are such as `sglang:d2t4`, `fsdp:d4t2`."""
+    """Return YAML overrides for AReaL with SGLang and FSDP; its allocations are such as `sglang:d2t4`, `fsdp:d4t2`.
+
+    `++` sets a value whether or not the YAML file has it: Hydra refuses new names otherwise.
+    """
     policy, generation = parts.policy, parts.generation
     nodes, gpus = _cluster(parts)
     if generation is None:
@@ -47,7 +50,7 @@ def flags(parts: Parts) -> Flags:
         lines.append("actor.kl_ctl=0.0")
     if policy.num_replicas > 1 and policy.fsdp_size > 1:
         parts.note("AReaL shards the policy over all d groups: less memory than planned, more communication.")
-    return parts.finish(lines + _work(parts))
+    return parts.finish([f"++{line}" for line in (*lines, *_work(parts))])
 
 
 def _training(component: ComponentPlan) -> str:
