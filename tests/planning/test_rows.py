@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+import tiny_models
 from conftest import DATA, rows
 
 from gym_rm.data.pairs import load_pairs
@@ -18,7 +19,6 @@ from gym_rm.planning.rows import count_unique, measure_rows
 
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
-    tiny_models = pytest.importorskip("tiny_models")
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer = tiny_models.tokenizer("chatml")
     tokenizer.save_pretrained(folder)
@@ -184,7 +184,6 @@ def test_a_bad_path_or_limit_is_an_error(path, limit):
 
 
 def test_a_template_that_refuses_a_row_is_an_error_with_its_line(tmp_path):
-    tiny_models = pytest.importorskip("tiny_models")
     tiny_models.tokenizer("gemma").save_pretrained(tmp_path / "gemma")
     line = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]}
     path = write(tmp_path / "rows.jsonl", [line])
