@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.planning.quantities import GIB, Basis, Quantity, assumed
+from gym_rm.planning.quantities import GIB, Basis, Quantity, assumed, weakest
 
 MIB = 2**20
 
@@ -32,6 +34,12 @@ class Device:
         launch: seconds until the host has started one kernel.
         reserved: bytes that the driver, the libraries and their workspaces take of each GPU.
         price: money for one hour; None if it is not known.
+        matmul_rows: share of `flops` that products with this many rows (tokens) reach; empty: `matmul` for all. A row
+            of the smallest number takes its time also where there are fewer.
+        attention_lengths: share of `flops` that attention over texts of this length reaches; empty: `attention`.
+        elementwise: bytes/s, read and written, of operations such as norms and activations, by the bytes of one
+            tensor; empty: 80% of `bandwidth`.
+        disk: bytes/s at which weights are read; None if it was not measured.
     """
 
     name: str
@@ -50,6 +58,10 @@ class Device:
     launch: Quantity
     reserved: Quantity
     price: Quantity | None = None
+    matmul_rows: tuple[tuple[int, Quantity], ...] = ()
+    attention_lengths: tuple[tuple[int, Quantity], ...] = ()
+    elementwise: tuple[tuple[int, Quantity], ...] = ()
+    disk: Quantity | None = None
 
     def peak_flops(self, dtype: str) -> Quantity:
         """Return the FLOP/s of matrix products in this dtype."""
@@ -63,6 +75,20 @@ class Device:
         """Return seconds of a small all-reduce over this many GPUs of a node."""
         return _by_size(self.latency, size)
 
+    def matmul_share(self, rows: float) -> Quantity:
+        """Return the share of `flops` that products with this many rows reach."""
+        return _between(self.matmul_rows, rows, proportional=True) if self.matmul_rows else self.matmul
+
+    def attention_share(self, length: float) -> Quantity:
+        """Return the share of `flops` that attention over texts of this length reaches."""
+        return _between(self.attention_lengths, length) if self.attention_lengths else self.attention
+
+    def elementwise_bandwidth(self, size: float) -> Quantity:
+        """Return bytes/s of operations on single numbers, for tensors of this many bytes."""
+        if self.elementwise:
+            return _between(self.elementwise, size)
+        return Quantity(0.8 * self.bandwidth.value, Basis.ASSUMPTION, "80% of the memory bandwidth")
+
     def with_quantities(self, changes: Mapping[str, Quantity]) -> Device:
         """Return the device with other numbers, such as those that were measured."""
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -70,6 +96,23 @@ class Device:
 
 def _by_size(table: tuple[tuple[int, Quantity], ...], size: int) -> Quantity:
     return next((value for known, value in table if known >= size), table[-1][1])
+
+
+def _between(table: tuple[tuple[int, Quantity], ...], at: float, *, proportional: bool = False) -> Quantity:
+    """Return the value at a point, linear in logarithms between known points, and that of the nearest one outside.
+
+    With `proportional`, values below the first point fall to 0 with it.
+    """
+    first, last = table[0], table[-1]
+    if at <= first[0]:
+        share = max(at, 1e-9) / first[0] if proportional else 1.0
+        return replace(first[1], value=first[1].value * share)
+    for (low, below), (high, above) in itertools.pairwise(table):
+        if at <= high:
+            place = math.log(at / low) / math.log(high / low)
+            value = math.exp((1 - place) * math.log(below.value) + place * math.log(above.value))
+            return Quantity(value, weakest((below.basis, above.basis)), above.source)
+    return last[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +305,5 @@ def device_of_kind(name: str) -> Device:
     return KINDS[known]
 
 
-QUANTITIES = tuple(
-    field.name for field in fields(Device) if field.name not in ("name", "all_reduce", "latency", "price")
-)
+TABLES = ("all_reduce", "latency", "matmul_rows", "attention_lengths", "elementwise")
+QUANTITIES = tuple(field.name for field in fields(Device) if field.name not in ("name", "price", "disk", *TABLES))
