@@ -183,12 +183,12 @@ def _base(found: dict[str, Any]) -> Device:
     known = next((KINDS[key] for key in KINDS if key.split("_")[0] in names[0].lower().replace(" ", "_")), None)
     base = known or KINDS["a100_sxm"]
     text = f"not measured on {len(names)} x {names[0]}; as of {base.name} in the table"
-    weak = {name: assumed(each.value, text) for name, each in _quantities(base) if "[" not in name}
-    tables = {
+    weak: dict[str, Any] = {name: assumed(each.value, text) for name, each in _quantities(base) if "[" not in name}
+    tables: dict[str, Any] = {
         name: tuple((size, assumed(each.value, text)) for size, each in getattr(base, name))
         for name in ("all_reduce", "latency")
     }
-    return replace(base, name="here", **weak, **tables, reserved=base.reserved, price=None)  # type: ignore[arg-type]
+    return replace(base, name="here", **{**weak, **tables, "reserved": base.reserved, "price": None})
 
 
 def _driver() -> str | None:

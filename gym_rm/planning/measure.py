@@ -171,7 +171,7 @@ def cache_bandwidth(bench: Bench, bandwidth: float) -> Quantity:
     """Return the share of `bandwidth` at which attention of one token a text reads keys and values."""
     import torch
 
-    texts, heads, length, width = (64, 8, 2048, 128) if bench.device == "cuda" else (8, 8, 512, 64)
+    texts, heads, length, width = (64, 8, 2048, 128) if bench.device == "cuda" else (32, 8, 512, 64)
     key, value = (bench.random(texts, heads, length, width) for _ in range(2))
     query = bench.random(texts, heads, 1, width)
     seconds = bench.best(lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value))
