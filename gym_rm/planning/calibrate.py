@@ -135,7 +135,7 @@ def _measure(found: dict[str, Any], progress: Callable[[str], None]) -> Device:
         lengths = measure.attention_by_length(bench, peak)
         progress("memory")
         bandwidth = measure.memory_bandwidth(bench)
-        numbers = {
+        numbers: dict[str, Any] = {
             "memory": bench.measured(float(found["memory"]), "memory of the GPU" if gpu else "memory of the machine"),
             "flops": flops,
             "flops_float32": flops_float32,

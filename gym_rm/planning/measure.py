@@ -1,12 +1,14 @@
 """Short measurements of this machine: rates of products and attention, bandwidths, and times of small operations.
 
-Every number is the best of several blocks of calls: other work on the machine can only make a block slower. With one
-thread of a CPU the processor's time counts, which other processes do not lengthen.
+Every number is the median over several blocks of calls. The best block would be what the machine can reach; the median
+is what longer work gets. With one thread of a CPU the processor's time counts, so that the turns of other processes do
+not.
 """
 
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,7 @@ from typing import Any
 from gym_rm.errors import logger
 from gym_rm.planning.quantities import Basis, Quantity
 
-BLOCKS = 5
+BLOCKS = 7
 TIMEOUT = 60  # seconds that processes may take for an all-reduce
 Table = tuple[tuple[int, Quantity], ...]
 
@@ -40,8 +42,8 @@ class Bench:
     seconds: float
     where: str
 
-    def best(self, run: Callable[[], object]) -> float:
-        """Return the seconds of one call, in the best of `BLOCKS` blocks."""
+    def typical(self, run: Callable[[], object]) -> float:
+        """Return the seconds of one call: the median of `BLOCKS` blocks."""
         clock = self._clock()
         run()
         started = clock()
@@ -56,7 +58,7 @@ class Bench:
                 run()
             self._wait()
             blocks.append((clock() - started) / calls)
-        return max(min(blocks), 1e-9)
+        return max(statistics.median(blocks), 1e-9)
 
     def measured(self, value: float, what: str) -> Quantity:
         """Return a measured number."""
@@ -86,7 +88,7 @@ def product_rate(bench: Bench, dtype: Any) -> Quantity:
 
     size = 8192 if bench.device == "cuda" and dtype is not torch.float32 else 4096 if bench.device == "cuda" else 1024
     left, right = bench.random(size, size, dtype=dtype), bench.random(size, size, dtype=dtype)
-    seconds = bench.best(lambda: torch.nn.functional.linear(left, right))
+    seconds = bench.typical(lambda: torch.nn.functional.linear(left, right))
     text = f"product of {size} x {size} matrices in {str(dtype).removeprefix('torch.')}"
     return bench.measured(2.0 * size**3 / seconds, text)
 
@@ -114,7 +116,7 @@ def products_by_rows(bench: Bench, peak: float) -> Table:
             place = (place + 1) % copies
             return torch.nn.functional.linear(torch.nn.functional.linear(tokens, up[place]), down[place])
 
-        seconds[count] = bench.best(run)
+        seconds[count] = bench.typical(run)
     best, table = float("inf"), []
     for count in reversed(rows):  # fewer rows never take longer: noise must not say otherwise
         best = min(best, seconds[count])
@@ -140,7 +142,7 @@ def attention_by_length(bench: Bench, peak: float) -> Table:
 
         pairs = texts * heads * length * (length + 1) / 2
         text = f"causal attention over texts of {length} tokens, {heads} heads of {width}"
-        table.append((length, bench.measured(4.0 * pairs * width / bench.best(run) / peak, text)))
+        table.append((length, bench.measured(4.0 * pairs * width / bench.typical(run) / peak, text)))
     return tuple(table)
 
 
@@ -151,7 +153,7 @@ def memory_bandwidth(bench: Bench) -> Quantity:
     size = 2**30 if bench.device == "cuda" else 2**28
     source = torch.ones(size // 4, device=bench.device)
     target = torch.zeros_like(source)
-    seconds = bench.best(lambda: target.copy_(source))
+    seconds = bench.typical(lambda: target.copy_(source))
     return bench.measured(2.0 * size / seconds, f"copy of {size >> 20} MiB, read and written")
 
 
@@ -162,7 +164,7 @@ def weights_bandwidth(bench: Bench, bandwidth: float) -> Quantity:
     wide = bench.device == "cuda"
     rows = (2**30 if wide else 2**27) // (4096 * bench.dtype.itemsize)
     weights, row = bench.random(rows // 8, 4096).repeat(8, 1), bench.random(1, 4096)
-    seconds = bench.best(lambda: torch.nn.functional.linear(row, weights))
+    seconds = bench.typical(lambda: torch.nn.functional.linear(row, weights))
     size = weights.numel() * bench.dtype.itemsize
     return bench.measured(size / seconds / bandwidth, f"product of one row with {size >> 20} MiB of weights")
 
@@ -174,7 +176,7 @@ def cache_bandwidth(bench: Bench, bandwidth: float) -> Quantity:
     texts, heads, length, width = (64, 8, 2048, 128) if bench.device == "cuda" else (32, 8, 512, 64)
     key, value = (bench.random(texts, heads, length, width) for _ in range(2))
     query = bench.random(texts, heads, 1, width)
-    seconds = bench.best(lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value))
+    seconds = bench.typical(lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value))
     size = 2 * key.numel() * bench.dtype.itemsize
     text = f"attention of one token in each of {texts} texts of {length}, {heads} heads of {width}"
     return bench.measured(size / seconds / bandwidth, text)
@@ -193,7 +195,7 @@ def elementwise_bandwidth(bench: Bench) -> Table:
             return torch.nn.functional.silu(left * right + left)
 
         text = f"a product, a sum and an activation of tensors of {size >> 10} KiB, into new memory"
-        table.append((size, bench.measured(8.0 * size / bench.best(run), text)))
+        table.append((size, bench.measured(8.0 * size / bench.typical(run), text)))
     return tuple(table)
 
 
@@ -207,7 +209,7 @@ def launch_seconds(bench: Bench) -> Quantity:
         for _ in range(50):
             small.mul(1.0)
 
-    return bench.measured(bench.best(run) / 50, "operations of torch on 16 numbers, from Python")
+    return bench.measured(bench.typical(run) / 50, "operations of torch on 16 numbers, from Python")
 
 
 def host_bandwidth(bench: Bench) -> Quantity:
@@ -217,11 +219,11 @@ def host_bandwidth(bench: Bench) -> Quantity:
     if bench.device == "cpu":
         source = torch.ones(2**26)
         target = torch.zeros_like(source)
-        seconds = bench.best(lambda: target.copy_(source))
+        seconds = bench.typical(lambda: target.copy_(source))
         return bench.measured(2**28 / seconds, "copy of 256 MiB within memory")
     source = torch.ones(2**26, pin_memory=True)
     target = torch.empty(2**26, device="cuda")
-    seconds = bench.best(lambda: target.copy_(source, non_blocking=True))
+    seconds = bench.typical(lambda: target.copy_(source, non_blocking=True))
     return bench.measured(2**28 / seconds, "copy of 256 MiB of pinned memory to the GPU")
 
 
@@ -245,7 +247,7 @@ def read_bandwidth(bench: Bench) -> Quantity:
             run()
             times.append(time.perf_counter() - started)
     text = "128 MiB of safetensors just written: from the page cache, so a first read of a disk is slower"
-    return bench.measured(2**27 / min(times), text)
+    return bench.measured(2**27 / statistics.median(times), text)
 
 
 # --- collectives, in processes of their own --------------------------------------------------------------------------
@@ -328,7 +330,7 @@ def run_rank() -> None:
                 dist.all_reduce(values)
             values[0].item()
             blocks.append((time.perf_counter() - started) / repeats)
-        times.append(min(blocks[1:]))
+        times.append(statistics.median(blocks[1:]))
     if rank == 0:
         sys.stdout.write(f"{2.0 * (size - 1) / size * 2**26 / times[0]} {times[1]}\n")
     dist.destroy_process_group()
