@@ -128,9 +128,8 @@ def _measure(found: dict[str, Any], progress: Callable[[str], None]) -> Device:
     bench = Bench("cuda" if gpu else "cpu", dtype, SECONDS, where)
     with torch.inference_mode(), torch.random.fork_rng():  # the caller's random numbers stay as they are
         progress("matrix products")
-        flops, flops_float32 = measure.product_rate(bench, torch.bfloat16), measure.product_rate(bench, torch.float32)
+        flops, flops_float32, rows = measure.products(bench)
         peak = (flops if gpu else flops_float32).value
-        rows = measure.products_by_rows(bench, peak)
         progress("attention")
         lengths = measure.attention_by_length(bench, peak)
         progress("memory")

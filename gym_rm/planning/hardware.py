@@ -40,6 +40,8 @@ class Device:
         elementwise: bytes/s, read and written, of operations such as norms and activations, by the bytes of one
             tensor; empty: 80% of `bandwidth`.
         disk: bytes/s at which weights are read; None if it was not measured.
+        is_cpu: whether the host itself computes: operations wait for each other's start, every query head reads its
+            keys, and tensors of more than 32 MiB are made of new pages each time.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Device:
     attention_lengths: tuple[tuple[int, Quantity], ...] = ()
     elementwise: tuple[tuple[int, Quantity], ...] = ()
     disk: Quantity | None = None
+    is_cpu: bool = False
 
     def peak_flops(self, dtype: str) -> Quantity:
         """Return the FLOP/s of matrix products in this dtype."""
@@ -228,7 +231,39 @@ def _nvidia(
         latency=tuple(zip((2, 4, 8), slow, strict=True)),
         launch=assumed(5e-6, "a kernel launch from Python takes 3 to 10 microseconds"),
         reserved=assumed(1.25 * GIB, "CUDA context 0.5 GiB, cuBLAS and NCCL workspaces 0.75 GiB"),
+        matmul_rows=_shares(_ROWS, _BY_ROWS.get(name), name),
+        attention_lengths=_shares(_LENGTHS, _BY_LENGTH.get(name), name),
     )
+
+
+# Medians over the measured tables of AIConfigurator 0.12 (vLLM, bfloat16), by rows of a product with n and k from 2,048
+# to 32,768, and by length of texts in causal attention with 16 to 64 heads of 128 numbers and fewer key heads.
+_ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 16384)
+_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_BY_ROWS = {
+    "a100_sxm": (0.0043, 0.066, 0.259, 0.422, 0.601, 0.682, 0.769, 0.825, 0.836, 0.835),
+    "h100_sxm": (0.0025, 0.039, 0.151, 0.295, 0.513, 0.746, 0.802, 0.813, 0.799, 0.756),
+    "h200_sxm": (0.0033, 0.052, 0.198, 0.380, 0.605, 0.777, 0.803, 0.809, 0.787, 0.733),
+    "b200_sxm": (0.0020, 0.033, 0.127, 0.247, 0.414, 0.582, 0.638, 0.676, 0.688, 0.693),
+    "b300_sxm": (0.0021, 0.033, 0.129, 0.248, 0.425, 0.620, 0.699, 0.751, 0.761, 0.706),
+    "l40s": (0.0020, 0.030, 0.113, 0.214, 0.398, 0.601, 0.639, 0.644, 0.613, 0.546),
+    "rtx_pro_6000_server": (0.0031, 0.048, 0.188, 0.341, 0.564, 0.675, 0.754, 0.806, 0.837, 0.852),
+}
+_BY_LENGTH = {
+    "a100_sxm": (0.052, 0.101, 0.180, 0.278, 0.381, 0.463, 0.510, 0.545, 0.564),
+    "h100_sxm": (0.028, 0.061, 0.119, 0.205, 0.319, 0.437, 0.531, 0.592, 0.619),
+    "h200_sxm": (0.030, 0.062, 0.120, 0.210, 0.325, 0.440, 0.522, 0.583, 0.599),
+    "b200_sxm": (0.013, 0.038, 0.089, 0.153, 0.234, 0.334, 0.442, 0.503, 0.545),
+    "b300_sxm": (0.015, 0.044, 0.100, 0.174, 0.282, 0.404, 0.539, 0.608, 0.654),
+    "l40s": (0.048, 0.086, 0.168, 0.271, 0.352, 0.425, 0.465, 0.486, 0.499),
+    "rtx_pro_6000_server": (0.059, 0.110, 0.189, 0.293, 0.406, 0.498, 0.574, 0.612, 0.637),
+}
+
+
+def _shares(points: tuple[int, ...], values: tuple[float, ...] | None, name: str) -> tuple[tuple[int, Quantity], ...]:
+    source = MEASURED_THERE.format(name)
+    pairs = zip(points, values, strict=True) if values else ()
+    return tuple((at, Quantity(value, Basis.TABLE, source)) for at, value in pairs)
 
 
 _ADA = "NVIDIA Ada GPU architecture whitepaper; no link between cards but PCIe"
@@ -284,6 +319,7 @@ CPU = Device(
     latency=((2, assumed(1e-4, "gloo between processes")),),
     launch=assumed(5e-6, "an operation of torch from Python"),
     reserved=assumed(0.35 * GIB, "Python with torch and transformers"),
+    is_cpu=True,
 )
 
 
@@ -306,4 +342,6 @@ def device_of_kind(name: str) -> Device:
 
 
 TABLES = ("all_reduce", "latency", "matmul_rows", "attention_lengths", "elementwise")
-QUANTITIES = tuple(field.name for field in fields(Device) if field.name not in ("name", "price", "disk", *TABLES))
+QUANTITIES = tuple(
+    field.name for field in fields(Device) if field.name not in ("name", "price", "disk", "is_cpu", *TABLES)
+)

@@ -7,13 +7,14 @@ not.
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,21 +45,30 @@ class Bench:
 
     def typical(self, run: Callable[[], object]) -> float:
         """Return the seconds of one call: the median of `BLOCKS` blocks."""
+        return self.typical_of([run])[0]
+
+    def typical_of(self, runs: Sequence[Callable[[], object]]) -> list[float]:
+        """Return the seconds of one call of each, in blocks that take turns: a change of the machine meets them all."""
         clock = self._clock()
-        run()
-        started = clock()
-        run()
-        self._wait()
-        calls = max(1, min(round(self.seconds / BLOCKS / max(clock() - started, 1e-6)), 10_000))
-        blocks = []
-        for _ in range(BLOCKS):
+        calls = []
+        for run in runs:
+            run()
             self._wait()
             started = clock()
-            for _ in range(calls):
-                run()
+            run()
             self._wait()
-            blocks.append((clock() - started) / calls)
-        return max(statistics.median(blocks), 1e-9)
+            once = max(clock() - started, 1e-6)
+            calls.append(max(1, min(round(self.seconds / BLOCKS / once), 10_000)))
+        blocks: list[list[float]] = [[] for _ in runs]
+        for _ in range(BLOCKS):
+            for run, count, times in zip(runs, calls, blocks, strict=True):
+                self._wait()
+                started = clock()
+                for _ in range(count):
+                    run()
+                self._wait()
+                times.append((clock() - started) / count)
+        return [max(statistics.median(times), 1e-9) for times in blocks]
 
     def measured(self, value: float, what: str) -> Quantity:
         """Return a measured number."""
@@ -82,48 +92,42 @@ class Bench:
             torch.cuda.synchronize()
 
 
-def product_rate(bench: Bench, dtype: Any) -> Quantity:
-    """Return FLOP/s of a large square product."""
-    import torch
-
-    size = 8192 if bench.device == "cuda" and dtype is not torch.float32 else 4096 if bench.device == "cuda" else 1024
-    left, right = bench.random(size, size, dtype=dtype), bench.random(size, size, dtype=dtype)
-    seconds = bench.typical(lambda: torch.nn.functional.linear(left, right))
-    text = f"product of {size} x {size} matrices in {str(dtype).removeprefix('torch.')}"
-    return bench.measured(2.0 * size**3 / seconds, text)
-
-
-def products_by_rows(bench: Bench, peak: float) -> Table:
-    """Return the share of `peak` that products of the shapes of a layer reach, by rows.
+def products(bench: Bench) -> tuple[Quantity, Quantity, Table]:
+    """Return FLOP/s of large products in bfloat16 and float32, and which share products reach by their rows.
 
     Weights are read from memory, as in a model: there are more of them than the caches hold.
     """
     import torch
 
     wide = bench.device == "cuda"
+    dtypes = (torch.bfloat16, torch.float32)
+    sizes = (8192, 4096) if wide else (1024, 1024)
+    squares = [bench.random(size, size, dtype=dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
     hidden, inner = (4096, 12288) if wide else (768, 2304)
     copies = max(4, (2**29 if wide else 2**27) // (hidden * inner * bench.dtype.itemsize))
     up = bench.random(inner, hidden).repeat(copies, 1, 1)
     down = bench.random(hidden, inner).repeat(copies, 1, 1)
     rows = (1, 4, 16, 64, 256, 1024, 4096, 16384) if wide else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048)
-    seconds: dict[int, float] = {}
-    for count in rows:
-        tokens = bench.random(count, hidden)
-        place = 0
+    place = 0
 
-        def run(tokens: Any = tokens) -> object:
-            nonlocal place
-            place = (place + 1) % copies
-            return torch.nn.functional.linear(torch.nn.functional.linear(tokens, up[place]), down[place])
+    def layer(tokens: Any) -> object:
+        nonlocal place
+        place = (place + 1) % copies
+        return torch.nn.functional.linear(torch.nn.functional.linear(tokens, up[place]), down[place])
 
-        seconds[count] = bench.typical(run)
+    runs = [functools.partial(torch.nn.functional.linear, square, square) for square in squares]
+    seconds = bench.typical_of(runs + [functools.partial(layer, bench.random(count, hidden)) for count in rows])
+    bfloat16, float32 = (
+        bench.measured(2.0 * size**3 / once, f"product of {size} x {size} matrices in {str(dtype)[6:]}")
+        for size, dtype, once in zip(sizes, dtypes, seconds[:2], strict=True)
+    )
+    peak = (bfloat16 if bench.dtype is torch.bfloat16 else float32).value
     best, table = float("inf"), []
-    for count in reversed(rows):  # fewer rows never take longer: noise must not say otherwise
-        best = min(best, seconds[count])
-        share = 4.0 * count * hidden * inner / best / peak
+    for count, once in reversed(list(zip(rows, seconds[2:], strict=True))):
+        best = min(best, once)  # fewer rows never take longer: noise must not say otherwise
         text = f"products of {count} rows with matrices of {hidden} x {inner}, weights from memory"
-        table.append((count, bench.measured(share, text)))
-    return tuple(reversed(table))
+        table.append((count, bench.measured(4.0 * count * hidden * inner / best / peak, text)))
+    return bfloat16, float32, tuple(reversed(table))
 
 
 def attention_by_length(bench: Bench, peak: float) -> Table:
@@ -170,16 +174,20 @@ def weights_bandwidth(bench: Bench, bandwidth: float) -> Quantity:
 
 
 def cache_bandwidth(bench: Bench, bandwidth: float) -> Quantity:
-    """Return the share of `bandwidth` at which attention of one token a text reads keys and values."""
+    """Return the share of `bandwidth` at which attention of one token a text reads keys and values.
+
+    Two query heads share a key head. A GPU reads it once; on a CPU each of them reads it, and both count.
+    """
     import torch
 
-    texts, heads, length, width = (64, 8, 2048, 128) if bench.device == "cuda" else (32, 8, 512, 64)
-    key, value = (bench.random(texts, heads, length, width) for _ in range(2))
+    wide = bench.device == "cuda"
+    texts, heads, length, width = (64, 16, 2048, 128) if wide else (8, 8, 256, 64)
+    key, value = (bench.random(texts, heads // 2, length, width) for _ in range(2))
     query = bench.random(texts, heads, 1, width)
-    seconds = bench.typical(lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value))
-    size = 2 * key.numel() * bench.dtype.itemsize
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, query, key, value, enable_gqa=True)
+    size = (2 if wide else 4) * key.numel() * bench.dtype.itemsize
     text = f"attention of one token in each of {texts} texts of {length}, {heads} heads of {width}"
-    return bench.measured(size / seconds / bandwidth, text)
+    return bench.measured(size / bench.typical(attend) / bandwidth, text)
 
 
 def elementwise_bandwidth(bench: Bench) -> Table:
