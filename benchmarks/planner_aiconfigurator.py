@@ -4,7 +4,7 @@
 
 First table: 16 sequences of 1,024 tokens, prefill only, in bfloat16: what a reward model computes. Their numbers are
 what AIConfigurator 0.12 printed for vLLM (`estimate --estimate-mode static_ctx`). With `--tables`, the folder of the
-package `aiconfigurator_core`, the second table compares the products and the attention of one layer with the sum of the kernels
+package `aiconfigurator_core`, the second table compares the products and the attention of one layer with the kernels
 that were measured there (vLLM 0.24.0, bfloat16).
 """
 
