@@ -154,6 +154,7 @@ class ReplicaEvents:
         detection_seconds: time until a death is noticed.
         load_seconds: time from then until the replica works again.
         cores: replicas that can compute at the same time without slowing each other; None for all.
+        others: other programs that take equal shares of the cores.
         load_computes: whether a replica that loads takes a share of the cores.
         lease_seconds: as `ParallelOptions.lease_seconds`; None without leases.
         max_restarts: as `ParallelOptions.max_restarts`; None for any number.
@@ -171,6 +172,7 @@ class ReplicaEvents:
         detection_seconds: float,
         load_seconds: float,
         cores: float | None,
+        others: float = 0.0,
         load_computes: bool,
         lease_seconds: float | None,
         max_restarts: int | None,
@@ -187,10 +189,10 @@ class ReplicaEvents:
         self._gpus_per_replica = gpus_per_replica
         self._failures, self._next_failure = failures, 0
         self._detection_seconds, self._load_seconds = detection_seconds, load_seconds
-        self._cores, self._load_computes = cores, load_computes
+        self._cores, self._others, self._load_computes = cores, others, load_computes
         self._lease_seconds, self._most_deaths = lease_seconds, most_deaths
         self._most_restarts = self._restarts = math.inf if max_restarts is None else max_restarts * count
-        self._clock, self._rate = 0.0, 1.0
+        self._clock = 0.0
         self._numbers = itertools.count()
         self._ends: list[tuple[float, int, int, int]] = []  # clock of work, number, replica, life
         self._timers: list[tuple[float, int, _Timer, int, int]] = []  # time, number, kind, replica, life
@@ -208,6 +210,8 @@ class ReplicaEvents:
         self._overdue: list[Batch] = []
         self._left = self._good = 0
         self._computing = self._working = self._down = 0
+        self._rate = 1.0
+        self._compute(0)
         for at, replica in kills:
             self._set_timer(at, _Timer.KILL, replica)
 
@@ -309,7 +313,7 @@ class ReplicaEvents:
     def _compute(self, more: int) -> None:
         self._computing += more
         if self._cores is not None:
-            self._rate = min(1.0, self._cores / max(self._computing, 1))
+            self._rate = min(1.0, self._cores / (max(self._computing, 1) + self._others))
 
     def _set_timer(self, at: float, kind: _Timer, replica: int, batch: Batch | None = None) -> None:
         number = next(self._numbers)

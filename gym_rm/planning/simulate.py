@@ -135,6 +135,7 @@ def events_of(
         detection_seconds=failures.detection_seconds,
         load_seconds=pool.load_seconds,
         cores=pool.cores,
+        others=pool.others,
         load_computes=pool.load_computes,
         lease_seconds=pool.lease_seconds,
         max_restarts=pool.max_restarts,

@@ -128,6 +128,7 @@ class SimulatedPool:
         stragglers: slow replicas and batches.
         cores: replicas that can compute at the same time without slowing each other, such as 1.8 on two cores; with
             more, all get equal shares. None if each has a device.
+        others: mean number of other programs that compute on these cores all the time; used if `cores` is given.
         load_computes: whether loading takes a share of the cores; `load_seconds` is then its time alone.
         lease_seconds: time after which a batch is given to an idle replica too; None for never.
         max_restarts: restarts for each replica, which 16 good batches restore; None for any number.
@@ -141,6 +142,7 @@ class SimulatedPool:
     load_seconds: float = 120.0
     stragglers: Stragglers = Stragglers()
     cores: float | None = None
+    others: float = 0.0
     load_computes: bool = False
     lease_seconds: float | None = None
     max_restarts: int | None = None
