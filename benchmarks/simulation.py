@@ -7,7 +7,7 @@
 its tokens in one replica alone, how much replicas that compute at the same time slow each other, and the seconds of a
 start. Then it scores with 1 to 4 replicas of one thread, without kills, with one and with two (SIGKILL at set times),
 and prints measured and simulated conversations per second. Rounds alternate between all of these; inputs are medians.
-During a run it counts the threads of other programs that want a core, and the simulation shares the cores with them.
+During a run it counts other programs that want a core, and the simulation shares the cores with them.
 
 `scale` has no measured times: the speeds are for a policy and a reward model of 8B parameters on H100 GPUs, from the
 constants in this file.
@@ -119,7 +119,10 @@ def measure(folder: str, groups: int, first: int, repeats: int = 2) -> Inputs:
 
 
 class Others(threading.Thread):
-    """Counts the threads of other programs that want a core, while it runs.
+    """Counts other programs that want a core, while it runs.
+
+    Linux shares the cores equally among threads; among sessions where `sched_autogroup_enabled` is on. Every replica is
+    a session of one thread.
 
     Args:
         scorer: the scorer whose replicas, with this process, do not count.
@@ -128,26 +131,25 @@ class Others(threading.Thread):
     def __init__(self, scorer) -> None:
         super().__init__(daemon=True)
         self._scorer, self._ended, self._counts = scorer, threading.Event(), []
+        setting = Path("/proc/sys/kernel/sched_autogroup_enabled")
+        self._sessions = setting.exists() and setting.read_text().strip() == "1"
 
     def run(self) -> None:
-        while not self._ended.wait(0.1):
-            running = int(Path("/proc/loadavg").read_text().split()[3].split("/")[0])
-            own = [os.getpid(), *(pid for each in self._scorer.executor.replicas for pid in each.process_ids)]
-            self._counts.append(max(0, running - sum(self._running(pid) for pid in own)))
+        while not self._ended.wait(0.2):
+            own = {os.getpid(), *(pid for each in self._scorer.executor.replicas for pid in each.process_ids)}
+            found = []
+            for task in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+                with contextlib.suppress(OSError):
+                    state, _, _, session = task.read_text().rsplit(")", 1)[1].split()[:4]
+                    if state == "R" and int(task.parts[2]) not in own:
+                        found.append(session)
+            self._counts.append(len(set(found)) if self._sessions else len(found))
 
     def mean(self) -> float:
         """Stop, and return the mean."""
         self._ended.set()
         self.join()
-        return statistics.fmean(self._counts)
-
-    @staticmethod
-    def _running(pid: int) -> int:
-        count = 0
-        for task in Path(f"/proc/{pid}/task").glob("*/stat"):
-            with contextlib.suppress(OSError):
-                count += task.read_text().rsplit(")", 1)[1].split()[0] == "R"
-        return count
+        return statistics.fmean(self._counts or [0])
 
 
 def recorded(folder: str, groups: int, *, first: int, replicas: int, budget: int | str = "auto") -> tuple:
@@ -297,9 +299,8 @@ def report(console: Console, inputs: Inputs, plans: dict, measured: dict) -> Non
     for (n, kills), runs in measured.items():
         _, batches, count, before = plans[n]
         rates = [count / seconds for seconds, _ in runs]
-        simulated = [
-            count / (before + predict(inputs, batches, n, before, kills, beside).seconds) for _, beside in runs
-        ]
+        seconds = [before + predict(inputs, batches, n, before, kills, beside).seconds for _, beside in runs]
+        simulated = [count / each for each in seconds]
         ratios = [there / here for here, there in zip(rates, simulated, strict=True)]
         medians.append(statistics.median(ratios))
         table.add_row(

@@ -184,13 +184,22 @@ class _Job:
 
     def _step(self, step: int, start: float, until: float) -> float | None:
         """Run a step; return its end, or None if training fails before, which then loses steps."""
-        lengths = lengths_of(self._simulation, step)
+        training = self._training
+        by_length = self._stages or (training is not None and training.work.token_seconds)
+        lengths = lengths_of(self._simulation, step) if by_length else None
+        end: float | None = start
+        if lengths is not None:
+            end = self._phases(step, start, until, lengths)
+        if end is not None and training is not None:
+            tokens = 0.0 if lengths is None else float(lengths.replies.sum() + lengths.prompts.sum())
+            end = training.update(step, end, tokens, until)
+        return end
+
+    def _phases(self, step: int, start: float, until: float, lengths: StepLengths) -> float | None:
+        """Generate and score; return the end, or None if it is not before `until`."""
         end = self._phase(Generation, step, start + self._simulation.overhead_seconds, until, lengths)
         if end is not None:
             end = self._phase(Scoring, step, end, until, lengths)
-        if end is not None and self._training is not None:
-            tokens = float(lengths.replies.sum() + lengths.prompts.sum())
-            end = self._training.update(step, end, tokens, until)
         return end
 
     def _phase(self, kind: type, step: int, start: float, until: float, lengths: StepLengths) -> float | None:
