@@ -45,7 +45,7 @@ def test_an_environment_takes_the_numbers_of_its_plan(scoring_plan, tmp_path):
     folder = str(tiny_models.save_reward_model(tmp_path))
     envs = gym.make_vec("gym_rm:RewardModel-v0", num_envs=8, plan=str(scoring_plan), reward_model=folder)
     try:
-        assert envs.unwrapped.scorer.options.max_num_batched_tokens == 512
+        assert envs.unwrapped.scorer.max_num_batched_tokens == 512
     finally:
         envs.close()
 
