@@ -31,9 +31,9 @@ class ClusterSettings(Config):
     gpus_per_node: PositiveInt = 1
     """GPUs of each node."""
     gpu: str | dict[str, Any] = "h100_sxm"
-    """Kind of the GPUs (`h100_sxm`, `l40s`, `cpu`, ...; `gym-rm plan --gpus` lists them), `here` for what was measured on
-    this machine, or a mapping: `like` (a kind) and the numbers that differ, such as `memory: 40 GiB`; without `like`,
-    `memory`, `flops` and `bandwidth` are needed."""
+    """Kind of the GPUs (`h100_sxm`, `l40s`, `cpu`, ...; `gym-rm plan --gpus` lists them), `here` for what was measured
+    on this machine, or a mapping: `like` (a kind) and the numbers that differ, such as `memory: 40 GiB`; without
+    `like`, `memory`, `flops` and `bandwidth` are needed."""
     groups: tuple[NodeSettings, ...] = ()
     """For nodes of several kinds; `nodes`, `gpus_per_node` and `gpu` are then not used."""
     network: float | None = Field(default=None, gt=0)
