@@ -38,7 +38,6 @@ class Stroke:
     to_y: float
     color: str = FAINT
     thickness: float = 0.8
-    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +90,21 @@ class Drawing:
             axes.set_xlim(0, self.width)
             axes.set_ylim(self.height, 0)
             for box in self.boxes:
-                corner = (box.x, box.y)
-                style = "--" if box.dashed else "-"
-                look = {"facecolor": box.color, "edgecolor": box.edge, "linewidth": 0.8, "linestyle": style}
-                axes.add_patch(Rectangle(corner, box.width, box.height, hatch=box.hatch or None, **look))
+                axes.add_patch(
+                    Rectangle(
+                        (box.x, box.y),
+                        box.width,
+                        box.height,
+                        facecolor=box.color,
+                        edgecolor=box.edge,
+                        linewidth=0.8,
+                        linestyle="--" if box.dashed else "-",
+                        hatch=box.hatch or None,
+                    )
+                )
             for line in self.strokes:
-                style = (0, (4, 3)) if line.dashed else "-"
                 ends = (line.x, line.to_x), (line.y, line.to_y)
-                axes.plot(*ends, color=line.color, linewidth=line.thickness, linestyle=style)
+                axes.plot(*ends, color=line.color, linewidth=line.thickness)
             for label in self.labels:
                 plate = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"}
                 axes.text(

@@ -23,8 +23,8 @@ from gym_rm.reports.plan_words import (
 )
 
 # Okabe and Ito's colours, which people with any sort of colour vision can tell apart; then Tol's muted ones.
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-COLORS += ("#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#117733", "#DDCC77")
+OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+COLORS = (*OKABE_ITO, "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#117733", "#DDCC77")
 OTHER = "#b9c0c6"  # of what belongs to no component
 WIDTH, MARGIN = 10.5, 0.3
 GPU, NODE_GAP, MOST_NODES = 0.36, 0.35, 18
@@ -241,7 +241,7 @@ def _bars(
 def _bar(
     drawing: Drawing, memory: PhaseMemory, colors: dict[str, str], place: tuple[float, float, float, float]
 ) -> float:
-    """Stack the items of a bar from its floor up, and return where it ends. Items too thin for a text are put together."""
+    """Stack the items of a bar from its floor up, and return where it ends. Items too thin for a text are together."""
     x, y, wide, scale = place
     for item, passing in _readable(items_at_peak(memory), scale):
         height = item.bytes * scale
@@ -318,10 +318,7 @@ def _row(
 ) -> float:
     """Draw the blocks of a pool; names of thin blocks stand above them. Return the lower end."""
     left, right, y, scale = place
-    thin, inside = [], []
-    for block in blocks:
-        (inside if _texts(block, scale) else thin).append(block)
-    rows = _above(thin, left, right, scale)
+    rows = _above([block for block in blocks if not _texts(block, scale)], left, right, scale)
     y += 0.08 + LINE * len(rows)
     drawing.boxes.append(Box(left, y, right - left, ROW, "#eceff1"))
     gpus = f"{len(pool.gpus):,} GPU{'s' if len(pool.gpus) > 1 else ''}"

@@ -78,8 +78,8 @@ def gpus_text(plan: Plan, pool: PoolPlan) -> str:
     for address in pool.gpus:
         of_node.setdefault(address.node, []).append(address.gpu)
     nodes: dict[tuple[tuple[int, ...], int], list[int]] = {}
-    for node, gpus in of_node.items():
-        nodes.setdefault((tuple(sorted(gpus)), plan.nodes[node]), []).append(node)
+    for node, used in of_node.items():
+        nodes.setdefault((tuple(sorted(used)), plan.nodes[node]), []).append(node)
     parts = []
     for (gpus, size), numbers in nodes.items():
         where = f"node{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
