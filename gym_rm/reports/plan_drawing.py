@@ -121,25 +121,33 @@ class Drawing:
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-@functools.lru_cache(maxsize=4096)
 def width_of(text: str, size: float = SMALLEST, bold: bool = False) -> float:
     """Return the width of a line of text in inches."""
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
+    return sum(_advance(character, bold) for character in text) * size / 72
 
-    if not text.strip():
-        return 0.0
-    font = FontProperties(weight="bold" if bold else "normal")
-    return float(TextPath((0, 0), text.replace("$", r"\$"), size=size, prop=font).get_extents().x1) / 72
+
+@functools.lru_cache(maxsize=4096)
+def _advance(character: str, bold: bool) -> float:
+    """Return the width of a character between two others, as a share of the size of the text."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(weight="bold" if bold else "normal", size=100)
+    wide, narrow = (
+        text_to_path.get_text_width_height_descent(each, font, False)[0] for each in (f"n{character}n", "nn")
+    )
+    return float(wide - narrow) / 100
 
 
 def shorten(text: str, room: float, size: float = SMALLEST, bold: bool = False) -> str:
     """Return the text, cut at its end with an ellipsis if it is wider than `room`."""
     if width_of(text, size, bold) <= room:
         return text
-    while text and width_of(f"{text}…", size, bold) > room:
-        text = text[:-1]
-    return f"{text}…"
+    left = room - width_of("…", size, bold)
+    kept = 0
+    while kept < len(text) and (left := left - width_of(text[kept], size, bold)) >= 0:
+        kept += 1
+    return f"{text[:kept]}…"
 
 
 def spread(wanted: list[float], widths: list[float], low: float, high: float, gap: float = 0.12) -> list[float] | None:

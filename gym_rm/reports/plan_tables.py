@@ -299,14 +299,29 @@ def devices_table(devices: Iterable[Device] = (*KINDS.values(), CPU)) -> Group:
     return Group(table, *lines, Text(f"  {text}"))
 
 
-def quantities_table(rows: Sequence[tuple[str, Quantity]], title: str) -> Table:
-    """Return a table of numbers with basis and source."""
+def models_table() -> Table:
+    """Return a table of the known models, by size."""
+    from gym_rm.planning.models import known_models, load_shape
+
+    table = _table("Known models (others: a folder, a hub id, or config: {...})")
+    table.add_column("model", no_wrap=True)
+    for name in ("parameters", "a token meets", "layers", "heads", "KV heads", "KV cache a token"):
+        table.add_column(name, justify="right")
+    shapes = [load_shape(name, None, num_labels=None, name=name) for name in known_models()]
+    for shape in sorted(shapes, key=lambda shape: (shape.parameters, shape.name)):
+        cached = show_bytes(2.0 * shape.cached_numbers(1)) if not shape.bidirectional else "-"
+        sizes = (count(shape.parameters), count(shape.active_parameters), str(shape.num_layers))
+        _add(table, shape.name, *sizes, str(shape.heads), str(shape.kv_heads), cached)
+    return table
+
+
+def measured_table(rows: Sequence[tuple[str, str, str]], title: str) -> Table:
+    """Return a table of names, values and sources."""
     table = _table(title, "number")
-    table.add_column("value", justify="right")
-    table.add_column("basis")
-    table.add_column("source")
-    for name, quantity in rows:
-        _add(table, name, f"{quantity.value:.4g}", _basis(quantity.basis), quantity.source)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("source", overflow="fold")
+    for row in rows:
+        _add(table, *row)
     return table
 
 
