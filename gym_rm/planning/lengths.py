@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from gym_rm.checks import describe
 from gym_rm.errors import ConfigError
 from gym_rm.planning.quantities import Basis
 
-STEPS = 64  # values of a distribution that is given by quantiles
+STEPS = 200  # values of a distribution: half a percent of the texts each, so that p99 is inside
+LONGEST = 100_000_000  # tokens; more is a mistake
+_FORM = "a number of tokens, or quantiles such as {p50: 200, p95: 900, max: 2048}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +58,132 @@ def constant(tokens: float, source: str = "given") -> Lengths:
     return Lengths((float(tokens),), Basis.FORMULA, source)
 
 
-def from_quantiles(name: str, quantiles: Mapping[str, float], source: str = "given quantiles") -> Lengths:
+def parse_lengths(name: str, value: Any) -> Lengths:
+    """Return the lengths of a setting: a number of tokens, or quantiles (see `from_quantiles`).
+
+    Raises:
+        ConfigError: it is neither, or a number is not possible. The message has all problems.
+    """
+    if isinstance(value, Mapping):
+        return from_quantiles(name, value)
+    if problem := _problem(name, value):
+        raise ConfigError(f"{problem}; give {_FORM}.")
+    return constant(value)
+
+
+def from_quantiles(name: str, quantiles: Mapping[Any, Any], source: str = "given quantiles") -> Lengths:
     """Return the distribution with these quantiles, linear between them.
+
+    Without `min`, it falls to one token below the lowest quantile. It has `STEPS` values: each is the mean of its share
+    of the texts, except the last, which is `max`.
 
     Args:
         name: of the setting, for messages.
-        quantiles: lengths by `min`, `p50`, `p95`, ..., `max`; `max` is needed.
+        quantiles: lengths by `min`, `p50`, `p95`, `p99.5`, ..., `max`; `max` is needed.
+        source: where they are from.
 
     Raises:
-        ConfigError: a quantile is missing, or lengths fall.
+        ConfigError: a name is unknown, a quantile is missing or impossible, or lengths fall. The message has all
+            problems.
     """
-    raise NotImplementedError
+    places: dict[float, tuple[str, float]] = {}
+    problems = []
+    for key, value in quantiles.items():
+        share = _share(key)
+        problem = _problem(f"{name}.{key}", value)
+        if share is None:
+            hint = "the mean follows from the quantiles; " if key == "mean" else ""
+            problems.append(f"{name}.{key} is unknown; {hint}quantiles are min, p1 to p99 and max")
+        elif problem:
+            problems.append(problem)
+        elif share in places:
+            problems.append(f"{name}.{key} is the same quantile as {places[share][0]}")
+        else:
+            places[share] = (str(key), float(value))
+    if not any(_share(key) == 1.0 for key in quantiles):
+        problems.append(f"{name}.max is missing; memory is planned for the longest text")
+    points = sorted(places.items())
+    for (_, (lower, low)), (_, (upper, high)) in itertools.pairwise(points):
+        if high < low:
+            problems.append(f"{name}.{upper} ({high:g}) is less than {name}.{lower} ({low:g})")
+    if problems:
+        raise ConfigError("; ".join(problems) + ".")
+    shares, lengths = [share for share, _ in points], [length for _, (_, length) in points]
+    if shares[0] > 0:
+        shares, lengths = [0.0, *shares], [min(1.0, lengths[0]), *lengths]
+    values = [_mean_between(shares, lengths, k / STEPS, (k + 1) / STEPS) for k in range(STEPS)]
+    return Lengths((*values[:-1], lengths[-1]), Basis.ASSUMPTION, f"{source}, linear between them")
 
 
 def from_values(values: Sequence[float], *, basis: Basis, source: str) -> Lengths:
-    """Return the distribution of measured lengths, thinned out to `STEPS` values that keep mean and maximum."""
-    raise NotImplementedError(ConfigError)
+    """Return the distribution of measured lengths, thinned out to `STEPS` values that keep mean and maximum.
+
+    Each value is the mean of an equal share of the sorted lengths; the last one is the maximum, and the others are
+    lowered by the same factor so that the mean stays.
+
+    Raises:
+        ConfigError: there are no values, or one is negative or not finite.
+    """
+    problem = "there are none" if not len(values) else ""
+    for value in values:
+        if not math.isfinite(value) or value < 0:
+            problem = f"got {value!r}"
+            break
+    if problem:
+        raise ConfigError(f"lengths must be finite numbers of tokens that are not negative; {problem}.")
+    ordered = sorted(float(value) for value in values)
+    if len(ordered) <= STEPS:
+        return Lengths(tuple(ordered), basis, source)
+    mean, maximum = math.fsum(ordered) / len(ordered), ordered[-1]
+    sums = [0.0]
+    for value in ordered:
+        sums.append(sums[-1] + value)
+    means = [_share_of_sums(sums, k / STEPS, (k + 1) / STEPS) for k in range(STEPS - 1)]
+    wanted, have = mean * STEPS - maximum, math.fsum(means)
+    # `wanted` is at most `have`, as the last share had a mean below the maximum.
+    thinned = [value * max(wanted, 0.0) / have for value in means] if have else means
+    return Lengths((*thinned, maximum), basis, source)
+
+
+def _share(key: Any) -> float | None:
+    """Return the share that a quantile's name stands for: 0.5 for `p50`; None for another name."""
+    named = {"min": 0.0, "max": 1.0, "median": 0.5, "p0": 0.0, "p100": 1.0}.get(str(key))
+    match = re.fullmatch(r"p(\d{1,2}(?:\.\d+)?)", str(key))
+    return named if named is not None else float(match[1]) / 100 if match and float(match[1]) > 0 else None
+
+
+def _problem(name: str, value: Any) -> str | None:
+    """Return what is wrong with a length, or None."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and 1 <= value <= LONGEST:  # not for NaN
+        return None
+    return f"{name} must be a number of tokens from 1 to {LONGEST:,}, got {describe(value):.100}"
+
+
+def _mean_between(shares: Sequence[float], lengths: Sequence[float], start: float, stop: float) -> float:
+    """Return the mean of the line through the points, from one share to another."""
+    inner = [share for share in shares if start < share < stop]
+    places = [start, *inner, stop]
+    heights = [_height(shares, lengths, place) for place in places]
+    pieces = zip(itertools.pairwise(places), itertools.pairwise(heights), strict=True)
+    area = sum((b - a) * (low + high) / 2 for (a, b), (low, high) in pieces)
+    return min(max(area / (stop - start), heights[0]), heights[-1])
+
+
+def _height(shares: Sequence[float], lengths: Sequence[float], place: float) -> float:
+    for k in range(len(shares) - 1):
+        if place <= shares[k + 1]:
+            part = (place - shares[k]) / (shares[k + 1] - shares[k])
+            return lengths[k] + part * (lengths[k + 1] - lengths[k])
+    return lengths[-1]
+
+
+def _share_of_sums(sums: Sequence[float], start: float, stop: float) -> float:
+    """Return the mean of the sorted values from one share to another; a value can lie in two shares."""
+
+    def until(share: float) -> float:
+        place = share * (len(sums) - 1)
+        low = min(int(place), len(sums) - 2)
+        return sums[low] + (place - low) * (sums[low + 1] - sums[low])
+
+    return (until(stop) - until(start)) / ((stop - start) * (len(sums) - 1))

@@ -19,6 +19,7 @@ from gym_rm.planning.request import BYTES, Choice, Component, Workload
 ELEMENTWISE = 0.8  # share of the bandwidth that norms and activations reach (AIConfigurator 0.12, systems/*.yaml)
 KERNELS_PER_LAYER = 15  # norms, projections, rotary embedding, attention, MLP, residuals
 DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine
+WAKE_OVERHEAD = 0.3  # seconds for one component to sleep and wake, besides the copies
 SEGMENTS = 16  # of the reply lengths, over which decoding is summed up
 
 MATMUL, ATTENTION, BANDWIDTH = "matrix products", "attention", "memory bandwidth"
@@ -34,12 +35,14 @@ class Site:
         network: bytes/s from a GPU to other nodes.
         spans: whether the GPUs of the pool are in more than one node.
         beside: GPUs of the pool in each node; they send at the same time.
+        optimistic: whether every number of GPUs counts as the one with the fastest collectives, for a bound.
     """
 
     device: Device
     network: Quantity
     spans: bool
     beside: int = 1
+    optimistic: bool = False
 
     def collective(self, size: int, *, tensor_parallel: bool = False) -> Quantity:
         """Return bytes/s of collectives over this many GPUs; tensor-parallel groups never leave a node.
@@ -47,7 +50,9 @@ class Site:
         A ring over nodes passes each link between two nodes once for each GPU that a node has in it.
         """
         inside = self.device.all_reduce_bandwidth(size)
-        between = self.network.value * min(self.beside, size)
+        if self.optimistic and not tensor_parallel:
+            inside = max((value for _, value in self.device.all_reduce), key=lambda each: each.value)
+        between = self.network.value * (self.beside if self.optimistic else min(self.beside, size))
         if tensor_parallel or not self.spans or inside.value <= between:
             return inside
         return Quantity(between, self.network.basis, self.network.source)
@@ -342,8 +347,8 @@ def _update(component: Component, choice: Choice, workload: Workload, site: Site
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches * repeats * 3.0)  # forward, backward, gradients
     trained = trainable_parameters(component)
-    if choice.num_replicas > 1:
-        bandwidth = site.collective(choice.num_replicas * tp)
+    if choice.num_replicas > 1 and not site.optimistic:
+        bandwidth = site.collective(round(choice.num_replicas) * tp)
         moved = 2.0 * trained * 4.0 / (tp * choice.fsdp_size) * (choice.num_replicas - 1) / choice.num_replicas
         clock.add(NETWORK, repeats * moved / bandwidth.value, bandwidth.basis, "all-reduce of gradients")
     device = site.device
@@ -490,4 +495,5 @@ def wake_times(component: Component, size: float, device: Device) -> tuple[TimeP
     link = device.host_link
     clock = Clock()
     clock.add(HOST, ways * size / link.value, link.basis, "weights and state from and to the host's memory")
+    clock.add(HOST, WAKE_OVERHEAD, Basis.ASSUMPTION, "memory is mapped again, and caches are empty")
     return clock.parts()

@@ -1,0 +1,285 @@
+"""Why a request has no plan: every rule that it breaks, each with the smallest change that keeps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from gym_rm.errors import ConfigError
+from gym_rm.planning.hardware import Cluster, Node
+from gym_rm.planning.options import Place as Pool
+from gym_rm.planning.options import awake_options, divisors_violated
+from gym_rm.planning.plan import Role
+from gym_rm.planning.quantities import GIB, show_bytes, show_seconds
+from gym_rm.planning.request import Component, Request
+from gym_rm.planning.search import search
+
+MOST_MEMORY = 2048 * GIB  # of a GPU in a suggestion
+MOST_GPUS = 4096  # of a cluster in a suggestion
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that a request breaks.
+
+    Attributes:
+        text: the rule, with the values.
+        fix: the smallest change that keeps it.
+    """
+
+    text: str
+    fix: str
+
+
+class Infeasible(ConfigError):
+    """No plan exists. `violations` has all reasons that were found."""
+
+    def __init__(self, violations: Sequence[Violation], *, name: str = "the request") -> None:
+        self.violations = tuple(violations)
+        count = "1 reason" if len(self.violations) == 1 else f"{len(self.violations)} reasons"
+        lines = "".join(f"\n  {each.text}\n    {each.fix}" for each in self.violations)
+        super().__init__(f"{name} has no plan, for {count}:{lines}")
+
+
+def check(request: Request) -> list[Violation]:
+    """Return the rules that the fixed numbers of a request break, before any search."""
+    found: list[Violation] = []
+    node_gpus = max((node.gpus for node in request.cluster.nodes), default=0)
+    for component in request.components:
+        found += _tensor_parallel(component, node_gpus)
+        found += _world_size(component, request)
+        found += _batch(component, request)
+    return found + _groups(request) + list(_pools(request))
+
+
+def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[Violation]:
+    size = component.tensor_parallel_size
+    if size is None:
+        return
+    allowed = [each for each in range(1, node_gpus + 1) if not divisors_violated(component, each)]
+    nearest = min(allowed, key=lambda each: (abs(each - size), each))
+    listed = ", ".join(map(str, allowed))
+    for name, number in divisors_violated(component, size):
+        yield Violation(
+            f"{component.name}.tensor_parallel_size={size} does not divide the {number:,} {name} of "
+            f"{component.shape.name}.",
+            f"Set {component.name}.tensor_parallel_size={nearest} (possible: {listed}).",
+        )
+    if size > node_gpus:
+        yield Violation(
+            f"{component.name}.tensor_parallel_size={size} is more than the {node_gpus} GPUs of a node; a "
+            "tensor-parallel group stays in one node.",
+            f"Set {component.name}.tensor_parallel_size={nearest}"
+            + (f", or {component.name}.fsdp_size for a larger group." if component.role.trains else "."),
+        )
+
+
+def _world_size(component: Component, request: Request) -> Iterator[Violation]:
+    n, name = component.num_gpus, component.name
+    total = request.cluster.num_gpus
+    if n is not None and n > total:
+        yield Violation(
+            f"{name}.num_gpus={n} is more than the {total} GPUs of the cluster.", f"Set {name}.num_gpus={total}."
+        )
+    fixed = {
+        key: value
+        for key in ("tensor_parallel_size", "fsdp_size", "num_replicas")
+        if (value := getattr(component, key)) is not None
+    }
+    product = math.prod(fixed.values())
+    written = " x ".join(f"{key}={value}" for key, value in fixed.items())
+    all_fixed = {"tensor_parallel_size", "num_replicas"} <= fixed.keys()
+    if n is not None and fixed and (n % product or (all_fixed and not component.role.trains and n != product)):
+        yield Violation(
+            f"{name}: {written} is {product}, which does not make up num_gpus={n}.",
+            f"Set {name}.num_gpus={max(product, n // product * product)}, or leave one of them auto.",
+        )
+    if n is None and product > total:
+        yield Violation(
+            f"{name}: {written} needs {product} GPUs, the cluster has {total}.",
+            f"Make one of them smaller, or add {product - total} GPUs.",
+        )
+
+
+def _batch(component: Component, request: Request) -> Iterator[Violation]:
+    work, name = request.workload, component.name
+    if component.role.trains and component.num_gpus is not None:
+        ranks = component.num_gpus // (component.tensor_parallel_size or 1)
+        rows = work.conversations // work.updates_per_step
+        if component.tensor_parallel_size is not None and rows < ranks:
+            yield Violation(
+                f"{name}: {rows} conversations of an update are fewer than its {ranks} data-parallel ranks.",
+                f"Set workload.num_prompts={math.ceil(ranks * work.updates_per_step / work.group_size)}, or take fewer "
+                "GPUs.",
+            )
+    if component.num_replicas is not None and component.num_replicas > work.conversations:
+        yield Violation(
+            f"{name}.num_replicas={component.num_replicas} is more than the {work.conversations} conversations of a "
+            "step.",
+            f"Set {name}.num_replicas={work.conversations}, or workload.num_prompts="
+            f"{math.ceil(component.num_replicas / work.group_size)}.",
+        )
+    budget = component.max_num_batched_tokens
+    if budget is not None and component.role is not Role.GENERATION and budget < work.longest:
+        yield Violation(
+            f"{name}.max_num_batched_tokens={budget:,} is less than the longest conversation, {work.longest:,} tokens.",
+            f"Set {name}.max_num_batched_tokens={work.longest}.",
+        )
+    limit = component.shape.max_length
+    if limit is not None and work.longest > limit:
+        over = work.longest - limit
+        yield Violation(
+            f"{name}: the longest conversation has {work.longest:,} tokens, {component.shape.name} reads {limit:,}.",
+            f"Make prompts or replies {math.ceil(over / work.turns):,} tokens shorter.",
+        )
+
+
+def _groups(request: Request) -> list[Violation]:
+    work, roles = request.workload, {each.role for each in request.components}
+    found = []
+    if Role.POLICY in roles and Role.CRITIC not in roles and work.group_size < 2:
+        found.append(
+            Violation(
+                f"workload.group_size={work.group_size}: GRPO compares the replies to one prompt.",
+                "Set workload.group_size=2 or more, or add a critic (PPO).",
+            )
+        )
+    if Role.REWARD_TRAINING in roles and work.group_size < 2:
+        found.append(
+            Violation(
+                f"workload.group_size={work.group_size}: a reward model is trained on two replies to a prompt or more.",
+                "Set workload.group_size=2.",
+            )
+        )
+    if work.updates_per_step > work.conversations:
+        found.append(
+            Violation(
+                f"workload.updates_per_step={work.updates_per_step} is more than the {work.conversations} conversations "
+                "of a step.",
+                f"Set workload.updates_per_step={work.conversations}.",
+            )
+        )
+    return found
+
+
+def _pools(request: Request) -> Iterator[Violation]:
+    if request.pools is None:
+        return
+    components = {each.name: each for each in request.components}
+    total, fixed_total = request.cluster.num_gpus, 0
+    for group in request.pools:
+        numbers = {name: components[name].num_gpus for name in group if components[name].num_gpus is not None}
+        if len(set(numbers.values())) > 1:
+            written = ", ".join(f"{name}.num_gpus={value}" for name, value in numbers.items())
+            largest = max(value for value in numbers.values() if value)
+            yield Violation(
+                f"{written}, but they share one pool.",
+                f"Set all of them to {largest}, or list them in different pools.",
+            )
+        fixed_total += max((value or 1 for value in numbers.values()), default=1)
+    if fixed_total > total:
+        yield Violation(
+            f"the pools need at least {fixed_total} GPUs, the cluster has {total}.",
+            f"Add {fixed_total - total} GPUs, or let components share a pool (pools: auto).",
+        )
+
+
+# --- after the search ------------------------------------------------------------------------------------------------
+
+
+def explain(request: Request) -> Infeasible:
+    """Return why the search found nothing, with the memory that is missing and the smallest change that is enough."""
+    if request.goal == "smallest" and request.step_seconds is not None:
+        fastest = search(replace(request, goal="throughput"))
+        if fastest is not None:
+            return Infeasible(
+                [
+                    Violation(
+                        f"objective.step_seconds={request.step_seconds:g}: the fastest plan on {request.cluster.text} "
+                        f"takes {show_seconds(fastest.step_seconds)}.",
+                        f"Set objective.step_seconds={math.ceil(fastest.step_seconds * 10) / 10:g}"
+                        + _more_gpus(request, " or more, or use {} GPUs."),
+                    )
+                ],
+                name=request.name,
+            )
+    found = [each for component in request.components for each in _memory(component, request)]
+    if not found:
+        free = replace(request, goal="throughput")
+        found = [Violation("the components fit one by one, but not together.", _change(free))]
+    return Infeasible(found, name=request.name)
+
+
+def _memory(component: Component, request: Request) -> Iterator[Violation]:
+    """Say by how much a component alone is too large for the cluster."""
+    alone = [(device, sum(node.gpus for node in request.cluster.nodes if node.device == device))
+             for device in request.cluster.devices]  # fmt: skip
+    shortest = math.inf
+    for device, gpus in alone:
+        node_gpus = max(node.gpus for node in request.cluster.nodes if node.device == device)
+        large = device.with_quantities({"memory": replace(device.memory, value=MOST_MEMORY)})
+        sizes = range(1, gpus + 1) if component.num_gpus is None else [component.num_gpus]
+        for size in sizes if gpus <= 64 else [gpus]:
+            place = Pool(large, size, node_gpus, size > node_gpus)
+            for option in awake_options(component, place, request, together=True):
+                needed = option.working + option.largest + device.reserved.value
+                shortest = min(shortest, needed - device.memory.value)
+    if 0 < shortest < math.inf:
+        only = replace(request, goal="throughput")
+        yield Violation(
+            f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does not "
+            f"fit: divided as well as it can be, each GPU is {show_bytes(shortest)} short.",
+            _change(only),
+        )
+
+
+def _change(request: Request) -> str:
+    """Return the smallest change of the hardware with which the whole request has a plan."""
+    memory = _least_memory(request)
+    texts = [] if memory is None else [f"GPUs with {math.ceil(memory / GIB)} GiB"]
+    more = _more_gpus(request, "{} GPUs")
+    texts += [more] if more else []
+    if not texts:
+        return "No size of GPU up to 2 TiB is enough: use a smaller model, shorter texts or fewer fixed numbers."
+    return "It fits on " + ", or on ".join(texts) + "; or use a smaller dtype, LoRA, or shorter texts."
+
+
+def _least_memory(request: Request) -> float | None:
+    """Return the least memory of each GPU, to 1 GiB, with which there is a plan."""
+
+    def fits(gib: int) -> bool:
+        nodes = tuple(
+            replace(node, device=node.device.with_quantities({"memory": replace(node.device.memory, value=gib * GIB)}))
+            for node in request.cluster.nodes
+        )
+        return search(replace(request, cluster=replace(request.cluster, nodes=nodes))) is not None
+
+    low, high = 1, MOST_MEMORY // GIB
+    if not fits(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return float(low * GIB)
+
+
+def _more_gpus(request: Request, text: str) -> str:
+    """Return the text with the fewest GPUs, in nodes like the largest, with which there is a plan; empty if none is."""
+    nodes = request.cluster.nodes
+    largest = max(nodes, key=lambda node: node.gpus)
+    cluster = request.cluster
+
+    def with_gpus(gpus: int) -> Cluster:
+        if len(nodes) == 1 and gpus <= 8:
+            return replace(cluster, nodes=(Node(gpus, largest.device, largest.host_memory),))
+        size = max(largest.gpus, 8) if len(nodes) == 1 else largest.gpus
+        return replace(cluster, nodes=(Node(size, largest.device, largest.host_memory),) * math.ceil(gpus / size))
+
+    gpus = cluster.num_gpus
+    while gpus < min(MOST_GPUS, 64 * max(cluster.num_gpus, 1)):
+        gpus = gpus + 1 if len(nodes) == 1 and gpus < 8 else gpus * 2
+        changed = with_gpus(gpus)
+        if search(replace(request, cluster=changed)) is not None:
+            return text.format(changed.num_gpus)
+    return ""

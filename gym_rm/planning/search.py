@@ -1,0 +1,451 @@
+"""The best placement: partitions of the components into pools, times sizes of the pools, times choices within them.
+
+Up to `EXACT_GPUS` GPUs every size is tried, so the result is the best plan of this space. Above, sizes grow in steps,
+and the same search over bounds of the steps says how far from the best the result can be.
+
+HybridFlow (arXiv 2409.19256, section 6) enumerates the same space without time-shared memory; here branches whose bound
+is no better than the best plan so far are cut.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gym_rm.planning.hardware import Device
+from gym_rm.planning.options import ZERO, Awake, Option, Place, awake_options, options_of
+from gym_rm.planning.placement import Need, place
+from gym_rm.planning.plan import Address, Role
+from gym_rm.planning.request import Choice, Request
+
+EXACT_GPUS = 64
+MOST_NODES = 400_000  # of the search tree; a search that is cut here says so in its bound
+
+Seconds = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChoice:
+    """A pool of a plan.
+
+    Attributes:
+        names: its components.
+        choices: one for each.
+        place: its GPUs.
+        seconds: of each phase.
+        host: bytes of sleeping components in the hosts' memory.
+    """
+
+    names: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    place: Place
+    seconds: Seconds
+    host: float
+
+    @property
+    def unit(self) -> int:
+        """GPUs that must be in one node."""
+        if not self.place.spans:
+            return self.place.num_gpus
+        return math.lcm(*(choice.tensor_parallel_size for choice in self.choices))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """GPUs for a group of components whose options are not chosen yet.
+
+    Attributes:
+        names: the components.
+        place: the GPUs.
+        options: of each component.
+        seconds: no choice is faster than this in any phase.
+        least: GPUs that it takes; fewer than `place.num_gpus` only in a bound.
+        exact: whether the options that reach `seconds` fit together.
+        unit: GPUs that must be in one node, if it is exact.
+    """
+
+    names: tuple[str, ...]
+    place: Place
+    options: tuple[tuple[Option, ...], ...]
+    seconds: Seconds
+    least: int
+    exact: bool
+    unit: int
+
+    @property
+    def capacity(self) -> float:
+        """Bytes of a GPU that components can fill."""
+        return self.place.device.memory.value - self.place.device.reserved.value
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Result of a search.
+
+    Attributes:
+        pools: the pools; empty if nothing fits.
+        gpus: addresses of each pool.
+        step_seconds: duration of a step.
+        value: what the objective makes small: seconds, money for a conversation, or GPUs.
+        bound: no plan has a smaller value.
+        examined: nodes of the search tree.
+    """
+
+    pools: tuple[PoolChoice, ...]
+    gpus: tuple[tuple[Address, ...], ...]
+    step_seconds: float
+    value: float
+    bound: float
+    examined: int
+
+
+def search(request: Request) -> Found | None:
+    """Return the best plan, or None if none fits."""
+    limit = max((_gpus_of(request, device) for device in request.cluster.devices), default=0)
+    sizes = list(range(1, limit + 1)) if limit <= EXACT_GPUS else coarse_sizes(limit)
+    run = _Search(request, sizes)
+    found = run.best()
+    if found is None or limit <= EXACT_GPUS:
+        return found
+    relaxed = _Search(request, sizes, bound=True).best()
+    bound = found.value if relaxed is None else min(relaxed.bound, found.value)
+    return Found(found.pools, found.gpus, found.step_seconds, found.value, bound, found.examined)
+
+
+def coarse_sizes(limit: int) -> list[int]:
+    """Return up to 8 sizes between powers of two. They do not depend on the limit, so more GPUs only add sizes."""
+    sizes = list(range(1, 17))
+    while sizes[-1] < limit:
+        step = max(1 << (sizes[-1].bit_length() - 4), 2)
+        sizes.append(sizes[-1] + step)
+    return [size for size in sizes if size <= limit]
+
+
+def step_seconds(pools: Sequence[Seconds], *, asynchronous: bool) -> float:
+    """Return the duration of a step.
+
+    Phases follow each other, and each waits for the slowest pool. Asynchronous pools work one step apart, so only the
+    busiest pool counts.
+    """
+    if asynchronous:
+        return max(map(sum, pools))
+    return sum(max(phase) for phase in zip(*pools, strict=True))
+
+
+def partitions(names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Yield every way to divide names into groups, each once."""
+    if not names:
+        yield ()
+        return
+    first, *rest = names
+    for groups in partitions(rest):
+        yield ((first,), *groups)
+        for index, group in enumerate(groups):
+            yield (*groups[:index], (first, *group), *groups[index + 1 :])
+
+
+def _gpus_of(request: Request, device: Device) -> int:
+    return sum(node.gpus for node in request.cluster.nodes if node.device == device)
+
+
+class _Search:
+    """One search over given sizes."""
+
+    def __init__(self, request: Request, sizes: Sequence[int], *, bound: bool = False) -> None:
+        self.request = request
+        self.components = {each.name: each for each in request.components}
+        self.budgets = {device: _gpus_of(request, device) for device in request.cluster.devices}
+        self.sizes, self.bound = sizes, bound
+        self.asynchronous = request.workload.asynchronous
+        self.examined = 0
+        self.incumbent: Found | None = None
+        self.key: tuple[float, float] = (math.inf, math.inf)
+        self.awake = functools.cache(self._awake)
+        self.options = functools.cache(self._options)
+        self.candidates = functools.cache(self._candidates)
+
+    def best(self) -> Found | None:
+        """Return the best plan."""
+        roots: list[tuple[tuple[float, float], int, list[list[Candidate]]]] = []
+        for number, groups in enumerate(self._groupings()):
+            candidates = [self.candidates(group) for group in groups]
+            if all(candidates):
+                candidates.sort(key=lambda each: (len(each), each[0].names))
+                roots.append((self._lower(candidates, [], sum(self.budgets.values())), number, candidates))
+        roots.sort(key=lambda root: root[:2])
+        for lower, _, candidates in roots:
+            if lower < self.key:
+                self._descend(candidates, [], dict(self.budgets))
+        if self.incumbent is None:
+            return None
+        cut = self.examined >= MOST_NODES
+        value = min(roots[0][0][0], self.incumbent.value) if cut else self.incumbent.value
+        return Found(
+            self.incumbent.pools,
+            self.incumbent.gpus,
+            self.incumbent.step_seconds,
+            self.incumbent.value,
+            value,
+            self.examined,
+        )
+
+    # --- groups of components ---
+
+    def _groupings(self) -> Iterator[tuple[tuple[str, ...], ...]]:
+        """Yield the partitions that the request allows. Generation on the policy's weights is in the policy's pool."""
+        names = tuple(self.components)
+        if self.request.pools is not None:
+            yield self.request.pools
+            return
+        inside = {each.name for each in self.request.components if each.engine == "transformers"}
+        policy = next((each.name for each in self.request.components if each.role is Role.POLICY), None)
+        for groups in partitions([name for name in names if name not in inside]):
+            if inside:
+                groups = tuple((*group, *inside) if policy in group else group for group in groups)
+            yield tuple(sorted(tuple(sorted(group, key=names.index)) for group in groups))
+
+    # --- pools ---
+
+    def _awake(self, name: str, where: Place, together: bool) -> list[Awake]:
+        return awake_options(self.components[name], where, self.request, together=together)
+
+    def _options(self, name: str, where: Place, together: bool, alone: bool) -> tuple[Option, ...]:
+        component = self.components[name]
+        if not component.role.trains:  # only training and its weights go between nodes
+            where, together = replace(where, spans=False), False
+        awake = self.awake(name, where, together)
+        return tuple(options_of(component, where, awake, self.request, alone=alone))
+
+    def _candidates(self, group: tuple[str, ...]) -> list[Candidate]:
+        """Return the places for a group of components that no other one of them beats."""
+        components = [self.components[name] for name in group]
+        fixed = {each.num_gpus for each in components if each.num_gpus is not None}
+        together = {Role.POLICY, Role.GENERATION} <= {each.role for each in components}
+        found: list[Candidate] = []
+        for device, budget in self.budgets.items():
+            before = 0
+            node_gpus = max(node.gpus for node in self.request.cluster.nodes if node.device == device)
+            for size in [each for each in self.sizes if each <= budget]:
+                least, before = before + 1, size
+                if fixed and fixed != {size} and not (self.bound and least <= min(fixed) <= size):
+                    continue
+                for spans in (least > node_gpus,) if self.bound else _spans(size, node_gpus):
+                    where = Place(device, size, node_gpus, spans, self.bound, least)
+                    lists = tuple(self.options(name, where, together, len(group) == 1) for name in group)
+                    if all(lists):
+                        found.append(_candidate(group, where, lists, least if self.bound else size))
+        return _undominated([each for each in found if _may_fit(each)])
+
+    # --- plans ---
+
+    def _key(self, step: float, gpus: int, price: float) -> tuple[float, float]:
+        """Return what the search makes small: the objective, then the tie-breaker."""
+        match self.request.goal:
+            case "cost":
+                return (step * price / 3600.0 / self.request.workload.conversations, gpus)
+            case "smallest":
+                late = step > (self.request.step_seconds or math.inf)
+                return (math.inf if late else float(gpus), step)
+        return (step, gpus)
+
+    def _price(self, pools: Sequence[Candidate]) -> float:
+        return sum(pool.least * (pool.place.device.price.value if pool.place.device.price else 0.0) for pool in pools)
+
+    def _lower(self, candidates: list[list[Candidate]], chosen: list[Candidate], left: int) -> tuple[float, float]:
+        """Return a key that no plan with these pools and one of each list has a smaller one than."""
+        smallest = [min(pool.least for pool in pools) for pools in candidates]
+        needed = sum(smallest)
+        if needed > left:
+            return (math.inf, math.inf)
+        vectors = [pool.seconds for pool in chosen]
+        gpus, price = sum(pool.least for pool in chosen), self._price(chosen)
+        for pools, least in zip(candidates, smallest, strict=True):
+            room = left - needed + least
+            fitting = [pool for pool in pools if pool.least <= room]
+            vectors.append(tuple(map(min, zip(*(pool.seconds for pool in fitting), strict=True))))
+            gpus += least
+            price += min(self._price([pool]) for pool in fitting)
+        return self._key(self._step(vectors), gpus, price)
+
+    def _step(self, vectors: Sequence[Seconds]) -> float:
+        return step_seconds(vectors, asynchronous=self.asynchronous)
+
+    def _descend(self, candidates: list[list[Candidate]], chosen: list[Candidate], budgets: dict[Device, int]) -> None:
+        if not candidates:
+            self._consider(chosen)
+            return
+        first, *rest = candidates
+        branches = []
+        for pool in first:
+            if pool.least <= budgets[pool.place.device]:
+                left = sum(budgets.values()) - pool.least
+                branches.append((self._lower(rest, [*chosen, pool], left), pool))
+        branches.sort(key=lambda branch: branch[0])
+        for lower, pool in branches:
+            self.examined += 1
+            if lower >= self.key or self.examined >= MOST_NODES:
+                return
+            device = pool.place.device
+            self._descend(rest, [*chosen, pool], {**budgets, device: budgets[device] - pool.least})
+
+    def _consider(self, pools: list[Candidate]) -> None:
+        """Choose the options of these pools, and keep them if they are better than the best plan so far."""
+        gpus, price = sum(pool.least for pool in pools), self._price(pools)
+        work = [
+            _Work(index, part, options) for index, pool in enumerate(pools) for part, options in enumerate(pool.options)
+        ]
+        # The components with the most different memory first: what they choose decides what is left for the others.
+        work.sort(key=lambda each: -each.spread)
+        totals = [ZERO] * len(pools)
+        chosen: dict[tuple[int, int], Option] = {}
+
+        def go(depth: int, totals: list[Seconds], resident: list[float], extra: list[float]) -> None:
+            self.examined += 1
+            if self.examined >= MOST_NODES:
+                return
+            vectors, rest = list(totals), list(resident)
+            for each in work[depth:]:
+                rest[each.pool] += each.least_resident
+            for each in work[depth:]:
+                pool = each.pool
+                room = pools[pool].capacity - rest[pool] + each.least_resident
+                bound = each.fastest(room)
+                if bound is None:
+                    return
+                vectors[pool] = tuple(map(operator.add, vectors[pool], bound))
+            if self._key(self._step(vectors), gpus, price) >= self.key:
+                return
+            if depth == len(work):
+                self._keep(pools, chosen, totals)
+                return
+            each = work[depth]
+            for option in each.options:
+                pool = each.pool
+                others = rest[pool] - each.least_resident
+                if others + option.resident + max(extra[pool], option.extra) > pools[pool].capacity:
+                    continue
+                chosen[pool, each.part] = option
+                go(
+                    depth + 1,
+                    _changed(totals, pool, tuple(map(operator.add, totals[pool], option.seconds))),
+                    _changed(resident, pool, resident[pool] + option.resident),
+                    _changed(extra, pool, max(extra[pool], option.extra)),
+                )
+
+        go(0, totals, [0.0] * len(pools), [0.0] * len(pools))
+
+    def _keep(
+        self, pools: Sequence[Candidate], chosen: Mapping[tuple[int, int], Option], totals: Sequence[Seconds]
+    ) -> None:
+        """Keep chosen options as the best plan, if there are GPUs for them."""
+        made = []
+        for index, (pool, seconds) in enumerate(zip(pools, totals, strict=True)):
+            options = [chosen[index, part] for part in range(len(pool.names))]
+            host = sum(option.host for option in options)
+            made.append(PoolChoice(pool.names, tuple(each.choice for each in options), pool.place, seconds, host))
+        step = self._step(totals)
+        key = self._key(step, sum(pool.least for pool in pools), self._price(pools))
+        gpus: tuple[tuple[Address, ...], ...] | None = tuple(() for _ in pools)
+        if not self.bound:
+            needs = [Need(each.place.device.name, each.place.num_gpus, each.unit) for each in made]
+            gpus = place(self.request.cluster, needs)
+            if gpus is None or not self._hosts_hold(made, gpus):
+                return
+        self.key = key
+        self.incumbent = Found(tuple(made), gpus or (), step, key[0], key[0], self.examined)
+
+    def _hosts_hold(self, pools: Sequence[PoolChoice], gpus: Sequence[Sequence[Address]]) -> bool:
+        """Return whether what sleeps fits into the memory of every node."""
+        used: dict[int, float] = {}
+        for pool, addresses in zip(pools, gpus, strict=True):
+            for address in addresses:
+                used[address.node] = used.get(address.node, 0.0) + pool.host / len(addresses)
+        nodes = self.request.cluster.nodes
+        return all(size <= (nodes[node].host_memory or math.inf) for node, size in used.items())
+
+
+def _spans(size: int, node_gpus: int) -> tuple[bool, ...]:
+    """Return whether a pool may be in one node, in several, or either."""
+    if size > node_gpus:
+        return (True,)
+    return (False,) if size == 1 else (True, False)
+
+
+class _Work:
+    """One component of a pool in the search over options."""
+
+    def __init__(self, pool: int, part: int, options: Sequence[Option]) -> None:
+        self.pool, self.part, self.options = pool, part, options
+        self.least_resident = min(option.resident for option in options)
+        self.spread = max(option.resident for option in options) - self.least_resident
+        # The fastest seconds of each phase among the options up to some memory, by that memory.
+        ordered = sorted(options, key=lambda option: option.resident + option.extra)
+        self._needs = [option.resident + option.extra for option in ordered]
+        self._best = list(
+            itertools.accumulate((option.seconds for option in ordered), lambda a, b: tuple(map(min, a, b)))
+        )
+
+    def fastest(self, room: float) -> Seconds | None:
+        """Return seconds that no option which fits into this room is faster than; None if none fits."""
+        index = bisect.bisect_right(self._needs, room)
+        return self._best[index - 1] if index else None
+
+
+def _candidate(names: tuple[str, ...], where: Place, lists: tuple[tuple[Option, ...], ...], least: int) -> Candidate:
+    """Return the candidate with its bound on seconds."""
+    seconds, fastest = ZERO, []
+    for options in lists:
+        bound = tuple(map(min, *(option.seconds for option in options))) if len(options) > 1 else options[0].seconds
+        seconds = tuple(map(operator.add, seconds, bound))
+        fastest.append(next((option for option in options if option.seconds == bound), None))
+    capacity = where.device.memory.value - where.device.reserved.value
+    reached = [option for option in fastest if option is not None]
+    fits = sum(each.resident for each in reached) + max((each.extra for each in reached), default=0.0) <= capacity
+    exact = len(reached) == len(lists) and fits and not any(option.host for option in reached)
+    unit = where.num_gpus
+    if where.spans and exact:
+        unit = math.lcm(*(option.choice.tensor_parallel_size for option in reached))
+    return Candidate(names, where, lists, seconds, least, exact, unit)
+
+
+def _may_fit(candidate: Candidate) -> bool:
+    """Return whether the smallest options fit together; the search decides about the others."""
+    resident = sum(min(option.resident for option in options) for options in candidate.options)
+    extra = max(min(option.extra for option in options) for options in candidate.options)
+    return resident + extra <= candidate.capacity
+
+
+def _changed(values: list[Any], index: int, value: Any) -> list[Any]:
+    return [*values[:index], value, *values[index + 1 :]]
+
+
+def _all_less(left: Seconds, right: Seconds) -> bool:
+    return all(a <= b for a, b in zip(left, right, strict=True))
+
+
+def _undominated(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates that no exact one on the same kind of GPUs beats in GPUs, units and seconds."""
+    kept: list[Candidate] = []
+    for each in sorted(candidates, key=lambda one: (one.least, sum(one.seconds), not one.exact, one.unit)):
+        if not any(
+            other.exact
+            and other.place.device == each.place.device
+            and _easier(other, each)
+            and _all_less(other.seconds, each.seconds)
+            for other in kept
+        ):
+            kept.append(each)
+    return kept
+
+
+def _easier(left: Candidate, right: Candidate) -> bool:
+    """Return whether GPUs for the right candidate, whatever its options, are also GPUs for the left one."""
+    if right.exact or not right.place.spans:
+        return right.unit % left.unit == 0
+    return left.unit == 1
