@@ -243,7 +243,7 @@ def _bar(
 ) -> float:
     """Stack the items of a bar from its floor up, and return where it ends. Items too thin for a text are together."""
     x, y, wide, scale = place
-    for item, passing in _readable(items_at_peak(memory), scale):
+    for item, passing in _readable(items_at_peak(memory), scale, list(colors)):
         height = item.bytes * scale
         y -= height
         color = colors.get(item.component, OTHER)
@@ -259,8 +259,9 @@ def _bar(
     return y
 
 
-def _readable(items: list[tuple[MemoryItem, bool]], scale: float) -> list[tuple[MemoryItem, bool]]:
-    """Return the items with those that are too thin for a text put together, by owner."""
+def _readable(items: list[tuple[MemoryItem, bool]], scale: float, owners: list[str]) -> list[tuple[MemoryItem, bool]]:
+    """Return the items by owner, the passing ones last; those of an owner that are too thin for a text are together."""
+    order = {name: i for i, name in enumerate(owners)}
     found: list[tuple[MemoryItem, bool]] = []
     thin: dict[tuple[str, bool], list[MemoryItem]] = {}
     for item, passing in items:
@@ -272,7 +273,7 @@ def _readable(items: list[tuple[MemoryItem, bool]], scale: float) -> list[tuple[
         name = " + ".join(item.name for item in each) if len(each) < 3 else "other"
         total = sum(item.bytes for item in each)
         found.append((MemoryItem(name, owner, total, each[0].basis, each[0].source), passing))
-    return sorted(found, key=lambda pair: pair[1])
+    return sorted(found, key=lambda pair: (pair[1], order.get(pair[0].component, -1)))
 
 
 def contrast(color: str) -> str:

@@ -159,7 +159,9 @@ MEASURES: dict[str, Callable[[Plan], str]] = {
     "price an hour": lambda plan: "-" if plan.price_per_hour is None else f"{plan.price_per_hour:,.2f}",
     "1,000 conversations cost": lambda plan: "-" if (cost := cost_of(plan)) is None else f"{cost:,.3g}",
     "slowest": lambda plan: f"{plan.bottleneck.phase} ({plan.bottleneck.component}): {plan.bottleneck.bottleneck}",
-    "least free memory": lambda plan: _headroom(plan),
+    "least free memory": lambda plan: (
+        f"{_headroom(plan)}, {tightest_of(plan)[1].phase} ({tightest_of(plan)[1].component})"
+    ),
     "idle, mean of GPUs": lambda plan: f"{idle_of(plan):.0%}",
     "first step begins after": lambda plan: show_seconds(plan.load_seconds),
 }
@@ -212,8 +214,12 @@ def what_if_table(plans: Mapping[str, Plan | str]) -> Table:
         if isinstance(plan, str):
             _add(table, name, "-", "-", "-", "-", "-", Text(visible(plan), style="red"))
             continue
-        names = ("GPUs", "a step", "conversations/s", "1,000 conversations cost", "least free memory", "slowest")
-        _add(table, name, *(_compared(each, MEASURES[each], plan, base, star=False) for each in names))
+        names = ("GPUs", "a step", "conversations/s", "1,000 conversations cost", "free", "slowest")
+        _add(
+            table,
+            name,
+            *(_compared(each, {**MEASURES, "free": _headroom}[each], plan, base, star=False) for each in names),
+        )
     return table
 
 
@@ -253,7 +259,7 @@ def tightest_of(plan: Plan) -> tuple[PoolPlan, PhaseMemory]:
 def _headroom(plan: Plan) -> str:
     pool, memory = tightest_of(plan)
     free = pool.gpu_memory - memory.peak
-    return f"{show_bytes(free)} ({free / pool.gpu_memory:.0%}), {memory.phase} ({memory.component})"
+    return f"{show_bytes(free)} ({free / pool.gpu_memory:.0%})"
 
 
 def _placed(plan: Plan, name: str) -> str:
@@ -305,11 +311,14 @@ def models_table() -> Table:
 
     table = _table("Known models (others: a folder, a hub id, or config: {...})")
     table.add_column("model", no_wrap=True)
-    for name in ("parameters", "a token meets", "layers", "heads", "KV heads", "KV cache a token"):
+    for name in ("parameters", "a token meets", "layers", "heads", "KV heads", "KV a token"):
         table.add_column(name, justify="right")
-    shapes = [load_shape(name, None, num_labels=None, name=name) for name in known_models()]
+    scoring = [load_shape(name, None, num_labels=1, name=name) for name in known_models()]
+    shapes = [
+        each if each.bidirectional else load_shape(each.name, None, num_labels=None, name=each.name) for each in scoring
+    ]
     for shape in sorted(shapes, key=lambda shape: (shape.parameters, shape.name)):
-        cached = show_bytes(2.0 * shape.cached_numbers(1)) if not shape.bidirectional else "-"
+        cached = f"{2.0 * shape.cached_numbers(1) / 1024:,.0f} KiB" if not shape.bidirectional else "-"
         sizes = (count(shape.parameters), count(shape.active_parameters), str(shape.num_layers))
         _add(table, shape.name, *sizes, str(shape.heads), str(shape.kv_heads), cached)
     return table

@@ -112,7 +112,7 @@ def habits(component: ComponentPlan) -> str:
 def count(number: float) -> str:
     """Return a large number for people: `8.2 B`, `350 M`."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
+        if number >= 0.9995 * size:
             return f"{number / size:.3g} {unit}"
     return f"{number:.3g}"
 
