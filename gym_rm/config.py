@@ -11,7 +11,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
@@ -62,6 +62,19 @@ def _integer_from(minimum: int) -> pydantic.BeforeValidator:
     return pydantic.BeforeValidator(check)
 
 
+def one_of(kinds: Callable[[Any], str], **schemas: Any) -> Any:
+    """Return the annotation of a setting that is one of several schemas, chosen by a function of the value.
+
+    Messages then name the problems of this one schema, not of all.
+
+    Args:
+        kinds: returns the name of a schema for a value.
+        schemas: annotations by name.
+    """
+    tagged = [Annotated[schema, pydantic.Tag(f"<{name}>")] for name, schema in schemas.items()]
+    return Annotated[typing.Union[tuple(tagged)], pydantic.Discriminator(lambda value: f"<{kinds(value)}>")]  # noqa: UP007
+
+
 def _boolean(value: Any, info: pydantic.ValidationInfo) -> bool:
     return checks.boolean(str(info.field_name), value)
 
@@ -76,8 +89,10 @@ Flag: TypeAlias = Annotated[bool, pydantic.BeforeValidator(_boolean)]
 Finite: TypeAlias = Annotated[float, pydantic.BeforeValidator(_finite)]
 
 
-def load_config(schema: type[Schema], file: str | Path | None = None, overrides: Sequence[str] = ()) -> Schema:
-    """Fill a schema from its defaults, then a YAML file, then `a.b=value` overrides.
+def load_config(
+    schema: type[Schema], file: str | Path | Mapping[str, Any] | None = None, overrides: Sequence[str] = ()
+) -> Schema:
+    """Fill a schema from its defaults, then a YAML file or a mapping, then `a.b=value` overrides.
 
     Mappings are merged key by key; other values are replaced. The value of an override is YAML (`null`, `true`, `3e-4`,
     `[1, 2]`). A list entry is addressed by its index (`scorers.0.weight=2`). The file is YAML 1.2: `no` and `on` are
@@ -86,7 +101,8 @@ def load_config(schema: type[Schema], file: str | Path | None = None, overrides:
     Raises:
         ConfigError: the file cannot be read, or settings are invalid. The message lists all problems.
     """
-    values = _merge(_defaults(schema), _read(file) if file is not None else {})
+    given = file if isinstance(file, Mapping) else _read(file) if file is not None else {}
+    values = _merge(_defaults(schema), copy.deepcopy(dict(given)))
     problems = []
     for override in overrides:
         try:
@@ -96,7 +112,7 @@ def load_config(schema: type[Schema], file: str | Path | None = None, overrides:
     config, invalid = _validate(schema, values)
     problems += invalid
     if problems or config is None:
-        source = f"{file}: " if file is not None else ""
+        source = f"{file}: " if isinstance(file, str | Path) else ""
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{source}{count} in the settings:" + "".join(f"\n  {problem}" for problem in problems))
     return config
@@ -437,7 +453,7 @@ def _explain_types(place: Sequence[str | int], problems: Sequence[Any]) -> str:
 
 
 def _explain(problem: Any, schema: type[pydantic.BaseModel]) -> str:
-    location = problem["loc"]
+    location = tuple(part for part in problem["loc"] if not str(part).startswith("<"))
     key = ".".join(str(part) for part in location)
     value = problem["input"]
     match problem["type"]:

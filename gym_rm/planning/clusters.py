@@ -87,7 +87,7 @@ def read_device(gpu: str | Mapping[str, Any]) -> Device:
         if gpu == "here":
             from gym_rm.planning.calibrate import stored_device
 
-            found = stored_device()
+            found: Device | None = stored_device()
             if found is None:
                 raise ConfigError(
                     "cluster.gpu=here: nothing was measured on this machine; run gym-rm plan --calibrate."
@@ -206,9 +206,7 @@ def _ray_cluster() -> Cluster:
         device = kind_from_ray(names[0] if names else "")
         nodes.append(Node(gpus, device, float(resources.get("memory", 0)) or None))
     if not nodes:
-        raise ConfigError(
-            "the Ray cluster has no node with GPUs; write it as cluster: {nodes: ..., gpu: ...}."
-        )
+        raise ConfigError("the Ray cluster has no node with GPUs; write cluster: {nodes: ..., gpu: ...}.")
     return _cluster(nodes)
 
 

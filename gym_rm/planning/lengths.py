@@ -48,7 +48,7 @@ class Lengths:
         high = min(low + 1, len(self.values) - 1)
         return self.values[low] + (place - low) * (self.values[high] - self.values[low])
 
-    def longest_of(self, count: int) -> float:
+    def longest_of(self, count: float) -> float:
         """Return the length that the longest of so many texts has in the median."""
         return self.quantile(0.5 ** (1 / max(count, 1)))
 

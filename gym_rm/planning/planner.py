@@ -95,7 +95,7 @@ def read_request(settings: PlanSettings) -> Request:
     for name, model, labels in _models(settings):
         shape = tried(load_shape, model.model, model.config, num_labels=labels, name=name)
         if shape is not None:
-            shapes[name] = shape
+            shapes[name] = replace(shape, name=model.model or f"sizes of {name}")
     workload = tried(_workload, settings)
     problems += _mistakes(settings)
     if problems:

@@ -155,8 +155,8 @@ def _groups(request: Request) -> list[Violation]:
     if work.updates_per_step > work.conversations:
         found.append(
             Violation(
-                f"workload.updates_per_step={work.updates_per_step} is more than the {work.conversations} conversations "
-                "of a step.",
+                f"workload.updates_per_step={work.updates_per_step} is more than the {work.conversations} "
+                "conversations of a step.",
                 f"Set workload.updates_per_step={work.conversations}.",
             )
         )
