@@ -388,6 +388,12 @@ def _place(location: Sequence[str | int], schema: Any) -> tuple[tuple[str | int,
     annotation, of_union = schema, False
     for part in location:
         members = _members(annotation)
+        if str(part).startswith("<"):  # of `one_of`
+            tags = {
+                tag.tag: each for each in members for tag in getattr(each, "__metadata__", ()) if hasattr(tag, "tag")
+            }
+            annotation = tags.get(part, Any)
+            continue
         of_union = len(members) > 1
         if of_union:
             annotation = next((each for each in members if str(part).startswith(_name(each))), Any)
@@ -453,7 +459,7 @@ def _explain_types(place: Sequence[str | int], problems: Sequence[Any]) -> str:
 
 
 def _explain(problem: Any, schema: type[pydantic.BaseModel]) -> str:
-    location = tuple(part for part in problem["loc"] if not str(part).startswith("<"))
+    location = problem["loc"]
     key = ".".join(str(part) for part in location)
     value = problem["input"]
     match problem["type"]:
