@@ -187,7 +187,7 @@ def _heading(drawing: Drawing, text: str, note: str, y: float) -> None:
 
 
 def _memory(drawing: Drawing, plan: Plan, colors: dict[str, str], y: float) -> float:
-    note = "A bar is one moment: what stays in its phase, and hatched what its largest instant adds. Bars never add up."
+    note = "A bar is one moment: what stays in its phase, and hatched what its largest instant adds. Bars never add up. Grey: libraries."
     _heading(drawing, "Memory of one GPU, in GiB", note, y)
     y += 0.28
     left, room = MARGIN, WIDTH - 2 * MARGIN
@@ -222,7 +222,7 @@ def _bars(
     line = floor - pool.gpu_memory * scale
     drawing.strokes += [Stroke(left, floor, left + width - 0.1, floor)]
     drawing.strokes += [Stroke(left, line, left + width - 0.1, line, INK, 1.2)]
-    drawing.labels.append(Label(left, line - 0.1, f"the GPU has {_gib(pool.gpu_memory)}"))
+    drawing.labels.append(Label(left, line - 0.1, shorten(f"{pool.gpu}: {_gib(pool.gpu_memory)}", width)))
     for i, memory in enumerate(bars):
         x, wide = left + i * slot, slot - SLOT_GAP
         end = _bar(drawing, memory, colors, (x, floor, wide, scale))

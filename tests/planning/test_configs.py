@@ -57,5 +57,7 @@ def test_the_page_has_the_numbers_of_the_plan(file):
     row = re.search(rf"^\| \[`{file.stem}`\]\(.*?\) \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
     assert row is not None
     found = planned(file)
-    numbers = [float(number) for number in re.findall(r"([\d.]+) s\b|([\d.]+) conv", row[1]) for number in number if number]
+    numbers = [
+        float(number) for number in re.findall(r"([\d.]+) s\b|([\d.]+) conv", row[1]) for number in number if number
+    ]
     assert numbers == pytest.approx([found.step_seconds, found.conversations_per_second], rel=0.02)
