@@ -204,17 +204,19 @@ def compare_table(plans: Mapping[str, Plan | str]) -> Table:
 def what_if_table(plans: Mapping[str, Plan | str]) -> Table:
     """Return a row for each change; the first entry is the plan without one. A text says why there is no plan."""
     table = _table("What if", "change")
-    for name in ("GPUs", "a step", "conversations/s", "1,000 conv. cost"):
+    priced = any(isinstance(plan, Plan) and plan.price_per_hour is not None for plan in plans.values())
+    names = ["GPUs", "a step", "conversations/s", *(["1,000 conversations cost"] if priced else [])]
+    for name in names:
         table.add_column(name, justify="right")
+    names += ["free", "slowest"]
     table.add_column("least free memory")
     table.add_column("slowest")
     first = next(iter(plans.values()))
     base = first if isinstance(first, Plan) else None
     for name, plan in plans.items():
         if isinstance(plan, str):
-            _add(table, name, "-", "-", "-", "-", "-", Text(visible(plan), style="red"))
+            _add(table, name, *("-" for _ in names[:-1]), Text(visible(plan), style="red"))
             continue
-        names = ("GPUs", "a step", "conversations/s", "1,000 conversations cost", "free", "slowest")
         _add(
             table,
             name,
