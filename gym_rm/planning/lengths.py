@@ -132,6 +132,8 @@ def from_values(values: Sequence[float], *, basis: Basis, source: str) -> Length
     if problem:
         raise ConfigError(f"lengths must be finite numbers of tokens that are not negative; {problem}.")
     ordered = sorted(float(value) for value in values)
+    if ordered[0] == ordered[-1]:
+        ordered = ordered[:1]
     if len(ordered) <= STEPS:
         return Lengths(tuple(ordered), basis, source)
     mean, maximum = math.fsum(ordered) / len(ordered), ordered[-1]
