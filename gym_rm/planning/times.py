@@ -64,15 +64,25 @@ class Site:
 
 
 class Clock:
-    """Adds up the parts of a phase."""
+    """Adds up the parts of a phase.
+
+    Attributes:
+        total: seconds of all parts.
+    """
+
+    __slots__ = ("_parts", "total")
 
     def __init__(self) -> None:
+        self.total = 0.0
         self._parts: dict[str, tuple[float, Basis, str]] = {}
 
     def add(self, name: str, seconds: float, basis: Basis, source: str) -> None:
         """Add seconds of one sort of work."""
-        before, known, text = self._parts.get(name, (0.0, basis, source))
-        self._parts[name] = (before + seconds, weakest((known, basis)), text)
+        self.total += seconds
+        if name in self._parts:
+            before, known, source = self._parts[name]
+            seconds, basis = before + seconds, weakest((known, basis))
+        self._parts[name] = (seconds, basis, source)
 
     def parts(self) -> tuple[TimePart, ...]:
         """Return the parts that take any time."""
@@ -81,7 +91,7 @@ class Clock:
 
 def component_times(
     component: Component, choice: Choice, workload: Workload, site: Site, *, old_log_probs: bool = True
-) -> dict[Phase, tuple[TimePart, ...]]:
+) -> dict[Phase, Clock]:
     """Return the seconds of each phase, for one step.
 
     Args:
@@ -192,7 +202,7 @@ def _launches(clock: Clock, device: Device, shape: ModelShape, forwards: float, 
     """
     kernels = EAGER_KERNELS_PER_LAYER if eager else KERNELS_PER_LAYER
     needed = forwards * shape.num_layers * kernels * device.launch.value
-    busy = 0.0 if device.is_cpu else sum(part.seconds for part in clock.parts())
+    busy = 0.0 if device.is_cpu else clock.total
     if needed > busy:
         basis = weakest((device.launch.basis, Basis.ASSUMPTION))
         clock.add(LAUNCH, needed - busy, basis, f"{kernels} kernels for each layer")
@@ -243,7 +253,7 @@ def _pairs(shape: ModelShape, prefix: float, end: float) -> float:
 # --- scoring ---------------------------------------------------------------------------------------------------------
 
 
-def _score(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _score(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add the unique tokens of every turn: prompts once, replies once each."""
     clock = Clock()
     tokens, pairs = 0.0, 0.0
@@ -270,7 +280,7 @@ def _score(component: Component, choice: Choice, workload: Workload, site: Site)
     )
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches)
-    return clock.parts()
+    return clock
 
 
 def _share_of(workload: Workload, replicas: float) -> tuple[float, float]:
@@ -290,7 +300,7 @@ def _whole(share: float, replicas: float) -> float:
     return share if isinstance(replicas, float) else math.ceil(share)
 
 
-def _log_probs(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _log_probs(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add one forward over all conversations, each with its prompt, and the head on the tokens after the prompt."""
     clock = Clock()
     conversations, tokens, pairs = _training_rows(component, workload, choice, updates=1)
@@ -308,7 +318,7 @@ def _log_probs(component: Component, choice: Choice, workload: Workload, site: S
     )
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches)
-    return clock.parts()
+    return clock
 
 
 def _gathers(clock: Clock, component: Component, choice: Choice, site: Site, *, forwards: float) -> None:
@@ -317,7 +327,7 @@ def _gathers(clock: Clock, component: Component, choice: Choice, site: Site, *, 
     bandwidth = site.collective(ranks * choice.tensor_parallel_size)
     size = component.shape.parameters * component.bytes_per_parameter / choice.tensor_parallel_size
     needed = forwards * size * (ranks - 1) / ranks / bandwidth.value
-    busy = sum(part.seconds for part in clock.parts())
+    busy = clock.total
     if needed > busy:
         clock.add(
             NETWORK, needed - busy, weakest((bandwidth.basis, Basis.ASSUMPTION)), "gathers of weights, beside work"
@@ -344,7 +354,7 @@ def _training_rows(
     return conversations, tokens, pairs
 
 
-def _update(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _update(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add forwards, backwards and optimizer steps."""
     clock = Clock()
     shape, tp, updates = component.shape, choice.tensor_parallel_size, workload.updates_per_step
@@ -384,7 +394,7 @@ def _update(component: Component, choice: Choice, workload: Workload, site: Site
         bandwidth.basis,
         f"the optimizer reads and writes about {each:.0f} bytes for each parameter",
     )
-    return clock.parts()
+    return clock
 
 
 def trainable_parameters(component: Component) -> float:
@@ -395,7 +405,7 @@ def trainable_parameters(component: Component) -> float:
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def _generate(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _generate(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add the prefill of each prompt, then one forward for each token of the longest replies."""
     clock = Clock()
     prompts, conversations = _share_of(workload, choice.num_replicas)
@@ -420,7 +430,7 @@ def _generate(component: Component, choice: Choice, workload: Workload, site: Si
         context = prompt + turn * (workload.replies.mean + workload.turn_tokens)
         for running, steps, length in _segments(workload, conversations, choice.max_num_seqs, padded=padded):
             _decode(clock, component, choice, site, running=running, steps=steps, context=context + length)
-    return clock.parts()
+    return clock
 
 
 def _segments(
@@ -518,7 +528,7 @@ def _eager_steps(
 # --- between phases --------------------------------------------------------------------------------------------------
 
 
-def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool, nodes: int) -> tuple[TimePart, ...]:
+def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool, nodes: int) -> Clock:
     """Return the seconds in which new weights of the policy reach generation.
 
     On the same GPUs every rank gathers the whole weights; on others they are broadcast, over the network if the cluster
@@ -534,10 +544,10 @@ def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool,
         bandwidth = site.network if nodes > 1 else site.device.link
         text = "weights broadcast to the GPUs of generation"
     clock.add(NETWORK, size / bandwidth.value, weakest((bandwidth.basis, Basis.ASSUMPTION)), text)
-    return clock.parts()
+    return clock
 
 
-def wake_times(component: Component, size: float, device: Device) -> tuple[TimePart, ...]:
+def wake_times(component: Component, size: float, device: Device) -> Clock:
     """Return the seconds in which the weights and state of a component, so many bytes on each GPU, come and go.
 
     A model that is not trained has a copy on the host: it only comes. Generation gets its weights from the policy.
@@ -547,4 +557,4 @@ def wake_times(component: Component, size: float, device: Device) -> tuple[TimeP
     clock = Clock()
     clock.add(HOST, ways * size / link.value, link.basis, "weights and state from and to the host's memory")
     clock.add(HOST, WAKE_OVERHEAD, Basis.ASSUMPTION, "memory is mapped again, and caches are empty")
-    return clock.parts()
+    return clock
