@@ -66,7 +66,9 @@ def prefill(model: str, device: Device, tensor_parallel_size: int, length: int, 
     component = Component("model", Role.REWARD_MODEL, shape_of(model), "bfloat16", "gym_rm")
     workload = Workload(sequences, 1, 1, 0, constant(length - 1), constant(1))
     choice = Choice(tensor_parallel_size=tensor_parallel_size, max_num_batched_tokens=length * sequences)
-    return component_times(component, choice, workload, Site(device, assumed(50e9, "one node"), False))[Phase.SCORE].parts()
+    return component_times(component, choice, workload, Site(device, assumed(50e9, "one node"), False))[
+        Phase.SCORE
+    ].parts()
 
 
 def published(console: Console) -> None:

@@ -22,13 +22,14 @@ EAGER_KERNELS_PER_STEP = 250  # of `generate` for each token: masks, positions, 
 SAMPLING = 25e-9  # seconds to draw from one logit on one thread of a CPU
 OPTIMIZER_BYTES = 32.0  # that a fused AdamW reads and writes for each parameter
 EAGER_OPTIMIZER_BYTES = 80.0  # the same of one operation of torch after the other
+TRAINING_SHARE = 0.8  # of the speed of its operations alone that published training runs reach on GPUs
 DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine
 WAKE_OVERHEAD = 0.3  # seconds for one component to sleep and wake, besides the copies
 SEGMENTS = 16  # of the reply lengths, over which decoding is summed up
 
 EAGER = ("transformers", "training")  # engines that run one operation of torch after the other
 MATMUL, ATTENTION, BANDWIDTH = "matrix products", "attention", "memory bandwidth"
-NETWORK, LAUNCH, HOST, SAMPLE = "network", "kernel launches", "host link", "sampling"
+NETWORK, LAUNCH, HOST, SAMPLE, FRAMEWORK = "network", "kernel launches", "host link", "sampling", "framework"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,9 @@ def _forward(
         bandwidth.basis,
         "norms, activations and residuals",
     )
+    if component.engine == "training" and not device.is_cpu:
+        text = "training reaches 80% of what its operations alone would (benchmarks/planner_published.py)"
+        clock.add(FRAMEWORK, clock.total * (1.0 / TRAINING_SHARE - 1.0), Basis.ASSUMPTION, text)
     _launches(clock, device, shape, batches * max(passes.matmul, 1.0), eager=eager)
     if tp > 1:
         _all_reduces(clock, shape, site, tp, tokens * passes.all_reduces, batches * passes.all_reduces, size)
