@@ -17,7 +17,7 @@ from gym_rm.data.scored_rows import row_to_score
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from gym_rm.errors import ConfigError
 from gym_rm.planning.lengths import Lengths, from_values
-from gym_rm.planning.quantities import Basis
+from gym_rm.planning.quantities import Basis, Quantity
 from gym_rm.types import Message
 
 MOST_ROWS = 10_000  # rows that are read where no limit is given
@@ -43,7 +43,6 @@ class RowLengths:
         shared: share of the prompts' tokens that other prompts begin with too, and that is computed once.
         all_tokens: tokens of all conversations; of all prompts if the rows have no replies.
         unique_tokens: the same, where tokens that conversations begin with together count once.
-        basis: whether tokens are counted with a tokenizer, or estimated from characters.
         notes: what the reader of a plan should know about the measurement.
     """
 
@@ -52,10 +51,9 @@ class RowLengths:
     replies: Lengths | None
     replies_per_prompt: float
     turns: Lengths
-    shared: float
+    shared: Quantity
     all_tokens: int
     unique_tokens: int
-    basis: Basis
     notes: tuple[str, ...] = ()
 
     @property
@@ -118,10 +116,9 @@ def measure_rows(
         replies=from_values(replies, basis=basis, source=source) if replies else None,
         replies_per_prompt=len(replies) / len(prompts),
         turns=from_values([row.turns for row in rows], basis=Basis.MEASURED, source=f"measured in {path}"),
-        shared=_shared(prompts, num_prompts),
+        shared=Quantity(_shared(prompts, num_prompts), basis, source),
         all_tokens=sum(map(len, counted)),
         unique_tokens=count_unique(counted),
-        basis=basis,
         notes=tuple(notes),
     )
 

@@ -49,7 +49,7 @@ def test_graded_solutions_have_the_unique_tokens_of_the_engines_tree(qwen, gsm8k
     assert (found.all_tokens, found.unique_tokens) == engine_tokens(tokenizer, conversations)
     assert found.replies_per_prompt == 4
     assert found.prompts.basis is Basis.MEASURED
-    assert 0 < found.shared < 0.3
+    assert 0 < found.shared.value < 0.3
 
 
 @pytest.mark.parametrize("name", ["hh_harmless", "rewardbench_slice"])
@@ -104,7 +104,7 @@ def test_a_system_prompt_is_shared_but_for_one(tmp_path):
     lines = [{"messages": [system, {"role": "user", "content": f"{k:04d}" * 50}]} for k in range(10)]
     found = measure_rows(write(tmp_path / "rows.jsonl", lines), tokenizer=None, limit=None)
     prefix, rest = 202, 52
-    assert found.shared == pytest.approx(0.9 * prefix / (prefix + rest), rel=0.02)
+    assert found.shared.value == pytest.approx(0.9 * prefix / (prefix + rest), rel=0.02)
 
 
 def test_sharing_of_a_step_is_less_than_that_of_the_file():
@@ -113,7 +113,7 @@ def test_sharing_of_a_step_is_less_than_that_of_the_file():
         pytest.skip("no ../shared/data beside the checkout")
     whole = measure_rows(path, tokenizer=None, limit=400)
     step = measure_rows(path, tokenizer=None, limit=400, num_prompts=16)
-    assert 0 < step.shared < whole.shared
+    assert 0 < step.shared.value < whole.shared.value
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_rows_with_the_same_prompt_are_replies_to_one_prompt(tmp_path):
     lines = [{"prompt": "a?", "response": reply} for reply in ("b", "c", "d")]
     found = measure_rows(write(tmp_path / "rows.jsonl", lines), tokenizer=None, limit=None)
     assert found.replies_per_prompt == 3
-    assert found.shared == 0
+    assert found.shared.value == 0
 
 
 def test_a_long_file_is_measured_in_its_beginning_and_says_so(tmp_path, monkeypatch):
