@@ -368,8 +368,8 @@ def test_failures_and_stragglers_make_a_plan_slower():
         simulate(simulation_of(plan, num_conversations=20_000, **changes)).conversations_per_second
         for changes in (
             {},
-            {"stragglers": Stragglers(0.5, 1.5, 0.1)},
-            {"stragglers": Stragglers(0.5, 1.5, 0.1), "failures": Failures(0.2), "checkpoint_every": 2},
+            {"stragglers": Stragglers(1.0, 1.5, 0.1)},
+            {"stragglers": Stragglers(1.0, 1.5, 0.1), "failures": Failures(0.02), "checkpoint_every": 2},
         )
     ]
     assert rates[0] > rates[1] > rates[2]
