@@ -336,7 +336,7 @@ LENGTHS = Lengths(
     Basis.ASSUMPTION,
     "lognormal",
 )
-PER_GPU = 16  # conversations of a step for each GPU
+PER_GPU = 32  # conversations of a step for each GPU
 SIZES = (8, 64, 512, 2048, 10_000)
 RATES = (0, 1, 10)  # times as many failures as in the training of Llama 3
 DETECTION, LOAD, TRAINER_LOAD, SAVE = 30.0, 120.0, 300.0, 10.0
@@ -345,9 +345,11 @@ DETECTION, LOAD, TRAINER_LOAD, SAVE = 30.0, 120.0, 300.0, 10.0
 def job(gpus: int, asynchronous: bool, times: float, conversations: int, seed: int, step_seconds: float) -> Simulation:
     """Return a job whose step has `PER_GPU` conversations for each GPU; checkpoints are as far apart as Young says.
 
-    Synchronous: all GPUs generate, score and update in turn. Asynchronous: 5/8 generate, 1/8 scores, 1/4 trains.
+    Synchronous: all GPUs generate, score and update in turn. Asynchronous: 1/8 trains, 1/32 scores,
+    the others generate.
     """
-    parts = (gpus * 5 // 8, gpus // 8, gpus - gpus * 5 // 8 - gpus // 8) if asynchronous else (gpus,) * 3
+    scoring, training = max(1, gpus // 32), gpus // 8
+    parts = (gpus - scoring - training, scoring, training) if asynchronous else (gpus,) * 3
     shared = "" if asynchronous else "all"
     slow = Stragglers(share=0.01, factor=1.2, spread=0.05)
     failures = Failures(LLAMA_3_HOURS / times if times else float("inf"), DETECTION)
