@@ -332,7 +332,7 @@ class Plan:
 
     def idle_share(self, pool: PoolPlan) -> float:
         """Return the share of a step in which the GPUs of a pool wait."""
-        return 1.0 - pool.busy_seconds / self.step_seconds
+        return max(1.0 - pool.busy_seconds / self.step_seconds, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values."""

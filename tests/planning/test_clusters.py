@@ -30,7 +30,7 @@ def test_names_of_drivers_are_known_with_the_memory_that_the_driver_says(name, g
 
 
 def test_an_unknown_driver_name_says_what_to_do():
-    with pytest.raises(ConfigError, match="Radeon.*cluster.gpu"):
+    with pytest.raises(ConfigError, match=r"Radeon.*cluster\.gpu"):
         kind_from_name("AMD Radeon 7900", 20 * GIB)
 
 
