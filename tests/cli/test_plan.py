@@ -456,6 +456,14 @@ def test_an_output_that_cannot_be_written_is_an_error_with_code_1(request_file, 
     assert "file" in error_of(request_file, "-o", "file/plan.json", code=1)
 
 
+def test_an_interrupted_search_exits_with_130(request_file, monkeypatch):
+    def interrupt(settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "make_plan", interrupt)
+    assert run(request_file, code=130).stderr == "interrupted.\n"
+
+
 def test_a_request_that_cannot_be_decoded_is_refused(request_file):
     Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert "binary.yaml" in error_of("binary.yaml")
