@@ -198,14 +198,19 @@ def real_pool(folder: str, count: int):
     return scorer
 
 
-def run_real(scorer, conversations: list, kills: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Score, and kill processes of replicas at the given times; return the seconds of the call, and `Others.mean`."""
+Kills = Sequence[tuple[float, int]]
+Run = tuple[float, float, Kills]  # seconds of the call, `Others.mean`, and the kills that met a process
+
+
+def run_real(scorer, conversations: list, kills: Kills) -> Run:
+    """Score, and kill processes of replicas at the given times."""
     executor = scorer.executor
-    deaths = executor.stats.deaths
+    done: list[tuple[float, int]] = []
 
     def kill(replica: int) -> None:
         with contextlib.suppress(ProcessLookupError, IndexError):
             os.kill(executor.replicas[replica].process_ids[0], signal.SIGKILL)
+            done.append((time.perf_counter() - started, replica))
 
     timers = [threading.Timer(at, kill, (replica,)) for at, replica in kills]
     others = Others(scorer)
@@ -219,9 +224,10 @@ def run_real(scorer, conversations: list, kills: Sequence[tuple[float, int]]) ->
     assert not any(result.errors), result.errors
     for timer in timers:
         timer.join()
-    while executor.stats.restarts < executor.stats.deaths or executor.stats.deaths < deaths + len(kills):
+    time.sleep(2)  # until an idle replica that was killed is missed
+    while executor.stats.restarts < executor.stats.deaths:
         time.sleep(0.05)
-    return seconds, beside
+    return seconds, beside, [each for each in done if each[0] < seconds]
 
 
 def predict(
@@ -271,19 +277,17 @@ def compare(args: argparse.Namespace, console: Console) -> None:
         workloads.reward_model(args.size, len(tokenizer)).save_pretrained(folder)
         inputs = [measure(folder, 8, args.groups)]
         plans = {n: recorded(folder, args.groups, first=0, replicas=n) for n in range(1, args.most + 1)}
-        cases = []
-        for n, (_, batches, _, before) in plans.items():
-            seconds = before + predict(inputs[0], batches, n, before, ()).seconds
-            cases += [(n, kills) for kills in ((), ((0.3 * seconds, 0),), ((0.3 * seconds, 0), (0.6 * seconds, n - 1)))]
-        measured: dict[tuple, list[tuple[float, float]]] = {case: [] for case in cases}
+        measured: dict[tuple[int, int], list[Run]] = {(n, kills): [] for n in plans for kills in range(3)}
         for number in range(args.rounds):
             if number:
                 inputs.append(measure(folder, 8, args.groups + 8 * number))
             for n in plans:
                 with contextlib.closing(real_pool(folder, n)) as scorer:
-                    for case in cases:
-                        if case[0] == n:
-                            measured[case].append(run_real(scorer, conversations, case[1]))
+                    usual = run_real(scorer, conversations, ())
+                    times = ((0.3 * usual[0], 0), (0.6 * usual[0], n - 1))
+                    measured[n, 0].append(usual)
+                    measured[n, 1].append(run_real(scorer, conversations, times[:1]))
+                    measured[n, 2].append(run_real(scorer, conversations, times))
         median = median_of(inputs)
         console.print(
             f"measured apart: {1e3 * median.batch_seconds:.1f} ms + {1e6 * median.token_seconds:.1f} us per token; "
@@ -296,18 +300,18 @@ def report(console: Console, inputs: Inputs, plans: dict, measured: dict) -> Non
     """Print a row for each case; each run is compared with a simulation beside as many other programs."""
     table = Table("replicas", "killed after (s)", "batches", "other programs", "conversations/s", "simulated", "ratio")
     medians = []
-    for (n, kills), runs in measured.items():
+    for (n, _), runs in measured.items():
         _, batches, count, before = plans[n]
-        rates = [count / seconds for seconds, _ in runs]
-        seconds = [before + predict(inputs, batches, n, before, kills, beside).seconds for _, beside in runs]
+        rates = [count / seconds for seconds, _, _ in runs]
+        seconds = [before + predict(inputs, batches, n, before, kills, beside).seconds for _, beside, kills in runs]
         simulated = [count / each for each in seconds]
         ratios = [there / here for here, there in zip(rates, simulated, strict=True)]
         medians.append(statistics.median(ratios))
         table.add_row(
             f"{n}",
-            ", ".join(f"{at:.1f}" for at, _ in kills),
+            "; ".join(", ".join(f"{at:.1f}" for at, _ in kills) for _, _, kills in runs),
             f"{len(batches)}",
-            ", ".join(f"{beside:.1f}" for _, beside in runs),
+            ", ".join(f"{beside:.1f}" for _, beside, _ in runs),
             ", ".join(f"{rate:.2f}" for rate in rates),
             ", ".join(f"{rate:.2f}" for rate in simulated),
             f"{medians[-1]:.2f}",

@@ -70,7 +70,9 @@ kills_ = st.lists(st.tuples(st.floats(0, 20), st.integers(0, 3)), max_size=12)
 @given(batches_, kills_, st.integers(1, 4), st.floats(3, 1e4), st.booleans(), st.sampled_from([None, 0.5, 4.0]))
 def test_every_conversation_is_scored_exactly_once_whatever_fails(batches, kills, replicas, hours, shared, lease):
     kills = [(at, replica % replicas) for at, replica in kills]
-    pool = scorer(replicas, cores=1.5 if shared else None, load_computes=shared, lease_seconds=lease)
+    slow = Stragglers(0.5, 50.0) if lease else Stragglers()  # whose leases expire, so that batches run twice
+    cores = 1.5 if shared else None
+    pool = scorer(replicas, cores=cores, load_computes=shared, lease_seconds=lease, stragglers=slow)
     # Failures of every few seconds to hours: rows that kill two replicas in a row alone get an error, once.
     result = simulate_batches(pool, batches, kills=kills, failures=Failures(hours / 3600, 0.2), seed=1)
     rows = [row for _, part in result.results for row in part]
@@ -190,6 +192,26 @@ def test_a_lease_gives_the_batch_of_a_slow_replica_to_an_idle_one():
     assert simulate_batches(pool, [(1, 1.0)] * 2, seed=seed).seconds == pytest.approx(11.0)  # 10 times 1 s, then 1 s
 
 
+def test_a_second_result_is_counted_and_not_scored_again():
+    never = FailureTimes(math.inf, 2, np.random.default_rng(0))
+    events = ReplicaEvents(
+        speeds=[1.0, 50.0],
+        gpus_per_replica=1,
+        failures=never,
+        detection_seconds=0.0,
+        load_seconds=0.0,
+        cores=None,
+        load_computes=False,
+        lease_seconds=2.0,
+        max_restarts=None,
+        most_deaths=2,
+    )
+    assert events.run(Batches(np.arange(3), np.ones(2)))
+    assert events.now == pytest.approx(11.0)
+    events.wait(100.0)
+    assert (events.counts.scored, events.counts.duplicates) == (2, 1)
+
+
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=30), st.integers(1, 8))
 @settings(max_examples=50)
 def test_rounds_of_generation_are_those_of_an_engine_that_counts_tokens(lengths, slots):
@@ -285,14 +307,15 @@ def test_what_is_computed_at_once_is_what_events_give(replicas):
     assert ends[0] == pytest.approx(ends[1])
 
 
-def test_the_cost_of_failures_agrees_with_the_first_order_formula():
+@pytest.mark.parametrize("keeps", [False, True], ids=["steps again", "updates again"])
+def test_the_cost_of_failures_agrees_with_the_first_order_formula(keeps):
     step, save, restart, gpus = 20.0, 10.0, 40.0, 64
     mean = 5_000.0  # seconds between failures of the job
     every = round(checkpoint_interval(save, mean) / step)
     losses = {}
     for factor in (0.25, 1, 4):
         steps = max(1, round(every * factor))
-        work = Training(step_seconds=step, checkpoint_every=steps, checkpoint_seconds=save)
+        work = Training(step_seconds=step, checkpoint_every=steps, checkpoint_seconds=save, keeps_rollouts=keeps)
         pool = SimulatedPool("training", work, gpus, load_seconds=restart - 10)
         failures = Failures(gpu_hours=mean * gpus / 3600, detection_seconds=10.0)
         result = simulate(Simulation((pool,), 200_000, 1, constant(1), constant(0), failures=failures))
