@@ -17,9 +17,9 @@ from gym_rm.planning.quantities import Basis, Quantity, weakest
 from gym_rm.planning.request import BYTES, Choice, Component, Workload
 
 KERNELS_PER_LAYER = 15  # norms, projections, rotary embedding, attention, MLP, residuals
-EAGER_KERNELS_PER_LAYER = 60  # the same in transformers, where a norm is six operations
+EAGER_KERNELS_PER_LAYER = 160  # the same in transformers: 60 operations, and views and calls of modules between them
 EAGER_KERNELS_PER_STEP = 250  # of `generate` for each token: masks, positions, sampling, checks for the end
-SAMPLING = 25e-9  # seconds to draw from one logit on one thread of a CPU
+SAMPLING = 30e-9  # seconds to draw from one logit on a CPU
 OPTIMIZER_BYTES = 32.0  # that a fused AdamW reads and writes for each parameter
 EAGER_OPTIMIZER_BYTES = 80.0  # the same of one operation of torch after the other
 DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine
@@ -512,7 +512,7 @@ def _eager_steps(
     clock.add(BANDWIDTH, steps * moved / bandwidth.value, bandwidth.basis, "copies of the cache, norms and activations")
     if device.is_cpu:
         drawn = steps * running * shape.vocabulary * SAMPLING
-        clock.add(SAMPLE, drawn, Basis.ASSUMPTION, "a random number for each token of the vocabulary, 25 ns each")
+        clock.add(SAMPLE, drawn, Basis.ASSUMPTION, "a random number for each token of the vocabulary, 30 ns each")
 
 
 # --- between phases --------------------------------------------------------------------------------------------------
