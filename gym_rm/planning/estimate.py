@@ -69,6 +69,10 @@ def make_plan(request: Request, found: Found) -> Plan:
         bound=found.bound,
         examined=found.examined,
         notes=request.notes,
+        num_prompts=request.workload.num_prompts,
+        group_size=request.workload.group_size,
+        prompt_tokens=int(request.workload.prompts.maximum),
+        reply_tokens=int(request.workload.replies.maximum),
     )
 
 

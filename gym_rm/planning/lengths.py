@@ -48,7 +48,7 @@ class Lengths:
         high = min(low + 1, len(self.values) - 1)
         return self.values[low] + (place - low) * (self.values[high] - self.values[low])
 
-    def longest_of(self, count: int) -> float:
+    def longest_of(self, count: float) -> float:
         """Return the length that the longest of so many texts has in the median."""
         return self.quantile(0.5 ** (1 / max(count, 1)))
 
@@ -132,6 +132,8 @@ def from_values(values: Sequence[float], *, basis: Basis, source: str) -> Length
     if problem:
         raise ConfigError(f"lengths must be finite numbers of tokens that are not negative; {problem}.")
     ordered = sorted(float(value) for value in values)
+    if ordered[0] == ordered[-1]:
+        ordered = ordered[:1]
     if len(ordered) <= STEPS:
         return Lengths(tuple(ordered), basis, source)
     mean, maximum = math.fsum(ordered) / len(ordered), ordered[-1]

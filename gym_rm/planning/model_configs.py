@@ -198,9 +198,7 @@ def _reader(config: Mapping[str, Any], kind: Type, model_type: str, name: str) -
         hidden, heads = (next(filled[each] for each in NAMES[key] if filled.get(each)) for key in ("hidden", "heads"))
         kv_heads = (filled.get("num_key_value_heads") if kind.grouped else None) or heads
         if filled.get("head_dim") is None and hidden % heads and not filled.get("kv_lora_rank"):
-            problems.append(
-                f"hidden size {hidden} is not divisible by {heads} attention heads, and head_dim is missing"
-            )
+            problems.append(f"hidden size {hidden} is not divisible by {heads} attention heads; give head_dim")
         if heads % kv_heads:
             default = "" if "num_key_value_heads" in config else f" (the default of model_type {model_type!r})"
             problems.append(f"{heads} attention heads are not divisible by num_key_value_heads {kv_heads}{default}")
@@ -351,6 +349,10 @@ def _mlp(reader: _Reader, i: int) -> tuple[int, int, int, int, int]:
     shared_width = config.get("shared_expert_intermediate_size") or width * (config.get("n_shared_experts") or 0)
     shared = matrices * hidden * shared_width
     linear = (inputs + 1) * hidden + matrices * shared_width if shared_width else 0
+    if kind.adapters:
+        linear += hidden + experts
+    if kind.adapters == "experts":  # the gate and the first matrix are one, with twice the rank
+        linear += experts * (2 * (hidden + 2 * width) + width + hidden)
     if config.get("shared_expert_intermediate_size"):
         shared += hidden  # its gate
         linear += hidden + 1

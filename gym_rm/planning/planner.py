@@ -16,6 +16,7 @@ from gym_rm.planning.models import ModelShape, load_shape
 from gym_rm.planning.plan import Plan, Role
 from gym_rm.planning.quantities import Basis
 from gym_rm.planning.request import Component, Request, Workload
+from gym_rm.planning.rows import RowLengths, measure_rows
 from gym_rm.planning.rules import Infeasible, Violation, check, explain
 from gym_rm.planning.search import search
 from gym_rm.planning.settings import (
@@ -95,7 +96,7 @@ def read_request(settings: PlanSettings) -> Request:
     for name, model, labels in _models(settings):
         shape = tried(load_shape, model.model, model.config, num_labels=labels, name=name)
         if shape is not None:
-            shapes[name] = shape
+            shapes[name] = replace(shape, name=model.model or f"sizes of {name}")
     workload = tried(_workload, settings)
     problems += _mistakes(settings)
     if problems:
@@ -171,7 +172,7 @@ def _workload(settings: PlanSettings) -> Workload:
         replies = parse_lengths("workload.reply_tokens", work.reply_tokens)
         shared, basis = 0.0, Basis.ASSUMPTION
     else:
-        prompts, shared, basis = measured.prompts, measured.shared, Basis.MEASURED
+        prompts, shared, basis = measured.prompts, measured.shared.value, measured.shared.basis
         replies = measured.replies or parse_lengths("workload.reply_tokens", work.reply_tokens)
     return Workload(
         num_prompts=work.num_prompts,
@@ -188,14 +189,13 @@ def _workload(settings: PlanSettings) -> Workload:
     )
 
 
-def _rows(settings: PlanSettings, work: WorkloadSettings) -> Any:
+def _rows(settings: PlanSettings, work: WorkloadSettings) -> RowLengths | None:
     if work.rows is None:
         return None
-    from gym_rm.planning.rows import measure_rows  # imported here because it reads files of every format
-
     models = [model.model for _, model, _ in _models(settings) if model.model is not None]
     folders = [model for model in models if Path(model).is_dir()]
-    return measure_rows(work.rows, tokenizer=work.tokenizer or next(iter(folders), None))
+    tokenizer = work.tokenizer or next(iter(folders), None)
+    return measure_rows(work.rows, tokenizer=tokenizer, limit=None, num_prompts=work.num_prompts)
 
 
 def _components(settings: PlanSettings, shapes: Mapping[str, ModelShape], *, on_cpu: bool) -> list[Component]:

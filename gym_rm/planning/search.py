@@ -134,8 +134,8 @@ def step_seconds(pools: Sequence[Seconds], *, asynchronous: bool) -> float:
     busiest pool counts.
     """
     if asynchronous:
-        return max(map(sum, pools))
-    return sum(max(phase) for phase in zip(*pools, strict=True))
+        return max(sum(pool) for pool in pools)
+    return float(sum(max(phase) for phase in zip(*pools, strict=True)))
 
 
 def partitions(names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], ...]]:
@@ -351,6 +351,8 @@ class _Search:
             made.append(PoolChoice(pool.names, tuple(each.choice for each in options), pool.place, seconds, host))
         step = self._step(totals)
         key = self._key(step, sum(pool.least for pool in pools), self._price(pools))
+        if math.isinf(key[0]):
+            return
         gpus: tuple[tuple[Address, ...], ...] | None = tuple(() for _ in pools)
         if not self.bound:
             needs = [Need(each.place.device.name, each.place.num_gpus, each.unit) for each in made]

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
+import pydantic
 from pydantic import Field
 
-from gym_rm.config import Config, Flag, NonNegativeInt, PositiveInt
+from gym_rm import checks
+from gym_rm.config import Config, Flag, NonNegativeInt, PositiveInt, one_of
+from gym_rm.errors import ConfigError
 
-Auto: TypeAlias = Literal["auto"]
+
+def _auto_number(value: Any, info: pydantic.ValidationInfo) -> int | str:
+    """Return `auto` or an integer of at least 1."""
+    if value == "auto":
+        return "auto"
+    try:
+        return checks.integer(str(info.field_name), value, minimum=1)
+    except ConfigError as error:
+        raise ConfigError(f"{info.field_name} must be auto or an integer of at least 1, got {value!r}.") from error
+
+
+def _auto_flag(value: Any, info: pydantic.ValidationInfo) -> bool | str:
+    """Return `auto`, true or false."""
+    if value == "auto" or isinstance(value, bool):
+        return value  # type: ignore[no-any-return]
+    raise ConfigError(f"{info.field_name} must be auto, true or false, got {value!r}.")
+
+
+AutoNumber: TypeAlias = Annotated[int | Literal["auto"], pydantic.PlainValidator(_auto_number)]
+AutoFlag: TypeAlias = Annotated[bool | Literal["auto"], pydantic.PlainValidator(_auto_flag)]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
 
 
@@ -55,20 +78,20 @@ class ModelSettings(Config):
     """Sizes, with the names of a `config.json`, instead of a model."""
     dtype: Dtype = "bfloat16"
     """dtype of the weights."""
-    num_gpus: PositiveInt | Auto = "auto"
+    num_gpus: AutoNumber = "auto"
     """GPUs of the pool that the model is in."""
-    tensor_parallel_size: PositiveInt | Auto = "auto"
+    tensor_parallel_size: AutoNumber = "auto"
     """GPUs that share every layer."""
-    max_num_batched_tokens: PositiveInt | Auto = "auto"
+    max_num_batched_tokens: AutoNumber = "auto"
     """Tokens in one forward of one replica; in training, of one forward and backward."""
-    sleeps: Flag | Auto = "auto"
+    sleeps: AutoFlag = "auto"
     """Whether the model is in the host's memory while others of its pool work."""
 
 
 class InferenceSettings(ModelSettings):
     """A model that only computes forwards: a reward model or the reference."""
 
-    num_replicas: PositiveInt | Auto = "auto"
+    num_replicas: AutoNumber = "auto"
     """Copies that work on different rows."""
 
 
@@ -80,24 +103,24 @@ class GenerationSettings(Config):
     weights, as in agents/grpo.py; it has no GPUs of its own."""
     dtype: Dtype | None = None
     """dtype of the weights; null for bfloat16, or float32 on a CPU."""
-    num_gpus: PositiveInt | Auto = "auto"
+    num_gpus: AutoNumber = "auto"
     """GPUs of the pool that generation is in."""
-    tensor_parallel_size: PositiveInt | Auto = "auto"
+    tensor_parallel_size: AutoNumber = "auto"
     """GPUs that share every layer."""
-    num_replicas: PositiveInt | Auto = "auto"
+    num_replicas: AutoNumber = "auto"
     """Engines that work on different rows."""
-    max_num_seqs: PositiveInt | Auto = "auto"
+    max_num_seqs: AutoNumber = "auto"
     """Conversations that one engine generates at a time."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, lt=1)
     """Share of a GPU's memory that an engine may fill, if nothing else needs it."""
-    sleeps: Flag | Auto = "auto"
+    sleeps: AutoFlag = "auto"
     """Whether weights leave the GPU, and the KV cache is given back, while others of the pool work."""
 
 
 class TrainingSettings(ModelSettings):
     """A model that is trained."""
 
-    fsdp_size: PositiveInt | Auto = "auto"
+    fsdp_size: AutoNumber = "auto"
     """Tensor-parallel groups that share the parameters, gradients and optimizer state of one replica."""
     optimizer: Literal["adamw", "adamw_8bit", "sgd"] = "adamw"
     """Optimizer; it decides the bytes of state for a parameter."""
@@ -105,7 +128,7 @@ class TrainingSettings(ModelSettings):
     """Whether a float32 copy of weights in a smaller dtype is kept for the optimizer, and gradients are float32."""
     lora_rank: NonNegativeInt = 0
     """Rank of LoRA adapters on all linear layers; 0 trains all weights."""
-    gradient_checkpointing: Flag | Auto = "auto"
+    gradient_checkpointing: AutoFlag = "auto"
     """Whether activations are computed again in the backward."""
     shared_prompts: Flag = False
     """Whether the replies to one prompt share its forward and backward."""
@@ -120,9 +143,9 @@ class WorkloadSettings(Config):
     """Replies to each prompt."""
     turns: PositiveInt = 1
     """Replies in each conversation."""
-    prompt_tokens: float | dict[str, float] = 512
+    prompt_tokens: Any = 512
     """Length of the prompts: a number, or quantiles such as `{p50: 200, p95: 900, max: 2048}`."""
-    reply_tokens: float | dict[str, float] = 512
+    reply_tokens: Any = 512
     """Length of the replies, in the same form."""
     turn_tokens: NonNegativeInt = 64
     """Tokens of the user's message between two turns."""
@@ -150,18 +173,36 @@ class ObjectiveSettings(Config):
     """Longest step for `smallest`."""
 
 
+def _kind(value: Any) -> str:
+    return "settings" if isinstance(value, Mapping | Config) else "value"
+
+
+def _kind_of_pools(value: Any) -> str:
+    return "lists" if isinstance(value, list | tuple) else "value"
+
+
+if TYPE_CHECKING:
+    ClusterSource: TypeAlias = str | ClusterSettings
+    ReferenceSource: TypeAlias = bool | InferenceSettings
+    PoolsSource: TypeAlias = Literal["auto", "together", "apart"] | tuple[tuple[str, ...], ...]
+else:
+    ClusterSource = one_of(_kind, value=str, settings=ClusterSettings)
+    ReferenceSource = one_of(_kind, value=Flag, settings=InferenceSettings)
+    PoolsSource = one_of(_kind_of_pools, value=Literal["auto", "together", "apart"], lists=tuple[tuple[str, ...], ...])
+
+
 class PlanSettings(Config):
     """A request for a plan."""
 
     name: str = "plan"
     """Name of the plan."""
-    cluster: str | ClusterSettings = ClusterSettings()
+    cluster: ClusterSource = ClusterSettings()
     """The hardware; or `ray` (the running Ray cluster), `torch` (this machine), or a YAML file with these settings."""
     policy: TrainingSettings | None = None
     """The model to train by reinforcement learning; null if none is."""
     generation: GenerationSettings = GenerationSettings()
     """The engine that generates; used if there is a policy."""
-    reference: InferenceSettings | Flag = False
+    reference: ReferenceSource = False
     """Whether a frozen copy of the policy computes log-probabilities; or its settings (its model is the policy's)."""
     critic: TrainingSettings | None = None
     """The value model of PPO."""
@@ -171,7 +212,7 @@ class PlanSettings(Config):
     """A reward model to train on pairs: `num_prompts` prompts with `group_size` replies each."""
     workload: WorkloadSettings = WorkloadSettings()
     """The work of one step."""
-    pools: Literal["auto", "together", "apart"] | tuple[tuple[str, ...], ...] = "auto"
+    pools: PoolsSource = "auto"
     """Which components share GPUs and take turns: names of components in lists, or all, or none."""
     objective: ObjectiveSettings = ObjectiveSettings()
     """What to make best."""

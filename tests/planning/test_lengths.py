@@ -1,5 +1,6 @@
 """Distributions of lengths: from quantiles, from measured values, and from settings with mistakes."""
 
+import itertools
 import math
 
 import pytest
@@ -23,7 +24,7 @@ def quantiles(draw):
 @given(quantiles())
 def test_lengths_from_quantiles_rise_and_their_mean_is_between_the_extremes(given_quantiles):
     lengths = from_quantiles("prompt_tokens", given_quantiles)
-    assert all(low <= high for low, high in zip(lengths.values, lengths.values[1:], strict=False))
+    assert all(low <= high for low, high in itertools.pairwise(lengths.values))
     assert lengths.values[0] <= lengths.mean <= lengths.maximum == given_quantiles["max"]
     assert lengths.values[0] >= 1
 
@@ -37,7 +38,7 @@ def test_quantiles_come_back_up_to_the_width_of_one_value(given_quantiles):
 
     def line(share):
         share = min(max(share, 0.0), 1.0)
-        for (a, low), (b, high) in zip(points, points[1:], strict=False):
+        for (a, low), (b, high) in itertools.pairwise(points):
             if share <= b:
                 return low + (high - low) * (share - a) / (b - a)
         return points[-1][1]
@@ -64,7 +65,7 @@ def test_measured_lengths_keep_mean_and_maximum(values):
     assert lengths.mean == pytest.approx(sum(values) / len(values), rel=1e-9, abs=1e-9)
     assert lengths.maximum == max(values)
     assert len(lengths.values) <= max(STEPS, 1)
-    assert all(low <= high for low, high in zip(lengths.values, lengths.values[1:], strict=False))
+    assert all(low <= high for low, high in itertools.pairwise(lengths.values))
 
 
 def test_measured_quantiles_are_those_of_the_values():

@@ -1,0 +1,230 @@
+import itertools
+import math
+from dataclasses import replace
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from gym_rm.planning.options import Place, awake_options, options_of
+from gym_rm.planning.placement import Need, place
+from gym_rm.planning.plan import Role
+from gym_rm.planning.quantities import Basis, Quantity
+from gym_rm.planning.search import _Search, partitions, search, step_seconds
+from gym_rm.planning.times import Site, component_times
+from tests.planning.requests import NETWORK, cluster, component, device, grpo, scoring, workload
+
+MEMORIES = strategies.sampled_from([6, 9, 14, 20, 30, 45, 80])
+SMALL = strategies.sampled_from([(1,), (2,), (3,), (1, 1), (2, 1), (2, 2)])
+
+
+def brute_force(request):
+    """Return the shortest step of all partitions, sizes and choices, one after the other without any bound."""
+    parts = {each.name: each for each in request.components}
+    gpus = request.cluster.num_gpus
+    node_gpus = max(node.gpus for node in request.cluster.nodes)
+    (kind,) = request.cluster.devices
+    capacity = kind.memory.value - kind.reserved.value
+    best = math.inf
+    for groups in partitions(list(parts)):
+        for sizes in itertools.product(range(1, gpus + 1), repeat=len(groups)):
+            if sum(sizes) > gpus:
+                continue
+            for spans in itertools.product([False, True], repeat=len(groups)):
+                places = [Place(kind, size, node_gpus, span) for size, span in zip(sizes, spans, strict=True)]
+                if any(span != (size > node_gpus) and (size > node_gpus or size == 1)
+                       for size, span in zip(sizes, spans, strict=True)):  # fmt: skip
+                    continue
+                best = min(best, fastest_choices(request, parts, groups, places, capacity))
+    return best
+
+
+def fastest_choices(request, parts, groups, places, capacity):
+    lists = []
+    for group, where in zip(groups, places, strict=True):
+        together = {"policy", "generation"} <= set(group)
+        for name in group:
+            awake = awake_options(parts[name], where, request, together=together)
+            raw = [options_of(parts[name], where, [each], request, alone=len(group) == 1) for each in awake]
+            lists.append([(where, group, option) for options in raw for option in options])
+    best = math.inf
+    for chosen in itertools.product(*lists):
+        vectors, needs = [], []
+        for where, group in zip(places, groups, strict=True):
+            mine = [option for place_of, of, option in chosen if place_of is where and of is group]
+            if sum(each.resident for each in mine) + max(each.extra for each in mine) > capacity:
+                break
+            unit = math.lcm(*(each.choice.tensor_parallel_size for each in mine)) if where.spans else where.num_gpus
+            needs.append(Need(where.device.name, where.num_gpus, unit))
+            vectors.append(tuple(map(sum, zip(*(each.seconds for each in mine), strict=True))))
+        else:
+            step = step_seconds(vectors, asynchronous=request.workload.asynchronous)
+            if step < best and place(request.cluster, needs) is not None:
+                best = step
+    return best
+
+
+@pytest.mark.parametrize("gpus", [(1,), (2,), (1, 1), (3,)])
+@pytest.mark.parametrize("memory", [9, 14, 20, 80])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_search_finds_what_trying_everything_finds(gpus, memory, asynchronous):
+    parts = (
+        component(Role.POLICY, size=0.5, gradient_checkpointing=True, max_num_batched_tokens=1024),
+        component(Role.GENERATION, size=0.5, max_num_seqs=16),
+        component(Role.REWARD_MODEL, name="rm", size=1.0, max_num_batched_tokens=1024),
+    )
+    request = replace(grpo(cluster(*gpus, memory=memory)), components=parts)
+    request = replace(request, workload=replace(request.workload, asynchronous=asynchronous))
+    found = search(request)
+    expected = brute_force(request)
+    if found is None:
+        assert math.isinf(expected)
+    else:
+        assert found.step_seconds == pytest.approx(expected, rel=1e-12)
+        assert found.bound == found.value
+
+
+@hypothesis.given(gpus=SMALL, memory=MEMORIES, size=strategies.sampled_from([0.25, 1.0, 2.0]))
+@hypothesis.settings(max_examples=15, deadline=None)
+def test_scoring_alone_agrees_with_trying_everything(gpus, memory, size):
+    request = scoring(cluster(*gpus, memory=memory), size=size, models=2)
+    found = search(request)
+    expected = brute_force(request)
+    assert (math.inf if found is None else found.step_seconds) == pytest.approx(expected, rel=1e-12)
+
+
+@hypothesis.given(
+    gpus=strategies.sampled_from([(1,), (4,), (8,), (2, 2), (8, 8), (4, 2)]),
+    memory=MEMORIES,
+    critic=strategies.booleans(),
+    reference=strategies.booleans(),
+)
+@hypothesis.settings(max_examples=20, deadline=None)
+def test_no_gpu_is_given_twice_and_memory_is_never_over(gpus, memory, critic, reference):
+    request = grpo(cluster(*gpus, memory=memory), critic=critic, reference=reference)
+    found = search(request)
+    if found is None:
+        return
+    used = [address for addresses in found.gpus for address in addresses]
+    assert len(used) == len(set(used))
+    assert all(address.gpu < gpus[address.node] for address in used)
+    for pool, addresses in zip(found.pools, found.gpus, strict=True):
+        assert len(addresses) == pool.place.num_gpus
+        assert pool.place.spans or len({address.node for address in addresses}) == 1
+        for choice in pool.choices:
+            assert choice.num_gpus == len(addresses)
+            tp = choice.tensor_parallel_size
+            groups = [addresses[start : start + tp] for start in range(0, len(addresses), tp)]
+            assert all(len({address.node for address in group}) == 1 for group in groups)
+
+
+def value(request) -> float:
+    found = search(request)
+    return math.inf if found is None else found.value
+
+
+@hypothesis.given(gpus=strategies.integers(1, 9), memory=strategies.integers(5, 40), critic=strategies.booleans())
+@hypothesis.settings(max_examples=12, deadline=None)
+def test_more_gpus_or_more_memory_never_make_a_plan_worse(gpus, memory, critic):
+    now = value(grpo(cluster(gpus, memory=memory), critic=critic))
+    assert value(grpo(cluster(gpus + 1, memory=memory), critic=critic)) <= now
+    assert value(grpo(cluster(gpus, memory=memory + 3), critic=critic)) <= now
+
+
+@pytest.mark.parametrize("gpus", [64, 72, 100, 128])
+def test_a_large_cluster_is_not_worse_than_a_smaller_one(gpus):
+    nodes = (8,) * (gpus // 8)
+    assert value(scoring(cluster(*nodes, 8))) <= value(scoring(cluster(*nodes)))
+
+
+@hypothesis.given(gpus=strategies.lists(strategies.sampled_from([1, 2, 4]), min_size=2, max_size=4))
+@hypothesis.settings(max_examples=10, deadline=None)
+def test_the_order_of_nodes_changes_nothing(gpus):
+    assert value(grpo(cluster(*gpus, memory=14))) == value(grpo(cluster(*sorted(gpus), memory=14)))
+
+
+@pytest.mark.parametrize("size", [1.0, 8.0, 20.0])
+def test_scoring_takes_the_smallest_tensor_parallel_size_that_fits_and_replicas(size):
+    found = search(scoring(cluster(8, memory=20), size=size))
+    tp = found.pools[0].choices[0].tensor_parallel_size
+    fitting = [
+        each for each in (1, 2, 4, 8) if search(scoring(cluster(8, memory=20), size=size, tensor_parallel_size=each))
+    ]
+    assert tp == fitting[0]
+    assert found.pools[0].choices[0].num_replicas == 8 // tp
+
+
+@hypothesis.given(
+    gpus=strategies.sampled_from([(8,), (8, 8), (4, 4, 4)]), memory=MEMORIES, critic=strategies.booleans()
+)
+@hypothesis.settings(max_examples=12, deadline=None)
+def test_the_bound_of_coarse_sizes_is_never_above_the_best_plan(gpus, memory, critic):
+    request = grpo(cluster(*gpus, memory=memory), critic=critic)
+    exact = search(request)
+    coarse = [size for size in (1, 3, 8, 16) if size <= sum(gpus)]
+    relaxed = _Search(request, coarse, bound=True).best()
+    if exact is not None:
+        assert relaxed is not None
+        assert relaxed.bound <= exact.value * (1 + 1e-9)
+
+
+def test_the_bound_of_a_large_cluster_is_near():
+    found = search(grpo(cluster(*(8,) * 20), size=4.0))
+    assert found.bound <= found.value <= found.bound * 1.2
+
+
+def test_cost_prefers_fewer_gpus_than_throughput():
+    priced = device().with_quantities({"price": Quantity(2.0, Basis.FORMULA, "given")})
+    hardware = cluster(8)
+    hardware = replace(hardware, nodes=tuple(replace(node, device=priced) for node in hardware.nodes))
+    fast, cheap = search(grpo(hardware)), search(replace(grpo(hardware), goal="cost"))
+    assert sum(map(len, cheap.gpus)) < sum(map(len, fast.gpus))
+    assert cheap.step_seconds > fast.step_seconds
+
+
+def test_smallest_takes_the_fewest_gpus_that_are_fast_enough():
+    request = grpo(cluster(8))
+    limit = search(replace(request, cluster=cluster(3))).step_seconds
+    found = search(replace(request, goal="smallest", step_seconds=limit))
+    assert sum(map(len, found.gpus)) == 3
+    assert found.step_seconds <= limit
+
+
+def test_smallest_finds_nothing_that_is_too_slow():
+    assert search(replace(grpo(cluster(2)), goal="smallest", step_seconds=1e-3)) is None
+
+
+def test_what_sleeps_must_fit_the_host():
+    hardware = cluster(1, memory=24)
+    assert any(choice.sleeps for pool in search(grpo(hardware)).pools for choice in pool.choices)
+    small = replace(hardware, nodes=(replace(hardware.nodes[0], host_memory=1e6),))
+    found = search(grpo(small))
+    assert found is None or not any(
+        choice.sleeps and choice.tensor_parallel_size and pool.host for pool in found.pools for choice in pool.choices
+    )
+
+
+def test_mixed_kinds_of_gpus_are_used_apart():
+    slow = device(kind="a100_sxm")
+    hardware = cluster(4)
+    hardware = replace(hardware, nodes=(*hardware.nodes, replace(hardware.nodes[0], device=slow)))
+    found = search(grpo(hardware))
+    for pool, addresses in zip(found.pools, found.gpus, strict=True):
+        assert {hardware.nodes[address.node].device for address in addresses} == {pool.place.device}
+
+
+def test_partitions_are_the_bell_numbers():
+    assert [sum(1 for _ in partitions("abcdef"[:count])) for count in range(7)] == [1, 1, 2, 5, 15, 52, 203]
+
+
+def test_more_replicas_are_never_slower():
+    rm = component(Role.REWARD_MODEL, name="rm")
+    site = Site(device(), NETWORK, False)
+    kind = Place(device(), 8, 8, False)
+    times = []
+    for replicas in (1, 2, 3, 5, 8):
+        options = awake_options(replace(rm, num_replicas=replicas), replace(kind, num_gpus=replicas),
+                                scoring(cluster(8)), together=False)  # fmt: skip
+        phases = component_times(rm, options[0].choice, workload(num_prompts=64), site)
+        times.append(sum(part.seconds for parts in phases.values() for part in parts))
+    assert times == sorted(times, reverse=True)
