@@ -40,7 +40,7 @@ from gym_rm.planning.models import ModelShape, shape_from_config
 from gym_rm.planning.plan import Phase, Role, TimePart
 from gym_rm.planning.quantities import Basis, assumed
 from gym_rm.planning.request import Choice, Component, Workload
-from gym_rm.planning.times import BANDWIDTH, LAUNCH, MATMUL, SAMPLE, Site, component_times
+from gym_rm.planning.times import BANDWIDTH, LAUNCH, MATMUL, SAMPLE, TEXT, Site, component_times
 
 SHAPES: dict[str, dict[str, int]] = {
     "5M": {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "num_attention_heads": 4}
@@ -250,7 +250,7 @@ def slowed(part: TimePart, slowdown: dict[str, float], sort: str) -> float:
     """Return the seconds of a part at the speed that the machine had."""
     if part.name == MATMUL and sort == "generation":
         return part.seconds * slowdown["few"]
-    return part.seconds * slowdown.get(LAUNCH if part.name == SAMPLE else part.name, slowdown["large"])
+    return part.seconds * slowdown.get(LAUNCH if part.name in (SAMPLE, TEXT) else part.name, slowdown["large"])
 
 
 def measure(case: Case, probe: Probe, repeats: int) -> tuple[list[float], dict[str, float]]:

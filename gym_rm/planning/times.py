@@ -19,6 +19,7 @@ from gym_rm.planning.request import BYTES, Choice, Component, Workload
 KERNELS_PER_LAYER = 15  # norms, projections, rotary embedding, attention, MLP, residuals
 EAGER_KERNELS_PER_LAYER = 160  # the same in transformers: 60 operations, and views and calls of modules between them
 EAGER_KERNELS_PER_STEP = 250  # of `generate` for each token: masks, positions, sampling, checks for the end
+RENDERING = 5e-6  # seconds of a core for a token: chat template and tokenizer
 SAMPLING = 30e-9  # seconds to draw from one logit on a CPU
 OPTIMIZER_BYTES = 32.0  # that a fused AdamW reads and writes for each parameter
 EAGER_OPTIMIZER_BYTES = 80.0  # the same of one operation of torch after the other
@@ -28,7 +29,8 @@ SEGMENTS = 16  # of the reply lengths, over which decoding is summed up
 
 EAGER = ("transformers", "training")  # engines that run one operation of torch after the other
 MATMUL, ATTENTION, BANDWIDTH = "matrix products", "attention", "memory bandwidth"
-NETWORK, LAUNCH, HOST, SAMPLE = "network", "kernel launches", "host link", "sampling"
+NETWORK, LAUNCH, HOST = "network", "kernel launches", "host link"
+SAMPLE, TEXT = "sampling", "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ def _forward(
         weakest((peak.basis, share.basis)),
         "4 operations for each query, key and width of a head, at the rate that attention reaches",
     )
-    eager = component.engine in EAGER
+    eager = component.engine in EAGER or device.is_cpu
     bandwidth = device.elementwise_bandwidth(rows * shape.hidden * size)
     clock.add(
         BANDWIDTH,
@@ -268,6 +270,9 @@ def _score(component: Component, choice: Choice, workload: Workload, site: Site)
         head_tokens=conversations * workload.turns / per_rank,
         length=workload.prompts.mean + workload.growth,
     )
+    if site.device.is_cpu:
+        rendered = conversations * workload.turns * (workload.prompts.mean + workload.growth)
+        clock.add(TEXT, rendered * RENDERING, Basis.ASSUMPTION, "chat template and tokenizer, 5 us for each token")
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches)
     return clock.parts()
@@ -352,7 +357,8 @@ def _update(component: Component, choice: Choice, workload: Workload, site: Site
     conversations, tokens, pairs = _training_rows(component, workload, choice, updates=updates)
     again = 1.0 if choice.gradient_checkpointing else 0.0
     backward = 1.0 if component.lora_rank else 2.0  # adapters need the gradients of activations only
-    passes = Passes(1.0 + backward + again, 3.5 + again, 3.0 + again, 2.0 + again)
+    # A product of two tensors has a gradient for each: the backward of operations on numbers is four times the forward.
+    passes = Passes(1.0 + backward + again, 3.5 + again, 5.0 + again, 2.0 + again)
     batches = _whole(tokens / choice.max_num_batched_tokens, choice.num_replicas)
     head = conversations * (workload.growth if shape.is_language_model else 1.0)
     _forward(
