@@ -266,7 +266,7 @@ def measure(case: Case, probe: Probe, repeats: int) -> tuple[list[float], dict[s
 
 
 def compare(
-    console: Console, sort: str, device: Device, tokenizer: Any, repeats: int, kept: dict[str, Any]
+    console: Console, sort: str, device: Device, tokenizer: Any, repeats: int, kept: dict[str, Any], path: Path | None
 ) -> tuple[list[float], list[float]]:
     """Print and return the ratios of estimates to measured times: as they are, and at the speed of the moment."""
     table = Table(title=f"{sort}: estimate / measured", title_justify="left")
@@ -279,6 +279,8 @@ def compare(
         if key not in kept:
             kept[key] = measure(case, probe, repeats)
             gc.collect()
+            if path is not None:
+                path.write_text(json.dumps(kept, indent=1))
         times, slowdown = kept[key]
         middle = statistics.median(times)
         now = sum(slowed(part, slowdown, sort) for part in case.parts)
@@ -304,7 +306,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", choices=list(SORTS))
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--calibration", help="file of an earlier calibration; without it, the machine is measured now")
-    parser.add_argument("--measured", help="file of measured times; those that it lacks are measured and added")
+    parser.add_argument(
+        "--measured", type=Path, help="file of measured times; those that it lacks are measured and added"
+    )
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     transformers.utils.logging.disable_progress_bar()
@@ -322,19 +326,17 @@ def main(arguments: list[str] | None = None) -> None:
     console.print(table)
     tokenizer = workloads.tokenizer()
     kept: dict[str, Any] = {}
-    if args.measured and Path(args.measured).exists():
-        kept = json.loads(Path(args.measured).read_text())
+    if args.measured is not None and args.measured.exists():
+        kept = json.loads(args.measured.read_text())
     summary = Table("work", "configurations", "ratio: min", "median", "max", title="estimate / measured")
     for sort in [args.only] if args.only else SORTS:
         for name, ratios in zip(
             (sort, f"{sort}, at equal speed"),
-            compare(console, sort, device, tokenizer, args.repeats, kept),
+            compare(console, sort, device, tokenizer, args.repeats, kept, args.measured),
             strict=True,
         ):
             numbers = (f"{value:.2f}" for value in (min(ratios), statistics.median(ratios), max(ratios)))
             summary.add_row(name, str(len(ratios)), *numbers)
-        if args.measured:
-            Path(args.measured).write_text(json.dumps(kept, indent=1))
     console.print(summary)
 
 

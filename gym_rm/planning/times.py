@@ -23,7 +23,8 @@ RENDERING = 5e-6  # seconds of a core for a token: chat template and tokenizer
 SAMPLING = 30e-9  # seconds to draw from one logit on a CPU
 OPTIMIZER_BYTES = 32.0  # that a fused AdamW reads and writes for each parameter
 EAGER_OPTIMIZER_BYTES = 80.0  # the same of one operation of torch after the other
-DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine
+DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine,
+SEAT_OVERHEAD = 20e-6  # and for each conversation that runs (servers in AIConfigurator 0.12, silicon_sample.csv)
 WAKE_OVERHEAD = 0.3  # seconds for one component to sleep and wake, besides the copies
 SEGMENTS = 16  # of the reply lengths, over which decoding is summed up
 
@@ -495,7 +496,8 @@ def _decode(
     if component.engine == "transformers":
         _eager_steps(clock, shape, device, running=running, steps=steps, cached=cached, size=size)
     else:
-        clock.add(LAUNCH, steps * DECODE_OVERHEAD, Basis.ASSUMPTION, "scheduling and sampling of an engine, per token")
+        overhead = steps * (DECODE_OVERHEAD + running * SEAT_OVERHEAD)
+        clock.add(LAUNCH, overhead, Basis.ASSUMPTION, "scheduling and sampling of an engine, per token")
 
 
 def _numbers_of_heads(shape: ModelShape, context: float) -> float:
