@@ -69,7 +69,9 @@ def prefill(model: str, device: Device, tensor_parallel_size: int, length: int, 
     component = Component("model", Role.REWARD_MODEL, shape_of(model), "bfloat16", "gym_rm")
     workload = Workload(sequences, 1, 1, 0, constant(length - 1), constant(1))
     choice = Choice(tensor_parallel_size=tensor_parallel_size, max_num_batched_tokens=length * sequences)
-    return component_times(component, choice, workload, Site(device, assumed(50e9, "one node"), False))[Phase.SCORE]
+    return component_times(component, choice, workload, Site(device, assumed(50e9, "one node"), False))[
+        Phase.SCORE
+    ].parts()
 
 
 def published(console: Console) -> None:
@@ -181,9 +183,9 @@ def generation(model: str, row: Any) -> tuple[float, float]:
     workload = Workload(batch, 1, 1, 0, constant(row.isl), constant(row.osl))
     choice = Choice(tensor_parallel_size=size, max_num_batched_tokens=8192, max_num_seqs=batch)
     site = Site(device, assumed(50e9, "one node"), False)
-    parts = component_times(component, choice, workload, site)[Phase.GENERATE]
+    clock = component_times(component, choice, workload, site)[Phase.GENERATE]
     needed = 2.0 * (shape.parameters + batch * shape.cached_numbers(row.isl + row.osl))
-    return sum(part.seconds for part in parts), needed / size / device.memory.value
+    return clock.total, needed / size / device.memory.value
 
 
 def servers(console: Console, folder: Path) -> None:

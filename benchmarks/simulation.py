@@ -336,32 +336,31 @@ LENGTHS = Lengths(
     Basis.ASSUMPTION,
     "lognormal",
 )
-PER_GPU = 16  # conversations of a step for each GPU
+PER_GPU = 32  # conversations of a step for each GPU
 SIZES = (8, 64, 512, 2048, 10_000)
 RATES = (0, 1, 10)  # times as many failures as in the training of Llama 3
 DETECTION, LOAD, TRAINER_LOAD, SAVE = 30.0, 120.0, 300.0, 10.0
 
 
-def job(gpus: int, asynchronous: bool, times: float, conversations: int, seed: int) -> Simulation:
-    """Return a job whose step has `PER_GPU` conversations for each GPU.
+def job(gpus: int, asynchronous: bool, times: float, conversations: int, seed: int, step_seconds: float) -> Simulation:
+    """Return a job whose step has `PER_GPU` conversations for each GPU; checkpoints are as far apart as Young says.
 
-    Synchronous: all GPUs generate, score and update in turn. Asynchronous: 5/8 generate, 1/8 scores, 1/4 trains.
+    Synchronous: all GPUs generate, score and update in turn. Asynchronous: 1/8 trains, 1/32 scores,
+    the others generate.
     """
-    parts = (gpus * 5 // 8, gpus // 8, gpus - gpus * 5 // 8 - gpus // 8) if asynchronous else (gpus,) * 3
+    scoring, training = max(1, gpus // 32), gpus // 8
+    parts = (gpus - scoring - training, scoring, training) if asynchronous else (gpus,) * 3
     shared = "" if asynchronous else "all"
     slow = Stragglers(share=0.01, factor=1.2, spread=0.05)
     failures = Failures(LLAMA_3_HOURS / times if times else float("inf"), DETECTION)
-    tokens = PER_GPU * gpus * (LENGTHS.mean + PROMPT)
-    update = UPDATE / parts[2] * tokens
-    seconds = checkpoint_interval(SAVE, LLAMA_3_HOURS * 3600 / (times or 1) / parts[2])
-    # The step is longer than its update: roughly three times when phases take turns, one and a half times apart.
-    every = max(1, round(seconds / (update * (1.5 if asynchronous else 3.0))))
+    interval = checkpoint_interval(SAVE, LLAMA_3_HOURS * 3600 / times / parts[2]) if times else float("inf")
+    every = max(1, round(interval / step_seconds)) if times else conversations
     pools = (
         SimulatedPool("generation", Generation(ROUND, REPLY, CONTEXT, PREFILL, 256), parts[0], 1, shared, LOAD, slow),
         SimulatedPool("reward model", Scoring(PREFILL, 0.005, 65_536), parts[1], 1, shared, LOAD, slow),
         SimulatedPool(
             "training",
-            Training(UPDATE / parts[2], 0.5, min(every, 50), SAVE),
+            Training(UPDATE / parts[2], 0.5, every, SAVE),
             parts[2],
             1,
             shared,
@@ -385,35 +384,38 @@ def job(gpus: int, asynchronous: bool, times: float, conversations: int, seed: i
 
 def scale(args: argparse.Namespace, console: Console) -> None:
     """Print and draw how throughput, idle share and the cost of failures grow with the number of GPUs."""
-    table = Table(
-        "GPUs", "steps", "failures x", "conversations/s", "per GPU", "idle", "lost", "restarts/day", "seconds"
-    )
+    names = ("GPUs", "steps", "failures a day", "conversations/s", "idle", "lost", "p50 step", "p95", "simulated in")
+    table = Table(*names)
     rows: dict[tuple[bool, float, int], tuple[float, float, float]] = {}
     for asynchronous in (False, True):
         for gpus in SIZES:
+            count = args.conversations if gpus >= 1000 else min(args.conversations, 400 * PER_GPU * gpus)
+            usual: list[SimulationResult] = []
             for times in RATES:
                 results: list[SimulationResult] = []
                 longest = 0.0
-                for seed in range(args.seeds if times else 1):
-                    count = args.conversations if gpus >= 1000 else min(args.conversations, 2_000 * PER_GPU * gpus)
+                for seed in range(args.seeds):
+                    step = usual[seed].step_quantile(0.5) if times else 0.0
                     started = time.perf_counter()
-                    results.append(simulate(job(gpus, asynchronous, times, count, seed)))
+                    results.append(simulate(job(gpus, asynchronous, times, count, seed, step)))
                     longest = max(longest, time.perf_counter() - started)
+                usual = usual or results  # without failures, of the same seeds
                 total = sum(each.seconds for each in results)
                 rate = sum(each.conversations for each in results) / total
                 idle = sum(each.idle_share * each.seconds for each in results) / total
-                lost = 1 - rate / rows[asynchronous, 0, gpus][0] if times else 0.0
+                lost = 1 - sum(each.seconds for each in usual) / total
                 rows[asynchronous, times, gpus] = rate, idle, lost
+                steps = [seconds for each in results for seconds in each.step_seconds]
                 table.add_row(
                     f"{gpus:,} {'asynchronous' if asynchronous else 'synchronous'}",
-                    f"{sum(len(each.step_seconds) for each in results):,}",
-                    f"{times}",
+                    f"{len(steps):,}",
+                    f"{gpus * 24 / LLAMA_3_HOURS * times:.2f}",
                     f"{rate:,.1f}",
-                    f"{rate / gpus:.4f}",
                     f"{idle:.1%}",
                     f"{lost:.1%}",
-                    f"{sum(each.restarts for each in results) / total * 86_400:.2f}",
-                    f"{longest:.1f}",
+                    f"{np.quantile(steps, 0.5):.0f} s",
+                    f"{np.quantile(steps, 0.95):.0f} s",
+                    f"{longest:.1f} s",
                 )
     console.print(table)
     draw(rows, args.picture)

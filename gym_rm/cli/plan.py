@@ -17,7 +17,7 @@ from gym_rm.cli.plan_requests import divide_arguments, divide_change, holds_plan
 from gym_rm.config import settings_of
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.planning import settings as schemas
-from gym_rm.planning.plan import Plan
+from gym_rm.planning.plan import Plan, Role
 from gym_rm.planning.settings import PlanSettings
 
 PICTURES, FILES = (".svg", ".png"), (".json", ".yaml", ".yml")
@@ -141,7 +141,7 @@ def plan(
         if as_json:
             typer.echo(json.dumps(found.to_dict(), indent=1))
         elif library is not None:
-            _print_flags(found, library)
+            _print_flags(found, library, request)
         else:
             _print_plan(console, found, sources=sources)
             _print_style(console, found, request, style)
@@ -207,17 +207,33 @@ def _write(found: Plan, paths: Sequence[Path]) -> None:
             found.save(path)
 
 
-def _print_flags(found: Plan, library: str) -> None:
+def _print_flags(found: Plan, library: str, request: PlanSettings | Plan) -> None:
     from gym_rm.planning.exports import flags, ray_bundles
 
     if library == "ray":
         typer.echo(json.dumps(ray_bundles(found), indent=1))
         return
-    shown = flags(found, library)
+    try:
+        shown = flags(found, library, workload=request.workload if isinstance(request, PlanSettings) else None)
+    except ConfigError as error:
+        if separate := _separate_pools(found):
+            error.add_note(f"A plan whose reward models have GPUs of their own: add {separate!r} to the command.")
+        raise
     for note in shown.notes:
         typer.echo(f"# {note}")
     for line in shown.lines:
         typer.echo(line)
+
+
+def _separate_pools(found: Plan) -> str | None:
+    """Return the setting with which reward models share no GPU with others; None if they share none."""
+    pools = [pool.components for pool in found.pools]
+    rewards = [each.name for pool in pools for each in pool if each.role is Role.REWARD_MODEL]
+    others = [[each.name for each in pool if each.role is not Role.REWARD_MODEL] for pool in pools]
+    if not any(len(pool) > 1 and any(each.name in rewards for each in pool) for pool in pools):
+        return None
+    lists = [f"[{', '.join(names)}]" for names in (*others, *([name] for name in rewards)) if names]
+    return f"pools=[{', '.join(lists)}]"
 
 
 def _print_style(console: Console, found: Plan, request: PlanSettings | Plan, style: str | None) -> None:

@@ -109,7 +109,7 @@ def _between(table: tuple[tuple[int, Quantity], ...], at: float, *, proportional
     first, last = table[0], table[-1]
     if at <= first[0]:
         share = max(at, 1e-9) / first[0] if proportional else 1.0
-        return replace(first[1], value=first[1].value * share)
+        return Quantity(first[1].value * share, first[1].basis, first[1].source)
     for (low, below), (high, above) in itertools.pairwise(table):
         if at <= high:
             place = math.log(at / low) / math.log(high / low)

@@ -97,16 +97,18 @@ def read_request(settings: PlanSettings) -> Request:
         shape = tried(load_shape, model.model, model.config, num_labels=labels, name=name)
         if shape is not None:
             shapes[name] = replace(shape, name=model.model or f"sizes of {name}")
-    workload = tried(_workload, settings)
+    work = tried(_workload, settings)
     problems += _mistakes(settings)
     if problems:
         raise ConfigError("\n  ".join([f"{settings.name}: {len(problems)} problems in the request:", *problems])
                           if len(problems) > 1 else problems[0])  # fmt: skip
+    workload, row_notes = work
     components = tuple(_components(settings, shapes, on_cpu=all(d.name.startswith("cpu") for d in cluster.devices)))
     notes = tuple(
         dict.fromkeys(
             [
-                *(f"{shape.name}: {shape.source}" for shape in shapes.values()),
+                *(f"{shape.name}: {text}" for shape in shapes.values() for text in (shape.source, *shape.notes)),
+                *row_notes,
                 f"lengths of prompts: {workload.prompts.source}; of replies: {workload.replies.source}",
             ]
         )
@@ -164,7 +166,8 @@ def _mistakes(settings: PlanSettings) -> list[str]:
     return found
 
 
-def _workload(settings: PlanSettings) -> Workload:
+def _workload(settings: PlanSettings) -> tuple[Workload, tuple[str, ...]]:
+    """Return the work of a step, and notes on how it was measured."""
     work = settings.workload
     measured = _rows(settings, work)
     if measured is None:
@@ -174,7 +177,7 @@ def _workload(settings: PlanSettings) -> Workload:
     else:
         prompts, shared, basis = measured.prompts, measured.shared.value, measured.shared.basis
         replies = measured.replies or parse_lengths("workload.reply_tokens", work.reply_tokens)
-    return Workload(
+    workload = Workload(
         num_prompts=work.num_prompts,
         group_size=work.group_size,
         turns=work.turns,
@@ -187,6 +190,7 @@ def _workload(settings: PlanSettings) -> Workload:
         shared=shared,
         shared_basis=basis,
     )
+    return workload, () if measured is None else measured.notes
 
 
 def _rows(settings: PlanSettings, work: WorkloadSettings) -> RowLengths | None:

@@ -40,7 +40,7 @@ class RowLengths:
         replies: tokens of each reply; None if the rows have none.
         replies_per_prompt: mean number of replies to a different prompt; 0 if the rows have none.
         turns: replies in a conversation, with those that its prompt has already and those to `user_turns`.
-        shared: share of the prompts' tokens that other prompts begin with too.
+        shared: share of the prompts' tokens that other prompts begin with too, and that is computed once.
         all_tokens: tokens of all conversations; of all prompts if the rows have no replies.
         unique_tokens: the same, where tokens that conversations begin with together count once.
         notes: what the reader of a plan should know about the measurement.
@@ -72,7 +72,9 @@ class _Row:
     turns: int
 
 
-def measure_rows(path: str, *, tokenizer: str | None, limit: int | None, num_prompts: int | None = None) -> RowLengths:
+def measure_rows(
+    path: str, *, tokenizer: str | None, limit: int | None = None, num_prompts: int | None = None
+) -> RowLengths:
     """Measure a file of rows.
 
     A row has a prompt (`messages`, `prompt`, `context` or `question`) and may have replies: `completions`, `solutions`

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gym_rm.planning.replica_events import Batches, Counts, FailureTimes, ReplicaEvents
+from gym_rm.planning.replica_events import ReplicaEvents
+from gym_rm.planning.simulated_batches import Batches, Counts, FailureTimes
+from gym_rm.planning.simulated_plan import simulation_of as simulation_of
 from gym_rm.planning.simulated_training import TrainingEvents
 from gym_rm.planning.simulated_work import (
     StepLengths,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gym_rm.planning.lengths import Lengths
-from gym_rm.planning.replica_events import Batch, Batches, FloatArray
+from gym_rm.planning.simulated_batches import Batch, Batches, FloatArray
 from gym_rm.planning.simulation import Generation, Scoring, Simulation, Stragglers
 
 

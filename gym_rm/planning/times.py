@@ -18,11 +18,13 @@ from gym_rm.planning.request import BYTES, Choice, Component, Workload
 
 KERNELS_PER_LAYER = 15  # norms, projections, rotary embedding, attention, MLP, residuals
 EAGER_KERNELS_PER_LAYER = 160  # the same in transformers: 60 operations, and views and calls of modules between them
+EAGER_KERNELS_ON_CPU = 220  # and with caches that the weights have filled in between
 EAGER_KERNELS_PER_STEP = 250  # of `generate` for each token: masks, positions, sampling, checks for the end
 RENDERING = 5e-6  # seconds of a core for a token: chat template and tokenizer
 SAMPLING = 30e-9  # seconds to draw from one logit on a CPU
 OPTIMIZER_BYTES = 32.0  # that a fused AdamW reads and writes for each parameter
 EAGER_OPTIMIZER_BYTES = 80.0  # the same of one operation of torch after the other
+TRAINING_SHARE = 0.8  # of the speed of its operations alone that published training runs reach on GPUs
 DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine,
 SEAT_OVERHEAD = 20e-6  # and for each conversation that runs (servers in AIConfigurator 0.12, silicon_sample.csv)
 WAKE_OVERHEAD = 0.3  # seconds for one component to sleep and wake, besides the copies
@@ -31,7 +33,7 @@ SEGMENTS = 16  # of the reply lengths, over which decoding is summed up
 EAGER = ("transformers", "training")  # engines that run one operation of torch after the other
 MATMUL, ATTENTION, BANDWIDTH = "matrix products", "attention", "memory bandwidth"
 NETWORK, LAUNCH, HOST = "network", "kernel launches", "host link"
-SAMPLE, TEXT = "sampling", "text"
+SAMPLE, TEXT, FRAMEWORK = "sampling", "text", "framework"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +69,25 @@ class Site:
 
 
 class Clock:
-    """Adds up the parts of a phase."""
+    """Adds up the parts of a phase.
+
+    Attributes:
+        total: seconds of all parts.
+    """
+
+    __slots__ = ("_parts", "total")
 
     def __init__(self) -> None:
+        self.total = 0.0
         self._parts: dict[str, tuple[float, Basis, str]] = {}
 
     def add(self, name: str, seconds: float, basis: Basis, source: str) -> None:
         """Add seconds of one sort of work."""
-        before, known, text = self._parts.get(name, (0.0, basis, source))
-        self._parts[name] = (before + seconds, weakest((known, basis)), text)
+        self.total += seconds
+        if name in self._parts:
+            before, known, source = self._parts[name]
+            seconds, basis = before + seconds, weakest((known, basis))
+        self._parts[name] = (seconds, basis, source)
 
     def parts(self) -> tuple[TimePart, ...]:
         """Return the parts that take any time."""
@@ -84,7 +96,7 @@ class Clock:
 
 def component_times(
     component: Component, choice: Choice, workload: Workload, site: Site, *, old_log_probs: bool = True
-) -> dict[Phase, tuple[TimePart, ...]]:
+) -> dict[Phase, Clock]:
     """Return the seconds of each phase, for one step.
 
     Args:
@@ -183,6 +195,9 @@ def _forward(
         bandwidth.basis,
         "norms, activations and residuals",
     )
+    if component.engine == "training" and not device.is_cpu:
+        text = "training reaches 80% of what its operations alone would (benchmarks/planner_published.py)"
+        clock.add(FRAMEWORK, clock.total * (1.0 / TRAINING_SHARE - 1.0), Basis.ASSUMPTION, text)
     _launches(clock, device, shape, batches * max(passes.matmul, 1.0), eager=eager)
     if tp > 1:
         _all_reduces(clock, shape, site, tp, tokens * passes.all_reduces, batches * passes.all_reduces, size)
@@ -193,12 +208,16 @@ def _launches(clock: Clock, device: Device, shape: ModelShape, forwards: float, 
 
     A CPU starts and computes in turn: there it adds up.
     """
-    kernels = EAGER_KERNELS_PER_LAYER if eager else KERNELS_PER_LAYER
+    kernels = _eager_kernels(device) if eager else KERNELS_PER_LAYER
     needed = forwards * shape.num_layers * kernels * device.launch.value
-    busy = 0.0 if device.is_cpu else sum(part.seconds for part in clock.parts())
+    busy = 0.0 if device.is_cpu else clock.total
     if needed > busy:
         basis = weakest((device.launch.basis, Basis.ASSUMPTION))
         clock.add(LAUNCH, needed - busy, basis, f"{kernels} kernels for each layer")
+
+
+def _eager_kernels(device: Device) -> int:
+    return EAGER_KERNELS_ON_CPU if device.is_cpu else EAGER_KERNELS_PER_LAYER
 
 
 def _all_reduces(
@@ -246,7 +265,7 @@ def _pairs(shape: ModelShape, prefix: float, end: float) -> float:
 # --- scoring ---------------------------------------------------------------------------------------------------------
 
 
-def _score(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _score(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add the unique tokens of every turn: prompts once, replies once each."""
     clock = Clock()
     tokens, pairs = 0.0, 0.0
@@ -276,7 +295,7 @@ def _score(component: Component, choice: Choice, workload: Workload, site: Site)
         clock.add(TEXT, rendered * RENDERING, Basis.ASSUMPTION, "chat template and tokenizer, 5 us for each token")
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches)
-    return clock.parts()
+    return clock
 
 
 def _share_of(workload: Workload, replicas: float) -> tuple[float, float]:
@@ -296,7 +315,7 @@ def _whole(share: float, replicas: float) -> float:
     return share if isinstance(replicas, float) else math.ceil(share)
 
 
-def _log_probs(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _log_probs(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add one forward over all conversations, each with its prompt, and the head on the tokens after the prompt."""
     clock = Clock()
     conversations, tokens, pairs = _training_rows(component, workload, choice, updates=1)
@@ -314,7 +333,7 @@ def _log_probs(component: Component, choice: Choice, workload: Workload, site: S
     )
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches)
-    return clock.parts()
+    return clock
 
 
 def _gathers(clock: Clock, component: Component, choice: Choice, site: Site, *, forwards: float) -> None:
@@ -323,7 +342,7 @@ def _gathers(clock: Clock, component: Component, choice: Choice, site: Site, *, 
     bandwidth = site.collective(ranks * choice.tensor_parallel_size)
     size = component.shape.parameters * component.bytes_per_parameter / choice.tensor_parallel_size
     needed = forwards * size * (ranks - 1) / ranks / bandwidth.value
-    busy = sum(part.seconds for part in clock.parts())
+    busy = clock.total
     if needed > busy:
         clock.add(
             NETWORK, needed - busy, weakest((bandwidth.basis, Basis.ASSUMPTION)), "gathers of weights, beside work"
@@ -350,7 +369,7 @@ def _training_rows(
     return conversations, tokens, pairs
 
 
-def _update(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _update(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add forwards, backwards and optimizer steps."""
     clock = Clock()
     shape, tp, updates = component.shape, choice.tensor_parallel_size, workload.updates_per_step
@@ -358,8 +377,9 @@ def _update(component: Component, choice: Choice, workload: Workload, site: Site
     conversations, tokens, pairs = _training_rows(component, workload, choice, updates=updates)
     again = 1.0 if choice.gradient_checkpointing else 0.0
     backward = 1.0 if component.lora_rank else 2.0  # adapters need the gradients of activations only
-    # A product of two tensors has a gradient for each: the backward of operations on numbers is four times the forward.
-    passes = Passes(1.0 + backward + again, 3.5 + again, 5.0 + again, 2.0 + again)
+    # Eager: a product of two tensors has a gradient for each, an operation of its own.
+    elementwise = (5.0 if site.device.is_cpu else 3.0) + again
+    passes = Passes(1.0 + backward + again, 3.5 + again, elementwise, 2.0 + again)
     batches = _whole(tokens / choice.max_num_batched_tokens, choice.num_replicas)
     head = conversations * (workload.growth if shape.is_language_model else 1.0)
     _forward(
@@ -391,7 +411,7 @@ def _update(component: Component, choice: Choice, workload: Workload, site: Site
         bandwidth.basis,
         f"the optimizer reads and writes about {each:.0f} bytes for each parameter",
     )
-    return clock.parts()
+    return clock
 
 
 def trainable_parameters(component: Component) -> float:
@@ -402,7 +422,7 @@ def trainable_parameters(component: Component) -> float:
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def _generate(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _generate(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add the prefill of each prompt, then one forward for each token of the longest replies."""
     clock = Clock()
     prompts, conversations = _share_of(workload, choice.num_replicas)
@@ -427,7 +447,7 @@ def _generate(component: Component, choice: Choice, workload: Workload, site: Si
         context = prompt + turn * (workload.replies.mean + workload.turn_tokens)
         for running, steps, length in _segments(workload, conversations, choice.max_num_seqs, padded=padded):
             _decode(clock, component, choice, site, running=running, steps=steps, context=context + length)
-    return clock.parts()
+    return clock
 
 
 def _segments(
@@ -512,7 +532,7 @@ def _eager_steps(
     clock: Clock, shape: ModelShape, device: Device, *, running: float, steps: float, cached: float, size: float
 ) -> None:
     """Add what `generate` of transformers does besides: operations one by one, and a copy of the cache each time."""
-    operations = EAGER_KERNELS_PER_LAYER * shape.num_layers + EAGER_KERNELS_PER_STEP
+    operations = _eager_kernels(device) * shape.num_layers + EAGER_KERNELS_PER_STEP
     basis = weakest((device.launch.basis, Basis.ASSUMPTION))
     clock.add(LAUNCH, steps * operations * device.launch.value, basis, f"{operations} operations for each token")
     bandwidth = device.elementwise_bandwidth(cached / (2.0 * shape.num_layers))
@@ -526,7 +546,7 @@ def _eager_steps(
 # --- between phases --------------------------------------------------------------------------------------------------
 
 
-def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool, nodes: int) -> tuple[TimePart, ...]:
+def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool, nodes: int) -> Clock:
     """Return the seconds in which new weights of the policy reach generation.
 
     On the same GPUs every rank gathers the whole weights; on others they are broadcast, over the network if the cluster
@@ -542,10 +562,10 @@ def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool,
         bandwidth = site.network if nodes > 1 else site.device.link
         text = "weights broadcast to the GPUs of generation"
     clock.add(NETWORK, size / bandwidth.value, weakest((bandwidth.basis, Basis.ASSUMPTION)), text)
-    return clock.parts()
+    return clock
 
 
-def wake_times(component: Component, size: float, device: Device) -> tuple[TimePart, ...]:
+def wake_times(component: Component, size: float, device: Device) -> Clock:
     """Return the seconds in which the weights and state of a component, so many bytes on each GPU, come and go.
 
     A model that is not trained has a copy on the host: it only comes. Generation gets its weights from the policy.
@@ -555,4 +575,4 @@ def wake_times(component: Component, size: float, device: Device) -> tuple[TimeP
     clock = Clock()
     clock.add(HOST, ways * size / link.value, link.basis, "weights and state from and to the host's memory")
     clock.add(HOST, WAKE_OVERHEAD, Basis.ASSUMPTION, "memory is mapped again, and caches are empty")
-    return clock.parts()
+    return clock

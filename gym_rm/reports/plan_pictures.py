@@ -187,7 +187,8 @@ def _heading(drawing: Drawing, text: str, note: str, y: float) -> None:
 
 
 def _memory(drawing: Drawing, plan: Plan, colors: dict[str, str], y: float) -> float:
-    note = "A bar is one moment: what stays in its phase, and hatched what its largest instant adds. Bars never add up. Grey: libraries."
+    note = "A bar is one moment: what stays in its phase, hatched what its largest instant adds. Bars never add up."
+    note += " Grey: libraries."
     _heading(drawing, "Memory of one GPU, in GiB", note, y)
     y += 0.28
     left, room = MARGIN, WIDTH - 2 * MARGIN

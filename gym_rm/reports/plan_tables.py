@@ -327,12 +327,14 @@ def models_table() -> Table:
 
 
 def measured_table(rows: Sequence[tuple[str, str, str]], title: str) -> Table:
-    """Return a table of names, values and sources."""
-    table = _table(title, "number")
+    """Return a table of names, values and sources; where all sources end alike, the title says it once."""
+    ends = {source.rpartition("; ")[2] for _, _, source in rows if "; " in source}
+    common = f"; {ends.pop()}" if len(ends) == 1 else ""
+    table = _table(title + common.replace("; ", ", "), "number")
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("source", overflow="fold")
-    for row in rows:
-        _add(table, *row)
+    for name, value, source in rows:
+        _add(table, name, value, source.removesuffix(common))
     return table
 
 

@@ -1,3 +1,5 @@
+import gzip
+import itertools
 import json
 import re
 import subprocess
@@ -12,9 +14,12 @@ from gym_rm.cli.main import app
 from gym_rm.cli.plan_requests import EXAMPLE, divide_change, read_request
 from gym_rm.config import load_config
 from gym_rm.errors import ConfigError
+from gym_rm.planning import calibrate
+from gym_rm.planning.hardware import device_of_kind
 from gym_rm.planning.plan import load_plan
 from gym_rm.planning.rules import Infeasible, Violation
 from gym_rm.planning.settings import PlanSettings
+from tests.cli.command import DATA, needs_data
 from tests.planning.example_plans import apart, together
 
 REQUEST = "cluster: {gpus_per_node: 8}\npolicy: {model: Qwen/Qwen3-8B}\n"
@@ -167,6 +172,45 @@ def test_rows_replace_the_lengths(request_file, planned):
     assert planned[0].workload.rows == "my rows=1.jsonl"
 
 
+@needs_data
+def test_lengths_are_measured_in_real_rows(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    with gzip.open(DATA / "gsm8k_graded.jsonl.gz", "rt") as file:
+        rows.write_text("".join(itertools.islice(file, 100)))
+    shown = run("--rows", rows).stdout
+    assert re.search(r"note: lengths of prompts: .*rows", " ".join(shown.split()))
+
+
+# --- other libraries -------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_printed_as_flags_with_the_work_of_a_step(request_file):
+    lines = run(request_file, "reward_models.rm.model=Qwen/Qwen3-4B", "--for", "verl").stdout.splitlines()
+    assert all(line.startswith("# ") or re.match(r"[+\w.]+=", line) for line in lines)
+    assert "actor_rollout_ref.rollout.n=8" in lines
+
+
+def test_the_plan_is_printed_as_placement_groups_of_ray(request_file):
+    groups = json.loads(run(request_file, "--for", "ray").stdout)
+    assert sum(bundle["GPU"] for group in groups for bundle in group["bundles"]) == 8
+
+
+def test_a_library_that_cannot_share_gpus_gets_the_setting_that_it_can_follow(request_file):
+    message = error_of(request_file, "reward_models.rm.model=Qwen/Qwen3-4B", "--for", "nemo-rl")
+    assert "shares no GPU" in message
+    assert "add 'pools=[[policy, generation], [rm]]' to the command" in message
+
+
+def test_the_rules_of_nemo_rl_are_shown_beside_the_plan(request_file):
+    shown = run(request_file, "nodes=2", "reward_models.rm.model=Qwen/Qwen3-4B", "--style", "nemo-rl").stdout
+    assert "The same models by the rules of NeMo RL:" in shown
+    assert "NeMo RL: 8 GPUs for policy and generation, 8 for the reward model, 0 idle." in shown
+
+
+def test_nemo_rl_needs_a_policy():
+    assert "has no policy" in error_of("reward_models.rm.model=Qwen/Qwen3-4B", "--style", "nemo-rl")
+
+
 # --- several plans ---------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +269,23 @@ def test_gpus_and_models_are_listed_without_a_request():
     shown = run("--gpus", "--models").stdout
     assert "h200_sxm" in shown
     assert re.search(r"Qwen/Qwen3-0\.6B +596 M", shown)
+
+
+def test_calibration_measures_and_says_how_to_use_it(monkeypatch):
+    def measure(*, progress):
+        progress("matrix products")
+        return device_of_kind("cpu")
+
+    monkeypatch.setattr(calibrate, "calibrate", measure)
+    result = run("--calibrate")
+    assert "measuring matrix products ..." in result.stderr
+    assert "cluster.gpu=here" in result.stderr
+    assert re.search(r"bandwidth +40 GB/s", result.stdout)
+
+
+def test_plans_of_this_machine_need_its_measurement(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "calibration_path", lambda path=None: tmp_path / "none.json")
+    assert "--calibrate" in error_of("gpu=here", "policy.model=Qwen/Qwen3-0.6B")
 
 
 def test_the_help_page_lists_every_setting():

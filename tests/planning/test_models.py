@@ -7,10 +7,12 @@ import pytest
 import tiny_models
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning import models
-from gym_rm.planning.model_configs import unknown_settings
+from gym_rm.planning.model_settings import KNOWN, unknown_settings
 from gym_rm.planning.model_types import REFUSED, TYPES
 from gym_rm.planning.models import known_models, load_shape, shape_from_config
 from gym_rm.planning.quantities import Basis
@@ -348,6 +350,33 @@ def test_a_mistake_in_inline_sizes_is_named(change, message):
     config = {key: value for key, value in (SMALL | change).items() if value is not None}
     with pytest.raises(ConfigError, match=f"policy: .*({message})"):
         load_shape(None, config, num_labels=None, name="policy")
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 130),
+    st.just(10**12),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers()),
+)
+
+
+@given(
+    changes=st.dictionaries(st.sampled_from(sorted(KNOWN)), VALUES, max_size=4),
+    model_type=st.sampled_from(sorted(TYPES)),
+    num_labels=st.sampled_from([None, 1, 5]),
+)
+def test_any_sizes_are_read_or_refused_with_an_error_of_the_package(changes, model_type, num_labels):
+    config = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 64, "model_type": model_type} | changes
+    try:
+        shape = load_shape(None, config, num_labels=num_labels, name="rm")
+    except ConfigError:
+        return
+    assert min(shape.parameters, shape.hidden, shape.heads, shape.kv_heads, shape.lora_parameters(1)) > 0
+    assert shape.cached_numbers(9) <= shape.cached_numbers(10)
+    assert shape.active_parameters <= shape.parameters
 
 
 def test_all_mistakes_are_named_at_once():

@@ -1,19 +1,32 @@
 """The simulation: conservation, closed forms, failures against formulas, and the real pool."""
 
 import dataclasses
+import functools
 import math
+import os
+import signal
 import statistics
+import threading
+import time
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.processes import ProcessReplica
+from gym_rm.engine.executors.replica import ParallelOptions
+from gym_rm.engine.executors.replicas import ReplicatedExecutor
+from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
+from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError
 from gym_rm.planning.lengths import Lengths, constant
+from gym_rm.planning.planner import plan_request
 from gym_rm.planning.quantities import Basis
-from gym_rm.planning.replica_events import Batches, FailureTimes, ReplicaEvents
-from gym_rm.planning.simulate import checkpoint_interval, simulate, simulate_batches
+from gym_rm.planning.replica_events import ReplicaEvents
+from gym_rm.planning.simulate import checkpoint_interval, simulate, simulate_batches, simulation_of
+from gym_rm.planning.simulated_batches import Batches, FailureTimes
 from gym_rm.planning.simulated_work import (
     Replies,
     StepLengths,
@@ -24,6 +37,9 @@ from gym_rm.planning.simulated_work import (
     scoring_batches,
 )
 from gym_rm.planning.simulation import Failures, Generation, Scoring, SimulatedPool, Simulation, Stragglers, Training
+from tests.engine.executors import ranks
+from tests.engine.executors.batches import HEAD, sequences
+from tests.planning.requests import cluster, grpo, workload
 
 SCORING = Scoring(token_seconds=1e-3, max_num_batched_tokens=1000)
 AT_ONCE = Failures(detection_seconds=0.0)
@@ -328,3 +344,81 @@ def test_pools_that_share_gpus_are_idle_together():
     assert shared.num_gpus == 12
     assert job().num_gpus == 12 + 3 + 4
     assert simulate(shared).idle_share < simulate(job()).idle_share
+
+
+# --- plans
+
+
+@pytest.mark.parametrize("pools", ["together", "apart"])
+def test_a_simulated_plan_takes_the_time_of_the_plan_when_nothing_fails(pools):
+    names = ("policy", "generation", "rm")
+    request = grpo(cluster(4), pools=(names,) if pools == "together" else tuple((name,) for name in names))
+    plan = plan_request(request)
+    work = workload()
+    given = simulation_of(plan, num_conversations=6400, replies=work.replies, prompts=work.prompts, group_size=4)
+    assert given.num_gpus == plan.used_gpus
+    result = simulate(given)
+    assert result.seconds / len(result.step_seconds) == pytest.approx(plan.step_seconds, rel=0.05)
+    assert result.conversations_per_second == pytest.approx(plan.conversations_per_second, rel=0.05)
+
+
+def test_failures_and_stragglers_make_a_plan_slower():
+    plan = plan_request(grpo(cluster(4)))
+    rates = [
+        simulate(simulation_of(plan, num_conversations=20_000, **changes)).conversations_per_second
+        for changes in (
+            {},
+            {"stragglers": Stragglers(1.0, 1.5, 0.1)},
+            {"stragglers": Stragglers(1.0, 1.5, 0.1), "failures": Failures(0.02), "checkpoint_every": 2},
+        )
+    ]
+    assert rates[0] > rates[1] > rates[2]
+
+
+# --- the real pool
+
+
+def real_seconds(folder, batches, kills):
+    """Return how long two replicas take whose batches last a second, and how long a replica takes to start."""
+    spec = LoadSpec(open_checkpoint(LoadOptions(path=folder)), HEAD)
+    executor = ReplicatedExecutor(
+        ParallelOptions(num_replicas=2),
+        functools.partial(ProcessReplica, num_replicas=2, threads=1, make=ranks.failing),
+    )
+    alone = ProcessReplica(threads=1, make=ranks.failing)
+    try:
+        executor.load(spec)
+        started = time.perf_counter()
+        alone.start(spec)
+        load_seconds = time.perf_counter() - started
+        alone.kill()
+
+        def kill(replica):
+            os.kill(executor.replicas[replica].process_ids[0], signal.SIGKILL)
+
+        timers = [threading.Timer(at, kill, (replica,)) for at, replica in kills]
+        started = time.perf_counter()
+        for timer in timers:
+            timer.start()
+        results = executor.run(batches)
+        seconds = time.perf_counter() - started
+        assert [each.error for each in results] == [None] * len(batches)
+        assert executor.stats.deaths == len(kills)
+        return seconds, load_seconds
+    finally:
+        alone.kill()
+        executor.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [(), ((2.5, 0),)], ids=["no kill", "one kill"])
+def test_the_real_pool_takes_the_time_of_the_simulated_one(saved_model, kills):
+    slow = sequences(24)
+    for each in slow:
+        each.input_ids[-1] = ranks.SLOW  # a second of sleep, so that other programs of the machine hardly matter
+    batches = [plan_trees([each], max_num_batched_tokens=500).batches[0] for each in slow]
+    measured, load_seconds = real_seconds(saved_model("qwen3"), batches, kills)
+    pool = scorer(2, load_seconds=load_seconds, lease_seconds=120.0, max_restarts=3)
+    simulated = simulate_batches(pool, [(1, 1.0)] * len(batches), kills=kills, failures=AT_ONCE)
+    assert simulated.counts.deaths == len(kills)
+    assert simulated.seconds == pytest.approx(measured, rel=0.2)
