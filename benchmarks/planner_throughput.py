@@ -107,7 +107,7 @@ def estimate(
 ) -> tuple[TimePart, ...]:
     component = Component("model", role, shape, "float32", engine, master_weights=False)
     site = Site(device, assumed(1e9, "one node"), spans=False)
-    return component_times(component, Choice(**choice), workload, site)[phase].parts().parts()
+    return component_times(component, Choice(**choice), workload, site)[phase].parts()
 
 
 def measured_lengths(values: list[int]) -> Lengths:
