@@ -213,10 +213,16 @@ def servers(console: Console, folder: Path) -> None:
     console.print(f"{within:.0%} of the runs are within 20%; {waiting} runs were left out: memory does not hold them")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_parser(commands: Any) -> None:
+    """Add the command `aiconfigurator`."""
+    form = argparse.RawDescriptionHelpFormatter
+    text = "beside AIConfigurator and its measured tables"
+    parser = commands.add_parser("aiconfigurator", help=text, description=__doc__, formatter_class=form)
     parser.add_argument("--tables", type=Path, help="folder of the unpacked package aiconfigurator_core")
-    args = parser.parse_args(arguments)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
     console = Console(width=170)
     console.print(" ".join(sys.argv))
     published(console)
@@ -225,5 +231,12 @@ def main(arguments: list[str] | None = None) -> None:
         servers(console, args.tables)
 
 
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers(required=True))
+    args = parser.parse_args(["aiconfigurator", *arguments])
+    args.run(args)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

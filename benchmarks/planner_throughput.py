@@ -221,12 +221,12 @@ class Probe:
 
     def __init__(self, device: Device) -> None:
         self.matrix = torch.randn(1024, 1024)
-        self.rows, self.weights = torch.randn(8, 768), torch.randn(2304, 768).repeat(16, 1, 1)
+        self.rows, self.weights = torch.randn(8, 1024), torch.randn(3072, 1024).repeat(10, 1, 1)
         self.small, self.wide = torch.ones(16), torch.ones(2**20)
         expected = device.flops_float32.value * device.matmul_share(8).value
         self.expected = {
             "large": 2.0 * 1024**3 / device.flops_float32.value,
-            "few": 16 * 2.0 * 8 * 768 * 2304 / expected,
+            "few": 10 * 2.0 * 8 * 1024 * 3072 / expected,
             BANDWIDTH: 8.0 * 2**22 / device.elementwise_bandwidth(2**22).value,
             LAUNCH: 200 * device.launch.value,
         }
@@ -300,8 +300,10 @@ def compare(
     return raw, equal
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_parser(commands: Any) -> None:
+    """Add the command `throughput`."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser("throughput", help="times on this machine", description=__doc__, formatter_class=form)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=list(SORTS))
     parser.add_argument("--repeats", type=int, default=4)
@@ -309,7 +311,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--measured", type=Path, help="file of measured times; those that it lacks are measured and added"
     )
-    args = parser.parse_args(arguments)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     transformers.utils.logging.disable_progress_bar()
     console = Console(width=170)
@@ -340,5 +345,12 @@ def main(arguments: list[str] | None = None) -> None:
     console.print(summary)
 
 
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers(required=True))
+    args = parser.parse_args(["throughput", *arguments])
+    args.run(args)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
