@@ -25,8 +25,10 @@ BRANCH_PLACES = 48  # places in pages that a branch of a tree leaves empty or co
 # CPU only. Resident memory beside the tensors, measured with MALLOC_MMAP_THRESHOLD_=65536 and without; see
 # benchmarks/README.md.
 LIBRARIES = {"scoring": 54 * MIB, "low precision": 96 * MIB, "training": 26 * MIB, "generation": 20 * MIB}
-HEAP_BASE, HEAP_TRIED, HEAP_FORWARD = 24 * MIB, 1.0, 0.45
-HEAP_CHECKPOINTS, HEAP_FROZEN, HEAP_TRAINING = 2.0, 0.6, 0.03
+HEAP_BASE, HEAP_LOAD, HEAP_LOAD_LOW, HEAP_WEIGHTS = 48 * MIB, 60 * MIB, 8 * MIB, 0.02
+HEAP_FORWARD, HEAP_FORWARD_LOW, HEAP_SMALL = 1.0, 2.2, 8 * MIB
+HEAP_CHECKPOINTS, HEAP_TRAINING, HEAP_HOLES = 2.0, 0.06, 0.13
+HEAP_FROZEN, HEAP_FROZEN_CHECKPOINTS = 0.78, 4.5
 HEAP_BLOCK = 32 * MIB  # larger blocks are mapped apart, and given back when they are freed
 CUDA_FRAGMENTATION = 0.05
 
@@ -123,7 +125,7 @@ class _View:
             source = f"code and kernels that torch and transformers load for {work}; measured"
             items.append(self.item("libraries", LIBRARIES[work], source, Basis.MEASURED))
             if (experts := _experts(self.shape)) and work != "generation":
-                size = experts * BYTES.get(self.shape.stored or "", self.component.bytes_per_parameter)
+                size = 1.05 * experts * BYTES.get(self.shape.stored or "", self.component.bytes_per_parameter)
                 items.append(self.item("files", size, "experts, whose files stay mapped when they are stacked"))
         elif (group := max(self.tp, self.fsdp)) > 1:
             buffers = next(size for most, size in NCCL if group <= most) * MIB
@@ -199,14 +201,26 @@ class _View:
         """Return an instant of a forward without gradients, with what the allocator has beside its tensors."""
         tensors = sum(item.bytes for item in items)
         if self.cpu:
-            tried = activations.largest_products(self.shape) if self.component.role is Role.REWARD_MODEL else 0.0
-            size = HEAP_BASE + HEAP_FORWARD * tensors + (HEAP_TRIED * tried if name != "load" else 0.0)
+            weights = self.shape.parameters * self.component.bytes_per_parameter
+            if name == "load":
+                size = HEAP_LOAD_LOW if self.size < 4 else min(HEAP_LOAD, 0.5 * weights)
+            else:
+                size = min(HEAP_BASE, 0.35 * weights) + self.heap_of_forward(tensors)
+            size += HEAP_WEIGHTS * weights
             source = "heap of glibc: freed blocks below 32 MiB stay in the process; measured"
             return Instant(name, (*items, self.item("fragmentation", size, source, Basis.MEASURED)))
         source = "share of the tensors that the caching allocator cannot use"
         return Instant(
             name, (*items, self.item("fragmentation", CUDA_FRAGMENTATION * tensors, source, Basis.ASSUMPTION))
         )
+
+    def heap_of_forward(self, tensors: float) -> float:
+        """Return the bytes of holes between the blocks of a forward that runs again and again."""
+        if self.size < 4:
+            return HEAP_FORWARD_LOW * tensors
+        inner = max(layer.intermediate for layer, _ in self.shape.layers) / 2
+        block = self.choice.max_num_batched_tokens * inner * self.size
+        return HEAP_FORWARD * tensors * (1.0 if self.shape.bidirectional else min(1.0, block / HEAP_SMALL))
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -327,12 +341,13 @@ class _View:
             return Instant(name, (*items, self.item("fragmentation", size, source, Basis.ASSUMPTION)))
         there = sum(item.bytes for item in items if item.name == "activations")
         size = max(0.0, peak - there)
-        if inside:
-            size += HEAP_CHECKPOINTS * peak
+        gradients = 4.0 * self.trained()
         if self.component.lora_rank:
-            size += HEAP_FROZEN * peak
+            size += (HEAP_FROZEN_CHECKPOINTS if inside else HEAP_FROZEN) * peak
         else:
-            size += HEAP_TRAINING * (peak + 4 * self.trained() * 4.0)
+            if inside:
+                size += min(HEAP_CHECKPOINTS * peak, peak + gradients)
+            size += HEAP_TRAINING * (peak + 4 * gradients) + max(0.0, HEAP_HOLES * peak - gradients)
         source = "heap of glibc: holes of freed blocks below 32 MiB stay in the process; measured"
         return Instant(name, (*items, self.item("fragmentation", size, source, Basis.MEASURED)))
 
