@@ -258,15 +258,15 @@ def prepare(values: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _prompts(folder: Path, number: int) -> Path:
-    """Write a file of prompts such that every step has the same ones, and a quarter of all is held out."""
+    """Write real prompts of nearly the same length, so that the longest is in every step."""
     import workloads
 
     path = folder / f"prompts-{number}.jsonl"
-    wanted = -(-4 * number // 3)
-    lines = []
     with gzip.open(workloads.DATA / "gsm8k_train.jsonl.gz", "rt") as rows:
-        for _, row in zip(range(wanted), rows, strict=False):
-            lines.append(json.dumps({"prompt": [{"role": "user", "content": json.loads(row)["question"]}]}))
+        questions = sorted((json.loads(row)["question"] for row in rows), key=len)
+    wanted = -(-4 * number // 3)
+    start = 2 * len(questions) // 5
+    lines = [json.dumps({"prompt": [{"role": "user", "content": each}]}) for each in questions[start : start + wanted]]
     path.write_text("\n".join(lines))
     return path
 
@@ -311,6 +311,7 @@ def add_parser(commands: Any) -> None:
     """Add the sub-command `memory`."""
     parser = commands.add_parser("memory", help="peak memory, estimated and measured", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="ten runs")
+    parser.add_argument("--only", choices=("scoring", "training", "grpo"), help="only runs of this sort")
     parser.add_argument("--every", metavar="K/N", default="0/1", help="only runs K, K + N, K + 2N, ...")
     parser.add_argument("--folder", type=Path, help="where models with random weights are kept between calls")
     parser.add_argument("--output", type=Path, help="JSON Lines to append the results to")
@@ -344,10 +345,11 @@ def _chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if arguments.work:
         if not arguments.model:
             sys.exit("--work needs --model: a folder, or a name of the table")
-        skipped = ("run", "command", "quick", "every", "folder", "output")
+        skipped = ("run", "command", "quick", "only", "every", "folder", "output")
         return [{key: value for key, value in vars(arguments).items() if key not in skipped and value is not None}]
     first, step = map(int, arguments.every.split("/"))
     runs = [RUNS[k] for k in QUICK] if arguments.quick else RUNS
+    runs = [values for values in runs if arguments.only in (None, values["work"])]
     return [{**values, "threads": arguments.threads} for values in runs[first::step]]
 
 

@@ -24,11 +24,13 @@ SAMPLING = 6.3  # copies of the last logits; torch.profiler over transformers' g
 BRANCH_PLACES = 48  # places in pages that a branch of a tree leaves empty or copies, 1.5 pages
 # CPU only. Resident memory beside the tensors, measured with MALLOC_MMAP_THRESHOLD_=65536 and without; see
 # benchmarks/README.md.
-LIBRARIES = {"scoring": 54 * MIB, "low precision": 96 * MIB, "training": 26 * MIB, "generation": 20 * MIB}
-HEAP_BASE, HEAP_LOAD, HEAP_LOAD_LOW, HEAP_WEIGHTS = 48 * MIB, 60 * MIB, 8 * MIB, 0.02
+LIBRARIES = {"scoring": 54 * MIB, "low precision": 96 * MIB, "training": 26 * MIB, "generation": 12 * MIB}
+HEAP_BASE, HEAP_LOAD, HEAP_LOAD_LOW, HEAP_WEIGHTS = 45 * MIB, 60 * MIB, 8 * MIB, 0.02
 HEAP_FORWARD, HEAP_FORWARD_LOW, HEAP_SMALL = 1.0, 2.2, 8 * MIB
-HEAP_CHECKPOINTS, HEAP_TRAINING, HEAP_HOLES = 2.0, 0.06, 0.13
-HEAP_FROZEN, HEAP_FROZEN_CHECKPOINTS = 0.78, 4.5
+HEAP_CHECKPOINTS, HEAP_TRAINING, HEAP_HOLES = 2.0, 0.042, 0.16
+HEAP_ENCODER, HEAP_STAYS = 0.075, 0.6
+HEAP_TRAINING_POLICY, HEAP_HOLES_POLICY, HEAP_LOGITS = 0.055, 0.45, 0.3
+HEAP_FROZEN, HEAP_FROZEN_CHECKPOINTS = 0.92, 4.5
 HEAP_BLOCK = 32 * MIB  # larger blocks are mapped apart, and given back when they are freed
 CUDA_FRAGMENTATION = 0.05
 
@@ -39,7 +41,8 @@ class ComponentMemory:
 
     Attributes:
         resident: while it is awake and others work: weights, and what training keeps between steps.
-        working: persistent memory while it works itself, in place of `resident`; gradients and the KV cache are here.
+        working: persistent memory while it works itself, in place of `resident`; the KV cache is here. Gradients come
+            and go: they are in the instants.
         phases: instants of each phase in which it works.
     """
 
@@ -78,6 +81,11 @@ def _weights(shape: ModelShape, tp: int) -> float:
 @functools.lru_cache(maxsize=4096)
 def _largest_layer(shape: ModelShape, tp: int) -> float:
     return max(layer.norms + (layer.attention + layer.mlp) / tp for layer, _ in shape.layers)
+
+
+@functools.lru_cache(maxsize=4096)
+def _outside_layers(shape: ModelShape, tp: int) -> float:
+    return (shape.embedding + shape.head) / tp + shape.other
 
 
 @functools.lru_cache(maxsize=4096)
@@ -131,8 +139,9 @@ class _View:
             buffers = next(size for most, size in NCCL if group <= most) * MIB
             items.append(self.item("communication", buffers, "AIConfigurator 0.12, nccl_mem", Basis.TABLE))
         if self.fsdp > 1:
-            gathered = 2 * _largest_layer(self.shape, self.tp) * self.size
-            items.append(self.item("gathered layers", gathered, "FSDP2: the layer that runs and the next"))
+            gathered = (2 * _largest_layer(self.shape, self.tp) + _outside_layers(self.shape, self.tp)) * self.size
+            text = "FSDP2: the layer that runs and the next; embedding and head, which stay gathered"
+            items.append(self.item("gathered layers", gathered, text))
         return items
 
     # --- scoring and log-probabilities --------------------------------------------------------------------------
@@ -140,13 +149,17 @@ class _View:
     def inference(self) -> ComponentMemory:
         weights = self.weights()
         low = self.cpu and self.size < 4
-        working = (weights, *self.shared("low precision" if low else "scoring"))
+        scores = self.component.role is Role.REWARD_MODEL
+        working = (weights, *self.shared("low precision" if low else "scoring" if scores else "generation"))
         name = "forward" if self.component.role is Role.REWARD_MODEL else "no-grad log-probabilities"
         instants = [self.no_grad(name)]
         if self.cpu and self.component.role is Role.REWARD_MODEL:
             instants.append(self.load())
-        resident = tuple(item for item in working if item.name in STAYS)
-        return ComponentMemory(resident, working, ((Phase.SCORE, tuple(instants)),))
+        resident = [item for item in working if item.name in STAYS]
+        if self.cpu and scores:
+            left = HEAP_STAYS * min(HEAP_LOAD, 0.5 * self.shape.parameters * self.component.bytes_per_parameter)
+            resident.append(self.item("fragmentation", left, "heap of glibc after the load; measured", Basis.MEASURED))
+        return ComponentMemory(tuple(resident), working, ((Phase.SCORE, tuple(instants)),))
 
     def batch_tokens(self, *, tree: bool) -> float:
         """Return the tokens of the largest batch: the budget, or all tokens if they are fewer."""
@@ -220,7 +233,7 @@ class _View:
             return HEAP_FORWARD_LOW * tensors
         inner = max(layer.intermediate for layer, _ in self.shape.layers) / 2
         block = self.choice.max_num_batched_tokens * inner * self.size
-        return HEAP_FORWARD * tensors * (1.0 if self.shape.bidirectional else min(1.0, block / HEAP_SMALL))
+        return HEAP_FORWARD * tensors * (0.85 if self.shape.bidirectional else min(1.0, block / HEAP_SMALL))
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -280,7 +293,7 @@ class _View:
             logits = (forward.bytes, backward.bytes)
         unsharded = 0.0
         if self.fsdp > 1:
-            unsharded = _largest_layer(shape, self.tp) * self.size
+            unsharded = max(_largest_layer(shape, self.tp), _outside_layers(shape, self.tp)) * self.size
         temporary = self.item("optimizer", self.optimizer_step(), "temporary tensors of the step")
         forward_end = [saved]
         backward_start = [saved, *first]
@@ -298,7 +311,7 @@ class _View:
             backward_start.append(gradients)
         names = ("forward", "backward", "backward, first layer", "optimizer step")
         instants = []
-        peak = (kept + steps) * self.heap_share(tokens) + self.in_heap(max(logits))
+        peak = (kept + steps) * self.heap_share(tokens)
         for name, items in zip(names, (forward_end, backward_start, backward_end, step), strict=True):
             instants.append(self.with_holes(name, items, peak, inside))
         return tuple(instants)
@@ -310,10 +323,6 @@ class _View:
             return 0.0
         return 0.6 if tokens * inner * self.size >= HEAP_BLOCK else 1.0
 
-    def in_heap(self, logits: float) -> float:
-        """Return the bytes of logits if a block of them is in the heap."""
-        return logits if logits / (LOGITS_KEPT + LOGITS_BACKWARD) < HEAP_BLOCK else 0.0
-
     @property
     def accumulates(self) -> bool:
         """Whether an update has several forwards and backwards, so that gradients lie beside activations."""
@@ -322,11 +331,13 @@ class _View:
         return padded > self.choice.max_num_batched_tokens
 
     def optimizer_step(self) -> float:
-        """Return the bytes of temporary tensors: two of the largest parameter on a CPU, one of all on a GPU."""
+        """Return the bytes of temporary tensors: of the largest parameter on a CPU, of all parameters on a GPU."""
         if self.cpu:
             if self.component.lora_rank:
                 return 8.0 * self.component.lora_rank * self.shape.hidden
-            return 8.0 * activations.largest_parameter(self.shape)
+            tied = self.shape.is_language_model and not self.shape.head  # the sum of two gradients
+            embedding = 8.0 * self.shape.vocabulary * self.shape.hidden
+            return 8.0 * activations.largest_parameter(self.shape) + embedding * tied
         return 4.0 * self.trained()
 
     def with_holes(self, name: str, items: Sequence[MemoryItem], peak: float, inside: float) -> Instant:
@@ -347,7 +358,15 @@ class _View:
         else:
             if inside:
                 size += min(HEAP_CHECKPOINTS * peak, peak + gradients)
-            size += HEAP_TRAINING * (peak + 4 * gradients) + max(0.0, HEAP_HOLES * peak - gradients)
+            share, holes = HEAP_TRAINING, HEAP_HOLES
+            if self.component.role is Role.POLICY:
+                share, holes = HEAP_TRAINING_POLICY, HEAP_HOLES_POLICY
+            elif self.shape.bidirectional:
+                share = HEAP_ENCODER
+            size += share * (peak + 4 * gradients) + max(0.0, holes * peak - gradients)
+            logits = sum(item.bytes for item in items if item.name == "logits")
+            if logits < HEAP_BLOCK * (LOGITS_KEPT + LOGITS_BACKWARD) * 1.05:
+                size += HEAP_LOGITS * logits
         source = "heap of glibc: holes of freed blocks below 32 MiB stay in the process; measured"
         return Instant(name, (*items, self.item("fragmentation", size, source, Basis.MEASURED)))
 
