@@ -42,6 +42,7 @@ import gym_rm
 from gym_rm.config import Config, NonNegativeInt, PositiveInt, load_config
 from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError
+from gym_rm.planning.follow import follow_scoring, training_limits
 from gym_rm.reports.metrics import reward_metrics
 from gym_rm.reports.plots import plot_run
 from gym_rm.reports.runs import RunWriter, read_run
@@ -130,10 +131,50 @@ class GRPOSettings(Config):
     """Folder of the results; null for outputs/grpo-<date>-<time>."""
     threads: PositiveInt | None = None
     """Number of CPU threads. null for 1 (embedded policy, which is too small to gain from more) or torch's default."""
+    plan: str | None = None
+    """Plan of `gym-rm plan` (a .json or .yaml file) to follow: it gives the policy, the reward model and the sizes of
+    batches that are null or not set; a setting that exceeds the plan is an error."""
     policy: PolicySettings = PolicySettings()
     env: EnvSettings = EnvSettings()
     loss: LossSettings = LossSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
+
+
+def follow_plan(settings: GRPOSettings) -> GRPOSettings:
+    """Return the settings with the plan's numbers where they have their defaults.
+
+    Raises:
+        ConfigError: a setting exceeds the plan; the message names the plan's line.
+    """
+    if settings.plan is None:
+        return settings
+    limits = training_limits(settings.plan, dtype="float32", gradient_checkpointing=False)
+    env, policy, optimizer, lines = settings.env, settings.policy, settings.optimizer, limits.lines
+
+    def limited(group: Config, name: str, limit: int, line: str) -> dict[str, int]:
+        value = getattr(group, name)
+        if value == type(group).model_fields[name].default:
+            return {name: limit}
+        limits.require(name, value, limit, line)
+        return {}
+
+    env_sizes = limited(env, "num_prompts", lines.plan.num_prompts, lines.own("num_prompts"))
+    env_sizes |= limited(env, "group_size", lines.plan.group_size, lines.own("group_size"))
+    if settings.loss.kl_coef and not limits.reference:
+        raise ConfigError(f"loss.kl_coef={settings.loss.kl_coef} needs a reference, and {lines.name} has none.")
+    tokens = lines.of(lines.plan.component("policy"), "max_num_batched_tokens")
+    seats = lines.of(lines.plan.component("generation"), "max_num_seqs")
+    sizes = limited(policy, "max_new_tokens", limits.max_new_tokens, lines.own("reply_tokens"))
+    sizes |= limited(policy, "rollout_batch_size", limits.rollout_batch_size, seats)
+    micro = limited(optimizer, "micro_batch_size", limits.micro_batch_size, tokens)
+    reward_model, options = follow_scoring(settings.plan, env.reward_model, env.reward_model_kwargs, conversations=1)
+    return settings.model_copy(
+        update={
+            "policy": policy.model_copy(update={"model": policy.model or limits.policy, **sizes}),
+            "optimizer": optimizer.model_copy(update=micro),
+            "env": env.model_copy(update={"reward_model": reward_model, "reward_model_kwargs": options, **env_sizes}),
+        }
+    )
 
 
 def fill_in(settings: GRPOSettings) -> GRPOSettings:
@@ -559,7 +600,7 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     interrupted = False
     try:
-        settings = fill_in(load_config(GRPOSettings, arguments.config, arguments.overrides))
+        settings = fill_in(follow_plan(load_config(GRPOSettings, arguments.config, arguments.overrides)))
         run = RunWriter(settings.output, settings.model_dump())
         try:
             train(settings, run, console)

@@ -215,7 +215,7 @@ def _validate(schema: type[Schema], values: dict[str, Any]) -> tuple[Schema | No
     try:
         return schema.model_validate(values), []
     except pydantic.ValidationError as error:
-        return None, [_explain(problem, schema) for problem in error.errors()]
+        return None, _explain_all(error.errors(), schema)
 
 
 def _set_in(value: Any) -> Any:
@@ -292,7 +292,7 @@ def _child(node: Any, part: str, next_part: str, above: str, override: str) -> A
     child = node.get(key) if isinstance(node, dict) else node[key]
     if isinstance(child, tuple):
         child = list(child)
-    if child is None:
+    if child is None or child is False:  # `reference: false` leaves out what `reference.model` sets
         child = {}
     if not isinstance(child, dict | list):
         raise ConfigError(f"override {override!r}: {above!r} is {child!r}, which has no {next_part!r}.")
@@ -360,8 +360,106 @@ def _reason(error: yaml.YAMLError) -> str:
 # --- problems ----------------------------------------------------------------------------------------------------
 
 
+def _explain_all(problems: Sequence[Any], schema: type[pydantic.BaseModel]) -> list[str]:
+    """Return a text for each setting that is wrong.
+
+    Where a setting can be of several types, pydantic reports one problem for each. What is wrong inside of a mapping or
+    list says more than that it is not of the other types; problems of the setting itself become one text.
+    """
+    found = [(*_place(problem["loc"], schema), problem) for problem in problems]
+    texts: list[str] = []
+    several: dict[tuple[str | int, ...], list[Any]] = {}
+    for place, of_union, problem in found:
+        if of_union and any(len(other) > len(place) and other[: len(place)] == place for other, _, _ in found):
+            continue
+        if of_union:
+            several.setdefault(place, []).append(problem)
+            if len(several[place]) == 1:
+                texts.append("")  # written below, when all of its problems are known
+        else:
+            texts.append(_explain({**problem, "loc": place}, schema))
+    merged = iter(_explain_types(place, each) for place, each in several.items())
+    return [text or next(merged) for text in texts]
+
+
+def _place(location: Sequence[str | int], schema: Any) -> tuple[tuple[str | int, ...], bool]:
+    """Return the path of a setting without pydantic's names of types, and whether it can be of several types."""
+    place: list[str | int] = []
+    annotation, of_union = schema, False
+    for part in location:
+        members = _members(annotation)
+        if str(part).startswith("<"):  # of `one_of`
+            tags = {
+                tag.tag: each for each in members for tag in getattr(each, "__metadata__", ()) if hasattr(tag, "tag")
+            }
+            annotation = tags.get(part, Any)
+            continue
+        of_union = len(members) > 1
+        if of_union:
+            annotation = next((each for each in members if str(part).startswith(_name(each))), Any)
+            continue
+        place.append(part)
+        (annotation,) = members or (Any,)
+        arguments = [each for each in typing.get_args(annotation) if each is not ...]
+        if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+            field = annotation.model_fields.get(str(part))
+            annotation = field.annotation if field is not None else Any
+        else:
+            annotation = arguments[-1] if arguments else Any
+    return tuple(place), of_union
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Return the types of a union other than None; a single type is alone."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
+        return [annotation]
+    return [each for each in typing.get_args(annotation) if each is not type(None)]
+
+
+def _name(annotation: Any) -> str:
+    return str(getattr(typing.get_origin(annotation) or annotation, "__name__", annotation))
+
+
+EXPECTED = {
+    "string_type": "a text",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of settings",
+    "model_attributes_type": "a mapping of settings",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "int_type": "an integer",
+    "int_parsing": "an integer",
+    "bool_type": "true or false",
+}
+
+
+def _explain_types(place: Sequence[str | int], problems: Sequence[Any]) -> str:
+    """Return one text for a setting that is of none of the types that it can be of."""
+    expected, choices = [], []
+    for problem in problems:
+        match problem["type"]:
+            case "literal_error":
+                expected.append(problem["ctx"]["expected"])
+                choices += re.findall("'([^']*)'", problem["ctx"]["expected"])
+            case "value_error":
+                reason = str(problem["ctx"]["error"])
+                said = re.search(r" must be (.+?), got ", reason)
+                expected.append(said[1] if said else reason)
+            case known:
+                expected.append(EXPECTED.get(known) or problem["msg"].lower().removeprefix("input should be "))
+    value = problems[0]["input"]
+    hint = nearest(value, choices) if isinstance(value, str) else ""
+    key = ".".join(map(str, place))
+    joint = ", or " if any(" or " in each for each in expected) else " or "
+    return f"{key} must be {joint.join(dict.fromkeys(expected))}, got {type(value).__name__} {value!r:.200}.{hint}"
+
+
 def _explain(problem: Any, schema: type[pydantic.BaseModel]) -> str:
-    location = tuple(part for part in problem["loc"] if not str(part).startswith("<"))
+    location = problem["loc"]
     key = ".".join(str(part) for part in location)
     value = problem["input"]
     match problem["type"]:
@@ -378,7 +476,19 @@ def _explain(problem: Any, schema: type[pydantic.BaseModel]) -> str:
             # Messages of `gym_rm.checks` already start with the name of the field; add the names of its groups.
             named = bool(location) and reason.startswith(f"{location[-1]} ")
             return key.removesuffix(str(location[-1])) + reason if named else f"{key}: {reason}" if key else reason
+    if problem["type"] in ("dict_type", "model_type", "tuple_type", "list_type"):
+        names_model = problem["type"] == "model_type" and isinstance(value, str) and _has_model(location, schema)
+        hint = f" Write {key}.model={value}." if names_model else ""
+        return f"{key} must be {EXPECTED[problem['type']]}, got {type(value).__name__} {value!r:.200}.{hint}"
     return f"{key}: {problem['msg'].lower()}, got {type(value).__name__} {value!r:.200}."
+
+
+def _has_model(location: Sequence[str | int], schema: type[pydantic.BaseModel]) -> bool:
+    """Return whether the setting at a location has a setting `model`."""
+    inner: Any = schema
+    for part in location:
+        inner = _model_in(inner.model_fields[part].annotation) if part in getattr(inner, "model_fields", ()) else inner
+    return inner is not None and "model" in inner.model_fields
 
 
 def _nearest_setting(location: tuple[str | int, ...], schema: type[pydantic.BaseModel]) -> str:

@@ -16,6 +16,7 @@ from gym_rm.config import (
     PositiveInt,
     divide_settings,
     load_config,
+    one_of,
     override_values,
     parse_settings,
     settings_of,
@@ -159,6 +160,45 @@ def test_every_float_is_read_exactly(value):
 )
 def test_an_invalid_override_is_refused(override, message):
     assert message in problems(override)
+
+
+class Several(Config):
+    """Settings that can be of several types."""
+
+    size: str | float = 1.0
+    price: float | dict[str, float] | None = None
+    inner: int | Policy = 1
+    places: Literal["auto", "apart"] | tuple[tuple[str, ...], ...] = "auto"
+    chosen: one_of(lambda value: "group" if isinstance(value, dict) else "value", value=str, group=Limits) = "x"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("size=[1]", "size must be a text or a number, got list [1]."),
+        ("price=free", "price must be a number or a mapping, got str 'free'."),
+        ("price={a: x}", "price.a: input should be a valid number, unable to parse string as a number, got str 'x'."),
+        ("inner={model: x, dtpye: auto}", "inner.dtpye: unknown setting. Did you mean 'dtype'?"),
+        ("places=aprt", "places must be 'auto' or 'apart', or a list, got str 'aprt'. Did you mean 'apart'?"),
+        ("places=[x]", "places.0 must be a list, got str 'x'."),
+        ("chosen={zzz: 1}", "chosen.zzz: unknown setting."),
+    ],
+)
+def test_a_setting_of_several_types_has_one_problem(override, message):
+    text = problems(override, schema=Several)
+    assert message in text
+    assert text.startswith("1 problem in the settings:\n")
+
+
+def test_a_text_in_place_of_a_group_with_a_model_says_how_to_write_it():
+    assert "policy must be a mapping of settings, got str 'x'. Write policy.model=x." in problems("policy=x")
+
+
+def test_a_setting_below_false_replaces_it():
+    class Run(Config):
+        judge: Policy | bool = False
+
+    assert load_config(Run, overrides=["judge.model=x"]).judge.model == "x"
 
 
 def test_all_problems_are_in_one_error():

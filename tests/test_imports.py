@@ -18,6 +18,7 @@ FLOORS = {
     "config": 1,
     "scorer": 1,
     "data": 1,
+    "planning": 1,
     "engine/pages": 1,
     "engine/token_tree": 1,
     "engine/text": 1,

@@ -41,10 +41,19 @@ def test_the_first_example_has_at_most_ten_lines():
 
 
 def test_the_gym_rm_command_runs(user_folder):
-    (command,) = re.findall(r"^gym-rm .*", README, re.MULTILINE)
+    (command,) = re.findall(r"^gym-rm score .*", README, re.MULTILINE)
     result = CliRunner().invoke(app, command.replace(".jsonl.gz", ".jsonl").split()[1:])
     assert result.exit_code == 0, result.output
     assert isinstance(json.loads(Path("scored.jsonl").read_text())["score"], float)
+
+
+def test_the_plan_command_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (command,) = re.findall(r"^gym-rm plan .*", README, re.MULTILINE)
+    result = CliRunner().invoke(app, command.replace("configs/", f"{ROOT}/configs/").split()[1:])
+    assert result.exit_code == 0, result.output
+    assert re.search(r"gpus=16 +16 of 16", result.stdout)
+    assert Path("plan.svg").is_file()
 
 
 def test_the_make_targets_exist():

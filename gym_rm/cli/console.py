@@ -20,9 +20,13 @@ stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 HIDDEN_SIZE_FOR_THREADS = 512
 
 
-def fail(error: Exception, code: int) -> NoReturn:
-    """Print an error in one paragraph and exit with this code."""
-    for text in (f"error: {error}", *getattr(error, "__notes__", ()), how_to_write(str(error))):
+def fail(error: Exception, code: int, *, scorer_options: bool = True) -> NoReturn:
+    """Print an error in one paragraph and exit with this code.
+
+    With `scorer_options`, it also says how to write the options of scorers that the error names.
+    """
+    advice = how_to_write(str(error)) if scorer_options else None
+    for text in (f"error: {error}", *getattr(error, "__notes__", ()), advice):
         if text is not None:
             stderr.print(text, style="red", markup=False)
     raise typer.Exit(code)

@@ -10,6 +10,7 @@ import typer
 import gym_rm
 from gym_rm.cli.console import PrintedWarnings
 from gym_rm.cli.options import CommandWithOptions
+from gym_rm.cli.plan import CommandWithSettings, plan
 from gym_rm.cli.score import score
 from gym_rm.cli.serve import serve
 from gym_rm.errors import logger
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command(cls=CommandWithOptions)(score)
 app.command(cls=CommandWithOptions)(serve)
+app.command(cls=CommandWithSettings)(plan)
 
 
 def main() -> None:
@@ -43,4 +45,4 @@ def _command(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Score conversations with a reward model, for any RL library."""
+    """Score conversations with a reward model, for any RL library, and plan the hardware that training takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -147,21 +148,18 @@ def kind_from_name(name: str, memory: float) -> Device:
     Raises:
         ConfigError: the name is not known.
     """
-    text = name.lower().replace("-", " ").replace("_", " ")
-    for kind in sorted(KINDS, key=len, reverse=True):
-        model, *rest = kind.split("_")
-        words = text.split()
-        if model == "rtx":
-            model, rest = "_".join(kind.split("_")[1:]), []
-            if all(word in words for word in model.split("_")[:2]):
-                return _with_memory(KINDS[kind], memory)
-            continue
-        if model in words and ("pcie" in rest) == ("pcie" in words):
-            return _with_memory(KINDS[kind], memory)
-    raise ConfigError(
-        f"the GPU {name!r} is not in the table; write its numbers as cluster.gpu, or run gym-rm plan --calibrate and use "
-        "cluster.gpu=here."
-    )
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    fitting = [
+        device
+        for kind, device in KINDS.items()
+        if set(kind.split("_")) - {"sxm", "server", "40gb"} <= words and ("pcie" in kind) == ("pcie" in words)
+    ]
+    if not fitting:
+        raise ConfigError(
+            f"the GPU {name!r} is not in the table; write its numbers as cluster.gpu, or run gym-rm plan --calibrate "
+            "and use cluster.gpu=here."
+        )
+    return _with_memory(min(fitting, key=lambda device: abs(device.memory.value - memory)), memory)
 
 
 def _with_memory(device: Device, memory: float) -> Device:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gym_rm.planning.memory import component_memory
-from gym_rm.planning.options import PHASES, phase_parts
+from gym_rm.planning.options import PHASES, phase_clocks
 from gym_rm.planning.plan import (
     ComponentPlan,
     MemoryItem,
@@ -69,6 +69,10 @@ def make_plan(request: Request, found: Found) -> Plan:
         bound=found.bound,
         examined=found.examined,
         notes=request.notes,
+        num_prompts=request.workload.num_prompts,
+        group_size=request.workload.group_size,
+        prompt_tokens=int(request.workload.prompts.maximum),
+        reply_tokens=int(request.workload.replies.maximum),
     )
 
 
@@ -117,15 +121,14 @@ def pool_times(request: Request, pool: PoolChoice, members: Sequence[Component])
     together = {Role.POLICY, Role.GENERATION} <= {each.role for each in members}
     times = []
     for component, choice in zip(members, pool.choices, strict=True):
-        phases = dict(phase_parts(component, choice, request, site, together=together))
+        phases = dict(phase_clocks(component, choice, request, site, together=together))
         if choice.sleeps:
             memory = component_memory(component, choice, request.workload, pool.place.device)
             size = sum(item.bytes for item in memory.resident)
             phases[Phase.WAKE] = wake_times(component, size, pool.place.device)
-        for phase, parts in phases.items():
-            if parts:
-                seconds = sum(part.seconds for part in parts)
-                times.append(PhaseTime(phase, component.name, name, seconds, parts))
+        for phase, clock in phases.items():
+            if parts := clock.parts():
+                times.append(PhaseTime(phase, component.name, name, clock.total, parts))
     return times
 
 

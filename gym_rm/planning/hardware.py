@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.planning.quantities import GIB, Basis, Quantity, assumed
+from gym_rm.planning.quantities import GIB, Basis, Quantity, assumed, weakest
 
 MIB = 2**20
 
@@ -32,6 +34,14 @@ class Device:
         launch: seconds until the host has started one kernel.
         reserved: bytes that the driver, the libraries and their workspaces take of each GPU.
         price: money for one hour; None if it is not known.
+        matmul_rows: share of `flops` that products with this many rows (tokens) reach; empty: `matmul` for all. A row
+            of the smallest number takes its time also where there are fewer.
+        attention_lengths: share of `flops` that attention over texts of this length reaches; empty: `attention`.
+        elementwise: bytes/s, read and written, of operations such as norms and activations, by the bytes of one
+            tensor; empty: 80% of `bandwidth`.
+        disk: bytes/s at which weights are read; None if it was not measured.
+        is_cpu: whether the host itself computes: operations wait for each other's start, every query head reads its
+            keys, and tensors of more than 32 MiB are made of new pages each time.
     """
 
     name: str
@@ -50,6 +60,11 @@ class Device:
     launch: Quantity
     reserved: Quantity
     price: Quantity | None = None
+    matmul_rows: tuple[tuple[int, Quantity], ...] = ()
+    attention_lengths: tuple[tuple[int, Quantity], ...] = ()
+    elementwise: tuple[tuple[int, Quantity], ...] = ()
+    disk: Quantity | None = None
+    is_cpu: bool = False
 
     def peak_flops(self, dtype: str) -> Quantity:
         """Return the FLOP/s of matrix products in this dtype."""
@@ -63,6 +78,20 @@ class Device:
         """Return seconds of a small all-reduce over this many GPUs of a node."""
         return _by_size(self.latency, size)
 
+    def matmul_share(self, rows: float) -> Quantity:
+        """Return the share of `flops` that products with this many rows reach."""
+        return _between(self.matmul_rows, rows, proportional=True) if self.matmul_rows else self.matmul
+
+    def attention_share(self, length: float) -> Quantity:
+        """Return the share of `flops` that attention over texts of this length reaches."""
+        return _between(self.attention_lengths, length) if self.attention_lengths else self.attention
+
+    def elementwise_bandwidth(self, size: float) -> Quantity:
+        """Return bytes/s of operations on single numbers, for tensors of this many bytes."""
+        if self.elementwise:
+            return _between(self.elementwise, size)
+        return Quantity(0.8 * self.bandwidth.value, Basis.ASSUMPTION, "80% of the memory bandwidth")
+
     def with_quantities(self, changes: Mapping[str, Quantity]) -> Device:
         """Return the device with other numbers, such as those that were measured."""
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -70,6 +99,23 @@ class Device:
 
 def _by_size(table: tuple[tuple[int, Quantity], ...], size: int) -> Quantity:
     return next((value for known, value in table if known >= size), table[-1][1])
+
+
+def _between(table: tuple[tuple[int, Quantity], ...], at: float, *, proportional: bool = False) -> Quantity:
+    """Return the value at a point, linear in logarithms between known points, and that of the nearest one outside.
+
+    With `proportional`, values below the first point fall to 0 with it.
+    """
+    first, last = table[0], table[-1]
+    if at <= first[0]:
+        share = max(at, 1e-9) / first[0] if proportional else 1.0
+        return Quantity(first[1].value * share, first[1].basis, first[1].source)
+    for (low, below), (high, above) in itertools.pairwise(table):
+        if at <= high:
+            place = math.log(at / low) / math.log(high / low)
+            value = math.exp((1 - place) * math.log(below.value) + place * math.log(above.value))
+            return Quantity(value, weakest((below.basis, above.basis)), above.source)
+    return last[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +231,39 @@ def _nvidia(
         latency=tuple(zip((2, 4, 8), slow, strict=True)),
         launch=assumed(5e-6, "a kernel launch from Python takes 3 to 10 microseconds"),
         reserved=assumed(1.25 * GIB, "CUDA context 0.5 GiB, cuBLAS and NCCL workspaces 0.75 GiB"),
+        matmul_rows=_shares(_ROWS, _BY_ROWS.get(name), name),
+        attention_lengths=_shares(_LENGTHS, _BY_LENGTH.get(name), name),
     )
+
+
+# Medians over the measured tables of AIConfigurator 0.12 (vLLM, bfloat16), by rows of a product with n and k from 2,048
+# to 32,768, and by length of texts in causal attention with 16 to 64 heads of 128 numbers and fewer key heads.
+_ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 16384)
+_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_BY_ROWS = {
+    "a100_sxm": (0.0043, 0.066, 0.259, 0.422, 0.601, 0.682, 0.769, 0.825, 0.836, 0.835),
+    "h100_sxm": (0.0025, 0.039, 0.151, 0.295, 0.513, 0.746, 0.802, 0.813, 0.799, 0.756),
+    "h200_sxm": (0.0033, 0.052, 0.198, 0.380, 0.605, 0.777, 0.803, 0.809, 0.787, 0.733),
+    "b200_sxm": (0.0021, 0.033, 0.127, 0.247, 0.414, 0.582, 0.638, 0.676, 0.688, 0.693),
+    "b300_sxm": (0.0021, 0.033, 0.129, 0.248, 0.425, 0.620, 0.699, 0.751, 0.761, 0.706),
+    "l40s": (0.0020, 0.030, 0.113, 0.214, 0.398, 0.601, 0.639, 0.644, 0.613, 0.546),
+    "rtx_pro_6000_server": (0.0031, 0.048, 0.188, 0.341, 0.564, 0.675, 0.754, 0.806, 0.837, 0.852),
+}
+_BY_LENGTH = {
+    "a100_sxm": (0.052, 0.101, 0.180, 0.278, 0.381, 0.463, 0.510, 0.545, 0.564),
+    "h100_sxm": (0.028, 0.061, 0.119, 0.205, 0.319, 0.437, 0.531, 0.592, 0.619),
+    "h200_sxm": (0.030, 0.062, 0.120, 0.210, 0.325, 0.440, 0.522, 0.583, 0.599),
+    "b200_sxm": (0.013, 0.038, 0.089, 0.153, 0.234, 0.334, 0.442, 0.503, 0.545),
+    "b300_sxm": (0.015, 0.044, 0.100, 0.174, 0.282, 0.404, 0.539, 0.608, 0.654),
+    "l40s": (0.048, 0.086, 0.168, 0.271, 0.352, 0.425, 0.465, 0.486, 0.499),
+    "rtx_pro_6000_server": (0.059, 0.110, 0.189, 0.293, 0.406, 0.498, 0.574, 0.612, 0.637),
+}
+
+
+def _shares(points: tuple[int, ...], values: tuple[float, ...] | None, name: str) -> tuple[tuple[int, Quantity], ...]:
+    source = MEASURED_THERE.format(name)
+    pairs = zip(points, values, strict=True) if values else ()
+    return tuple((at, Quantity(value, Basis.TABLE, source)) for at, value in pairs)
 
 
 _ADA = "NVIDIA Ada GPU architecture whitepaper; no link between cards but PCIe"
@@ -241,6 +319,7 @@ CPU = Device(
     latency=((2, assumed(1e-4, "gloo between processes")),),
     launch=assumed(5e-6, "an operation of torch from Python"),
     reserved=assumed(0.35 * GIB, "Python with torch and transformers"),
+    is_cpu=True,
 )
 
 
@@ -262,6 +341,7 @@ def device_of_kind(name: str) -> Device:
     return KINDS[known]
 
 
+TABLES = ("all_reduce", "latency", "matmul_rows", "attention_lengths", "elementwise")
 QUANTITIES = tuple(
-    field.name for field in fields(Device) if field.name not in ("name", "all_reduce", "latency", "price")
+    field.name for field in fields(Device) if field.name not in ("name", "price", "disk", "is_cpu", *TABLES)
 )

@@ -119,7 +119,8 @@ def from_values(values: Sequence[float], *, basis: Basis, source: str) -> Length
     """Return the distribution of measured lengths, thinned out to `STEPS` values that keep mean and maximum.
 
     Each value is the mean of an equal share of the sorted lengths; the last one is the maximum, and the others are
-    lowered by the same factor so that the mean stays.
+    lowered by the same factor so that the mean stays. Where the longest text alone outweighs that (one very long text
+    among thousands of short ones), the others are 0 and the mean is larger than measured.
 
     Raises:
         ConfigError: there are no values, or one is negative or not finite.
@@ -132,6 +133,8 @@ def from_values(values: Sequence[float], *, basis: Basis, source: str) -> Length
     if problem:
         raise ConfigError(f"lengths must be finite numbers of tokens that are not negative; {problem}.")
     ordered = sorted(float(value) for value in values)
+    if ordered[0] == ordered[-1]:
+        ordered = ordered[:1]
     if len(ordered) <= STEPS:
         return Lengths(tuple(ordered), basis, source)
     mean, maximum = math.fsum(ordered) / len(ordered), ordered[-1]

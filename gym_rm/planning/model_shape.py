@@ -25,7 +25,7 @@ class Layer:
         window: tokens that a token attends to at most; None for all.
         intermediate: numbers that a token has inside the MLP at a time: of the gate and of the product with it.
         experts: number of experts; 0 for a dense MLP.
-        linear: inputs plus outputs of all linear layers; the matrices of experts are not linear layers of torch.
+        linear: inputs plus outputs of all matrices that `all-linear` of peft gives LoRA adapters.
     """
 
     attention: int
@@ -144,7 +144,8 @@ class ModelShape:
         """Return the parameters of LoRA adapters of this rank on all linear layers but the head.
 
         A linear layer with `i` inputs and `o` outputs has `rank * (i + o)` (arXiv 2106.09685, section 4.1). This is
-        what peft trains with `target_modules="all-linear"`. Experts have none: their matrices are not linear layers.
+        what peft 0.21 trains with `target_modules="all-linear"`, with experts where peft adapts those of the type, and
+        then with the layers beside experts, which it leaves out. A new head is not counted.
         """
         return rank * sum(layer.linear * n for layer, n in self.layers)
 

@@ -26,6 +26,8 @@ class Type:
         experts: settings of experts that it reads; None for all.
         every: period of the layers without a window, counted from the last of each period; 0 if all have it.
         fused: parts whose matrices are one linear layer: `qkv`, `mlp` (the gate and the first matrix).
+        adapters: which of a mixture's matrices `all-linear` of peft gives LoRA adapters: `experts` (and the router),
+            `router`, or none of them.
         tied: whether the output layer is the embedding where the configuration does not say.
         defaults: values of settings that a configuration may leave out.
     """
@@ -46,6 +48,7 @@ class Type:
     experts: tuple[str, ...] | None = ()
     every: int = 0
     fused: tuple[str, ...] = ()
+    adapters: str = "experts"
     tied: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
@@ -79,20 +82,20 @@ TYPES: dict[str, Type] = {
     "mixtral": replace(_MISTRAL, experts=_PLAIN, defaults=_kv(8, num_local_experts=8, num_experts_per_tok=2)),
     "qwen2": Type(qkv_bias=True, output_bias=False, windows=False, defaults=_kv(32)),
     "qwen2_moe": Type(experts=(*_QWEN, "shared_expert_intermediate_size"), qkv_bias="qkv_bias", output_bias=False,
-                      windows=False,
+                      adapters="", windows=False,
                       defaults=_kv(16, qkv_bias=True, num_experts=60, num_experts_per_tok=4, moe_intermediate_size=1408,
                                    shared_expert_intermediate_size=5632)),
     "qwen3": Type(head_norms=2, windows=False, defaults=_kv(32, head_dim=128)),
     "qwen3_moe": Type(experts=_QWEN, head_norms=2, windows=False,
                       defaults=_kv(4, num_experts=128, moe_intermediate_size=768, **_QWEN_MOE)),
     "phi3": Type(qkv_bias=False, output_bias=False, fused=("qkv", "mlp")),
-    "phimoe": Type(experts=_PLAIN, norms=4, last_norm=2, head_bias="lm_head_bias",
+    "phimoe": Type(experts=_PLAIN, adapters="router", norms=4, last_norm=2, head_bias="lm_head_bias",
                    defaults=_kv(8, num_local_experts=16, num_experts_per_tok=2)),
     "gemma": Type(windows=False, tied=True, defaults=_kv(16, head_dim=256)),
     "gemma2": Type(norms=4, every=2, tied=True, defaults=_kv(4, head_dim=256, sliding_window=4096)),
     "gemma3_text": Type(norms=4, head_norms=2, every=6, tied=True,
                         defaults=_kv(4, head_dim=256, sliding_window=4096, num_attention_heads=8, vocab_size=262208)),
-    "gpt_oss": Type(experts=_PLAIN, mlp_bias=True, every=2,
+    "gpt_oss": Type(experts=_PLAIN, adapters="", mlp_bias=True, every=2,
                     defaults=_kv(8, head_dim=64, sliding_window=128, attention_bias=True, num_local_experts=128,
                                  num_experts_per_tok=4)),
     "deepseek_v3": Type(experts=_DEEP, windows=False, grouped=False, defaults=_DEEPSEEK),

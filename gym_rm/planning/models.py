@@ -15,7 +15,8 @@ from typing import Any
 
 from gym_rm.checks import describe
 from gym_rm.errors import ConfigError
-from gym_rm.planning.model_configs import read_config, shape_from_config, unknown_settings
+from gym_rm.planning.model_configs import shape_from_config
+from gym_rm.planning.model_settings import read_config, unknown_settings
 from gym_rm.planning.model_shape import Layer, ModelShape
 from gym_rm.planning.model_weights import count_parameters
 from gym_rm.planning.quantities import Basis
@@ -70,7 +71,8 @@ def _inline(config: Any, num_labels: int | None, name: str) -> ModelShape:
     shape = shape_from_config(config, name=name, num_labels=num_labels, source="given sizes")
     if "model_type" in config or "text_config" in config:
         return shape
-    return dataclasses.replace(shape, notes=("the sizes have no model_type; layers like those of Llama",))
+    note = "the sizes have no model_type, and are taken for a model like Llama"
+    return dataclasses.replace(shape, basis=Basis.ASSUMPTION, notes=(note,))
 
 
 def _folder(path: Path, num_labels: int | None, name: str) -> ModelShape:

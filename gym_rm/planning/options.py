@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from gym_rm.planning.hardware import Device
 from gym_rm.planning.memory import component_memory
-from gym_rm.planning.plan import Phase, Role, TimePart
+from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.request import Choice, Component, Request, Workload
-from gym_rm.planning.times import Site, component_times, sync_times, wake_times
+from gym_rm.planning.times import Clock, Site, component_times, sync_times, wake_times
 
 PHASES = tuple(Phase)
 SEATS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)  # conversations that an engine generates at a time
@@ -127,7 +127,7 @@ def options_of(
             if not sleeps:
                 found.append(Option(each.choice, each.resident, peak - each.resident, 0.0, each.seconds))
                 continue
-            waking = sum(part.seconds for part in wake_times(component, each.resident, place.device))
+            waking = wake_times(component, each.resident, place.device).total
             seconds = tuple(
                 value + (waking if phase is Phase.WAKE else 0.0)
                 for phase, value in zip(PHASES, each.seconds, strict=True)
@@ -141,14 +141,14 @@ def option_seconds(
     component: Component, choice: Choice, request: Request, site: Site, *, together: bool
 ) -> tuple[float, ...]:
     """Return the seconds of each phase, without waking."""
-    phases = phase_parts(component, choice, request, site, together=together)
-    return tuple(sum(part.seconds for part in phases.get(phase, ())) for phase in PHASES)
+    phases = phase_clocks(component, choice, request, site, together=together)
+    return tuple(phases[phase].total if phase in phases else 0.0 for phase in PHASES)
 
 
-def phase_parts(
+def phase_clocks(
     component: Component, choice: Choice, request: Request, site: Site, *, together: bool
-) -> dict[Phase, tuple[TimePart, ...]]:
-    """Return the parts of each phase, without waking."""
+) -> dict[Phase, Clock]:
+    """Return the seconds of each phase and what they are spent on, without waking."""
     phases = component_times(component, choice, request.workload, site, old_log_probs=needs_old_log_probs(request))
     if component.role is Role.POLICY and generation_of(request).engine != "transformers":
         nodes = len(request.cluster.nodes)

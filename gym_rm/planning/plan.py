@@ -251,6 +251,8 @@ class Plan:
         value: the objective's value.
         examined: number of placements that the search looked at.
         notes: what the reader should know, such as assumptions about models.
+        num_prompts, group_size: prompts of a step, and replies to each.
+        prompt_tokens, reply_tokens: the longest prompt and reply that memory was planned for.
 
     Example:
         >>> from gym_rm.planning import plan
@@ -276,6 +278,10 @@ class Plan:
     bound: float
     examined: int
     notes: tuple[str, ...]
+    num_prompts: int = 0
+    group_size: int = 0
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
 
     @property
     def num_gpus(self) -> int:
@@ -326,7 +332,7 @@ class Plan:
 
     def idle_share(self, pool: PoolPlan) -> float:
         """Return the share of a step in which the GPUs of a pool wait."""
-        return 1.0 - pool.busy_seconds / self.step_seconds
+        return max(1.0 - pool.busy_seconds / self.step_seconds, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values."""

@@ -16,6 +16,7 @@ from gym_rm.planning.models import ModelShape, load_shape
 from gym_rm.planning.plan import Plan, Role
 from gym_rm.planning.quantities import Basis
 from gym_rm.planning.request import Component, Request, Workload
+from gym_rm.planning.rows import RowLengths, measure_rows
 from gym_rm.planning.rules import Infeasible, Violation, check, explain
 from gym_rm.planning.search import search
 from gym_rm.planning.settings import (
@@ -96,16 +97,18 @@ def read_request(settings: PlanSettings) -> Request:
         shape = tried(load_shape, model.model, model.config, num_labels=labels, name=name)
         if shape is not None:
             shapes[name] = replace(shape, name=model.model or f"sizes of {name}")
-    workload = tried(_workload, settings)
+    work = tried(_workload, settings)
     problems += _mistakes(settings)
     if problems:
         raise ConfigError("\n  ".join([f"{settings.name}: {len(problems)} problems in the request:", *problems])
                           if len(problems) > 1 else problems[0])  # fmt: skip
+    workload, row_notes = work
     components = tuple(_components(settings, shapes, on_cpu=all(d.name.startswith("cpu") for d in cluster.devices)))
     notes = tuple(
         dict.fromkeys(
             [
-                *(f"{shape.name}: {shape.source}" for shape in shapes.values()),
+                *(f"{shape.name}: {text}" for shape in shapes.values() for text in (shape.source, *shape.notes)),
+                *row_notes,
                 f"lengths of prompts: {workload.prompts.source}; of replies: {workload.replies.source}",
             ]
         )
@@ -163,7 +166,8 @@ def _mistakes(settings: PlanSettings) -> list[str]:
     return found
 
 
-def _workload(settings: PlanSettings) -> Workload:
+def _workload(settings: PlanSettings) -> tuple[Workload, tuple[str, ...]]:
+    """Return the work of a step, and notes on how it was measured."""
     work = settings.workload
     measured = _rows(settings, work)
     if measured is None:
@@ -171,9 +175,9 @@ def _workload(settings: PlanSettings) -> Workload:
         replies = parse_lengths("workload.reply_tokens", work.reply_tokens)
         shared, basis = 0.0, Basis.ASSUMPTION
     else:
-        prompts, shared, basis = measured.prompts, measured.shared, Basis.MEASURED
+        prompts, shared, basis = measured.prompts, measured.shared.value, measured.shared.basis
         replies = measured.replies or parse_lengths("workload.reply_tokens", work.reply_tokens)
-    return Workload(
+    workload = Workload(
         num_prompts=work.num_prompts,
         group_size=work.group_size,
         turns=work.turns,
@@ -186,16 +190,16 @@ def _workload(settings: PlanSettings) -> Workload:
         shared=shared,
         shared_basis=basis,
     )
+    return workload, () if measured is None else measured.notes
 
 
-def _rows(settings: PlanSettings, work: WorkloadSettings) -> Any:
+def _rows(settings: PlanSettings, work: WorkloadSettings) -> RowLengths | None:
     if work.rows is None:
         return None
-    from gym_rm.planning.rows import measure_rows  # imported here because it reads files of every format
-
     models = [model.model for _, model, _ in _models(settings) if model.model is not None]
     folders = [model for model in models if Path(model).is_dir()]
-    return measure_rows(work.rows, tokenizer=work.tokenizer or next(iter(folders), None))
+    tokenizer = work.tokenizer or next(iter(folders), None)
+    return measure_rows(work.rows, tokenizer=tokenizer, limit=None, num_prompts=work.num_prompts)
 
 
 def _components(settings: PlanSettings, shapes: Mapping[str, ModelShape], *, on_cpu: bool) -> list[Component]:

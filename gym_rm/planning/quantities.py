@@ -28,12 +28,12 @@ class Basis(enum.StrEnum):
     """Neither measured nor published for this case; the text says why it was chosen."""
 
 
-_ORDER = [Basis.MEASURED, Basis.FORMULA, Basis.TABLE, Basis.ASSUMPTION]
+_RANK = {Basis.MEASURED: 0, Basis.FORMULA: 1, Basis.TABLE: 2, Basis.ASSUMPTION: 3}
 
 
 def weakest(bases: Iterable[Basis]) -> Basis:
     """Return the least reliable basis, which is the basis of a number computed from all of them."""
-    return max(bases, key=_ORDER.index, default=Basis.FORMULA)
+    return max(bases, key=_RANK.__getitem__, default=Basis.FORMULA)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gym_rm.planning.request import Component, Request
 from gym_rm.planning.search import search
 
 MOST_MEMORY = 2048 * GIB  # of a GPU in a suggestion
-MOST_GPUS = 4096  # of a cluster in a suggestion
+MOST_GPUS = 64  # of a cluster in a suggestion
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,8 @@ def _more_gpus(request: Request, text: str) -> str:
         return replace(cluster, nodes=(Node(size, largest.device, largest.host_memory),) * math.ceil(gpus / size))
 
     gpus = cluster.num_gpus
-    while gpus < min(MOST_GPUS, 64 * max(cluster.num_gpus, 1)):
+    most = min(MOST_GPUS, 4 * gpus) if gpus >= 4 else 16
+    while gpus < most:
         gpus = gpus + 1 if len(nodes) == 1 and gpus < 8 else gpus * 2
         changed = with_gpus(gpus)
         if search(replace(request, cluster=changed)) is not None:

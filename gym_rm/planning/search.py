@@ -169,6 +169,7 @@ class _Search:
         self.awake = functools.cache(self._awake)
         self.options = functools.cache(self._options)
         self.candidates = functools.cache(self._candidates)
+        self.prefixes = functools.cache(self._prefixes)
 
     def best(self) -> Found | None:
         """Return the best plan."""
@@ -255,23 +256,36 @@ class _Search:
         return (step, gpus)
 
     def _price(self, pools: Sequence[Candidate]) -> float:
+        """Return the price of pools for an hour; 0 where the goal does not ask for it."""
+        if self.request.goal != "cost":
+            return 0.0
         return sum(pool.least * (pool.place.device.price.value if pool.place.device.price else 0.0) for pool in pools)
 
     def _lower(self, candidates: list[list[Candidate]], chosen: list[Candidate], left: int) -> tuple[float, float]:
-        """Return a key that no plan with these pools and one of each list has a smaller one than."""
-        smallest = [min(pool.least for pool in pools) for pools in candidates]
+        """Return a key that no plan with these pools and one of each list has a smaller one than.
+
+        The lists are sorted by the GPUs that a pool takes.
+        """
+        smallest = [pools[0].least for pools in candidates]
         needed = sum(smallest)
         if needed > left:
             return (math.inf, math.inf)
         vectors = [pool.seconds for pool in chosen]
         gpus, price = sum(pool.least for pool in chosen), self._price(chosen)
         for pools, least in zip(candidates, smallest, strict=True):
-            room = left - needed + least
-            fitting = [pool for pool in pools if pool.least <= room]
-            vectors.append(tuple(map(min, zip(*(pool.seconds for pool in fitting), strict=True))))
+            sizes, fastest, cheapest = self.prefixes(pools[0].names)
+            index = bisect.bisect_right(sizes, left - needed + least) - 1
+            vectors.append(fastest[index])
             gpus += least
-            price += min(self._price([pool]) for pool in fitting)
+            price += cheapest[index]
         return self._key(self._step(vectors), gpus, price)
+
+    def _prefixes(self, group: tuple[str, ...]) -> tuple[list[int], list[Seconds], list[float]]:
+        """Return the GPUs of a group's candidates, and the fastest seconds and lowest price up to each of them."""
+        pools = self.candidates(group)
+        fastest = itertools.accumulate((pool.seconds for pool in pools), lambda a, b: tuple(map(min, a, b)))
+        cheapest = itertools.accumulate((self._price([pool]) for pool in pools), min)
+        return [pool.least for pool in pools], list(fastest), list(cheapest)
 
     def _step(self, vectors: Sequence[Seconds]) -> float:
         return step_seconds(vectors, asynchronous=self.asynchronous)

@@ -16,14 +16,20 @@ from gym_rm.planning.plan import Phase, Role, TimePart
 from gym_rm.planning.quantities import Basis, Quantity, weakest
 from gym_rm.planning.request import BYTES, Choice, Component, Workload
 
-ELEMENTWISE = 0.8  # share of the bandwidth that norms and activations reach (AIConfigurator 0.12, systems/*.yaml)
 KERNELS_PER_LAYER = 15  # norms, projections, rotary embedding, attention, MLP, residuals
+EAGER_KERNELS_PER_LAYER = 60  # the same in transformers, where a norm is six operations
+EAGER_KERNELS_PER_STEP = 250  # of `generate` for each token: masks, positions, sampling, checks for the end
+SAMPLING = 25e-9  # seconds to draw from one logit on one thread of a CPU
+OPTIMIZER_BYTES = 32.0  # that a fused AdamW reads and writes for each parameter
+EAGER_OPTIMIZER_BYTES = 80.0  # the same of one operation of torch after the other
+TRAINING_SHARE = 0.8  # of the speed of its operations alone that published training runs reach on GPUs
 DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine
 WAKE_OVERHEAD = 0.3  # seconds for one component to sleep and wake, besides the copies
 SEGMENTS = 16  # of the reply lengths, over which decoding is summed up
 
+EAGER = ("transformers", "training")  # engines that run one operation of torch after the other
 MATMUL, ATTENTION, BANDWIDTH = "matrix products", "attention", "memory bandwidth"
-NETWORK, LAUNCH, HOST = "network", "kernel launches", "host link"
+NETWORK, LAUNCH, HOST, SAMPLE, FRAMEWORK = "network", "kernel launches", "host link", "sampling", "framework"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +65,25 @@ class Site:
 
 
 class Clock:
-    """Adds up the parts of a phase."""
+    """Adds up the parts of a phase.
+
+    Attributes:
+        total: seconds of all parts.
+    """
+
+    __slots__ = ("_parts", "total")
 
     def __init__(self) -> None:
+        self.total = 0.0
         self._parts: dict[str, tuple[float, Basis, str]] = {}
 
     def add(self, name: str, seconds: float, basis: Basis, source: str) -> None:
         """Add seconds of one sort of work."""
-        before, known, text = self._parts.get(name, (0.0, basis, source))
-        self._parts[name] = (before + seconds, weakest((known, basis)), text)
+        self.total += seconds
+        if name in self._parts:
+            before, known, source = self._parts[name]
+            seconds, basis = before + seconds, weakest((known, basis))
+        self._parts[name] = (seconds, basis, source)
 
     def parts(self) -> tuple[TimePart, ...]:
         """Return the parts that take any time."""
@@ -76,7 +92,7 @@ class Clock:
 
 def component_times(
     component: Component, choice: Choice, workload: Workload, site: Site, *, old_log_probs: bool = True
-) -> dict[Phase, tuple[TimePart, ...]]:
+) -> dict[Phase, Clock]:
     """Return the seconds of each phase, for one step.
 
     Args:
@@ -129,6 +145,7 @@ def _forward(
     pairs: float,
     batches: float,
     head_tokens: float,
+    length: float,
     passes: Passes = FORWARD,
 ) -> None:
     """Add the work of one replica on so many tokens.
@@ -140,47 +157,59 @@ def _forward(
         pairs: multiplications of queries with keys, summed over heads and layers, times their width.
         batches: number of batches.
         head_tokens: tokens that the head is computed for.
+        length: mean length of the texts.
         passes: how often each part is computed.
     """
     shape, device, tp = component.shape, site.device, choice.tensor_parallel_size
     size = min(component.bytes_per_parameter, 4.0)
     peak = device.peak_flops(component.dtype)
-    rate, rate_basis = peak.value * device.matmul.value, weakest((peak.basis, device.matmul.basis))
+    rows = tokens / max(batches, 1)
+    reached = device.matmul_share(rows)
+    rate, rate_basis = peak.value * reached.value, weakest((peak.basis, reached.basis))
     flops = 2.0 * tokens * shape.active_parameters / tp + 2.0 * head_tokens * shape.hidden * shape.head_width / tp
     seconds = flops * passes.matmul / rate
-    read = batches * passes.matmul * _weights_read(shape, tokens / max(batches, 1)) * component.bytes_per_parameter / tp
+    read = batches * passes.matmul * _weights_read(shape, rows) * component.bytes_per_parameter / tp
     reading = read / (device.bandwidth.value * device.streaming.value)
-    text = "2 operations for each weight and token, at the rate that large products reach"
+    text = "2 operations for each weight and token, at the rate that products of so many tokens reach"
     if reading > seconds:
         basis = weakest((device.bandwidth.basis, device.streaming.basis))
         clock.add(BANDWIDTH, reading, basis, "every batch reads the weights")
     else:
         clock.add(MATMUL, seconds, rate_basis, text)
-    share = device.attention
+    share = device.attention_share(length)
     clock.add(
         ATTENTION,
         4.0 * pairs * passes.attention / min(tp, max(shape.heads, 1)) / (peak.value * share.value),
         weakest((peak.basis, share.basis)),
         "4 operations for each query, key and width of a head, at the rate that attention reaches",
     )
-    moved = tokens * passes.elementwise * _elements(shape, tp) * size
+    eager = component.engine in EAGER
+    bandwidth = device.elementwise_bandwidth(rows * shape.hidden * size)
     clock.add(
         BANDWIDTH,
-        moved / (device.bandwidth.value * ELEMENTWISE),
-        weakest((device.bandwidth.basis, Basis.TABLE)),
-        "norms, activations and residuals at 80% of the bandwidth",
+        tokens * passes.elementwise * _elements(shape, tp, eager=eager) * size / bandwidth.value,
+        bandwidth.basis,
+        "norms, activations and residuals",
     )
-    _launches(clock, device, shape, batches * max(passes.matmul, 1.0))
+    if component.engine == "training" and not device.is_cpu:
+        text = "training reaches 80% of what its operations alone would (benchmarks/planner_published.py)"
+        clock.add(FRAMEWORK, clock.total * (1.0 / TRAINING_SHARE - 1.0), Basis.ASSUMPTION, text)
+    _launches(clock, device, shape, batches * max(passes.matmul, 1.0), eager=eager)
     if tp > 1:
         _all_reduces(clock, shape, site, tp, tokens * passes.all_reduces, batches * passes.all_reduces, size)
 
 
-def _launches(clock: Clock, device: Device, shape: ModelShape, forwards: float) -> None:
-    """Raise the time to what the host needs to start all kernels; they run while it starts the next ones."""
-    needed = forwards * shape.num_layers * KERNELS_PER_LAYER * device.launch.value
-    busy = sum(part.seconds for part in clock.parts())
+def _launches(clock: Clock, device: Device, shape: ModelShape, forwards: float, *, eager: bool) -> None:
+    """Raise the time to what the host needs to start all kernels; they run while it starts the next ones.
+
+    A CPU starts and computes in turn: there it adds up.
+    """
+    kernels = EAGER_KERNELS_PER_LAYER if eager else KERNELS_PER_LAYER
+    needed = forwards * shape.num_layers * kernels * device.launch.value
+    busy = 0.0 if device.is_cpu else clock.total
     if needed > busy:
-        clock.add(LAUNCH, needed - busy, weakest((device.launch.basis, Basis.ASSUMPTION)), "15 kernels for each layer")
+        basis = weakest((device.launch.basis, Basis.ASSUMPTION))
+        clock.add(LAUNCH, needed - busy, basis, f"{kernels} kernels for each layer")
 
 
 def _all_reduces(
@@ -205,14 +234,19 @@ def _weights_read(shape: ModelShape, tokens: float) -> float:
     return total
 
 
-def _elements(shape: ModelShape, tp: int) -> float:
-    """Return the numbers that one token reads and writes outside of products: about 10 hidden states a layer, the
-    inside of the MLP and the queries and keys."""
+def _elements(shape: ModelShape, tp: int, *, eager: bool) -> float:
+    """Return the numbers that one token reads and writes outside of products.
+
+    Fused: about 10 hidden states a layer, the inside of the MLP, the queries and the keys. Eager, as in transformers:
+    a norm has 7 hidden states and a residual 3, the same for queries and keys and 10 for their rotation, and 5
+    of the gate and the product inside the MLP.
+    """
+    hidden, wide, inside = (20.0, 17.0, 2.5) if eager else (10.0, 2.0, 1.5)
     inner = sum(
-        count * (1.5 * layer.intermediate + 2.0 * (layer.heads + layer.kv_heads) * layer.head_dim)
+        count * (inside * layer.intermediate + wide * (layer.heads + layer.kv_heads) * layer.head_dim)
         for layer, count in shape.layers
     )
-    return 10.0 * shape.hidden * shape.num_layers + inner / tp
+    return hidden * shape.hidden * shape.num_layers + inner / tp
 
 
 def _pairs(shape: ModelShape, prefix: float, end: float) -> float:
@@ -223,7 +257,7 @@ def _pairs(shape: ModelShape, prefix: float, end: float) -> float:
 # --- scoring ---------------------------------------------------------------------------------------------------------
 
 
-def _score(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _score(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add the unique tokens of every turn: prompts once, replies once each."""
     clock = Clock()
     tokens, pairs = 0.0, 0.0
@@ -246,10 +280,11 @@ def _score(component: Component, choice: Choice, workload: Workload, site: Site)
         pairs=pairs / per_rank,
         batches=batches,
         head_tokens=conversations * workload.turns / per_rank,
+        length=workload.prompts.mean + workload.growth,
     )
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches)
-    return clock.parts()
+    return clock
 
 
 def _share_of(workload: Workload, replicas: float) -> tuple[float, float]:
@@ -269,7 +304,7 @@ def _whole(share: float, replicas: float) -> float:
     return share if isinstance(replicas, float) else math.ceil(share)
 
 
-def _log_probs(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _log_probs(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add one forward over all conversations, each with its prompt, and the head on the tokens after the prompt."""
     clock = Clock()
     conversations, tokens, pairs = _training_rows(component, workload, choice, updates=1)
@@ -283,10 +318,11 @@ def _log_probs(component: Component, choice: Choice, workload: Workload, site: S
         pairs=pairs,
         batches=batches,
         head_tokens=conversations * workload.growth,
+        length=workload.prompts.mean + workload.growth,
     )
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches)
-    return clock.parts()
+    return clock
 
 
 def _gathers(clock: Clock, component: Component, choice: Choice, site: Site, *, forwards: float) -> None:
@@ -295,7 +331,7 @@ def _gathers(clock: Clock, component: Component, choice: Choice, site: Site, *, 
     bandwidth = site.collective(ranks * choice.tensor_parallel_size)
     size = component.shape.parameters * component.bytes_per_parameter / choice.tensor_parallel_size
     needed = forwards * size * (ranks - 1) / ranks / bandwidth.value
-    busy = sum(part.seconds for part in clock.parts())
+    busy = clock.total
     if needed > busy:
         clock.add(
             NETWORK, needed - busy, weakest((bandwidth.basis, Basis.ASSUMPTION)), "gathers of weights, beside work"
@@ -322,7 +358,7 @@ def _training_rows(
     return conversations, tokens, pairs
 
 
-def _update(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _update(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add forwards, backwards and optimizer steps."""
     clock = Clock()
     shape, tp, updates = component.shape, choice.tensor_parallel_size, workload.updates_per_step
@@ -342,6 +378,7 @@ def _update(component: Component, choice: Choice, workload: Workload, site: Site
         pairs=pairs * repeats,
         batches=batches * repeats,
         head_tokens=head * repeats,
+        length=workload.prompts.mean + workload.growth,
         passes=passes,
     )
     if choice.fsdp_size > 1:
@@ -352,14 +389,16 @@ def _update(component: Component, choice: Choice, workload: Workload, site: Site
         moved = 2.0 * trained * 4.0 / (tp * choice.fsdp_size) * (choice.num_replicas - 1) / choice.num_replicas
         clock.add(NETWORK, repeats * moved / bandwidth.value, bandwidth.basis, "all-reduce of gradients")
     device = site.device
-    touched = trained * 32.0 / (tp * choice.fsdp_size)
+    each = EAGER_OPTIMIZER_BYTES if device.is_cpu else OPTIMIZER_BYTES
+    bandwidth = device.elementwise_bandwidth(4.0 * shape.hidden * shape.hidden)
+    touched = trained * each / (tp * choice.fsdp_size)
     clock.add(
         BANDWIDTH,
-        repeats * touched / (device.bandwidth.value * ELEMENTWISE),
-        weakest((device.bandwidth.basis, Basis.TABLE)),
-        "the optimizer reads and writes about 32 bytes for each parameter",
+        repeats * touched / bandwidth.value,
+        bandwidth.basis,
+        f"the optimizer reads and writes about {each:.0f} bytes for each parameter",
     )
-    return clock.parts()
+    return clock
 
 
 def trainable_parameters(component: Component) -> float:
@@ -370,7 +409,7 @@ def trainable_parameters(component: Component) -> float:
 # --- generation ------------------------------------------------------------------------------------------------------
 
 
-def _generate(component: Component, choice: Choice, workload: Workload, site: Site) -> tuple[TimePart, ...]:
+def _generate(component: Component, choice: Choice, workload: Workload, site: Site) -> Clock:
     """Add the prefill of each prompt, then one forward for each token of the longest replies."""
     clock = Clock()
     prompts, conversations = _share_of(workload, choice.num_replicas)
@@ -389,12 +428,13 @@ def _generate(component: Component, choice: Choice, workload: Workload, site: Si
         pairs=pairs,
         batches=batches,
         head_tokens=conversations,
+        length=prompt,
     )
     for turn in range(workload.turns):
         context = prompt + turn * (workload.replies.mean + workload.turn_tokens)
         for running, steps, length in _segments(workload, conversations, choice.max_num_seqs, padded=padded):
             _decode(clock, component, choice, site, running=running, steps=steps, context=context + length)
-    return clock.parts()
+    return clock
 
 
 def _segments(
@@ -410,7 +450,7 @@ def _segments(
     if padded:
         rounds = math.ceil(conversations / seats)
         longest = min(lengths.longest_of(seats) + 1.0, lengths.maximum)
-        yield float(seats), rounds * longest, longest / 2
+        yield float(seats), rounds * max(longest - 1.0, 0.0), longest / 2  # the prefill gives the first token
         return
     waiting = conversations - seats
     if waiting:
@@ -440,34 +480,59 @@ def _decode(
     peak, size = device.peak_flops(component.dtype), component.bytes_per_parameter
     head = shape.hidden * shape.vocabulary
     reading = (_weights_read(shape, running) + head) * size / tp / (device.bandwidth.value * device.streaming.value)
-    computing = 2.0 * running * (shape.active_parameters + head) / tp / (peak.value * device.matmul.value)
+    reached = device.matmul_share(running)
+    computing = 2.0 * running * (shape.active_parameters + head) / tp / (peak.value * reached.value)
     if reading >= computing:
         basis = weakest((device.bandwidth.basis, device.streaming.basis))
         clock.add(BANDWIDTH, steps * reading, basis, "every token of a reply reads the weights")
     else:
-        basis = weakest((peak.basis, device.matmul.basis))
+        basis = weakest((peak.basis, reached.basis))
         clock.add(MATMUL, steps * computing, basis, "products of many conversations at a time")
     divided = min(tp, max(shape.kv_heads, 1))
-    cached = running * shape.cached_numbers(int(context)) * max(BYTES[component.dtype], 2.0) / divided
+    width = max(BYTES[component.dtype], 2.0)
+    cached = running * shape.cached_numbers(int(context)) * width / divided
+    read = running * _numbers_of_heads(shape, context) * width if device.is_cpu else cached
     clock.add(
         BANDWIDTH,
-        steps * cached / (device.bandwidth.value * device.decoding.value),
+        steps * read / (device.bandwidth.value * device.decoding.value),
         weakest((device.bandwidth.basis, device.decoding.basis)),
         "every token of a reply reads the weights and the KV cache",
     )
     if tp > 1:
         _all_reduces(clock, shape, site, tp, steps * running, steps, min(size, 4.0))
     if component.engine == "transformers":
-        overhead = steps * shape.num_layers * KERNELS_PER_LAYER * device.launch.value
-        clock.add(LAUNCH, overhead, weakest((device.launch.basis, Basis.ASSUMPTION)), "15 kernels for each layer")
+        _eager_steps(clock, shape, device, running=running, steps=steps, cached=cached, size=size)
     else:
         clock.add(LAUNCH, steps * DECODE_OVERHEAD, Basis.ASSUMPTION, "scheduling and sampling of an engine, per token")
+
+
+def _numbers_of_heads(shape: ModelShape, context: float) -> float:
+    """Return the numbers of keys and values that the query heads read one after the other."""
+    return sum(
+        count * layer.heads * (layer.head_dim + layer.value_dim) * min(context, layer.window or context)
+        for layer, count in shape.layers
+    )
+
+
+def _eager_steps(
+    clock: Clock, shape: ModelShape, device: Device, *, running: float, steps: float, cached: float, size: float
+) -> None:
+    """Add what `generate` of transformers does besides: operations one by one, and a copy of the cache each time."""
+    operations = EAGER_KERNELS_PER_LAYER * shape.num_layers + EAGER_KERNELS_PER_STEP
+    basis = weakest((device.launch.basis, Basis.ASSUMPTION))
+    clock.add(LAUNCH, steps * operations * device.launch.value, basis, f"{operations} operations for each token")
+    bandwidth = device.elementwise_bandwidth(cached / (2.0 * shape.num_layers))
+    moved = 2.0 * cached + running * _elements(shape, 1, eager=True) * size
+    clock.add(BANDWIDTH, steps * moved / bandwidth.value, bandwidth.basis, "copies of the cache, norms and activations")
+    if device.is_cpu:
+        drawn = steps * running * shape.vocabulary * SAMPLING
+        clock.add(SAMPLE, drawn, Basis.ASSUMPTION, "a random number for each token of the vocabulary, 25 ns each")
 
 
 # --- between phases --------------------------------------------------------------------------------------------------
 
 
-def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool, nodes: int) -> tuple[TimePart, ...]:
+def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool, nodes: int) -> Clock:
     """Return the seconds in which new weights of the policy reach generation.
 
     On the same GPUs every rank gathers the whole weights; on others they are broadcast, over the network if the cluster
@@ -483,10 +548,10 @@ def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool,
         bandwidth = site.network if nodes > 1 else site.device.link
         text = "weights broadcast to the GPUs of generation"
     clock.add(NETWORK, size / bandwidth.value, weakest((bandwidth.basis, Basis.ASSUMPTION)), text)
-    return clock.parts()
+    return clock
 
 
-def wake_times(component: Component, size: float, device: Device) -> tuple[TimePart, ...]:
+def wake_times(component: Component, size: float, device: Device) -> Clock:
     """Return the seconds in which the weights and state of a component, so many bytes on each GPU, come and go.
 
     A model that is not trained has a copy on the host: it only comes. Generation gets its weights from the policy.
@@ -496,4 +561,4 @@ def wake_times(component: Component, size: float, device: Device) -> tuple[TimeP
     clock = Clock()
     clock.add(HOST, ways * size / link.value, link.basis, "weights and state from and to the host's memory")
     clock.add(HOST, WAKE_OVERHEAD, Basis.ASSUMPTION, "memory is mapped again, and caches are empty")
-    return clock.parts()
+    return clock

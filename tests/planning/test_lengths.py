@@ -1,5 +1,6 @@
 """Distributions of lengths: from quantiles, from measured values, and from settings with mistakes."""
 
+import itertools
 import math
 
 import pytest
@@ -23,7 +24,7 @@ def quantiles(draw):
 @given(quantiles())
 def test_lengths_from_quantiles_rise_and_their_mean_is_between_the_extremes(given_quantiles):
     lengths = from_quantiles("prompt_tokens", given_quantiles)
-    assert all(low <= high for low, high in zip(lengths.values, lengths.values[1:], strict=False))
+    assert all(low <= high for low, high in itertools.pairwise(lengths.values))
     assert lengths.values[0] <= lengths.mean <= lengths.maximum == given_quantiles["max"]
     assert lengths.values[0] >= 1
 
@@ -37,7 +38,7 @@ def test_quantiles_come_back_up_to_the_width_of_one_value(given_quantiles):
 
     def line(share):
         share = min(max(share, 0.0), 1.0)
-        for (a, low), (b, high) in zip(points, points[1:], strict=False):
+        for (a, low), (b, high) in itertools.pairwise(points):
             if share <= b:
                 return low + (high - low) * (share - a) / (b - a)
         return points[-1][1]
@@ -64,15 +65,30 @@ def test_measured_lengths_keep_mean_and_maximum(values):
     assert lengths.mean == pytest.approx(sum(values) / len(values), rel=1e-9, abs=1e-9)
     assert lengths.maximum == max(values)
     assert len(lengths.values) <= max(STEPS, 1)
-    assert all(low <= high for low, high in zip(lengths.values, lengths.values[1:], strict=False))
+    assert all(low <= high for low, high in itertools.pairwise(lengths.values))
+
+
+def test_thinning_out_keeps_the_mean_of_a_long_tail():
+    values = [k * k // 100 for k in range(1000)] + [30_000]
+    lengths = from_values(values, basis=Basis.MEASURED, source="rows")
+    assert lengths.mean == pytest.approx(sum(values) / len(values), rel=1e-9)
+    assert lengths.maximum == 30_000
 
 
 def test_measured_quantiles_are_those_of_the_values():
     values = [round(200 * math.exp(0.8 * math.sin(k))) for k in range(5000)]
     lengths = from_values(values, basis=Basis.MEASURED, source="rows")
+    assert lengths.mean == pytest.approx(sum(values) / len(values), rel=1e-9)
+    assert lengths.maximum == max(values)
     ordered = sorted(values)
     for share in (0.05, 0.5, 0.9, 0.99):
         assert lengths.quantile(share) == pytest.approx(ordered[int(share * len(ordered))], rel=0.02)
+
+
+def test_one_very_long_text_among_many_stays_and_the_mean_is_not_below_its_own():
+    lengths = from_values([1] * 5000 + [100_000], basis=Basis.MEASURED, source="rows")
+    assert lengths.maximum == 100_000
+    assert lengths.mean >= (5000 + 100_000) / 5001
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [3, -1], [math.inf]])

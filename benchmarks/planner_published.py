@@ -1,0 +1,141 @@
+"""What the planner predicts beside throughput that others have published for the same models and GPUs.
+
+    python benchmarks/planner_published.py
+
+Training: NVIDIA NeMo AutoModel's performance summary (DGX H100, bfloat16; LoRA rows and pre-training rows, full
+sequences, no padding). Its page does not say which runs compute activations again, so both predictions are shown.
+Reinforcement learning: NVIDIA NeMo RL 0.4's performance summary (GRPO on OpenMathInstruct-2, on-policy, DGX H100). It
+gives the mean length, not the distribution; the quantiles here have that mean and the published maximum.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from gym_rm.planning.hardware import KINDS
+from gym_rm.planning.lengths import constant
+from gym_rm.planning.models import load_shape
+from gym_rm.planning.plan import Phase, Role
+from gym_rm.planning.planner import plan
+from gym_rm.planning.quantities import Basis, Quantity
+from gym_rm.planning.request import Choice, Component, Workload
+from gym_rm.planning.times import Site, component_times
+
+NETWORK = Quantity(50e9, Basis.TABLE, "NVIDIA AIConfigurator 0.12")
+
+
+@dataclass(frozen=True)
+class Training:
+    """A published training run: tokens/s of each GPU."""
+
+    model: str
+    gpus: int
+    length: int
+    batch: int
+    micro_batch: int
+    tp: int
+    fsdp: int
+    lora: bool
+    published: float
+
+
+TRAINING = [
+    Training("meta-llama/Llama-3.1-8B", 1, 4096, 32, 2, 1, 1, True, 12472.87),
+    Training("Qwen/Qwen2.5-7B", 1, 4096, 32, 2, 1, 1, True, 14110.05),
+    Training("Qwen/Qwen2.5-32B", 8, 4096, 32, 2, 2, 4, True, 2250.31),
+    Training("Qwen/Qwen2.5-32B", 16, 4096, 32, 2, 2, 8, True, 2072.89),
+    Training("meta-llama/Llama-3.1-70B", 8, 4096, 32, 2, 2, 4, True, 1091.85),
+    Training("meta-llama/Llama-3.1-70B", 16, 4096, 32, 2, 2, 8, True, 984.85),
+    Training("meta-llama/Llama-3.1-70B", 64, 8192, 128, 1, 1, 32, False, 866.77),
+    Training("Qwen/Qwen3-30B-A3B", 8, 4096, 512, 4, 1, 8, False, 12040),
+    Training("openai/gpt-oss-20b", 8, 4096, 256, 2, 1, 8, False, 13058),
+    Training("openai/gpt-oss-120b", 64, 4096, 512, 2, 1, 64, False, 7626),
+]
+
+
+@dataclass(frozen=True)
+class GRPO:
+    """A published GRPO run: seconds of a step with 2,048 conversations and 4 updates."""
+
+    model: str
+    nodes: int
+    generation_tp: int
+    policy_tp: int
+    mean: int
+    replies: dict[str, float]
+    published: float
+
+
+STEPS = [
+    GRPO("meta-llama/Llama-3.1-8B", 2, 1, 1, 1060, {"p50": 690, "p80": 1350, "p95": 2800, "max": 4000}, 97.7),
+    GRPO("Qwen/Qwen3-32B", 4, 4, 4, 3206, {"p20": 2800, "p50": 3300, "p80": 3990, "max": 4000}, 393),
+    GRPO("Qwen/Qwen3-30B-A3B", 4, 4, 2, 3154, {"p20": 2700, "p50": 3250, "p80": 3980, "max": 4000}, 225),
+]
+
+
+def predicted_tokens(run: Training, *, checkpointing: bool) -> float:
+    """Return the tokens/s of each GPU."""
+    shape = load_shape(run.model, None, num_labels=None, name=run.model)
+    component = Component("policy", Role.POLICY, shape, "bfloat16", "training", lora_rank=16 if run.lora else 0)
+    choice = Choice(
+        tensor_parallel_size=run.tp,
+        fsdp_size=run.fsdp,
+        num_replicas=run.gpus // (run.tp * run.fsdp),
+        max_num_batched_tokens=run.micro_batch * run.length,
+        gradient_checkpointing=checkpointing,
+    )
+    work = Workload(run.batch, 1, 1, 0, constant(1), constant(run.length - 1))
+    site = Site(KINDS["h100_sxm"], NETWORK, run.gpus > 8, 8)
+    seconds = component_times(component, choice, work, site, old_log_probs=False)[Phase.UPDATE].total
+    return run.batch * run.length / seconds / run.gpus
+
+
+def main() -> None:
+    console = Console(width=150)
+    console.print(
+        "python benchmarks/planner_published.py; arithmetic only: the hardware of this machine does not matter"
+    )
+    table = Table("model", "GPUs", "TP x FSDP", "published", "ours", "ratio", "ours, activations again", "ratio")
+    ratios = []
+    for run in TRAINING:
+        kept, again = (predicted_tokens(run, checkpointing=value) for value in (False, True))
+        ratios.append(again / run.published)
+        cells = (f"{run.gpus}", f"{run.tp} x {run.fsdp}", f"{run.published:,.0f}", f"{kept:,.0f}")
+        table.add_row(run.model + (" LoRA" if run.lora else ""), *cells, f"{kept / run.published:.2f}", f"{again:,.0f}",
+                      f"{again / run.published:.2f}")  # fmt: skip
+    table.title = "training, tokens/s of each H100 (NeMo AutoModel)"
+    console.print(table)
+    console.print(f"median ratio with activations computed again: {statistics.median(ratios):.2f}")
+
+    steps = Table("model", "GPUs", "mean tokens", "published s", "ours s", "ratio", "our phases, s")
+    for run in STEPS:
+        found = plan(
+            {
+                "cluster": {"gpu": "h100_sxm", "nodes": run.nodes, "gpus_per_node": 8},
+                "policy": {"model": run.model, "tensor_parallel_size": run.policy_tp, "gradient_checkpointing": True},
+                "generation": {"tensor_parallel_size": run.generation_tp},
+                "reference": True,
+                "pools": "together",
+                "workload": {
+                    "num_prompts": 64,
+                    "group_size": 32,
+                    "updates_per_step": 4,
+                    "prompt_tokens": {"p50": 90, "max": 200},
+                    "reply_tokens": run.replies,
+                },
+            }
+        )
+        phases = ", ".join(f"{phase.value} {seconds:.0f}" for phase, seconds in found.phase_seconds)
+        mean = f"{found.tokens / found.conversations:,.0f} / {run.mean:,}"
+        steps.add_row(run.model, f"{8 * run.nodes}", mean, f"{run.published:.0f}", f"{found.step_seconds:.0f}",
+                      f"{found.step_seconds / run.published:.2f}", phases)  # fmt: skip
+    steps.title = "one GRPO step of 2,048 conversations on H100 (NeMo RL 0.4, on-policy)"
+    console.print(steps)
+
+
+if __name__ == "__main__":
+    main()

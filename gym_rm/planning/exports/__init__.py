@@ -1,0 +1,41 @@
+"""A plan for other libraries: Ray placement groups, and flag lines for NeMo RL, verl, OpenRLHF, AReaL and TRL.
+
+Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (all of August 2026), AReaL 4aef98d8d
+(May 2026) and TRL 1.16. A plan that a library cannot follow is refused; what it does otherwise is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gym_rm import checks
+from gym_rm.planning.exports import areal, nemo, openrlhf, trl, verl
+from gym_rm.planning.exports.groups import ray_bundles
+from gym_rm.planning.exports.parts import Flags, Parts, divide
+from gym_rm.planning.plan import Plan
+from gym_rm.planning.settings import WorkloadSettings
+
+__all__ = ["LIBRARIES", "Flags", "flags", "ray_bundles"]
+
+LIBRARIES: dict[str, Callable[[Parts], Flags]] = {
+    "nemo-rl": nemo.flags,
+    "verl": verl.flags,
+    "openrlhf": openrlhf.flags,
+    "areal": areal.flags,
+    "trl": trl.flags,
+}
+
+
+def flags(plan: Plan, library: str, *, workload: WorkloadSettings | None = None) -> Flags:
+    """Return the settings with which a library follows a plan.
+
+    Args:
+        plan: the plan.
+        library: `nemo-rl`, `verl`, `openrlhf`, `areal` or `trl`.
+        workload: the work of a step that the plan was made for; without it, batch sizes and lengths are left out.
+
+    Raises:
+        ConfigError: the library is unknown, or it cannot do what the plan says. The message lists all reasons.
+    """
+    checks.one_of("library", library, list(LIBRARIES))
+    return LIBRARIES[library](divide(plan, workload, library))

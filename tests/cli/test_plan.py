@@ -1,0 +1,467 @@
+import gzip
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gym_rm.cli import plan as command
+from gym_rm.cli.main import app
+from gym_rm.cli.plan_requests import EXAMPLE, divide_change, read_request
+from gym_rm.config import load_config
+from gym_rm.errors import ConfigError
+from gym_rm.planning import calibrate
+from gym_rm.planning.hardware import device_of_kind
+from gym_rm.planning.plan import load_plan
+from gym_rm.planning.rules import Infeasible, Violation
+from gym_rm.planning.settings import PlanSettings
+from tests.cli.command import DATA, needs_data
+from tests.planning.example_plans import apart, together
+
+REQUEST = "cluster: {gpus_per_node: 8}\npolicy: {model: Qwen/Qwen3-8B}\n"
+CONFIGS = Path(__file__).parents[2] / "configs" / "plan"
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def error_of(*arguments, code=2):
+    result = run(*arguments, code=code)
+    assert result.stderr.startswith("error: ")
+    assert "Traceback" not in result.output
+    return result.stderr
+
+
+@pytest.fixture
+def request_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "request.yaml").write_text(REQUEST)
+    return "request.yaml"
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Settings that were planned; every plan is made by hand, on the nodes that the settings have."""
+    found = []
+
+    def plan(settings):
+        found.append(settings)
+        cluster = settings.cluster
+        if cluster.nodes * cluster.gpus_per_node == 1:
+            fixes = ("gpu=h200_sxm", "policy.lora_rank=16")
+            raise Infeasible(
+                [Violation(f"it needs {size} GiB more", fix) for size, fix in zip((3, 4), fixes, strict=True)]
+            )
+        price = cluster.price_per_gpu_hour
+        gpus = cluster.nodes * cluster.gpus_per_node
+        return together(
+            cluster.nodes,
+            cluster.gpus_per_node,
+            name=settings.name,
+            price_per_hour=None if price is None else price * gpus,
+        )
+
+    monkeypatch.setattr(command, "make_plan", plan)
+    return found
+
+
+# --- one plan --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_shows_the_answer_and_its_tables(request_file, planned):
+    shown = run(request_file).stdout
+    assert "fits on 1 x 8 h100_sxm" in shown
+    assert "Slowest: generate of generation" in shown
+    for title in ("Placement", "Memory of one GPU", "Time of one step"):
+        assert title in shown
+    assert "Where the numbers are from" not in shown
+    assert max(map(len, shown.splitlines())) <= command.WIDTH
+
+
+def test_without_a_request_an_example_is_planned_and_explained():
+    result = run()
+    assert "8B policy, 8B reward model: fits on 1 x 8 h100_sxm" in result.stdout
+    assert "This is an example" in result.stderr
+    assert "gym-rm plan gpus=16" in result.stderr
+
+
+def test_the_request_in_the_hint_is_valid(tmp_path):
+    lines = [line.strip() for line in command.HINT.splitlines() if re.match(r"  \w+: \{", line)]
+    file = tmp_path / "request.yaml"
+    file.write_text("\n".join(lines))
+    settings = read_request(file, [])
+    assert settings.policy.model in " ".join(EXAMPLE)
+    assert set(settings.reward_models) == {"helpful"}
+
+
+def test_the_example_is_the_file_of_one_node():
+    assert load_config(PlanSettings, None, EXAMPLE) == load_config(PlanSettings, CONFIGS / "h100_1x8.yaml")
+
+
+def test_settings_change_the_example(planned):
+    assert "This is an example" in run("gpus=16", "workload.group_size=16").stderr
+    (settings,) = planned
+    assert settings.cluster.nodes == 2
+    assert settings.workload.group_size == 16
+    assert settings.policy.model == "Qwen/Qwen3-8B"
+
+
+def test_settings_that_name_a_model_replace_the_models_of_the_example(planned):
+    assert "example" not in run("reward_models.mine.model=Qwen/Qwen3-4B", "gpus=4").stderr
+    (settings,) = planned
+    assert settings.policy is None
+    assert set(settings.reward_models) == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "nodes", "per_node"),
+    [
+        ([], ["gpus=4"], 1, 4),
+        ([], ["gpus=8"], 1, 8),
+        ([], ["gpus=32"], 4, 8),
+        (["cluster.nodes=2", "cluster.gpus_per_node=4"], ["gpus=16"], 4, 4),
+        (["cluster.gpus_per_node=16"], ["gpus=32"], 2, 16),
+        ([], ["nodes=3", "gpus_per_node=2"], 3, 2),
+    ],
+)
+def test_a_number_of_gpus_is_divided_over_nodes(base, changes, nodes, per_node):
+    cluster = read_request(None, ["policy.model=x", *base, *changes]).cluster
+    assert (cluster.nodes, cluster.gpus_per_node) == (nodes, per_node)
+
+
+def test_a_change_of_memory_keeps_the_kind_of_gpu():
+    cluster = read_request(None, ["gpu=l40s", "memory=64 GiB"]).cluster
+    assert cluster.gpu == {"like": "l40s", "memory": "64 GiB"}
+    again = read_request(None, ["gpu=l40s", "memory=64 GiB", "memory=80 GiB"]).cluster
+    assert again.gpu == {"like": "l40s", "memory": "80 GiB"}
+
+
+def test_plans_and_pictures_are_written(request_file, planned):
+    stderr = run(request_file, "-o", "new/plan.json", "-o", "plan.yaml", "-o", "plan.svg").stderr
+    assert load_plan("new/plan.json") == load_plan("plan.yaml") == together(name="plan", price_per_hour=None)
+    assert Path("plan.svg").read_text().startswith("<?xml")
+    assert "wrote new/plan.json" in stderr
+
+
+def test_a_written_plan_is_shown_again(request_file, planned):
+    first = run(request_file, "-o", "plan.json").stdout
+    assert run("plan.json").stdout == first
+    assert len(planned) == 1
+
+
+def test_json_is_the_plan_and_nothing_else(request_file, planned):
+    values = json.loads(run(request_file, "--json").stdout)
+    assert load_plan(values) == together(name="plan", price_per_hour=None)
+
+
+def test_sources_are_listed_on_demand(request_file, planned):
+    shown = run(request_file, "--sources").stdout
+    assert "Where the numbers are from" in shown
+    assert "CUDA context and workspaces" in shown
+
+
+def test_rows_replace_the_lengths(request_file, planned):
+    run(request_file, "--rows", "my rows=1.jsonl")
+    assert planned[0].workload.rows == "my rows=1.jsonl"
+
+
+@needs_data
+def test_lengths_are_measured_in_real_rows(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    with gzip.open(DATA / "gsm8k_graded.jsonl.gz", "rt") as file:
+        rows.write_text("".join(itertools.islice(file, 100)))
+    shown = run("--rows", rows).stdout
+    assert re.search(r"note: lengths of prompts: .*rows", " ".join(shown.split()))
+
+
+# --- other libraries -------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_printed_as_flags_with_the_work_of_a_step(request_file):
+    lines = run(request_file, "reward_models.rm.model=Qwen/Qwen3-4B", "--for", "verl").stdout.splitlines()
+    assert all(line.startswith("# ") or re.match(r"[+\w.]+=", line) for line in lines)
+    assert "actor_rollout_ref.rollout.n=8" in lines
+
+
+def test_the_plan_is_printed_as_placement_groups_of_ray(request_file):
+    groups = json.loads(run(request_file, "--for", "ray").stdout)
+    assert sum(bundle["GPU"] for group in groups for bundle in group["bundles"]) == 8
+
+
+def test_a_library_that_cannot_share_gpus_gets_the_setting_that_it_can_follow(request_file):
+    message = error_of(request_file, "reward_models.rm.model=Qwen/Qwen3-4B", "--for", "nemo-rl")
+    assert "shares no GPU" in message
+    assert "add 'pools=[[policy, generation], [rm]]' to the command" in message
+
+
+def test_the_rules_of_nemo_rl_are_shown_beside_the_plan(request_file):
+    shown = run(request_file, "nodes=2", "reward_models.rm.model=Qwen/Qwen3-4B", "--style", "nemo-rl").stdout
+    assert "The same models by the rules of NeMo RL:" in shown
+    assert "NeMo RL: 8 GPUs for policy and generation, 8 for the reward model, 0 idle." in shown
+
+
+def test_nemo_rl_needs_a_policy():
+    assert "has no policy" in error_of("reward_models.rm.model=Qwen/Qwen3-4B", "--style", "nemo-rl")
+
+
+# --- several plans ---------------------------------------------------------------------------------------------------
+
+
+def test_requests_and_plans_are_compared_side_by_side(request_file, planned):
+    apart().save("apart.json")
+    Path("large.yaml").write_text(REQUEST + "name: large\n")
+    shown = run("--compare", request_file, "large.yaml", "apart.json").stdout
+    assert re.search(r" request +large +apart", shown)
+    assert re.search(r"conversations/s +12\.7 +12\.7 +\* 21\.1 \(\+66%\)", shown)
+
+
+def test_requests_with_the_same_name_are_told_apart_by_their_folders(request_file, planned):
+    Path("other").mkdir()
+    Path("other/request.yaml").write_text(REQUEST)
+    shown = run("--compare", request_file, "other/request.yaml", "gpus=16").stdout
+    assert "other/request.yaml" in shown
+    assert [settings.cluster.nodes for settings in planned] == [2, 2]
+
+
+def test_what_if_shows_the_plan_and_each_change(request_file, planned):
+    shown = run(request_file, "--what-if", "gpus=16", "--what-if", "nodes=4 memory=141 GiB").stdout
+    assert re.search(r"as it is +8 of 8", shown)
+    assert re.search(r"gpus=16 +16 of 16 +20\.8 s \(-48%\)", shown)
+    assert planned[2].cluster.nodes == 4
+    assert planned[2].cluster.gpu == {"like": "h100_sxm", "memory": "141 GiB"}
+
+
+def test_a_change_that_does_not_fit_is_a_row_with_its_reason(request_file, planned):
+    shown = " ".join(run(request_file, "--what-if", "gpus=1").stdout.split())
+    assert "does not fit: it needs 3" in shown
+
+
+def test_what_if_as_json_has_plans_and_violations(request_file, planned):
+    values = json.loads(run(request_file, "--json", "--what-if", "gpus=1").stdout)
+    assert load_plan(values["as it is"]).used_gpus == 8
+    assert values["gpus=1"]["violations"][1] == {"text": "it needs 4 GiB more", "fix": "policy.lora_rank=16"}
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ("gpus=16", ["gpus=16"]),
+        ("nodes=2 gpu=h200_sxm", ["nodes=2", "gpu=h200_sxm"]),
+        ("nodes=2, memory=141 GiB", ["nodes=2", "memory=141 GiB"]),
+        ("workload.reply_tokens={p50: 1, max: 2}", ["workload.reply_tokens={p50: 1, max: 2}"]),
+    ],
+)
+def test_a_change_of_several_settings_is_divided(change, parts):
+    assert divide_change(change) == parts
+
+
+# --- lists -----------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_and_models_are_listed_without_a_request():
+    shown = run("--gpus", "--models").stdout
+    assert "h200_sxm" in shown
+    assert re.search(r"Qwen/Qwen3-0\.6B +596 M", shown)
+
+
+def test_calibration_measures_and_says_how_to_use_it(monkeypatch):
+    def measure(*, progress):
+        progress("matrix products")
+        return device_of_kind("cpu")
+
+    monkeypatch.setattr(calibrate, "calibrate", measure)
+    result = run("--calibrate")
+    assert "measuring matrix products ..." in result.stderr
+    assert "cluster.gpu=here" in result.stderr
+    assert re.search(r"bandwidth +40 GB/s", result.stdout)
+
+
+def test_plans_of_this_machine_need_its_measurement(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "calibration_path", lambda path=None: tmp_path / "none.json")
+    assert "--calibrate" in error_of("gpu=here", "policy.model=Qwen/Qwen3-0.6B")
+
+
+def test_the_help_page_lists_every_setting():
+    shown = run("--help").stdout
+    for name in (
+        "price_per_gpu_hour",
+        "tensor_parallel_size",
+        "gpu_memory_utilization",
+        "reply_tokens",
+        "goal",
+        "pools",
+    ):
+        assert re.search(rf"^ +{name}\b", shown, re.MULTILINE), name
+
+
+def test_planning_loads_no_torch():
+    code = """
+import sys, gym_rm.cli.main
+gym_rm.cli.main.app(["plan", "reward_models.rm.model=Qwen/Qwen3-0.6B"], standalone_mode=False)
+assert not {"torch", "transformers", "matplotlib", "ray"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_all_reasons_are_listed_each_with_a_change_that_helps(request_file, planned):
+    message = error_of(request_file, "gpus=1", code=1)
+    assert message.splitlines() == [
+        "error: no plan fits, for 2 reasons:",
+        "  1. it needs 3 GiB more",
+        "     Fix: gpu=h200_sxm",
+        "  2. it needs 4 GiB more",
+        "     Fix: policy.lora_rank=16",
+    ]
+
+
+def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
+    shown = run("policy.model=x", "gpus=1", "--what-if", "gpus=8", code=1).stdout
+    assert re.search(r"gpus=8 +8 of 8", shown)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nofile.yaml"], "there is no request file 'nofile.yaml'"),
+        (["16"], "for a number of GPUs write gpus=16"),
+        (["--gpus", "16"], "for a number of GPUs write gpus=16"),
+        (["gpus=12"], "nodes of 8 GPUs make 8 or 16 GPUs, not 12"),
+        (["gpus=0"], "gpus must be an integer of at least 1, got 0"),
+        (["gpus=many"], "gpus must be an integer of at least 1, got str 'many'"),
+        (["cluster=ray", "gpus=2"], "the cluster is 'ray'"),
+        (["cluster.groups=[{nodes: 2}]", "gpus=2"], "the cluster has 1 groups of nodes"),
+        (["-o", "plan.txt"], "-o must end in .json, .yaml, .yml, .svg, .png, got 'plan.txt'"),
+        (["request.yaml", "-o", "request.yaml"], "would replace the request"),
+        (["--compare", "request.yaml"], "--compare needs two or more requests or plans, got 1"),
+        (["--compare", "request.yaml", "request.yaml", "-o", "plan.json"], "-o writes one plan"),
+        (["request.yaml", "second.yaml"], "pass --compare"),
+        (["--what-if", "16"], "--what-if must be settings such as 'gpus=16'"),
+        (["--what-if", "gpuz=16"], "gpuz: unknown setting"),
+        (["plan.json", "gpus=16"], "holds a plan, which has no settings to change"),
+        (["plan.json", "--style", "nemo-rl"], "--style nemo-rl needs the request"),
+        (["broken.yaml"], "not valid YAML"),
+        (["list.yaml"], "expected a mapping of settings"),
+        (["cut.json"], "is not a plan"),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_clear_message(request_file, arguments, message):
+    together().save("plan.json")
+    Path("second.yaml").write_text(REQUEST)
+    Path("broken.yaml").write_text("cluster: {")
+    Path("list.yaml").write_text("- a\n")
+    Path("cut.json").write_text('{"format": 1, "name": "x"}')
+    assert message in error_of(*arguments)
+
+
+MISTAKES = [
+    ("name=[1]", "name: input should be a valid string"),
+    ("clutser.nodes=2", "clutser: unknown setting. Did you mean 'cluster'?"),
+    ("cluster.nodes=0", "cluster.nodes must be an integer of at least 1, got 0."),
+    ("cluster.gpus_per_node=two", "cluster.gpus_per_node must be an integer of at least 1, got str 'two'."),
+    ("cluster.gpus=8", "cluster.gpus: unknown setting. Did you mean 'gpu'?"),
+    ("cluster.gpu=h101", "unknown GPU 'h101'. Did you mean 'h100"),
+    ("cluster.gpu=[1]", "cluster.gpu must be a text or a mapping, got list [1]."),
+    ("cluster.gpu={like: h100_sxm, memroy: 40 GiB}", "memroy"),
+    ("cluster.gpu={like: h100_sxm, memory: much}", "much"),
+    ("cluster.groups=3", "cluster.groups must be a list, got int 3."),
+    ("cluster.groups=[{nodes: 0}]", "cluster.groups.0.nodes must be an integer of at least 1, got 0."),
+    ("cluster.network=-1", "cluster.network: input should be greater than 0, got int -1."),
+    ("cluster.disk=slow", "cluster.disk: input should be a valid number"),
+    ("cluster.host_memory=[1]", "cluster.host_memory must be a text or a number, got list [1]."),
+    ("cluster.host_memory=much", "must be a size such as '80 GiB'"),
+    ("cluster.price_per_gpu_hour=free", "cluster.price_per_gpu_hour must be a number or a mapping, got str 'free'."),
+    ("policy=Qwen/Qwen3-8B", "policy must be a mapping of settings, got str 'Qwen/Qwen3-8B'. Write policy.model="),
+    ("policy.modle=x", "policy.modle: unknown setting. Did you mean 'model'?"),
+    ("policy.model=Qwen/Qwen3-8C", "Qwen/Qwen3-8C"),
+    ("policy.dtype=bf16", "policy.dtype must be 'float32', 'bfloat16', 'float16' or 'int8', got 'bf16'. Did you mean"),
+    ("policy.num_gpus=atuo", "policy.num_gpus must be auto or an integer of at least 1, got 'atuo'."),
+    ("policy.tensor_parallel_size=3", "policy.tensor_parallel_size=3 does not divide the 32 attention heads"),
+    ("policy.max_num_batched_tokens=0", "policy.max_num_batched_tokens must be auto or an integer of at least 1"),
+    ("policy.sleeps=maybe", "policy.sleeps must be auto, true or false, got 'maybe'."),
+    ("policy.fsdp_size=-1", "policy.fsdp_size must be auto or an integer of at least 1, got -1."),
+    ("policy.optimizer=adam", "policy.optimizer must be 'adamw', 'adamw_8bit' or 'sgd', got 'adam'. Did you mean"),
+    ("policy.master_weights=3", "policy.master_weights must be true or false, got 3."),
+    ("policy.lora_rank=-1", "policy.lora_rank must be an integer of at least 0, got -1."),
+    ("policy.gradient_checkpointing=2", "policy.gradient_checkpointing must be auto, true or false, got 2."),
+    ("policy.config=x", "policy.config must be a mapping, got str 'x'."),
+    ("generation.engine=sglang", "generation.engine must be 'vllm' or 'transformers', got 'sglang'."),
+    (
+        "generation.gpu_memory_utilization=1",
+        "generation.gpu_memory_utilization: input should be less than 1, got int 1.",
+    ),
+    ("generation.max_num_seqs=0", "generation.max_num_seqs must be auto or an integer of at least 1, got 0."),
+    ("reference=maybe", "reference must be true or false, got str 'maybe'."),
+    ("reference.num_replicas=0", "reference.num_replicas must be auto or an integer of at least 1, got 0."),
+    ("critic=true", "critic must be a mapping of settings, got bool True."),
+    ("reward_models=x", "reward_models must be a mapping, got str 'x'."),
+    ("reward_models.rm=Qwen/Qwen3-8B", "Write reward_models.rm.model=Qwen/Qwen3-8B."),
+    ("reward_models.rm.fsdp_size=2", "reward_models.rm.fsdp_size: unknown setting"),
+    ("reward_models.rm.num_replicas=0", "reward_models.rm.num_replicas must be auto or an integer of at least 1"),
+    (
+        "reward_training.fsdp_size=0",
+        "reward_training.fsdp_size must be auto or an integer of at least 1, got 0.",
+    ),
+    ("workload.num_prompts=0", "workload.num_prompts must be an integer of at least 1, got 0."),
+    ("workload.group_size=0", "workload.group_size must be an integer of at least 1, got 0."),
+    ("workload.prompt_tokens=long", "prompt_tokens"),
+    ("workload.prompt_tokens={p50: x}", "prompt_tokens"),
+    ("workload.reply_tokens=-5", "reply_tokens"),
+    ("workload.reply_tokens={p50: 100}", "max"),
+    ("workload.reply_tokens={p50: 100, max: 50}", "reply_tokens"),
+    ("workload.turn_tokens=-1", "workload.turn_tokens must be an integer of at least 0, got -1."),
+    ("workload.rows=nofile.jsonl", "nofile.jsonl"),
+    ("workload.updates_per_step=0", "workload.updates_per_step must be an integer of at least 1, got 0."),
+    ("workload.asynchronous=2", "workload.asynchronous must be true or false, got 2."),
+    ("pools=alone", "pools must be 'auto', 'together' or 'apart', got"),
+    ("pools=[policy]", "pools.0 must be a list, got str 'policy'."),
+    ("pools=[[policy, nobody]]", "nobody"),
+    ("objective.goal=fastest", "objective.goal must be 'throughput', 'cost' or 'smallest', got 'fastest'."),
+    ("objective.goal=cost", "price"),
+    ("objective.goal=smallest", "step_seconds"),
+    ("objective.step_seconds=0", "objective.step_seconds: input should be greater than 0, got int 0."),
+    ("objective=cost", "objective must be a mapping of settings, got str 'cost'."),
+]
+
+
+@pytest.mark.parametrize(("mistake", "message"), MISTAKES)
+def test_a_mistake_in_a_field_is_one_clear_message(tmp_path, monkeypatch, mistake, message):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    base = ["policy.model=Qwen/Qwen3-8B", "reward_models.rm.model=Qwen/Qwen3-8B", "gpus=8"]
+    result = run(*base, mistake, code=(1 if mistake.startswith(("policy.tensor", "pools=[[")) else 2))
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert result.stderr.count("\n  ") <= 6
+    assert not re.search(r"function-|literal\[|Settings\.|ModelMetaclass|\[type=", result.stderr)
+
+
+def test_all_mistakes_are_listed_together():
+    message = error_of("cluster.nodes=0", "policy.modle=x", "workload.group_size=x")
+    assert "3 problems" in message
+
+
+def test_an_output_that_cannot_be_written_is_an_error_with_code_1(request_file, planned):
+    Path("file").write_text("")
+    assert "file" in error_of(request_file, "-o", "file/plan.json", code=1)
+
+
+def test_a_request_that_cannot_be_decoded_is_refused(request_file):
+    Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "binary.yaml" in error_of("binary.yaml")
+
+
+def test_overrides_of_a_plan_are_refused_in_python_too(request_file):
+    together().save("plan.json")
+    with pytest.raises(ConfigError, match="holds a plan"):
+        read_request(Path("plan.json"), ["gpus=2"])

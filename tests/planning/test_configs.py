@@ -1,0 +1,63 @@
+"""The requests in configs/plan: each has a plan, whose numbers are those in docs/planning.md."""
+
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gym_rm.config import load_config
+from gym_rm.planning.plan import Phase
+from gym_rm.planning.planner import plan
+from gym_rm.planning.settings import PlanSettings
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "configs" / "plan").glob("*.yaml"))
+PAGE = ROOT / "docs" / "planning.md"
+
+planned = functools.cache(plan)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_request_has_a_plan_that_fits(file):
+    found = planned(file)
+    gpus = [address for pool in found.pools for address in pool.gpus]
+    assert len(gpus) == len(set(gpus))
+    assert all(pool.peak <= pool.gpu_memory for pool in found.pools)
+    assert {Phase.GENERATE, Phase.SCORE, Phase.UPDATE} <= {phase for phase, _ in found.phase_seconds}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_request_says_in_one_line_what_it_answers_and_has_no_default(file):
+    first, *others = file.read_text().splitlines()
+    assert first.startswith("# ")
+    assert first.endswith(("?", "."))
+    assert not any(line.startswith("#") for line in others)
+    values, default = yaml.safe_load(file.read_text()), PlanSettings()
+    settings = load_config(PlanSettings, file)
+    for group in ("cluster", "workload", "generation"):
+        for name in values.get(group, {}):
+            assert getattr(getattr(settings, group), name) != getattr(getattr(default, group), name), (group, name)
+
+
+def test_twice_the_nodes_are_faster_but_not_twice_as_fast():
+    two, four = (planned(ROOT / "configs" / "plan" / f"h200_{nodes}x8.yaml") for nodes in (2, 4))
+    assert 1.2 < four.conversations_per_second / two.conversations_per_second < 2.0
+
+
+def test_a_larger_reward_model_costs_time():
+    small, large = (planned(ROOT / "configs" / "plan" / f"h200_2x8{name}.yaml") for name in ("", "_70b"))
+    assert large.step_seconds > small.step_seconds
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_page_has_the_numbers_of_the_plan(file):
+    """If the estimates change, `python scripts/make_plan_docs.py` writes the page's table and pictures again."""
+    row = re.search(rf"^\| \[`{file.stem}`\]\(.*?\) \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
+    assert row is not None
+    found = planned(file)
+    numbers = [
+        float(number) for number in re.findall(r"([\d.]+) s\b|([\d.]+) conv", row[1]) for number in number if number
+    ]
+    assert numbers == pytest.approx([found.step_seconds, found.conversations_per_second], rel=0.02)

@@ -1,0 +1,282 @@
+"""A plan as settings of other libraries: their numbers are the plan's, and what they cannot do is refused."""
+
+import re
+
+import pytest
+
+from gym_rm.errors import ConfigError
+from gym_rm.planning.exports import LIBRARIES, flags, ray_bundles
+from gym_rm.planning.settings import WorkloadSettings
+from tests.planning.plans import WORK, apart, awake, component, gpus, plan_of, pool, reward, together, training
+
+
+def values(found):
+    """Return the settings as a mapping, from `a.b=c` or `--a.b c` lines."""
+    pairs = [re.split(r"[= ]", line, maxsplit=1) for line in found.lines]
+    return {pair[0].removeprefix("--").removeprefix("++"): pair[1] if len(pair) > 1 else "" for pair in pairs}
+
+
+def expect(found, expected):
+    assert {name: values(found).get(name) for name in expected} == expected
+
+
+def test_nemo_rl_has_the_numbers_of_the_plan():
+    found = flags(apart(), "nemo-rl", workload=WORK)
+    expected = {
+        "cluster.num_nodes": "2",
+        "cluster.gpus_per_node": "8",
+        "policy.generation.colocated.enabled": "true",
+        "env.reward_model.resources.num_nodes": "1",
+        "env.reward_model.resources.gpus_per_node": "8",
+        "env.reward_model.dtensor_cfg.tensor_parallel_size": "4",
+        "env.reward_model.batch_size": "8",  # 16384 tokens hold 8 conversations of 2048
+        "policy.generation.vllm_cfg.tensor_parallel_size": "2",
+        "policy.generation.vllm_cfg.gpu_memory_utilization": "0.25",
+        "policy.sequence_packing.train_mb_tokens": "16384",
+        "grpo.num_prompts_per_step": "64",
+        "grpo.num_generations_per_prompt": "8",
+        "policy.train_global_batch_size": "256",
+        "policy.max_total_sequence_length": "2048",
+    }
+    expect(found, expected)
+    assert any("float32" in note for note in found.notes)
+
+
+def test_nemo_rl_gets_generation_apart():
+    plan = plan_of(
+        [8],
+        pool((component("policy", "policy", fsdp_size=2),), gpus(0, 0, 2)),
+        pool((component("generation", "generation", tensor_parallel_size=2),), gpus(0, 2, 2)),
+        pool((reward(4),), gpus(0, 4, 4)),
+    )
+    found = values(flags(plan, "nemo-rl"))
+    assert found["policy.generation.colocated.enabled"] == "false"
+    assert found["policy.generation.colocated.resources.gpus_per_node"] == "2"
+    assert found["env.reward_model.resources.gpus_per_node"] == "4"
+    assert "grpo.num_prompts_per_step" not in found
+
+
+def test_nemo_rl_notes_the_gpus_that_it_wastes():
+    found = flags(apart(count=4), "nemo-rl")
+    assert values(found)["env.reward_model.resources.gpus_per_node"] == "4"
+    assert "4 GPUs on the nodes of the reward model stay idle." in found.notes
+
+
+def test_verl_has_the_numbers_of_the_plan():
+    expected = {
+        "trainer.nnodes": "1",
+        "trainer.n_gpus_per_node": "8",
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size": "8",
+        "actor_rollout_ref.actor.fsdp_config.param_offload": "true",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload": "true",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": "2",
+        "actor_rollout_ref.rollout.gpu_memory_utilization": "0.25",
+        "actor_rollout_ref.rollout.n": "8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size": "32",
+        "data.train_batch_size": "64",
+        "data.max_prompt_length": "1024",
+        "reward.reward_model.enable": "true",
+        "reward.reward_model.enable_resource_pool": "true",
+        "reward.reward_model.nnodes": "1",
+        "reward.reward_model.n_gpus_per_node": "4",
+        "reward.reward_model.rollout.tensor_model_parallel_size": "2",
+    }
+    expect(flags(apart(count=4, size=2), "verl", workload=WORK), expected)
+    found = values(flags(together(), "verl", workload=WORK))
+    assert found["reward.reward_model.enable_resource_pool"] == "false"
+    assert "reward.reward_model.nnodes" not in found
+
+
+def test_openrlhf_has_the_numbers_of_the_plan():
+    found = flags(together(), "openrlhf", workload=WORK)
+    expected = {
+        "actor.num_nodes": "1",
+        "actor.num_gpus_per_node": "8",
+        "ref.num_gpus_per_node": "8",
+        "reward.num_gpus_per_node": "8",
+        "train.colocate_all": "",
+        "vllm.num_engines": "4",
+        "vllm.tensor_parallel_size": "2",
+        "vllm.enable_sleep": "",
+        "ds.enable_sleep": "",
+        "ds.zero_stage": "3",
+        "rollout.batch_size": "64",
+        "rollout.n_samples_per_prompt": "8",
+        "train.batch_size": "256",
+        "data.max_len": "2048",
+    }
+    expect(found, expected)
+    got = values(found)
+    engines = int(got["vllm.num_engines"]) * int(got["vllm.tensor_parallel_size"])
+    assert engines == int(got["actor.num_nodes"]) * int(got["actor.num_gpus_per_node"])  # OpenRLHF asserts this
+
+
+def test_openrlhf_shares_policy_with_reference_only():
+    plan = plan_of(
+        [8],
+        pool(
+            (component("policy", "policy", fsdp_size=4), component("reference", "reference", fsdp_size=4)),
+            gpus(0, 0, 4),
+        ),
+        pool((component("generation", "generation", num_replicas=2),), gpus(0, 4, 2)),
+        pool((reward(2),), gpus(0, 6, 2)),
+    )
+    found = values(flags(plan, "openrlhf"))
+    assert "train.colocate_actor_ref" in found
+    assert "train.colocate_all" not in found
+    assert found["reward.num_gpus_per_node"] == "2"
+
+
+def test_areal_has_allocation_strings_and_leaves_the_reward_model_out():
+    policy, _, reference = training()
+    generation = component("generation", "generation", num_replicas=8)
+    plan = plan_of([8, 8], pool((policy, generation, reference), gpus(0, 0, 8)), pool((reward(8),), gpus(1, 0, 8)))
+    found = flags(plan, "areal", workload=WORK)
+    expected = {
+        "cluster.n_nodes": "1",
+        "cluster.n_gpus_per_node": "8",
+        "rollout.backend": "sglang:d8t1",
+        "actor.backend": "fsdp:d8t1",
+        "ref.backend": "fsdp:d8t1",
+        "ref.scheduling_strategy.target": "actor",
+        "rollout.scheduling_strategy.type": "colocation",
+        "enable_offload": "true",
+        "train_dataset.batch_size": "64",
+        "gconfig.n_samples": "8",
+        "actor.ppo_n_minibatches": "2",
+    }
+    expect(found, expected)
+    assert any(
+        "serve rm with `gym-rm serve` on GPUs [0, 1, 2, 3, 4, 5, 6, 7] of node 1" in note for note in found.notes
+    )
+    alone = plan_of(
+        [16],
+        pool((component("policy", "policy", tensor_parallel_size=2, fsdp_size=4, sleeps=False),), gpus(0, 0, 8)),
+        pool(
+            (component("generation", "generation", tensor_parallel_size=4, num_replicas=2, sleeps=False),),
+            gpus(0, 8, 8),
+        ),
+    )
+    got = values(flags(alone, "areal"))
+    assert (got["rollout.backend"], got["actor.backend"]) == ("sglang:d2t4", "fsdp:d4t2")
+    assert got["cluster.n_gpus_per_node"] == "16"
+    assert "rollout.scheduling_strategy.type" not in got
+
+
+def test_trl_has_the_numbers_of_the_plan():
+    found = flags(awake(4), "trl", workload=WORK)
+    got = values(found)
+    expect(
+        found,
+        {
+            "vllm_mode": "colocate",
+            "vllm_tensor_parallel_size": "1",
+            "vllm_gpu_memory_utilization": "0.25",
+            "vllm_enable_sleep_mode": "true",
+            "num_generations": "8",
+            "reward_model_name_or_path": "a model",
+            "max_completion_length": "1024",
+        },
+    )
+    assert "--num_processes 4 --num_machines 1" in found.lines[0]
+    rows, accumulated = int(got["per_device_train_batch_size"]), int(got["gradient_accumulation_steps"])
+    assert rows * 4 * int(got["steps_per_generation"]) == 512
+    assert rows * 4 * accumulated == 512 // WORK.updates_per_step
+    assert rows * 2048 <= 16384
+
+
+def test_trl_gets_a_server_for_generation_apart():
+    plan = plan_of(
+        [8],
+        pool((component("policy", "policy", fsdp_size=4, sleeps=False),), gpus(0, 0, 4)),
+        pool((component("generation", "generation", tensor_parallel_size=2, sleeps=False),), gpus(0, 4, 2)),
+        pool((reward(2),), gpus(0, 6, 2)),
+    )
+    found = flags(plan, "trl", workload=WORK)
+    assert found.lines[0].startswith("CUDA_VISIBLE_DEVICES=4,5 trl vllm-serve --model")
+    assert "--tensor_parallel_size 2 --data_parallel_size 1" in found.lines[0]
+    assert "--use_fsdp" in found.lines[1]
+    assert values(found)["vllm_mode"] == "server"
+    assert "reward_model_name_or_path" not in values(found)
+    assert any("serve rm" in note for note in found.notes)
+
+
+UNEVEN = [
+    pool((component("policy", "policy", fsdp_size=12), component("generation", "generation", num_replicas=12)),
+         [*gpus(0, 0, 8), *gpus(1, 0, 4)]),
+    pool((reward(4),), gpus(1, 4, 4)),
+]  # fmt: skip
+CRITIC = pool((*training(), component("critic", "critic", fsdp_size=8), reward(8)), gpus(0, 0, 8))
+TWO = pool((*training(), reward(8), reward(8, name="second")), gpus(0, 0, 8))
+TENSOR = pool(
+    (component("policy", "policy", tensor_parallel_size=2, fsdp_size=4), training()[1], reward(8)), gpus(0, 0, 8)
+)
+
+
+@pytest.mark.parametrize(
+    ("library", "plan", "message"),
+    [
+        ("nemo-rl", together(), "rm takes turns with policy, generation, reference"),
+        ("nemo-rl", plan_of([8, 8], *UNEVEN), "would give training 8 GPUs of 2 x 8, the plan 12"),
+        ("nemo-rl", plan_of([8], CRITIC), "GRPO has no critic"),
+        ("nemo-rl", plan_of([8], TWO), "one reward model in a run, the plan 2: rm, second"),
+        ("verl", plan_of([8, 8], *UNEVEN), "8 of node 0, 4 of node 1"),
+        ("verl", plan_of([8], TENSOR), "FSDP has no tensor parallelism; plan policy with tensor_parallel_size: 1"),
+        ("verl", plan_of([8], TWO), "one reward model in a run"),
+        ("openrlhf", apart(), "together and others apart"),
+        ("openrlhf", plan_of([8], TENSOR), "is one number for all models but vLLM, the plan has policy 2, rm 1"),
+        ("openrlhf", plan_of([8], pool(training(), gpus(0, 0, 8))), "no reward model"),
+        ("areal", together(), "cannot take turns with policy, generation, reference"),
+        ("areal", apart(), "one engine for each of them, 8, the plan has 4 with tensor_parallel_size 2"),
+        ("areal", plan_of([8, 8], *UNEVEN), r"the plan gives it \[4, 8\]"),
+        ("verl", together(dtype="int8"), "policy has int8 weights"),
+        ("trl", together(), "policy stays on the GPU while others work"),
+        ("trl", plan_of([8], TENSOR), "no tensor parallelism for policy"),
+        ("trl", plan_of([8], CRITIC), "GRPO has no critic"),
+    ],
+)  # fmt: skip
+def test_what_a_library_cannot_do_is_refused(library, plan, message):
+    with pytest.raises(ConfigError, match=f"{library} cannot follow this plan, [^$]*{message}"):
+        flags(plan, library)
+
+
+@pytest.mark.parametrize("library", list(LIBRARIES))
+def test_all_reasons_are_listed_at_once(library):
+    plan = plan_of([8], pool((component("policy", "policy", tensor_parallel_size=2, fsdp_size=2), *TWO.components[1:],
+                              component("pairs", "reward_training")), [*gpus(0, 0, 8)]))  # fmt: skip
+    with pytest.raises(ConfigError, match=r"cannot follow this plan, \d reasons") as caught:
+        flags(plan, library)
+    assert "pairs trains a reward model" in str(caught.value)
+
+
+def test_another_workload_or_library_is_refused():
+    with pytest.raises(ConfigError, match="4 x 8 conversations in a step, the plan 512"):
+        flags(apart(), "verl", workload=WorkloadSettings(num_prompts=4))
+    with pytest.raises(ConfigError, match="Did you mean 'openrlhf'"):
+        flags(apart(), "openrlfh")
+    with pytest.raises(ConfigError, match="the plan has no policy: rm"):
+        flags(plan_of([8], pool((reward(8),), gpus(0, 0, 8))), "verl")
+    with pytest.raises(ConfigError, match="3 updates do not divide 64 prompts"):
+        flags(apart(), "verl", workload=WORK.model_copy(update={"updates_per_step": 3}))
+
+
+@pytest.mark.parametrize("library", ["nemo-rl", "verl", "openrlhf", "trl"])
+def test_conversations_that_the_ranks_do_not_divide_are_refused(library):
+    policy = component("policy", "policy", fsdp_size=3, sleeps=False)
+    generation = component("generation", "generation", num_replicas=3)
+    parts = pool((policy, generation), gpus(0, 0, 3)), pool((reward(1),), gpus(0, 3, 1))
+    if library == "openrlhf":
+        parts = (pool((policy, generation, component("rm", "reward_model", num_replicas=3)), gpus(0, 0, 3)),)
+    with pytest.raises(ConfigError, match=r"not divisible by (the policy's )?3 (data-parallel ranks|processes)"):
+        flags(plan_of([4], *parts), library, workload=WORK)
+
+
+def test_placement_groups_are_tensor_parallel_groups_inside_a_node():
+    groups = ray_bundles(apart())
+    assert len(groups) == 4 + 2
+    assert {group["strategy"] for group in groups} == {"STRICT_PACK"}
+    assert [len(group["bundles"]) for group in groups] == [4, 4, 2, 2, 2, 2]  # Ray would scatter small groups first
+    assert sum(bundle["GPU"] for group in groups for bundle in group["bundles"]) == apart().used_gpus
+    assert len({group["name"] for group in groups}) == len(groups)
+    wide = plan_of([2, 2], pool((reward(4, 4),), [*gpus(0, 0, 2), *gpus(1, 0, 2)]))
+    assert [group["strategy"] for group in ray_bundles(wide)] == ["PACK"]

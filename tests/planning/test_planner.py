@@ -1,0 +1,183 @@
+import json
+
+import pytest
+import yaml
+
+from gym_rm.errors import ConfigError
+from gym_rm.planning.plan import Basis, Phase, Role, load_plan
+from gym_rm.planning.planner import plan
+from gym_rm.planning.rules import Infeasible
+
+SCORING = {"cluster": {"gpu": "h100_sxm", "gpus_per_node": 8}, "reward_models": {"rm": {"model": "Qwen/Qwen3-8B"}}}
+GRPO = {**SCORING, "policy": {"model": "Qwen/Qwen3-8B"}, "reference": True}
+
+
+def test_a_reward_model_alone_is_scored_on_replicas():
+    found = plan(SCORING)
+    component = found.component("rm")
+    assert (component.tensor_parallel_size, component.num_replicas) == (1, found.used_gpus)
+    assert component.role is Role.REWARD_MODEL
+    assert found.pool_of("rm").peak < found.pool_of("rm").gpu_memory
+
+
+def test_every_number_of_a_plan_has_a_source():
+    found = plan(GRPO)
+    memories = [memory for pool in found.pools for memory in pool.memory]
+    items = [item for memory in memories for item in memory.persistent]
+    items += [item for memory in memories for instant in memory.instants for item in instant.items]
+    parts = [part for time in found.times for part in time.parts]
+    assert items
+    assert all(item.source and item.basis in Basis for item in items)
+    assert all(part.source and part.basis in Basis for part in parts)
+
+
+def test_phases_add_up_to_the_step():
+    found = plan(GRPO)
+    assert sum(seconds for _, seconds in found.phase_seconds) == pytest.approx(found.step_seconds)
+    for pool in found.pools:
+        mine = [time.seconds for time in found.times if time.pool == pool.name]
+        assert pool.busy_seconds == pytest.approx(sum(mine))
+        assert 0 <= found.idle_share(pool) < 1
+    for time in found.times:
+        assert time.seconds == pytest.approx(sum(part.seconds for part in time.parts))
+
+
+def test_memory_of_a_phase_is_what_stays_and_its_largest_instant():
+    found = plan(GRPO)
+    for pool in found.pools:
+        for memory in pool.memory:
+            assert memory.peak == pytest.approx(memory.persistent_bytes + memory.largest.bytes)
+            assert memory.peak <= pool.gpu_memory
+
+
+def test_a_model_that_sleeps_has_no_bytes_while_others_work():
+    found = plan(GRPO, overrides=("reward_models.rm.sleeps=true", "pools=together"))
+    (pool,) = found.pools
+    for memory in pool.memory:
+        held = {item.component for item in memory.persistent}
+        assert ("rm" in held) == (memory.component == "rm")
+    assert any(time.phase is Phase.WAKE and time.component == "rm" for time in found.times)
+
+
+def test_fixed_numbers_are_kept():
+    found = plan(GRPO, overrides=("policy.num_gpus=4", "reward_models.rm.num_gpus=2", "generation.num_gpus=2",
+                                  "reference={num_gpus: 4}", "generation.tensor_parallel_size=2"))  # fmt: skip
+    assert found.component("policy").num_gpus == 4
+    assert found.component("rm").num_gpus == 2
+    assert found.component("generation").tensor_parallel_size == 2
+
+
+def test_apart_gives_every_component_its_own_gpus():
+    found = plan(GRPO, overrides=("pools=apart",))
+    assert sorted(pool.name for pool in found.pools) == ["generation", "policy", "reference", "rm"]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+def test_a_plan_survives_its_file(tmp_path, suffix):
+    found = plan(GRPO)
+    assert load_plan(found.save(tmp_path / f"plan{suffix}")) == found
+    assert load_plan(json.loads(json.dumps(found.to_dict()))) == found
+
+
+def test_a_file_that_is_no_plan_is_refused(tmp_path):
+    file = tmp_path / "plan.yaml"
+    file.write_text(yaml.safe_dump(GRPO))
+    with pytest.raises(ConfigError, match="is not a plan; make one"):
+        load_plan(file)
+    values = plan(SCORING).to_dict()
+    with pytest.raises(ConfigError, match="another format"):
+        load_plan({**values, "format": 99})
+    with pytest.raises(ConfigError, match="step_seconds"):
+        load_plan({**values, "step_seconds": "soon"})
+
+
+def test_all_wrong_settings_are_named_at_once():
+    changes = ("cluster.gpus_per_nod=3", "policy.tensor_parallel_size=0", "reference=maybe", "policy.sleeps=yes",
+               "pools=foo", "policy.lora_rank=-1", "workload.turns=0", "objective.goal=fast")  # fmt: skip
+    with pytest.raises(ConfigError) as error:
+        plan(GRPO, overrides=changes)
+    for name in ("Did you mean 'gpus_per_node'", "policy.tensor_parallel_size must be auto or", "reference must be",
+                 "policy.sleeps must be auto", "pools must be", "lora_rank", "turns", "objective.goal"):  # fmt: skip
+        assert name in str(error.value)
+
+
+def test_overrides_leave_the_request_unchanged():
+    before = json.dumps(GRPO)
+    plan(GRPO, overrides=("cluster.nodes=2", "policy.num_gpus=8"))
+    assert json.dumps(GRPO) == before
+
+
+@pytest.mark.parametrize(
+    ("request_of", "message"),
+    [
+        ({}, "nothing to plan"),
+        ({"critic": {"model": "Qwen/Qwen3-8B"}, **SCORING}, "belong to a policy"),
+        ({**SCORING, "objective": {"goal": "smallest"}}, "needs objective.step_seconds"),
+        ({**SCORING, "objective": {"goal": "cost"}}, "needs cluster.price_per_gpu_hour"),
+        ({"reward_models": {"policy": {"model": "Qwen/Qwen3-8B"}}}, "this name is taken"),
+    ],
+)
+def test_a_request_that_misses_something_says_what(request_of, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(request_of)
+
+
+def violations(*changes: str) -> str:
+    with pytest.raises(Infeasible) as error:
+        plan(GRPO, overrides=changes)
+    assert all(each.fix for each in error.value.violations)
+    return str(error.value)
+
+
+def test_all_broken_rules_are_named_at_once_each_with_a_change():
+    text = violations("policy.tensor_parallel_size=3", "generation.num_gpus=99", "reward_models.rm.num_replicas=5000",
+                      "workload.group_size=1", "workload.updates_per_step=1000")  # fmt: skip
+    for part in ("32 attention heads", "8 key and value heads", "tokens of the vocabulary", "num_gpus=99",
+                 "num_replicas=5000", "group_size=1", "updates_per_step=1000",
+                 "Set policy.tensor_parallel_size=2 (possible: 1, 2, 4, 8)"):  # fmt: skip
+        assert part in text
+
+
+def test_tensor_parallel_groups_larger_than_a_node_are_refused():
+    text = violations("cluster.gpus_per_node=2", "cluster.nodes=4", "reward_models.rm.tensor_parallel_size=4")
+    assert "more than the 2 GPUs of a node" in text
+    assert "Set rm.tensor_parallel_size=2" in text
+
+
+def test_sizes_that_do_not_make_up_the_gpus_are_refused():
+    text = violations("reward_models.rm.num_gpus=6", "reward_models.rm.tensor_parallel_size=4")
+    assert "tensor_parallel_size=4 is 4, which does not make up num_gpus=6" in text
+
+
+def test_fewer_conversations_than_ranks_are_refused():
+    text = violations("policy.num_gpus=8", "policy.tensor_parallel_size=1", "workload.num_prompts=1",
+                      "workload.group_size=4")  # fmt: skip
+    assert "4 conversations of an update are fewer than its 8 data-parallel ranks" in text
+    assert "workload.num_prompts=2" in text
+
+
+def test_texts_longer_than_the_model_reads_are_refused():
+    text = violations("workload.reply_tokens=50000")
+    assert "reads 40,960" in text
+    assert "tokens shorter" in text
+
+
+def test_the_missing_memory_and_the_smallest_change_are_named():
+    text = violations("cluster.gpus_per_node=1", "cluster.gpu=l4")
+    assert "GiB short" in text
+    size = int(text.split("GPUs with ")[1].split(" GiB")[0])
+    fits = {"like": "l4", "memory": f"{size} GiB"}
+    assert plan({**GRPO, "cluster": {"gpu": fits}}).used_gpus == 1
+    with pytest.raises(Infeasible):
+        plan({**GRPO, "cluster": {"gpu": {"like": "l4", "memory": f"{size - 1} GiB"}}})
+
+
+def test_a_step_time_out_of_reach_names_the_fastest():
+    text = violations("objective.goal=smallest", "objective.step_seconds=0.5")
+    assert "the fastest plan" in text
+
+
+def test_pools_must_list_each_component_once():
+    text = violations("pools=[[policy, generation], [rm, rm], [judge]]")
+    for part in ("'judge' is no component", "'rm' is in more than one pool", "'reference' is in no pool"):
+        assert part in text

@@ -1,0 +1,193 @@
+import dataclasses
+import re
+
+import pytest
+
+from gym_rm.planning.hardware import KINDS
+from gym_rm.planning.plan import Address
+from gym_rm.reports.plan_tables import (
+    compare_table,
+    cost_of,
+    devices_table,
+    memory_table,
+    placement_table,
+    plan_report,
+    sources_table,
+    summary,
+    tightest_of,
+    times_table,
+    violations_text,
+    what_if_table,
+)
+from gym_rm.reports.plan_words import gpus_text, node_groups, ranges, timeline
+from tests.planning.example_plans import apart, together
+from tests.reports.example_run import text_of
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0], "0"), ([0, 1], "0, 1"), ([2, 0, 1], "0 to 2"), ([0, 1, 2, 5, 7, 8], "0 to 2, 5, 7, 8")]
+)
+def test_numbers_are_shortened_to_ranges(numbers, text):
+    assert ranges(numbers) == text
+
+
+def test_the_summary_has_the_answers():
+    text = summary(together()).plain
+    assert "fits on 1 x 8 h100_sxm" in text
+    assert "A step takes 40.3 s: 12.7 conversations/s" in text
+    assert "Slowest: generate of generation, 53% of the step, by memory bandwidth." in text
+    assert "Least free memory: 25.5 GiB of 80.0 GiB, in generate of generation (in decode)" in text
+    assert "Cost: 24.00 an hour, 0.525 for 1,000 conversations." in text
+
+
+def test_the_summary_names_what_is_assumed():
+    assert "Assumed: reserved, fragmentation (memory); kernel launches (time)." in summary(together()).plain
+
+
+def test_the_summary_says_how_far_the_plan_can_be_from_the_best():
+    assert "No placement is better" in summary(together()).plain
+    bounded = together(bound=36.0)
+    assert "none can be better by more than 11.9%" in summary(bounded).plain
+
+
+def test_unused_gpus_are_said():
+    assert "fits on 30 of the GPUs of 4 x 8 h200_sxm" in summary(apart(unused=2)).plain
+
+
+def test_without_prices_there_is_no_cost():
+    plan = together(price_per_hour=None)
+    assert cost_of(plan) is None
+    assert "Cost" not in summary(plan).plain
+
+
+def test_the_cost_is_that_of_the_hours_of_a_thousand_conversations():
+    plan = together()  # 512 conversations in 40.3 s at 24 an hour
+    assert cost_of(plan) == pytest.approx(24 / 3600 * 40.3 / 512 * 1000)
+
+
+def test_the_placement_names_nodes_gpus_and_divisions():
+    text = text_of(placement_table(apart()))
+    for part in (
+        "nodes 0, 1: all 8",
+        "node 2: all 8",
+        "the same",
+        "FSDP 8 x 2 replicas",
+        "TP 2 x 4 replicas",
+        "sleeps",
+    ):
+        assert part in text
+
+
+def test_the_gpus_of_a_part_of_a_node_are_numbered():
+    plan = apart(unused=5)
+    assert gpus_text(plan, plan.pools[2]) == "node 3: GPUs 0 to 2"
+
+
+def test_memory_rows_are_phases_with_their_largest_instant():
+    text = text_of(memory_table(together()))
+    row = next(line for line in text.splitlines() if "update" in line)
+    assert re.search(r"update +policy +18\.4 GiB +30\.2 GiB +49\.8 GiB +backward", row)
+
+
+def test_memory_of_different_phases_is_not_added_up():
+    plan = together()
+    total = sum(memory.peak for memory in plan.pools[0].memory)
+    assert plan.pools[0].peak == max(memory.peak for memory in plan.pools[0].memory) < total
+    assert f"{total / 2**30:.1f}" not in text_of(memory_table(plan))
+
+
+def test_the_tightest_pool_is_by_share_of_its_own_gpus():
+    plan = apart()
+    pool, memory = tightest_of(plan)
+    assert (pool.name, memory.component) == ("generation", "generation")
+    smaller = dataclasses.replace(plan.pools[2], gpu_memory=90 * 2**30)
+    plan = dataclasses.replace(plan, pools=(*plan.pools[:2], smaller))
+    assert tightest_of(plan)[0].name == "rewards"
+
+
+def test_times_have_shares_and_idle_gpus():
+    text = text_of(times_table(apart()))
+    assert re.search(r"generate +generation +14\.2 s +58% +memory bandwidth 75%", text)
+    assert re.search(r"idle +policy +17\.9 s +74% +16 GPUs", text)
+
+
+def test_every_number_of_a_plan_has_a_source():
+    plan = apart()
+    text = text_of(sources_table(plan))
+    names = {item.name for pool in plan.pools for memory in pool.memory for item in memory.persistent}
+    names |= {part.name for time in plan.times for part in time.parts}
+    assert {name.replace("_", " ") for name in names} <= set(re.findall("|".join(names).replace("_", " "), text))
+    assert "CUDA context and workspaces" in text
+
+
+def test_equal_numbers_of_several_phases_are_listed_once():
+    rows = [line for line in text_of(sources_table(together())).splitlines() if "policy: optimizer" in line]
+    assert len(rows) == 1
+
+
+def test_names_with_markup_or_control_characters_are_shown_as_they_are():
+    text = text_of(plan_report(together(name="[red]x[/]\x1b[31m", notes=("[bold]a note[/]",))))
+    assert "[red]x[/]\\x1b[31m" in text
+    assert "note: [bold]a note[/]" in text
+
+
+def test_plans_side_by_side_mark_differences():
+    text = text_of(compare_table({"small": together(), "large": apart()}))
+    assert re.search(r"conversations/s +12\.7 +\* 21\.1 \(\+66%\)", text)
+    assert re.search(r"first step begins after +41 s +41 s", text)
+    assert re.search(r"reference +- +\* 16 GPUs: 16 replicas, with policy", text)
+
+
+def test_equal_plans_have_no_marks():
+    text = text_of(compare_table({"a": together(), "b": together()}))
+    assert "*" not in text.partition("\n")[2]
+
+
+def test_a_plan_that_does_not_fit_is_a_column_with_the_reason():
+    text = text_of(compare_table({"a": together(), "b": "does not fit: 3 GiB are missing"}))
+    assert "does it fit" in text
+    assert "3 GiB are missing" in " ".join(text.split())
+
+
+def test_what_if_has_a_row_for_each_change():
+    text = text_of(what_if_table({"as it is": together(), "gpus=16": together(2), "gpus=1": "does not fit"}))
+    assert re.search(r"gpus=16 +16 of 16 +20\.8 s \(-48%\) +24\.6 \(\+94%\)", text)
+    assert re.search(r"gpus=1 .*does not fit", text)
+
+
+def test_the_table_of_gpus_has_every_kind_with_its_source():
+    text = text_of(devices_table())
+    assert [name for name in KINDS if name not in text] == []
+    assert "a: NVIDIA AIConfigurator 0.12, systems/GPU.yaml" in text
+
+
+def test_all_violations_are_listed_with_their_fixes():
+    text = violations_text([("the policy needs 3 GiB more", "gpu=h200_sxm"), ("8 heads on TP 3", "")])
+    assert text.splitlines() == [
+        "no plan fits, for 2 reasons:",
+        "  1. the policy needs 3 GiB more",
+        "     Fix: gpu=h200_sxm",
+        "  2. 8 heads on TP 3",
+    ]
+
+
+def test_nodes_with_equal_contents_are_one_group():
+    groups = node_groups(apart(128, unused=4))
+    assert [group.title for group in groups] == ["nodes 0 to 63", "nodes 64 to 95", "nodes 96 to 126", "node 127"]
+    assert groups[-1].pools == (2, 2, 2, 2, None, None, None, None)
+    assert sum(len(group.nodes) for group in groups) == 128
+
+
+def test_a_phase_begins_for_all_pools_together():
+    plan = apart()
+    starts = {(b.time.component, str(b.time.phase)): b.start for blocks in timeline(plan).values() for b in blocks}
+    assert starts["generation", "generate"] == 0
+    assert starts["policy", "score"] == starts["helpful", "score"] == pytest.approx(14.2)
+    assert starts["reference", "score"] == pytest.approx(14.2 + 1.1)
+    assert starts["policy", "update"] == pytest.approx(14.2 + 5.9)
+
+
+def test_pools_whose_phases_overlap_do_not_wait():
+    plan = apart(step_seconds=14.5)
+    assert timeline(plan)["policy"][0].start == 0
+    assert Address(0, 0) in plan.pools[0].gpus
