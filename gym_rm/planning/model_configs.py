@@ -95,7 +95,15 @@ def shape_from_config(
         source=source,
         basis=basis,
         notes=tuple(notes),
+        model_type=model_type,
+        stored=_stored(config),
     )
+
+
+def _stored(config: Mapping[str, Any]) -> str | None:
+    """Return the dtype of the weights' files."""
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return dtype.removeprefix("torch.") if isinstance(dtype, str) else None
 
 
 def _text_config(config: Any, name: str, notes: list[str]) -> tuple[dict[str, Any], str]:

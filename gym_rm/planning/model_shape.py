@@ -72,6 +72,8 @@ class ModelShape:
         counted: parameters counted in the model's own weights, where they differ from the sum of the sizes; else None.
         basis: what kind of source `parameters` has.
         notes: what the reader of a plan should know about these sizes.
+        model_type: type of the configuration, such as `qwen3`; it says how layers are computed.
+        stored: dtype of the weights' files; None if the configuration does not say.
 
     Example:
         >>> from gym_rm.planning.models import shape_from_config
@@ -95,6 +97,8 @@ class ModelShape:
     counted: int | None = None
     basis: Basis = Basis.FORMULA
     notes: tuple[str, ...] = ()
+    model_type: str = ""
+    stored: str | None = None
 
     @property
     def num_layers(self) -> int:
