@@ -103,7 +103,7 @@ def products(bench: Bench) -> tuple[Quantity, Quantity, Table]:
     dtypes = (torch.bfloat16, torch.float32)
     sizes = (8192, 4096) if wide else (1024, 1024)
     squares = [bench.random(size, size, dtype=dtype) for size, dtype in zip(sizes, dtypes, strict=True)]
-    hidden, inner = (4096, 12288) if wide else (768, 2304)
+    hidden, inner = (4096, 12288) if wide else (1024, 3072)
     copies = max(4, (2**29 if wide else 2**27) // (hidden * inner * bench.dtype.itemsize))
     up = bench.random(inner, hidden).repeat(copies, 1, 1)
     down = bench.random(hidden, inner).repeat(copies, 1, 1)
