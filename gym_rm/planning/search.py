@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gym_rm.planning.hardware import Device
-from gym_rm.planning.options import ZERO, Awake, Option, Place, awake_options, options_of
+from gym_rm.planning.options import PHASES, ZERO, Awake, Option, Place, awake_options, options_of
 from gym_rm.planning.placement import Need, place
-from gym_rm.planning.plan import Address, Role
+from gym_rm.planning.plan import Address, Phase, Role
 from gym_rm.planning.request import Choice, Request
 
 EXACT_GPUS = 64
@@ -215,6 +215,8 @@ class _Search:
             least = [min(pool.least * pool.seconds[index] for pool in alone) for index in range(len(ZERO))]
             slowest = list(map(max, slowest, fastest))
             work = list(map(operator.add, work, least))
+        sync = PHASES.index(Phase.SYNC)  # takes less time where the policy and generation are in one pool
+        slowest[sync] = work[sync] = 0.0
         gpus = sum(self.budgets.values())
         if self.asynchronous:
             return max(max(slowest), sum(work) / gpus)
