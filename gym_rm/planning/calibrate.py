@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gym_rm.planning.measure import Bench
 
 FORMAT = 1  # of the file
-SECONDS = 0.3  # of one measurement; there are about 60
+SECONDS = 0.2  # of one measurement; there are about 50
 _ADAPTER = pydantic.TypeAdapter(Device)
 
 
