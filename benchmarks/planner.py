@@ -1,28 +1,25 @@
-"""Compare what the planner estimates with what is measured on this machine.
+"""Compare what the planner estimates with what is measured on this machine, or published by others.
 
-python benchmarks/planner.py memory [--quick]   # peak memory of scoring, training and GRPO, each in its own process
-python benchmarks/planner.py memory --work scoring --model FOLDER --tokens 4096   # a run of your own
-python benchmarks/planner.py throughput      # times of scoring, training and generation, after calibration
-python benchmarks/planner.py aiconfigurator  # times beside those of NVIDIA AIConfigurator
+    python benchmarks/planner.py memory [--quick]   # peak memory of scoring, training and GRPO, each in its own process
+    python benchmarks/planner.py memory --work scoring --model FOLDER --tokens 4096   # a run of your own
+    python benchmarks/planner.py throughput
+    python benchmarks/planner.py aiconfigurator
+
+Each has options of its own: `python benchmarks/planner.py memory -h`.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib
+import sys
 
-import planner_aiconfigurator
-import planner_memory
-import planner_throughput
+COMMANDS = ("memory", "throughput", "aiconfigurator")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    planner_memory.add_parser(commands)
-    planner_throughput.add_parser(commands)
-    planner_aiconfigurator.add_parser(commands)
-    arguments = parser.parse_args()
-    arguments.run(arguments)
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        sys.exit(__doc__)
+    importlib.import_module(f"planner_{sys.argv[1]}").main(sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Peak memory on this CPU as the planner estimates it and as it is measured; see `python benchmarks/planner.py memory -h`.
+"""Peak memory on this CPU as the planner estimates it and as it is measured; see `planner.py memory -h`.
 
 Each run has a process of its own, forked from one that has only imported. The estimate must not be below what is
 measured, and at most 10 % above it.
@@ -307,9 +307,8 @@ def measured_peaks(values: dict[str, Any]) -> dict[str, int]:
     return peaks
 
 
-def add_parser(commands: Any) -> None:
-    """Add the sub-command `memory`."""
-    parser = commands.add_parser("memory", help="peak memory, estimated and measured", description=__doc__)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="planner.py memory", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="ten runs")
     parser.add_argument("--only", choices=("scoring", "training", "grpo"), help="only runs of this sort")
     parser.add_argument("--every", metavar="K/N", default="0/1", help="only runs K, K + N, K + 2N, ...")
@@ -338,14 +337,14 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--rows", default="gsm8k", choices=("gsm8k", "hh"), help="scoring: which conversations")
     parser.add_argument("--kl-coef", type=float, default=0.0, help="grpo: above 0 with a reference")
     parser.add_argument("--checkpointing", action="store_true", help="training: gradient checkpointing")
-    parser.set_defaults(run=main)
+    return parser
 
 
 def _chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if arguments.work:
         if not arguments.model:
             sys.exit("--work needs --model: a folder, or a name of the table")
-        skipped = ("run", "command", "quick", "only", "every", "folder", "output")
+        skipped = ("quick", "only", "every", "folder", "output")
         return [{key: value for key, value in vars(arguments).items() if key not in skipped and value is not None}]
     first, step = map(int, arguments.every.split("/"))
     runs = [RUNS[k] for k in QUICK] if arguments.quick else RUNS
@@ -353,8 +352,9 @@ def _chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return [{**values, "threads": arguments.threads} for values in runs[first::step]]
 
 
-def main(arguments: argparse.Namespace) -> None:
+def main(options: list[str] | None = None) -> None:
     """Run the sub-command `memory`."""
+    arguments = _parser().parse_args(options)
     import planner_runs
     import workloads
 

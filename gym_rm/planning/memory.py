@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gym_rm.planning import activations
+from gym_rm.planning import activations, heap
 from gym_rm.planning.hardware import MIB, Device
 from gym_rm.planning.models import ModelShape
 from gym_rm.planning.plan import Instant, MemoryItem, Phase, Role
@@ -22,17 +22,7 @@ VLLM_ACTIVATIONS = {"llama": (11.0, 6.5, 5.0, 5.0), "dense": (10.0, 6.0, 5.0, 5.
 LOGITS_NO_GRAD, LOGITS_KEPT, LOGITS_BACKWARD = 3.1, 1.05, 3.0  # copies; torch.profiler over Policy.log_probs
 SAMPLING = 6.3  # copies of the last logits; torch.profiler over transformers' generate
 BRANCH_PLACES = 48  # places in pages that a branch of a tree leaves empty or copies, 1.5 pages
-# CPU only. Resident memory beside the tensors, measured with MALLOC_MMAP_THRESHOLD_=65536 and without; see
-# benchmarks/README.md.
-LIBRARIES = {"scoring": 54 * MIB, "low precision": 96 * MIB, "training": 26 * MIB, "generation": 12 * MIB}
-HEAP_BASE, HEAP_LOAD, HEAP_LOAD_LOW, HEAP_WEIGHTS = 45 * MIB, 60 * MIB, 8 * MIB, 0.02
-HEAP_FORWARD, HEAP_FORWARD_LOW, HEAP_SMALL = 1.0, 2.2, 8 * MIB
-HEAP_CHECKPOINTS, HEAP_TRAINING, HEAP_HOLES = 2.0, 0.042, 0.16
-HEAP_ENCODER, HEAP_STAYS = 0.075, 0.6
-HEAP_TRAINING_POLICY, HEAP_HOLES_POLICY, HEAP_LOGITS = 0.055, 0.45, 0.3
-HEAP_FROZEN, HEAP_FROZEN_CHECKPOINTS = 0.92, 4.5
-HEAP_BLOCK = 32 * MIB  # larger blocks are mapped apart, and given back when they are freed
-CUDA_FRAGMENTATION = 0.05
+CUDA_FRAGMENTATION = 0.05  # share of the tensors; nobody has published one
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +74,11 @@ def _largest_layer(shape: ModelShape, tp: int) -> float:
 
 
 @functools.lru_cache(maxsize=4096)
+def _columns(shape: ModelShape) -> float:
+    return max(layer.intermediate for layer, _ in shape.layers) / 2
+
+
+@functools.lru_cache(maxsize=4096)
 def _outside_layers(shape: ModelShape, tp: int) -> float:
     return (shape.embedding + shape.head) / tp + shape.other
 
@@ -131,7 +126,7 @@ class _View:
         items = []
         if self.cpu:
             source = f"code and kernels that torch and transformers load for {work}; measured"
-            items.append(self.item("libraries", LIBRARIES[work], source, Basis.MEASURED))
+            items.append(self.item("libraries", heap.LIBRARIES[work], source, Basis.MEASURED))
             if (experts := _experts(self.shape)) and work != "generation":
                 size = 1.05 * experts * BYTES.get(self.shape.stored or "", self.component.bytes_per_parameter)
                 items.append(self.item("files", size, "experts, whose files stay mapped when they are stacked"))
@@ -157,7 +152,7 @@ class _View:
             instants.append(self.load())
         resident = [item for item in working if item.name in STAYS]
         if self.cpu and scores:
-            left = HEAP_STAYS * min(HEAP_LOAD, 0.5 * self.shape.parameters * self.component.bytes_per_parameter)
+            left = heap.beside_scoring(weights.bytes)
             resident.append(self.item("fragmentation", left, "heap of glibc after the load; measured", Basis.MEASURED))
         return ComponentMemory(tuple(resident), working, ((Phase.SCORE, tuple(instants)),))
 
@@ -189,7 +184,7 @@ class _View:
         """Return the load of a scorer on a CPU: weights in their files, and the products that it tries."""
         items = []
         if files := self.converted():
-            rest = max(0.0, files - LIBRARIES["low precision"] + 32 * MIB)
+            rest = max(0.0, files - heap.LIBRARIES["low precision"] + heap.CONVERTED_LOAD)
             text = f"weights in {self.shape.stored}, mapped while they are converted, before most libraries are loaded"
             return Instant("load", (self.item("files", rest, text),))
         tried = activations.largest_products(self.shape)
@@ -214,12 +209,13 @@ class _View:
         """Return an instant of a forward without gradients, with what the allocator has beside its tensors."""
         tensors = sum(item.bytes for item in items)
         if self.cpu:
-            weights = self.shape.parameters * self.component.bytes_per_parameter
+            weights, low = self.shape.parameters * self.component.bytes_per_parameter, self.size < 4
             if name == "load":
-                size = HEAP_LOAD_LOW if self.size < 4 else min(HEAP_LOAD, 0.5 * weights)
+                size = heap.after_load(weights, low=low)
             else:
-                size = min(HEAP_BASE, 0.35 * weights) + self.heap_of_forward(tensors)
-            size += HEAP_WEIGHTS * weights
+                hidden, widest = self.blocks()
+                encoder = self.shape.bidirectional
+                size = heap.in_forward(weights, tensors, low=low, encoder=encoder, widest=widest, hidden=hidden)
             source = "heap of glibc: freed blocks below 32 MiB stay in the process; measured"
             return Instant(name, (*items, self.item("fragmentation", size, source, Basis.MEASURED)))
         source = "share of the tensors that the caching allocator cannot use"
@@ -227,13 +223,10 @@ class _View:
             name, (*items, self.item("fragmentation", CUDA_FRAGMENTATION * tensors, source, Basis.ASSUMPTION))
         )
 
-    def heap_of_forward(self, tensors: float) -> float:
-        """Return the bytes of holes between the blocks of a forward that runs again and again."""
-        if self.size < 4:
-            return HEAP_FORWARD_LOW * tensors
-        inner = max(layer.intermediate for layer, _ in self.shape.layers) / 2
-        block = self.choice.max_num_batched_tokens * inner * self.size
-        return HEAP_FORWARD * tensors * (0.85 if self.shape.bidirectional else min(1.0, block / HEAP_SMALL))
+    def blocks(self) -> tuple[float, float]:
+        """Return the bytes of the hidden states of a batch, and of the largest tensor in an MLP."""
+        size = self.choice.max_num_batched_tokens * self.size
+        return size * self.shape.hidden, size * _columns(self.shape)
 
     # --- training -----------------------------------------------------------------------------------------------
 
@@ -311,17 +304,10 @@ class _View:
             backward_start.append(gradients)
         names = ("forward", "backward", "backward, first layer", "optimizer step")
         instants = []
-        peak = (kept + steps) * self.heap_share(tokens)
+        peak = (kept + steps) * heap.in_heap(*self.blocks())
         for name, items in zip(names, (forward_end, backward_start, backward_end, step), strict=True):
             instants.append(self.with_holes(name, items, peak, inside))
         return tuple(instants)
-
-    def heap_share(self, tokens: float) -> float:
-        """Return the share of a layer's tensors that glibc puts into its heap: blocks below 32 MiB."""
-        inner = max(layer.intermediate for layer, _ in self.shape.layers) / 2
-        if tokens * self.shape.hidden * self.size >= HEAP_BLOCK:
-            return 0.0
-        return 0.6 if tokens * inner * self.size >= HEAP_BLOCK else 1.0
 
     @property
     def accumulates(self) -> bool:
@@ -343,30 +329,22 @@ class _View:
     def with_holes(self, name: str, items: Sequence[MemoryItem], peak: float, inside: float) -> Instant:
         """Return an instant of training, with what the allocator has beside its tensors.
 
-        glibc does not give the room of freed activations to gradients, nor that of gradients to activations: blocks of
-        one size leave holes that the other does not fit into. `peak` are the bytes of the largest activations.
+        `peak` are the bytes of the largest activations in the heap, `inside` of those that are computed again.
         """
         if not self.cpu:
             size = CUDA_FRAGMENTATION * sum(item.bytes for item in items)
             source = "share of the tensors that the caching allocator cannot use"
             return Instant(name, (*items, self.item("fragmentation", size, source, Basis.ASSUMPTION)))
-        there = sum(item.bytes for item in items if item.name == "activations")
-        size = max(0.0, peak - there)
-        gradients = 4.0 * self.trained()
-        if self.component.lora_rank:
-            size += (HEAP_FROZEN_CHECKPOINTS if inside else HEAP_FROZEN) * peak
-        else:
-            if inside:
-                size += min(HEAP_CHECKPOINTS * peak, peak + gradients)
-            share, holes = HEAP_TRAINING, HEAP_HOLES
-            if self.component.role is Role.POLICY:
-                share, holes = HEAP_TRAINING_POLICY, HEAP_HOLES_POLICY
-            elif self.shape.bidirectional:
-                share = HEAP_ENCODER
-            size += share * (peak + 4 * gradients) + max(0.0, holes * peak - gradients)
-            logits = sum(item.bytes for item in items if item.name == "logits")
-            if logits < HEAP_BLOCK * (LOGITS_KEPT + LOGITS_BACKWARD) * 1.05:
-                size += HEAP_LOGITS * logits
+        size = heap.in_training(
+            peak,
+            sum(item.bytes for item in items if item.name == "activations"),
+            4.0 * self.trained(),
+            sum(item.bytes for item in items if item.name == "logits"),
+            recomputed=inside > 0,
+            frozen=self.component.lora_rank > 0,
+            policy=self.component.role is Role.POLICY,
+            encoder=self.shape.bidirectional,
+        )
         source = "heap of glibc: holes of freed blocks below 32 MiB stay in the process; measured"
         return Instant(name, (*items, self.item("fragmentation", size, source, Basis.MEASURED)))
 
