@@ -22,13 +22,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gym_rm.planning.hardware import Device, device_of_kind
-from gym_rm.planning.lengths import constant
-from gym_rm.planning.models import ModelShape, shape_from_config
+from gym_rm.planning.hardware.devices import Device, device_of_kind
+from gym_rm.planning.model.loading import ModelShape, shape_from_config
 from gym_rm.planning.plan import Phase, Role, TimePart
 from gym_rm.planning.quantities import assumed
 from gym_rm.planning.request import Choice, Component, Workload
 from gym_rm.planning.times import ATTENTION, MATMUL, Site, component_times
+from gym_rm.planning.workload.lengths import constant
 
 
 def _config(model_type: str, vocabulary: int, hidden: int, layers: int, inner: int, heads: int) -> dict[str, Any]:

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_rm.planning.hardware import device_of_kind
-from gym_rm.planning.lengths import constant, from_values
+from gym_rm.planning.hardware.devices import device_of_kind
 from gym_rm.planning.memory import ComponentMemory, component_memory
-from gym_rm.planning.model_configs import shape_from_config
-from gym_rm.planning.models import ModelShape
+from gym_rm.planning.model.configs import shape_from_config
+from gym_rm.planning.model.loading import ModelShape
 from gym_rm.planning.plan import Role
 from gym_rm.planning.quantities import Basis
 from gym_rm.planning.request import Choice, Component, Workload
+from gym_rm.planning.workload.lengths import constant, from_values
 
 CPU = device_of_kind("cpu")
 BUDGET = 2048  # of the scorer of agents/grpo.py on a CPU

@@ -33,14 +33,14 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
 
 import gym_rm
-from gym_rm.planning.calibrate import calibrate, calibration_rows, stored_device
-from gym_rm.planning.hardware import Device
-from gym_rm.planning.lengths import Lengths, constant
-from gym_rm.planning.models import ModelShape, shape_from_config
+from gym_rm.planning.hardware.calibrate import calibrate, calibration_rows, stored_device
+from gym_rm.planning.hardware.devices import Device
+from gym_rm.planning.model.loading import ModelShape, shape_from_config
 from gym_rm.planning.plan import Phase, Role, TimePart
 from gym_rm.planning.quantities import Basis, assumed
 from gym_rm.planning.request import Choice, Component, Workload
 from gym_rm.planning.times import BANDWIDTH, LAUNCH, MATMUL, SAMPLE, TEXT, Site, component_times
+from gym_rm.planning.workload.lengths import Lengths, constant
 
 SHAPES: dict[str, dict[str, int]] = {
     "5M": {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "num_attention_heads": 4}

@@ -342,7 +342,7 @@ def _lists(console: Console, *, gpus: bool, models: bool, calibrate: bool) -> No
     if models:
         console.print(models_table())
     if calibrate:
-        from gym_rm.planning import calibrate as measuring
+        from gym_rm.planning.hardware import calibrate as measuring
 
         device = measuring.calibrate(progress=lambda name: stderr.print(f"measuring {name} ...", markup=False))
         console.print(measured_table(measuring.calibration_rows(device), f"Measured on this machine: {device.name}"))

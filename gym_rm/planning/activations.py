@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from gym_rm.planning.models import Layer, ModelShape
+from gym_rm.planning.model.loading import Layer, ModelShape
 
 FUSED = frozenset({"llama", "qwen2", "qwen3", "mistral"})  # gym_rm.engine.backbones.fused.MODEL_TYPES
 SOFT_CAPPED = frozenset({"gemma2"})  # attention step by step, because its logits have a soft cap

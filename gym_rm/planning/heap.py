@@ -8,7 +8,7 @@ other sizes often do not fit into their holes.
 
 from __future__ import annotations
 
-from gym_rm.planning.hardware import MIB
+from gym_rm.planning.hardware.devices import MIB
 
 BLOCK = 32 * MIB  # larger blocks are mapped apart (glibc, DEFAULT_MMAP_THRESHOLD_MAX), and given back when freed
 # Code, kernels and buffers that torch, oneDNN, transformers and the tokenizer load when the work begins.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gym_rm.planning import activations, heap
-from gym_rm.planning.hardware import MIB, Device
-from gym_rm.planning.models import ModelShape
+from gym_rm.planning.hardware.devices import MIB, Device
+from gym_rm.planning.model.loading import ModelShape
 from gym_rm.planning.plan import Instant, MemoryItem, Phase, Role
 from gym_rm.planning.quantities import Basis
 from gym_rm.planning.request import BYTES, Choice, Component, Workload

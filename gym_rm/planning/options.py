@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gym_rm.planning.hardware import Device
+from gym_rm.planning.hardware.devices import Device
 from gym_rm.planning.memory import component_memory
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.request import Choice, Component, Request, Workload

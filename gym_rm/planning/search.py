@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from gym_rm.planning.hardware import Device
+from gym_rm.planning.hardware.devices import Device
 from gym_rm.planning.options import PHASES, ZERO, Awake, Option, Place, awake_options, options_of
 from gym_rm.planning.placement import Need, place
 from gym_rm.planning.plan import Address, Phase, Role

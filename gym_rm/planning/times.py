@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gym_rm.planning.hardware import Device
-from gym_rm.planning.models import ModelShape
+from gym_rm.planning.hardware.devices import Device
+from gym_rm.planning.model.loading import ModelShape
 from gym_rm.planning.plan import Phase, Role, TimePart
 from gym_rm.planning.quantities import Basis, Quantity, weakest
 from gym_rm.planning.request import BYTES, Choice, Component, Workload

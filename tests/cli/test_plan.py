@@ -14,8 +14,8 @@ from gym_rm.cli.main import app
 from gym_rm.cli.plan_requests import EXAMPLE, divide_change, read_request
 from gym_rm.config import load_config
 from gym_rm.errors import ConfigError
-from gym_rm.planning import calibrate
-from gym_rm.planning.hardware import device_of_kind
+from gym_rm.planning.hardware import calibrate
+from gym_rm.planning.hardware.devices import device_of_kind
 from gym_rm.planning.plan import load_plan
 from gym_rm.planning.rules import Infeasible, Violation
 from gym_rm.planning.settings import PlanSettings

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from gym_rm.planning import activations
-from gym_rm.planning.hardware import MIB, device_of_kind
-from gym_rm.planning.lengths import constant
+from gym_rm.planning.hardware.devices import MIB, device_of_kind
 from gym_rm.planning.memory import ComponentMemory, component_memory
-from gym_rm.planning.models import ModelShape, shape_from_config
+from gym_rm.planning.model.loading import ModelShape, shape_from_config
 from gym_rm.planning.plan import Role
 from gym_rm.planning.request import Choice, Component, Workload
+from gym_rm.planning.workload.lengths import constant
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gym_rm.planning.simulated_batches import Batch, Batches, Counts, FailureTimes
+from gym_rm.planning.simulation.batches import Batch, Batches, Counts, FailureTimes
 
 GOOD_BATCHES = 16  # batches that restore one restart, as in the real pool
 SLOW = 10.0  # a lease is at least this many times as long as the batch is expected to take, as in the real pool

@@ -1,8 +1,8 @@
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.clusters import kind_from_name, kind_from_ray, read_cluster, read_device
-from gym_rm.planning.hardware import KINDS
+from gym_rm.planning.hardware.clusters import kind_from_name, kind_from_ray, read_cluster, read_device
+from gym_rm.planning.hardware.devices import KINDS
 from gym_rm.planning.quantities import GIB, Basis
 from gym_rm.planning.settings import ClusterSettings, NodeSettings
 

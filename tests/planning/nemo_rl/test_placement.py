@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.nemo_problems import nemo_problems
-from gym_rm.planning.nemo_rl import NemoError, NemoPlacement, NemoRequest, NemoStage, nemo_placement, surpass
-from gym_rm.planning.nemo_rules import RULES, nemo_answer, nemo_rule
+from gym_rm.planning.nemo_rl.placement import NemoError, NemoPlacement, NemoRequest, NemoStage, nemo_placement, surpass
+from gym_rm.planning.nemo_rl.problems import nemo_problems
+from gym_rm.planning.nemo_rl.rules import RULES, nemo_answer, nemo_rule
 from gym_rm.planning.plan import Address
 from gym_rm.planning.planner import plan
 from tests.planning.plans import component, plan_of, pool

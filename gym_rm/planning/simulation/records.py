@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.lengths import Lengths
+from gym_rm.planning.workload.lengths import Lengths
 
 LLAMA_3_HOURS = 54 * 24 * 16_384 / 419
 """GPU hours per unexpected interruption in Meta's training of Llama 3 405B: 419 in 54 days on 16,384 H100 GPUs

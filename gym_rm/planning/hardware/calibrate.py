@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pydantic
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.hardware import CPU, KINDS, TABLES, Device
+from gym_rm.planning.hardware.devices import CPU, KINDS, TABLES, Device
 from gym_rm.planning.quantities import Quantity, assumed, show_bytes, show_seconds
 
 if TYPE_CHECKING:
-    from gym_rm.planning.measure import Bench
+    from gym_rm.planning.hardware.measure import Bench
 
 FORMAT = 1  # of the file
 SECONDS = 0.2  # of one measurement; there are about 50
@@ -119,8 +119,8 @@ def calibration_rows(device: Device) -> list[tuple[str, str, str]]:
 def _measure(found: dict[str, Any], progress: Callable[[str], None]) -> Device:
     import torch
 
-    from gym_rm.planning import measure
-    from gym_rm.planning.measure import Bench
+    from gym_rm.planning.hardware import measure
+    from gym_rm.planning.hardware.measure import Bench
 
     gpu = "gpus" in found
     where = f"torch {found['torch']}, " + (found["gpus"][0] if gpu else f"{found['threads']} threads")
@@ -164,7 +164,7 @@ def _measure(found: dict[str, Any], progress: Callable[[str], None]) -> Device:
 
 def _links(bench: Bench, gpus: int | None) -> dict[str, Any]:
     """Return bandwidth and latency of all-reduces over the GPUs, or over two processes of a CPU."""
-    from gym_rm.planning import measure
+    from gym_rm.planning.hardware import measure
 
     sizes = (2,) if gpus is None else tuple(size for size in (2, 4, 8, 16) if size <= gpus)
     large, small = measure.all_reduces(bench, sizes)

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.planning.nemo_rules import KEYS, NemoRequest
+from gym_rm.planning.nemo_rl.rules import KEYS, NemoRequest
 
 BASE = "grpo_math_1B.yaml"
 DEFAULTS: dict[str, Any] = {"colocated": True} | {name: 1 for name in KEYS if name.endswith("parallel_size")}

@@ -7,10 +7,18 @@ from collections import Counter
 
 import numpy as np
 
-from gym_rm.planning.lengths import Lengths, constant
 from gym_rm.planning.plan import Phase, PhaseTime, Plan
-from gym_rm.planning.simulated_work import draw, last_rounds
-from gym_rm.planning.simulation import Failures, Generation, Scoring, SimulatedPool, Simulation, Stragglers, Training
+from gym_rm.planning.simulation.records import (
+    Failures,
+    Generation,
+    Scoring,
+    SimulatedPool,
+    Simulation,
+    Stragglers,
+    Training,
+)
+from gym_rm.planning.simulation.work import draw, last_rounds
+from gym_rm.planning.workload.lengths import Lengths, constant
 
 ROUND_SHARE = 0.8
 """Share of the time of generation that each round costs whatever runs in it. An assumption: reading the weights takes

@@ -15,10 +15,10 @@ from typing import Any
 
 from gym_rm.checks import describe
 from gym_rm.errors import ConfigError
-from gym_rm.planning.model_configs import shape_from_config
-from gym_rm.planning.model_settings import read_config, unknown_settings
-from gym_rm.planning.model_shape import Layer, ModelShape
-from gym_rm.planning.model_weights import count_parameters
+from gym_rm.planning.model.configs import shape_from_config
+from gym_rm.planning.model.settings import read_config, unknown_settings
+from gym_rm.planning.model.shape import Layer, ModelShape
+from gym_rm.planning.model.weights import count_parameters
 from gym_rm.planning.quantities import Basis
 
 __all__ = ["Layer", "ModelShape", "known_models", "load_shape", "read_config", "shape_from_config"]
@@ -126,7 +126,11 @@ def known_models() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    text = importlib.resources.files("gym_rm").joinpath("planning", "known_models.json").read_text(encoding="utf-8")
+    text = (
+        importlib.resources.files("gym_rm")
+        .joinpath("planning", "model", "known_models.json")
+        .read_text(encoding="utf-8")
+    )
     table: dict[str, Any] = json.loads(text)
     return table
 

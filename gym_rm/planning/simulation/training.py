@@ -8,8 +8,8 @@ import statistics
 import numpy as np
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.simulated_batches import FailureTimes
-from gym_rm.planning.simulation import Failures, SimulatedPool, Training
+from gym_rm.planning.simulation.batches import FailureTimes
+from gym_rm.planning.simulation.records import Failures, SimulatedPool, Training
 
 MOST_TRIES = 10_000  # failures from one checkpoint to the next before the simulation gives up
 

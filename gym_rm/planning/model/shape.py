@@ -76,7 +76,7 @@ class ModelShape:
         stored: dtype of the weights' files; None if the configuration does not say.
 
     Example:
-        >>> from gym_rm.planning.models import shape_from_config
+        >>> from gym_rm.planning.model.loading import shape_from_config
         >>> shape = shape_from_config({"model_type": "llama", "vocab_size": 1000, "hidden_size": 64,
         ...     "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4}, name="tiny")
         >>> shape.parameters

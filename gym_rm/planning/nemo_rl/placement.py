@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 
 from gym_rm import checks
 from gym_rm.errors import ConfigError
-from gym_rm.planning.nemo_problems import nemo_problems, smallest_change
-from gym_rm.planning.nemo_rules import NemoAnswer, NemoError, NemoRequest, NemoStage, nemo_answer, nemo_layout
+from gym_rm.planning.nemo_rl.problems import nemo_problems, smallest_change
+from gym_rm.planning.nemo_rl.rules import NemoAnswer, NemoError, NemoRequest, NemoStage, nemo_answer, nemo_layout
 from gym_rm.planning.plan import Address, Plan, Role
 
 __all__ = [

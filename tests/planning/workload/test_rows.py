@@ -12,9 +12,9 @@ from conftest import DATA, rows
 from gym_rm.data.pairs import load_pairs
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from gym_rm.errors import ConfigError
-from gym_rm.planning import rows as measuring
 from gym_rm.planning.quantities import Basis
-from gym_rm.planning.rows import count_unique, measure_rows
+from gym_rm.planning.workload import rows as measuring
+from gym_rm.planning.workload.rows import count_unique, measure_rows
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,8 @@ def test_a_template_that_refuses_a_row_is_an_error_with_its_line(tmp_path):
 def test_measuring_needs_no_torch(tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"prompt": "a?", "response": "b"}])
     code = (
-        "import sys; from gym_rm.planning.rows import measure_rows; from gym_rm.planning.models import load_shape; "
+        "import sys; from gym_rm.planning.workload.rows import measure_rows; "
+        "from gym_rm.planning.model.loading import load_shape; "
         f"measure_rows({path!r}, tokenizer=None, limit=None); "
         "load_shape('Qwen/Qwen3-8B', None, num_labels=1, name='policy'); "
         "assert not {'torch', 'transformers', 'ray'} & sys.modules.keys()"

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.nemo_config import read_nemo_config
-from gym_rm.planning.nemo_rl import NemoRequest, nemo_placement
+from gym_rm.planning.nemo_rl.config import read_nemo_config
+from gym_rm.planning.nemo_rl.placement import NemoRequest, nemo_placement
 
 # the parts of examples/configs/grpo_rm_1B.yaml that a placement depends on
 RECIPE = """

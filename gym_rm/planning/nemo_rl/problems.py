@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
-from gym_rm.planning.nemo_rules import (
+from gym_rm.planning.nemo_rl.rules import (
     KEYS,
     NemoLayout,
     NemoRequest,

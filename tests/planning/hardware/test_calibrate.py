@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning import calibrate as calibration
-from gym_rm.planning import measure
-from gym_rm.planning.calibrate import calibrate, calibration_path, calibration_rows, fingerprint, stored_device
-from gym_rm.planning.hardware import CPU, KINDS, Device, device_of_kind
+from gym_rm.planning.hardware import calibrate as calibration
+from gym_rm.planning.hardware import measure
+from gym_rm.planning.hardware.calibrate import calibrate, calibration_path, calibration_rows, fingerprint, stored_device
+from gym_rm.planning.hardware.devices import CPU, KINDS, Device, device_of_kind
 from gym_rm.planning.quantities import Basis, Quantity
 
 torch = pytest.importorskip("torch")

@@ -278,8 +278,8 @@ def all_reduces(bench: Bench, sizes: tuple[int, ...]) -> tuple[Table, Table]:
 
 def _ranks(device: str, size: int) -> tuple[float, float]:
     """Start a process for each rank, and return what the first one prints."""
-    program = "from gym_rm.planning.measure import run_rank; run_rank()"
-    package = str(Path(__file__).parents[2])
+    program = "from gym_rm.planning.hardware.measure import run_rank; run_rank()"
+    package = str(Path(__file__).parents[3])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
         ranks: list[subprocess.Popen[str]] = []

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.lengths import STEPS, Lengths, constant, from_quantiles, from_values, parse_lengths
 from gym_rm.planning.quantities import Basis
+from gym_rm.planning.workload.lengths import STEPS, Lengths, constant, from_quantiles, from_values, parse_lengths
 
 SHARES = {"min": 0.0, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gym_rm.planning.lengths import Lengths
-from gym_rm.planning.simulated_batches import Batch, Batches, FloatArray
-from gym_rm.planning.simulation import Generation, Scoring, Simulation, Stragglers
+from gym_rm.planning.simulation.batches import Batch, Batches, FloatArray
+from gym_rm.planning.simulation.records import Generation, Scoring, Simulation, Stragglers
+from gym_rm.planning.workload.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning import models
-from gym_rm.planning.model_settings import KNOWN, unknown_settings
-from gym_rm.planning.model_types import REFUSED, TYPES
-from gym_rm.planning.models import known_models, load_shape, shape_from_config
+from gym_rm.planning.model import loading as models
+from gym_rm.planning.model.loading import known_models, load_shape, shape_from_config
+from gym_rm.planning.model.settings import KNOWN, unknown_settings
+from gym_rm.planning.model.types import REFUSED, TYPES
 from gym_rm.planning.quantities import Basis
 
 SMALL = {

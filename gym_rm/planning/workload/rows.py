@@ -16,8 +16,8 @@ from gym_rm.data.rows import filled_fields, rows_of
 from gym_rm.data.scored_rows import row_to_score
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from gym_rm.errors import ConfigError
-from gym_rm.planning.lengths import Lengths, from_values
 from gym_rm.planning.quantities import Basis, Quantity
+from gym_rm.planning.workload.lengths import Lengths, from_values
 from gym_rm.types import Message
 
 MOST_ROWS = 10_000  # rows that are read where no limit is given

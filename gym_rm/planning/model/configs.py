@@ -8,9 +8,9 @@ from typing import Any
 
 from gym_rm.checks import describe
 from gym_rm.errors import ConfigError
-from gym_rm.planning.model_settings import NAMES, NEEDED, RECURRENT, check_values
-from gym_rm.planning.model_shape import Layer, ModelShape
-from gym_rm.planning.model_types import EXPERT_SETTINGS, REFUSED, TYPES, Type
+from gym_rm.planning.model.settings import NAMES, NEEDED, RECURRENT, check_values
+from gym_rm.planning.model.shape import Layer, ModelShape
+from gym_rm.planning.model.types import EXPERT_SETTINGS, REFUSED, TYPES, Type
 from gym_rm.planning.quantities import Basis
 
 

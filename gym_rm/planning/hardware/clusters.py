@@ -11,7 +11,7 @@ from typing import Any
 from gym_rm import checks
 from gym_rm.config import load_config
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.planning.hardware import KINDS, QUANTITIES, Cluster, Device, Node, device_of_kind
+from gym_rm.planning.hardware.devices import KINDS, QUANTITIES, Cluster, Device, Node, device_of_kind
 from gym_rm.planning.quantities import Basis, Quantity, assumed, parse_bytes
 from gym_rm.planning.settings import ClusterSettings, NodeSettings
 
@@ -86,7 +86,7 @@ def read_device(gpu: str | Mapping[str, Any]) -> Device:
     """
     if isinstance(gpu, str):
         if gpu == "here":
-            from gym_rm.planning.calibrate import stored_device
+            from gym_rm.planning.hardware.calibrate import stored_device
 
             found: Device | None = stored_device()
             if found is None:
@@ -171,7 +171,7 @@ def _torch_cluster() -> Cluster:
     import torch
 
     if not torch.cuda.is_available():
-        from gym_rm.planning.calibrate import stored_device
+        from gym_rm.planning.hardware.calibrate import stored_device
 
         return _cluster([Node(1, stored_device() or device_of_kind("cpu"))])
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]

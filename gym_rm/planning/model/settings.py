@@ -10,7 +10,7 @@ from typing import Any
 
 from gym_rm.checks import describe
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.planning.model_types import EXPERTS
+from gym_rm.planning.model.types import EXPERTS
 
 # Other names of the same setting, in the order in which they are tried.
 NAMES: dict[str, tuple[str, ...]] = {
