@@ -22,7 +22,7 @@ test-oldest: $(VENV)-oldest/dev ## run all tests with the oldest supported versi
 
 test-adapters: $(VENV)/extras $(VENV)-rllib/extras ## run the tests that need the libraries of the extras
 	$(VENV)/bin/python -m pytest -q tests/adapters tests/engine/loading tests/data tests/test_scores.py
-	$(VENV)/bin/python -m pytest -q tests/server tests/scorers/test_remote.py tests/cli/test_serve.py tests/engine/executors/test_ray.py tests/planning/test_exports_ray.py tests/planning/test_exports_trl.py
+	$(VENV)/bin/python -m pytest -q tests/server tests/scorers/test_remote.py tests/cli/test_serve.py tests/engine/executors/test_ray.py tests/planning/exports
 	$(VENV)-rllib/bin/python -m pytest -q tests/adapters/test_rllib.py tests/adapters/test_pages.py -k rllib
 
 lint: $(VENV)/extras ## check style and types

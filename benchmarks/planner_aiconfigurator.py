@@ -5,13 +5,16 @@
 First table: 16 sequences of 1,024 tokens, prefill only, in bfloat16: what a reward model computes. Their numbers are
 what AIConfigurator 0.12 printed for vLLM (`estimate --estimate-mode static_ctx`). With `--tables`, the folder of the
 package `aiconfigurator_core`, the second table compares the products and the attention of one layer with the kernels
-that were measured there (vLLM 0.24.0, bfloat16).
+that were measured there (vLLM 0.24.0, bfloat16), and the third one compares generation with servers that were measured
+(`systems/silicon_sample.csv`: SGLang, vLLM and TensorRT-LLM on H100, weights not quantised): time to the first token
+plus the time of the others, against the planner's time for the same number of conversations.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,13 +22,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from gym_rm.planning.hardware import Device, device_of_kind
-from gym_rm.planning.lengths import constant
-from gym_rm.planning.models import ModelShape, shape_from_config
+from gym_rm.planning.hardware.devices import Device, device_of_kind
+from gym_rm.planning.model.loading import ModelShape, shape_from_config
 from gym_rm.planning.plan import Phase, Role, TimePart
 from gym_rm.planning.quantities import assumed
 from gym_rm.planning.request import Choice, Component, Workload
 from gym_rm.planning.times import ATTENTION, MATMUL, Site, component_times
+from gym_rm.planning.workload.lengths import constant
 
 
 def _config(model_type: str, vocabulary: int, hidden: int, layers: int, inner: int, heads: int) -> dict[str, Any]:
@@ -164,16 +167,76 @@ def layer_row(gemm: Any, attention: Any, model: str, device: Device, sequences: 
     return cells
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+# --- their measured servers ------------------------------------------------------------------------------------------
+
+SERVED = {
+    "Qwen/Qwen3-32B": _config("qwen3", 151_936, 5120, 64, 25_600, 64),
+    "meta-llama/Llama-3.1-8B-Instruct": MODELS["Llama-3.1-8B"],
+}
+
+
+def generation(model: str, row: Any) -> tuple[float, float]:
+    """Return our seconds, and the share of the GPUs' memory that weights and cache need."""
+    shape, device = shape_from_config(SERVED[model], name=model), device_of_kind(row.system)
+    batch, size = int(row.batch_size), int(row.tp_size)
+    component = Component("model", Role.GENERATION, shape, "bfloat16", "vllm")
+    workload = Workload(batch, 1, 1, 0, constant(row.isl), constant(row.osl))
+    choice = Choice(tensor_parallel_size=size, max_num_batched_tokens=8192, max_num_seqs=batch)
+    site = Site(device, assumed(50e9, "one node"), False)
+    clock = component_times(component, choice, workload, site)[Phase.GENERATE]
+    needed = 2.0 * (shape.parameters + batch * shape.cached_numbers(row.isl + row.osl))
+    return clock.total, needed / size / device.memory.value
+
+
+def servers(console: Console, folder: Path) -> None:
+    import pandas
+
+    data = pandas.read_csv(folder / "systems" / "silicon_sample.csv")
+    chosen = data["model_path"].isin(SERVED) & (data["system"] == "h100_sxm")
+    data = data[chosen & data["gemm_quant_mode"].isna() & data["precision"].isna()]
+    ratios: dict[tuple[str, str, int], list[float]] = {}
+    waiting = 0
+    for row in data.itertuples():
+        ours, share = generation(row.model_path, row)
+        if share > 0.85:  # conversations wait for a place in the cache, or in part do not fit
+            waiting += 1
+            continue
+        theirs = (row.silicon_ttft_ms + (row.osl - 1) * row.silicon_tpot_ms) / 1000
+        ratios.setdefault((row.model_path, row.backend, int(row.tp_size)), []).append(ours / theirs)
+    table = Table("model", "server", "TP", "runs", "min", "median", "max", title="ours / measured servers, generation")
+    everything = [ratio for values in ratios.values() for ratio in values]
+    for (model, server, size), values in [*sorted(ratios.items()), (("all", "", 0), everything)]:
+        numbers = (f"{value:.2f}" for value in (min(values), statistics.median(values), max(values)))
+        table.add_row(model, server, str(size or ""), str(len(values)), *numbers)
+    console.print(table)
+    within = sum(0.8 <= ratio <= 1.2 for ratio in everything) / len(everything)
+    console.print(f"{within:.0%} of the runs are within 20%; {waiting} runs were left out: memory does not hold them")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command `aiconfigurator`."""
+    form = argparse.RawDescriptionHelpFormatter
+    text = "beside AIConfigurator and its measured tables"
+    parser = commands.add_parser("aiconfigurator", help=text, description=__doc__, formatter_class=form)
     parser.add_argument("--tables", type=Path, help="folder of the unpacked package aiconfigurator_core")
-    args = parser.parse_args(arguments)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
     console = Console(width=170)
     console.print(" ".join(sys.argv))
     published(console)
     if args.tables is not None:
         kernels(console, args.tables)
+        servers(console, args.tables)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers(required=True))
+    args = parser.parse_args(["aiconfigurator", *arguments])
+    args.run(args)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from gym_rm.planning.hardware import KINDS
-from gym_rm.planning.lengths import constant
-from gym_rm.planning.models import load_shape
+from gym_rm.planning.hardware.devices import KINDS
+from gym_rm.planning.model.loading import load_shape
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.planner import plan
 from gym_rm.planning.quantities import Basis, Quantity
 from gym_rm.planning.request import Choice, Component, Workload
 from gym_rm.planning.times import Site, component_times
+from gym_rm.planning.workload.lengths import constant
 
 NETWORK = Quantity(50e9, Basis.TABLE, "NVIDIA AIConfigurator 0.12")
 

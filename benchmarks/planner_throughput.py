@@ -6,8 +6,8 @@ Scoring: `gym_rm.load_scorer` on real rows of ../shared/data, with templates and
 backward and AdamW step of transformers on pairs. Generation: `generate` of transformers, sampling, with replies of
 equal lengths. The models have random weights. The device is calibrated first, in the same process. With
 one thread, the processor's time counts, so that other work on the machine disturbs less; with more, the time on the
-clock. A product beside each run shows how fast the machine is at that time, against its speed in the calibration:
-`at equal speed` is the ratio corrected by it.
+clock. Short probes beside each run show how much slower the machine is at that time than in the calibration: `at
+equal speed` is the ratio with the parts of the estimate at that speed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -32,14 +33,14 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config
 
 import gym_rm
-from gym_rm.planning.calibrate import calibrate, calibration_rows, stored_device
-from gym_rm.planning.hardware import Device
-from gym_rm.planning.lengths import Lengths, constant
-from gym_rm.planning.models import ModelShape, shape_from_config
+from gym_rm.planning.hardware.calibrate import calibrate, calibration_rows, stored_device
+from gym_rm.planning.hardware.devices import Device
+from gym_rm.planning.model.loading import ModelShape, shape_from_config
 from gym_rm.planning.plan import Phase, Role, TimePart
 from gym_rm.planning.quantities import Basis, assumed
 from gym_rm.planning.request import Choice, Component, Workload
-from gym_rm.planning.times import Site, component_times
+from gym_rm.planning.times import BANDWIDTH, LAUNCH, MATMUL, SAMPLE, TEXT, Site, component_times
+from gym_rm.planning.workload.lengths import Lengths, constant
 
 SHAPES: dict[str, dict[str, int]] = {
     "5M": {"hidden_size": 256, "num_hidden_layers": 6, "intermediate_size": 768, "num_attention_heads": 4}
@@ -53,23 +54,23 @@ SCORING = [
     ("5M", "gsm8k", 8, 8, 4096), ("5M", "gsm8k", 8, 8, 512), ("5M", "hh", 16, 4, 4096), ("5M", "gsm8k", 32, 1, 1024),
     ("25M", "gsm8k", 4, 8, 4096), ("25M", "gsm8k", 2, 8, 512), ("25M", "hh", 6, 8, 4096), ("25M", "gsm8k", 12, 1, 8192),
     ("85M", "gsm8k", 1, 8, 4096), ("85M", "hh", 4, 4, 1024), ("85M", "gsm8k", 4, 1, 2048),
-    ("440M", "gsm8k", 1, 4, 2048), ("440M", "hh", 1, 4, 1024), ("440M", "gsm8k", 2, 1, 512),
+    ("440M", "gsm8k", 1, 2, 2048), ("440M", "hh", 1, 2, 1024), ("440M", "gsm8k", 1, 1, 512),
 ]  # fmt: skip
 # name of the shape, rows of a batch, tokens of a row
 TRAINING = [
     ("5M", 16, 64), ("5M", 16, 256), ("5M", 4, 1024), ("5M", 2, 2048),
     ("25M", 16, 64), ("25M", 8, 128), ("25M", 2, 512), ("25M", 2, 1024),
     ("85M", 4, 64), ("85M", 4, 128), ("85M", 2, 512),
-    ("440M", 2, 32), ("440M", 2, 128),
+    ("440M", 2, 32), ("440M", 2, 64),
 ]  # fmt: skip
 # name of the shape, conversations, tokens of the prompt, tokens of the reply
 GENERATION = [
     ("5M", 1, 64, 64), ("5M", 8, 128, 128), ("5M", 32, 64, 64), ("5M", 8, 512, 64),
     ("25M", 1, 64, 64), ("25M", 8, 128, 32), ("25M", 32, 64, 32), ("25M", 2, 1024, 32),
     ("85M", 1, 64, 32), ("85M", 8, 64, 24), ("85M", 32, 32, 16),
-    ("440M", 1, 32, 8), ("440M", 4, 64, 8), ("440M", 16, 32, 8),
+    ("440M", 1, 32, 6), ("440M", 4, 32, 6), ("440M", 8, 16, 4),
 ]  # fmt: skip
-LONG = 2.0  # seconds of a run, above which it is not repeated so often
+LONG = 1.0  # seconds of a run, above which it is not repeated so often
 
 
 @dataclasses.dataclass
@@ -216,65 +217,104 @@ SORTS: dict[str, Callable[[Device, Any], Iterator[Case]]] = {
 
 
 class Probe:
-    """The speed of the machine now, as a share of its speed during calibration, by a matrix product."""
+    """How much longer work takes now than in the calibration, by sort of work: other programs slow it down."""
 
     def __init__(self, device: Device) -> None:
-        self.expected = device.flops_float32.value
         self.matrix = torch.randn(1024, 1024)
-        self.speeds: list[float] = []
+        self.rows, self.weights = torch.randn(8, 1024), torch.randn(3072, 1024).repeat(10, 1, 1)
+        self.small, self.wide = torch.ones(16), torch.ones(2**20)
+        expected = device.flops_float32.value * device.matmul_share(8).value
+        self.expected = {
+            "large": 2.0 * 1024**3 / device.flops_float32.value,
+            "few": 10 * 2.0 * 8 * 1024 * 3072 / expected,
+            BANDWIDTH: 8.0 * 2**22 / device.elementwise_bandwidth(2**22).value,
+            LAUNCH: 200 * device.launch.value,
+        }
 
-    def __call__(self) -> float:
+    def __call__(self) -> dict[str, float]:
+        runs: dict[str, Callable[[], object]] = {
+            "large": lambda: torch.nn.functional.linear(self.matrix, self.matrix),
+            "few": lambda: [torch.nn.functional.linear(self.rows, each) for each in self.weights],
+            BANDWIDTH: lambda: torch.nn.functional.silu(self.wide * self.wide + self.wide),
+            LAUNCH: lambda: [self.small.mul(1.0) for _ in range(200)],
+        }
+        found = {}
         with torch.inference_mode():
-            once = [seconds(lambda: torch.nn.functional.linear(self.matrix, self.matrix)) for _ in range(5)]
-        self.speeds.append(2.0 * 1024**3 / statistics.median(once) / self.expected)
-        return self.speeds[-1]
+            for name, run in runs.items():
+                run()
+                found[name] = statistics.median(seconds(run) for _ in range(5)) / self.expected[name]
+        return found
 
 
-def measure(case: Case, probe: Probe, repeats: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of repeated runs, and the speed of the machine around each."""
+def slowed(part: TimePart, slowdown: dict[str, float], sort: str) -> float:
+    """Return the seconds of a part at the speed that the machine had."""
+    if part.name == MATMUL and sort == "generation":
+        return part.seconds * slowdown["few"]
+    return part.seconds * slowdown.get(LAUNCH if part.name in (SAMPLE, TEXT) else part.name, slowdown["large"])
+
+
+def measure(case: Case, probe: Probe, repeats: int) -> tuple[list[float], dict[str, float]]:
+    """Return the seconds of repeated runs, and how much slower the machine was around them."""
     torch.manual_seed(0)
     work = case.load()
     first = seconds(work)
-    times, speeds = [], []
+    times, probes = [], [probe()]
     for _ in range(repeats if first < LONG else max(1, repeats // 2)):
-        before = probe()
         times.append(seconds(work))
-        speeds.append((before + probe()) / 2)
-    return times, speeds
+        probes.append(probe())
+    return times, {name: statistics.median(each[name] for each in probes) for name in probes[0]}
 
 
 def compare(
-    console: Console, sort: str, device: Device, tokenizer: Any, repeats: int, kept: dict[str, Any]
+    console: Console, sort: str, device: Device, tokenizer: Any, repeats: int, kept: dict[str, Any], path: Path | None
 ) -> tuple[list[float], list[float]]:
-    """Print and return the ratios of estimates to measured times, and those at the speed of the calibration."""
+    """Print and return the ratios of estimates to measured times: as they are, and at the speed of the moment."""
     table = Table(title=f"{sort}: estimate / measured", title_justify="left")
-    for title in ("configuration", "measured s", "speed", "estimate s", "ratio", "at equal speed", "parts"):
+    for title in ("configuration", "measured s", "slower", "estimate s", "ratio", "at equal speed", "parts"):
         table.add_column(title, justify="left" if title in ("configuration", "parts") else "right")
     probe = Probe(device)
     raw, equal = [], []
     for case in SORTS[sort](device, tokenizer):
         key = f"{sort}: {case.name}"
-        times, speeds = kept[key] if key in kept else measure(case, probe, repeats)
-        kept[key] = times, speeds
-        gc.collect()
-        middle, speed = statistics.median(times), statistics.median(speeds)
+        if key not in kept:
+            kept[key] = measure(case, probe, repeats)
+            gc.collect()
+            if path is not None:
+                path.write_text(json.dumps(kept, indent=1))
+        times, slowdown = kept[key]
+        middle = statistics.median(times)
+        now = sum(slowed(part, slowdown, sort) for part in case.parts)
         raw.append(case.estimate / middle)
-        equal.append(case.estimate / statistics.median(a * b for a, b in zip(times, speeds, strict=True)))
+        equal.append(now / middle)
         parts = ", ".join(f"{part.name} {100 * part.seconds / case.estimate:.0f}%" for part in case.parts)
-        numbers = (f"{middle:.3f}", f"{speed:.2f}", f"{case.estimate:.3f}", f"{raw[-1]:.2f}", f"{equal[-1]:.2f}")
-        table.add_row(case.name, *numbers, parts)
+        slower = "/".join(f"{value:.2f}" for value in slowdown.values())
+        table.add_row(
+            case.name, f"{middle:.3f}", slower, f"{case.estimate:.3f}", f"{raw[-1]:.2f}", f"{equal[-1]:.2f}", parts
+        )
+        if os.environ.get("LIVE"):
+            print(case.name, f"{middle:.3f}", slower, f"{raw[-1]:.2f}", f"{equal[-1]:.2f}", parts, flush=True)
     console.print(table)
+    console.print(
+        "slower: large products / products of 8 rows / elementwise / small operations, against the calibration"
+    )
     return raw, equal
 
 
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_parser(commands: Any) -> None:
+    """Add the command `throughput`."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser("throughput", help="times on this machine", description=__doc__, formatter_class=form)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=list(SORTS))
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--calibration", help="file of an earlier calibration; without it, the machine is measured now")
-    parser.add_argument("--measured", help="file of measured times; those that it lacks are measured and added")
-    args = parser.parse_args(arguments)
+    parser.add_argument(
+        "--measured", type=Path, help="file of measured times; those that it lacks are measured and added"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
     torch.set_num_threads(args.threads)
     transformers.utils.logging.disable_progress_bar()
     console = Console(width=170)
@@ -291,21 +331,26 @@ def main(arguments: list[str] | None = None) -> None:
     console.print(table)
     tokenizer = workloads.tokenizer()
     kept: dict[str, Any] = {}
-    if args.measured and Path(args.measured).exists():
-        kept = json.loads(Path(args.measured).read_text())
+    if args.measured is not None and args.measured.exists():
+        kept = json.loads(args.measured.read_text())
     summary = Table("work", "configurations", "ratio: min", "median", "max", title="estimate / measured")
     for sort in [args.only] if args.only else SORTS:
         for name, ratios in zip(
             (sort, f"{sort}, at equal speed"),
-            compare(console, sort, device, tokenizer, args.repeats, kept),
+            compare(console, sort, device, tokenizer, args.repeats, kept, args.measured),
             strict=True,
         ):
             numbers = (f"{value:.2f}" for value in (min(ratios), statistics.median(ratios), max(ratios)))
             summary.add_row(name, str(len(ratios)), *numbers)
-        if args.measured:
-            Path(args.measured).write_text(json.dumps(kept, indent=1))
     console.print(summary)
 
 
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers(required=True))
+    args = parser.parse_args(["throughput", *arguments])
+    args.run(args)
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

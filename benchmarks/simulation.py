@@ -33,10 +33,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from gym_rm.planning.lengths import Lengths, constant
 from gym_rm.planning.quantities import Basis
 from gym_rm.planning.simulate import BatchesResult, checkpoint_interval, simulate, simulate_batches
-from gym_rm.planning.simulation import (
+from gym_rm.planning.simulation.records import (
     LLAMA_3_HOURS,
     Failures,
     Generation,
@@ -47,6 +46,7 @@ from gym_rm.planning.simulation import (
     Stragglers,
     Training,
 )
+from gym_rm.planning.workload.lengths import Lengths, constant
 
 # --- the real pool
 

@@ -30,7 +30,7 @@ ORDER = (
     "h200_4x8",
     "h200_4x8_70b",
 )
-PICTURES = ("laptop", "h100_1x8", "h200_2x8_70b", "h200_4x8_70b")
+PICTURES = ("laptop", "h100_1x8", "h200_2x8_70b")
 CHANGES = ("gpus=4", "gpus=16", "gpu=h200_sxm", "gpu=l40s", "workload.group_size=16", "pools=apart")
 
 

@@ -369,8 +369,9 @@ CONFIGS = sorted((Path(__file__).parents[1] / "configs").rglob("*.yaml"))
 @pytest.mark.parametrize("file", CONFIGS, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_every_config_loads_and_contains_only_changed_settings(file):
     from agents.grpo import GRPOSettings
+    from gym_rm.planning.settings import PlanSettings
 
-    schema = {"grpo": GRPOSettings}[file.parent.name]
+    schema = {"grpo": GRPOSettings, "plan": PlanSettings}[file.parent.name]
     defaults = schema().model_dump()
     differing = load_config(schema, file).model_dump()
     for path, value in leaves(yaml.safe_load(file.read_text())):
@@ -384,8 +385,9 @@ def leaves(values: dict, path: tuple[str, ...] = ()) -> list:
 
 
 def read_path(values: dict, path: tuple[str, ...]) -> object:
+    """Return a value; None if a group above it has none."""
     for part in path:
-        values = values[part]
+        values = values.get(part) if isinstance(values, dict) else None
     return values
 
 

@@ -31,7 +31,17 @@ SECTIONS: dict[str, type[pydantic.BaseModel]] = {
     "workload.NAME=VALUE": schemas.WorkloadSettings,
     "objective.NAME=VALUE": schemas.ObjectiveSettings,
 }
-GROUPS = ("cluster", "policy", "generation", "reference", "critic", "reward_models", "reward_training", "workload")
+GROUPS = (
+    "cluster",
+    "policy",
+    "generation",
+    "reference",
+    "critic",
+    "reward_models",
+    "reward_training",
+    "workload",
+    "objective",
+)
 HINT = """\
 This is an example: GRPO of an 8B policy with an 8B reward model on 8 GPUs. Change it by settings:
   gym-rm plan gpus=16 gpu=h200_sxm
@@ -64,7 +74,7 @@ def plan(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[REQUEST.yaml] [NAME=VALUE]...",
+            metavar="REQUEST.yaml NAME=VALUE",
             help="File with the cluster, the models and the work of a step, and settings that change it.",
         ),
     ] = None,
@@ -110,7 +120,8 @@ def plan(
     gym-rm plan request.yaml --what-if gpus=16 --what-if gpu=h200_sxm
     gym-rm plan --compare a.yaml b.yaml
 
-    Exit codes: 0 a plan was made; 1 nothing fits, or a file cannot be written; 2 a mistake in the request.
+    Exit codes: 0 a plan was made; 1 nothing fits, or a file cannot be written; 2 a mistake in the request; 130
+    interrupted.
     """
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -149,6 +160,9 @@ def plan(
                 stderr.print(HINT, style="dim", markup=False)
         for path in written:
             stderr.print(f"wrote {path}", markup=False)
+    except KeyboardInterrupt:
+        stderr.print("interrupted.")
+        raise typer.Exit(130) from None
     except (GymRMError, OSError) as error:
         _stop(error)
 
@@ -328,7 +342,7 @@ def _lists(console: Console, *, gpus: bool, models: bool, calibrate: bool) -> No
     if models:
         console.print(models_table())
     if calibrate:
-        from gym_rm.planning import calibrate as measuring
+        from gym_rm.planning.hardware import calibrate as measuring
 
         device = measuring.calibrate(progress=lambda name: stderr.print(f"measuring {name} ...", markup=False))
         console.print(measured_table(measuring.calibration_rows(device), f"Measured on this machine: {device.name}"))

@@ -120,8 +120,11 @@ def _expand(name: str, value: str, cluster: str | ClusterSettings) -> list[str]:
     if name in ("nodes", "gpus_per_node", "gpu"):
         return [f"cluster.{override}"]
     if name == "memory":
+        size = _value(override)
+        if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < 2**20:
+            raise ConfigError(f"{override} is {size} bytes; with a unit, write memory='{size} GiB'.")
         base: dict[str, Any] = {"like": cluster.gpu} if isinstance(cluster.gpu, str) else dict(cluster.gpu)
-        return [f"cluster.gpu={json.dumps({**base, 'memory': _value(override)})}"]
+        return [f"cluster.gpu={json.dumps({**base, 'memory': size})}"]
     gpus = checks.integer("gpus", _value(override), minimum=1)
     node = cluster.gpus_per_node
     if cluster.nodes == 1:

@@ -15,7 +15,7 @@ def nemo_rl_lines(settings: PlanSettings, found: Plan) -> list[str]:
     Raises:
         ConfigError: the nodes are of several sizes, or there is no policy.
     """
-    from gym_rm.planning.nemo_rl import NemoError, nemo_placement, surpass
+    from gym_rm.planning.nemo_rl.placement import NemoError, nemo_placement, surpass
 
     request = _nemo_request(settings, found)
     try:
@@ -33,7 +33,7 @@ def _nemo_request(settings: PlanSettings, found: Plan) -> Any:
 
     A reward model whose GPUs are `auto` gets a node of several, or as many GPUs of a single node as its weights need.
     """
-    from gym_rm.planning.nemo_rl import NemoRequest
+    from gym_rm.planning.nemo_rl.placement import NemoRequest
 
     if len(set(found.nodes)) != 1:
         raise ConfigError(f"NeMo RL's clusters have nodes of one size, got nodes with {sorted(set(found.nodes))} GPUs.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gym_rm.planning.hardware import Device
+from gym_rm.planning.hardware.devices import Device
 from gym_rm.planning.memory import component_memory
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.request import Choice, Component, Request, Workload
@@ -83,6 +84,14 @@ class Awake:
     seconds: tuple[float, ...]
 
 
+@functools.lru_cache(maxsize=65536)
+def _sizes(component: Component, choice: Choice, workload: Workload, device: Device) -> tuple[float, float, float]:
+    """Return bytes that are resident, that work takes, and of the largest instant."""
+    memory = component_memory(component, choice, workload, device)
+    largest = max((instant.bytes for _, instants in memory.phases for instant in instants), default=0.0)
+    return sum(item.bytes for item in memory.resident), sum(item.bytes for item in memory.working), largest
+
+
 def awake_options(component: Component, place: Place, request: Request, *, together: bool) -> list[Awake]:
     """Return the choices of a component in a pool that fit a GPU while nothing else is awake.
 
@@ -97,15 +106,14 @@ def awake_options(component: Component, place: Place, request: Request, *, toget
     found: list[Awake] = []
     for choice in _choices(component, place, request):
         held = choice
-        if place.bound and component.role.trains:  # the memory of the largest pool, the time of the smallest
+        if not component.role.trains:  # replicas share nothing
+            held = replace(choice, num_replicas=1)
+        elif place.bound:  # the memory of the largest pool, the time of the smallest
             held = replace(choice, fsdp_size=max(place.num_gpus // choice.tensor_parallel_size, 1))
-        memory = component_memory(component, held, request.workload, place.device)
-        working = sum(item.bytes for item in memory.working)
-        largest = max((instant.bytes for _, instants in memory.phases for instant in instants), default=0.0)
+        resident, working, largest = _sizes(component, held, request.workload, place.device)
         if working + largest > capacity:
             continue
         seconds = option_seconds(component, choice, request, site, together=together)
-        resident = sum(item.bytes for item in memory.resident)
         found.append(Awake(choice, resident, working, largest, seconds))
     return found
 

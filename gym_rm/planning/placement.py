@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gym_rm.planning.hardware import Cluster
+from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.plan import Address
 
 EXACT_UNITS = 48  # more units than this are packed largest first, without trying other ways

@@ -255,7 +255,7 @@ class Plan:
         prompt_tokens, reply_tokens: the longest prompt and reply that memory was planned for.
 
     Example:
-        >>> from gym_rm.planning import plan
+        >>> from gym_rm.planning.planner import plan
         >>> found = plan({"cluster": {"gpu": "h100_sxm"}, "reward_models": {"rm": {"model": "Qwen/Qwen3-8B"}}})
         >>> found.pools[0].components[0].tensor_parallel_size
         1

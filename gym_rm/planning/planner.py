@@ -9,14 +9,12 @@ from typing import Any
 
 from gym_rm.config import load_config, parse_settings
 from gym_rm.errors import ConfigError
-from gym_rm.planning.clusters import read_cluster
 from gym_rm.planning.estimate import make_plan
-from gym_rm.planning.lengths import parse_lengths
-from gym_rm.planning.models import ModelShape, load_shape
+from gym_rm.planning.hardware.clusters import read_cluster
+from gym_rm.planning.model.loading import ModelShape, load_shape
 from gym_rm.planning.plan import Plan, Role
 from gym_rm.planning.quantities import Basis
 from gym_rm.planning.request import Component, Request, Workload
-from gym_rm.planning.rows import RowLengths, measure_rows
 from gym_rm.planning.rules import Infeasible, Violation, check, explain
 from gym_rm.planning.search import search
 from gym_rm.planning.settings import (
@@ -27,6 +25,8 @@ from gym_rm.planning.settings import (
     TrainingSettings,
     WorkloadSettings,
 )
+from gym_rm.planning.workload.lengths import parse_lengths
+from gym_rm.planning.workload.rows import RowLengths, measure_rows
 
 Source = PlanSettings | Mapping[str, Any] | str | Path
 

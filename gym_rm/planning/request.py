@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gym_rm.planning.hardware import Cluster
-from gym_rm.planning.lengths import Lengths
-from gym_rm.planning.models import ModelShape
+from gym_rm.planning.hardware.devices import Cluster
+from gym_rm.planning.model.loading import ModelShape
 from gym_rm.planning.plan import Role
 from gym_rm.planning.quantities import Basis
+from gym_rm.planning.workload.lengths import Lengths
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0}
 

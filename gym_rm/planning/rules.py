@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.hardware import Cluster, Node
+from gym_rm.planning.hardware.devices import Cluster, Node
 from gym_rm.planning.options import Place as Pool
 from gym_rm.planning.options import awake_options, divisors_violated, tensor_parallel_sizes
 from gym_rm.planning.plan import Role

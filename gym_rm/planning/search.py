@@ -14,20 +14,22 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from gym_rm.planning.hardware import Device
-from gym_rm.planning.options import ZERO, Awake, Option, Place, awake_options, options_of, tensor_parallel_sizes
+from gym_rm.planning.hardware.devices import Device
+from gym_rm.planning.options import PHASES, ZERO, Awake, Option, Place, awake_options, options_of, tensor_parallel_sizes
 from gym_rm.planning.placement import Need, place
-from gym_rm.planning.plan import Address, Role
+from gym_rm.planning.plan import Address, Phase, Role
 from gym_rm.planning.request import Choice, Request
 
 EXACT_GPUS = 64
-MOST_NODES = 400_000  # of the search tree; a search that is cut here says so in its bound
+MOST_COMPONENTS = 6  # more have too many partitions: reward models then stay in one pool
+MOST_NODES = 100_000  # of the search tree; a search that is cut here says so in its bound
 
 Seconds = tuple[float, ...]
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +117,12 @@ def search(request: Request) -> Found | None:
     )
     run = _Search(request, sizes)
     found = run.best()
-    if found is None or limit <= EXACT_GPUS:
+    if found is None or (limit <= EXACT_GPUS and not run.grouped):
         return found
+    if run.grouped:
+        return replace(found, bound=min(run.work_bound(), found.bound))
     relaxed = _Search(request, sizes, bound=True).best()
-    bound = found.value if relaxed is None else min(relaxed.bound, found.value)
-    return Found(found.pools, found.gpus, found.step_seconds, found.value, bound, found.examined)
+    return replace(found, bound=found.value if relaxed is None else min(relaxed.bound, found.value))
 
 
 def coarse_sizes(limit: int) -> list[int]:
@@ -159,7 +162,7 @@ def step_seconds(pools: Sequence[Seconds], *, asynchronous: bool) -> float:
     return float(sum(max(phase) for phase in zip(*pools, strict=True)))
 
 
-def partitions(names: Sequence[str]) -> Iterator[tuple[tuple[str, ...], ...]]:
+def partitions(names: Sequence[Part]) -> Iterator[tuple[tuple[Part, ...], ...]]:
     """Yield every way to divide names into groups, each once."""
     if not names:
         yield ()
@@ -187,6 +190,7 @@ class _Search:
         self.examined = 0
         self.incumbent: Found | None = None
         self.key: tuple[float, float] = (math.inf, math.inf)
+        self.grouped = request.pools is None and len(request.components) > MOST_COMPONENTS
         self.awake = functools.cache(self._awake)
         self.options = functools.cache(self._options)
         self.candidates = functools.cache(self._candidates)
@@ -217,6 +221,28 @@ class _Search:
             self.examined,
         )
 
+    def work_bound(self) -> float:
+        """Return a bound for every way to divide the components into pools.
+
+        A phase takes at least as long as its slowest component on all GPUs, and at least the GPU-seconds of all its
+        components over the number of GPUs.
+        """
+        if self.request.goal != "throughput":
+            return 0.0
+        slowest, work = list(ZERO), list(ZERO)
+        for name in self.components:
+            alone = self.candidates((name,))
+            fastest = [min(phase) for phase in zip(*(pool.seconds for pool in alone), strict=True)]
+            least = [min(pool.least * pool.seconds[index] for pool in alone) for index in range(len(ZERO))]
+            slowest = list(map(max, slowest, fastest))
+            work = list(map(operator.add, work, least))
+        sync = PHASES.index(Phase.SYNC)  # takes less time where the policy and generation are in one pool
+        slowest[sync] = work[sync] = 0.0
+        gpus = sum(self.budgets.values())
+        if self.asynchronous:
+            return max(max(slowest), sum(work) / gpus)
+        return sum(max(phase, total / gpus) for phase, total in zip(slowest, work, strict=True))
+
     # --- groups of components ---
 
     def _groupings(self) -> Iterator[tuple[tuple[str, ...], ...]]:
@@ -227,10 +253,19 @@ class _Search:
             return
         inside = {each.name for each in self.request.components if each.engine == "transformers"}
         policy = next((each.name for each in self.request.components if each.role is Role.POLICY), None)
-        for groups in partitions([name for name in names if name not in inside]):
+        for groups in partitions(self._units(inside)):
+            joined = [tuple(name for unit in group for name in unit) for group in groups]
             if inside:
-                groups = tuple((*group, *inside) if policy in group else group for group in groups)
-            yield tuple(sorted(tuple(sorted(group, key=names.index)) for group in groups))
+                joined = [(*group, *inside) if policy in group else group for group in joined]
+            yield tuple(sorted(tuple(sorted(group, key=names.index)) for group in joined))
+
+    def _units(self, inside: set[str]) -> list[tuple[str, ...]]:
+        """Return the components that stay together: each alone, or, if there are many, all that only score."""
+        outside = [each for each in self.request.components if each.name not in inside]
+        if not self.grouped:
+            return [(each.name,) for each in outside]
+        scoring = tuple(each.name for each in outside if each.role is Role.REWARD_MODEL)
+        return [(each.name,) for each in outside if each.role is not Role.REWARD_MODEL] + [scoring]
 
     # --- pools ---
 
@@ -336,55 +371,55 @@ class _Search:
             _Work(index, part, options) for index, pool in enumerate(pools) for part, options in enumerate(pool.options)
         ]
         # The components with the most different memory first: what they choose decides what is left for the others.
-        work.sort(key=lambda each: -each.spread)
-        totals = [ZERO] * len(pools)
-        chosen: dict[tuple[int, int], Option] = {}
+        work.sort(key=lambda each: (-each.spread, each.pool, each.options[0].seconds))
+        capacities = [pool.capacity for pool in pools]
 
-        def go(depth: int, totals: list[Seconds], resident: list[float], extra: list[float]) -> None:
-            self.examined += 1
-            if self.examined >= MOST_NODES:
-                return
-            vectors, rest = list(totals), list(resident)
-            for each in work[depth:]:
+        def bound(state: _State) -> tuple[float, float]:
+            """Return a key that no completion of the state has a smaller one than."""
+            vectors, rest = list(state.seconds), list(state.resident)
+            left = work[len(state.chosen) :]
+            for each in left:
                 rest[each.pool] += each.least_resident
-            for each in work[depth:]:
-                pool = each.pool
-                room = pools[pool].capacity - rest[pool] + each.least_resident
-                bound = each.fastest(room)
-                if bound is None:
-                    return
-                vectors[pool] = tuple(map(operator.add, vectors[pool], bound))
-            if self._key(self._step(vectors), gpus, price) >= self.key:
+            for each in left:
+                fastest = each.fastest(capacities[each.pool] - rest[each.pool] + each.least_resident)
+                if fastest is None:
+                    return (math.inf, math.inf)
+                vectors[each.pool] = tuple(map(operator.add, vectors[each.pool], fastest))
+            if any(size + extra > room for size, extra, room in zip(rest, state.extra, capacities, strict=True)):
+                return (math.inf, math.inf)
+            return self._key(self._step(vectors), gpus, price)
+
+        def go(state: _State, lower: tuple[float, float]) -> None:
+            self.examined += 1
+            if lower >= self.key or self.examined >= MOST_NODES:
                 return
+            depth = len(state.chosen)
             if depth == len(work):
-                self._keep(pools, chosen, totals)
+                self._keep(pools, work, state)
                 return
-            each = work[depth]
-            for option in each.options:
-                pool = each.pool
-                others = rest[pool] - each.least_resident
-                if others + option.resident + max(extra[pool], option.extra) > pools[pool].capacity:
-                    continue
-                chosen[pool, each.part] = option
-                go(
-                    depth + 1,
-                    _changed(totals, pool, tuple(map(operator.add, totals[pool], option.seconds))),
-                    _changed(resident, pool, resident[pool] + option.resident),
-                    _changed(extra, pool, max(extra[pool], option.extra)),
-                )
+            # Equal components in one pool choose in rising order, as their exchange changes nothing.
+            twin = depth > 0 and work[depth].equals(work[depth - 1])
+            first = state.chosen[-1] if twin else 0
+            after = [state.plus(work[depth], index) for index in range(first, len(work[depth].options))]
+            branches = sorted(((bound(each), each.chosen[-1], each) for each in after), key=lambda item: item[:2])
+            for key, _, each in branches:
+                if key >= self.key:
+                    return
+                go(each, key)
 
-        go(0, totals, [0.0] * len(pools), [0.0] * len(pools))
+        zeros = (0.0,) * len(pools)
+        start = _State((), (ZERO,) * len(pools), zeros, zeros)
+        go(start, bound(start))
 
-    def _keep(
-        self, pools: Sequence[Candidate], chosen: Mapping[tuple[int, int], Option], totals: Sequence[Seconds]
-    ) -> None:
+    def _keep(self, pools: Sequence[Candidate], work: Sequence[_Work], state: _State) -> None:
         """Keep chosen options as the best plan, if there are GPUs for them."""
+        chosen = {(each.pool, each.part): each.options[index] for each, index in zip(work, state.chosen, strict=True)}
         made = []
-        for index, (pool, seconds) in enumerate(zip(pools, totals, strict=True)):
+        for index, (pool, seconds) in enumerate(zip(pools, state.seconds, strict=True)):
             options = [chosen[index, part] for part in range(len(pool.names))]
             host = sum(option.host for option in options)
             made.append(PoolChoice(pool.names, tuple(each.choice for each in options), pool.place, seconds, host))
-        step = self._step(totals)
+        step = self._step(state.seconds)
         key = self._key(step, sum(pool.least for pool in pools), self._price(pools))
         if math.isinf(key[0]):
             return
@@ -414,6 +449,26 @@ def _spans(size: int, node_gpus: int) -> tuple[bool, ...]:
     return (False,) if size == 1 else (True, False)
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Options that are chosen so far, as indices in the order of the work, and what they take of each pool."""
+
+    chosen: tuple[int, ...]
+    seconds: tuple[Seconds, ...]
+    resident: tuple[float, ...]
+    extra: tuple[float, ...]
+
+    def plus(self, work: _Work, index: int) -> _State:
+        """Return the state after one more choice."""
+        option, pool = work.options[index], work.pool
+        return _State(
+            (*self.chosen, index),
+            _changed(self.seconds, pool, tuple(map(operator.add, self.seconds[pool], option.seconds))),
+            _changed(self.resident, pool, self.resident[pool] + option.resident),
+            _changed(self.extra, pool, max(self.extra[pool], option.extra)),
+        )
+
+
 class _Work:
     """One component of a pool in the search over options."""
 
@@ -427,6 +482,10 @@ class _Work:
         self._best = list(
             itertools.accumulate((option.seconds for option in ordered), lambda a, b: tuple(map(min, a, b)))
         )
+
+    def equals(self, other: _Work) -> bool:
+        """Return whether another component of the same pool has the same options."""
+        return self.pool == other.pool and self.options == other.options
 
     def fastest(self, room: float) -> Seconds | None:
         """Return seconds that no option which fits into this room is faster than; None if none fits."""
@@ -458,8 +517,8 @@ def _may_fit(candidate: Candidate) -> bool:
     return resident + extra <= candidate.capacity
 
 
-def _changed(values: list[Any], index: int, value: Any) -> list[Any]:
-    return [*values[:index], value, *values[index + 1 :]]
+def _changed(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:index], value, *values[index + 1 :])
 
 
 def _all_less(left: Seconds, right: Seconds) -> bool:

@@ -19,18 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gym_rm.planning.replica_events import ReplicaEvents
-from gym_rm.planning.simulated_batches import Batches, Counts, FailureTimes
-from gym_rm.planning.simulated_plan import simulation_of as simulation_of
-from gym_rm.planning.simulated_training import TrainingEvents
-from gym_rm.planning.simulated_work import (
-    StepLengths,
-    generation_batches,
-    lengths_of,
-    scoring_batches,
-    slowness,
-)
-from gym_rm.planning.simulation import (
+from gym_rm.planning.simulation.batches import Batches, Counts, FailureTimes
+from gym_rm.planning.simulation.of_plan import simulation_of as simulation_of
+from gym_rm.planning.simulation.records import (
     Failures,
     Generation,
     PoolResult,
@@ -41,6 +32,15 @@ from gym_rm.planning.simulation import (
     Training,
     gpus_of,
     group_sizes,
+)
+from gym_rm.planning.simulation.replicas import ReplicaEvents
+from gym_rm.planning.simulation.training import TrainingEvents
+from gym_rm.planning.simulation.work import (
+    StepLengths,
+    generation_batches,
+    lengths_of,
+    scoring_batches,
+    slowness,
 )
 
 MOST_DEATHS = 2  # deaths after which the rows of a scored batch run alone, as in the real pool
@@ -69,7 +69,7 @@ def simulate(simulation: Simulation) -> SimulationResult:
         ConfigError: training fails faster than it comes from one checkpoint to the next.
 
     Example:
-        >>> from gym_rm.planning.lengths import constant
+        >>> from gym_rm.planning.workload.lengths import constant
         >>> pool = SimulatedPool("rm", Scoring(token_seconds=1e-4, max_num_batched_tokens=1000), num_replicas=4)
         >>> job = Simulation((pool,), 800, 80, replies=constant(90), prompts=constant(10))
         >>> round(simulate(job).seconds, 6)

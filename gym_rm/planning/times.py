@@ -10,26 +10,30 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gym_rm.planning.hardware import Device
-from gym_rm.planning.models import ModelShape
+from gym_rm.planning.hardware.devices import Device
+from gym_rm.planning.model.loading import ModelShape
 from gym_rm.planning.plan import Phase, Role, TimePart
 from gym_rm.planning.quantities import Basis, Quantity, weakest
 from gym_rm.planning.request import BYTES, Choice, Component, Workload
 
 KERNELS_PER_LAYER = 15  # norms, projections, rotary embedding, attention, MLP, residuals
-EAGER_KERNELS_PER_LAYER = 60  # the same in transformers, where a norm is six operations
+EAGER_KERNELS_PER_LAYER = 160  # the same in transformers: 60 operations, and views and calls of modules between them
+EAGER_KERNELS_ON_CPU = 220  # and with caches that the weights have filled in between
 EAGER_KERNELS_PER_STEP = 250  # of `generate` for each token: masks, positions, sampling, checks for the end
-SAMPLING = 25e-9  # seconds to draw from one logit on one thread of a CPU
+RENDERING = 5e-6  # seconds of a core for a token: chat template and tokenizer
+SAMPLING = 30e-9  # seconds to draw from one logit on a CPU
 OPTIMIZER_BYTES = 32.0  # that a fused AdamW reads and writes for each parameter
 EAGER_OPTIMIZER_BYTES = 80.0  # the same of one operation of torch after the other
 TRAINING_SHARE = 0.8  # of the speed of its operations alone that published training runs reach on GPUs
-DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine
+DECODE_OVERHEAD = 1.5e-3  # seconds of scheduling and sampling for one token of a vLLM engine,
+SEAT_OVERHEAD = 20e-6  # and for each conversation that runs (servers in AIConfigurator 0.12, silicon_sample.csv)
 WAKE_OVERHEAD = 0.3  # seconds for one component to sleep and wake, besides the copies
 SEGMENTS = 16  # of the reply lengths, over which decoding is summed up
 
 EAGER = ("transformers", "training")  # engines that run one operation of torch after the other
 MATMUL, ATTENTION, BANDWIDTH = "matrix products", "attention", "memory bandwidth"
-NETWORK, LAUNCH, HOST, SAMPLE, FRAMEWORK = "network", "kernel launches", "host link", "sampling", "framework"
+NETWORK, LAUNCH, HOST = "network", "kernel launches", "host link"
+SAMPLE, TEXT, FRAMEWORK = "sampling", "text", "framework"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,7 @@ def _forward(
         weakest((peak.basis, share.basis)),
         "4 operations for each query, key and width of a head, at the rate that attention reaches",
     )
-    eager = component.engine in EAGER
+    eager = component.engine in EAGER or device.is_cpu
     bandwidth = device.elementwise_bandwidth(rows * shape.hidden * size)
     clock.add(
         BANDWIDTH,
@@ -204,12 +208,16 @@ def _launches(clock: Clock, device: Device, shape: ModelShape, forwards: float, 
 
     A CPU starts and computes in turn: there it adds up.
     """
-    kernels = EAGER_KERNELS_PER_LAYER if eager else KERNELS_PER_LAYER
+    kernels = _eager_kernels(device) if eager else KERNELS_PER_LAYER
     needed = forwards * shape.num_layers * kernels * device.launch.value
     busy = 0.0 if device.is_cpu else clock.total
     if needed > busy:
         basis = weakest((device.launch.basis, Basis.ASSUMPTION))
         clock.add(LAUNCH, needed - busy, basis, f"{kernels} kernels for each layer")
+
+
+def _eager_kernels(device: Device) -> int:
+    return EAGER_KERNELS_ON_CPU if device.is_cpu else EAGER_KERNELS_PER_LAYER
 
 
 def _all_reduces(
@@ -282,6 +290,9 @@ def _score(component: Component, choice: Choice, workload: Workload, site: Site)
         head_tokens=conversations * workload.turns / per_rank,
         length=workload.prompts.mean + workload.growth,
     )
+    if site.device.is_cpu:
+        rendered = conversations * workload.turns * (workload.prompts.mean + workload.growth)
+        clock.add(TEXT, rendered * RENDERING, Basis.ASSUMPTION, "chat template and tokenizer, 5 us for each token")
     if choice.fsdp_size > 1:
         _gathers(clock, component, choice, site, forwards=batches)
     return clock
@@ -366,7 +377,9 @@ def _update(component: Component, choice: Choice, workload: Workload, site: Site
     conversations, tokens, pairs = _training_rows(component, workload, choice, updates=updates)
     again = 1.0 if choice.gradient_checkpointing else 0.0
     backward = 1.0 if component.lora_rank else 2.0  # adapters need the gradients of activations only
-    passes = Passes(1.0 + backward + again, 3.5 + again, 3.0 + again, 2.0 + again)
+    # Eager: a product of two tensors has a gradient for each, an operation of its own.
+    elementwise = (5.0 if site.device.is_cpu else 3.0) + again
+    passes = Passes(1.0 + backward + again, 3.5 + again, elementwise, 2.0 + again)
     batches = _whole(tokens / choice.max_num_batched_tokens, choice.num_replicas)
     head = conversations * (workload.growth if shape.is_language_model else 1.0)
     _forward(
@@ -503,7 +516,8 @@ def _decode(
     if component.engine == "transformers":
         _eager_steps(clock, shape, device, running=running, steps=steps, cached=cached, size=size)
     else:
-        clock.add(LAUNCH, steps * DECODE_OVERHEAD, Basis.ASSUMPTION, "scheduling and sampling of an engine, per token")
+        overhead = steps * (DECODE_OVERHEAD + running * SEAT_OVERHEAD)
+        clock.add(LAUNCH, overhead, Basis.ASSUMPTION, "scheduling and sampling of an engine, per token")
 
 
 def _numbers_of_heads(shape: ModelShape, context: float) -> float:
@@ -518,7 +532,7 @@ def _eager_steps(
     clock: Clock, shape: ModelShape, device: Device, *, running: float, steps: float, cached: float, size: float
 ) -> None:
     """Add what `generate` of transformers does besides: operations one by one, and a copy of the cache each time."""
-    operations = EAGER_KERNELS_PER_LAYER * shape.num_layers + EAGER_KERNELS_PER_STEP
+    operations = _eager_kernels(device) * shape.num_layers + EAGER_KERNELS_PER_STEP
     basis = weakest((device.launch.basis, Basis.ASSUMPTION))
     clock.add(LAUNCH, steps * operations * device.launch.value, basis, f"{operations} operations for each token")
     bandwidth = device.elementwise_bandwidth(cached / (2.0 * shape.num_layers))
@@ -526,7 +540,7 @@ def _eager_steps(
     clock.add(BANDWIDTH, steps * moved / bandwidth.value, bandwidth.basis, "copies of the cache, norms and activations")
     if device.is_cpu:
         drawn = steps * running * shape.vocabulary * SAMPLING
-        clock.add(SAMPLE, drawn, Basis.ASSUMPTION, "a random number for each token of the vocabulary, 25 ns each")
+        clock.add(SAMPLE, drawn, Basis.ASSUMPTION, "a random number for each token of the vocabulary, 30 ns each")
 
 
 # --- between phases --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.plan import MemoryItem, PhaseMemory, Plan, PoolPlan
+from gym_rm.planning.plan import MemoryItem, PhaseMemory, Plan, PoolPlan, Role
 from gym_rm.planning.quantities import GIB, show_seconds, weakest
 from gym_rm.reports.plan_drawing import FAINT, INK, LINE, PALE, Box, Drawing, Label, Stroke, shorten, spread, width_of
 from gym_rm.reports.plan_words import (
@@ -70,9 +70,14 @@ def picture_of(plan: Plan) -> Drawing:
 
 
 def colors_of(plan: Plan) -> dict[str, str]:
-    """Return the colour of each component."""
-    names = dict.fromkeys(each.name for pool in plan.pools for each in pool.components)
-    return {name: COLORS[i % len(COLORS)] for i, name in enumerate(names)}
+    """Return the colour of each component. Those of the policy and of generation are the same in all plans."""
+    roles = {each.name: each.role for pool in plan.pools for each in pool.components}
+    fixed = {Role.POLICY: 0, Role.GENERATION: 1, Role.REFERENCE: 4, Role.CRITIC: 5}
+    taken = {name: fixed[role] for name, role in roles.items() if role in fixed}
+    others = [i for i in range(len(COLORS)) if i not in taken.values()]
+    rest = sorted(name for name in roles if name not in taken)
+    order = {**taken, **{name: others[i % len(others)] for i, name in enumerate(rest)}}
+    return {name: COLORS[order[name]] for name in sorted(order, key=lambda name: (list(Role).index(roles[name]), name))}
 
 
 # --- header and legend -----------------------------------------------------------------------------------------------
@@ -102,16 +107,11 @@ def _header(drawing: Drawing, plan: Plan) -> float:
 def _legend(drawing: Drawing, plan: Plan, colors: dict[str, str], y: float) -> float:
     """Draw a row for each component: its colour, model, division and budget."""
     rows = []
-    for pool in plan.pools:
-        for each in pool.components:
-            model = f"{each.model}, {count(each.parameters)} parameters, {each.dtype}"
-            parts = [
-                f"{each.num_gpus} GPU{'s' if each.num_gpus > 1 else ''}",
-                division(each),
-                budget(each),
-                habits(each),
-            ]
-            rows.append((each.name, model, ", ".join(part for part in parts if part)))
+    for each in map(plan.component, colors):
+        model = f"{each.model}, {count(each.parameters)} parameters, {each.dtype}"
+        gpus = f"{each.num_gpus:,} GPU{'s' if each.num_gpus > 1 else ''}"
+        parts = [gpus, division(each), budget(each), habits(each)]
+        rows.append((each.name, model, ", ".join(part for part in parts if part)))
     wide = min(1.9, max(width_of(name, bold=True) for name, _, _ in rows))
     middle = min(4.2, max(width_of(model) for _, model, _ in rows))
     for name, model, how in rows:
@@ -250,7 +250,8 @@ def _bar(
         color = colors.get(item.component, OTHER)
         hatch = "///" if passing else ""
         drawing.boxes.append(Box(x, y, wide, height, color, edge="white", hatch=hatch))
-        texts = [f"{item.name.replace('_', ' ')} {_gib(item.bytes)}", item.name.replace("_", " "), _gib(item.bytes)]
+        size, text = _gib(item.bytes), item.name.replace("_", " ")
+        texts = [f"{text} {size}", f"other {size}" if "+" in text else text, size]
         fitting = [text for text in texts if width_of(text) < wide - (0.16 if passing else 0.06)]
         if height > LINE * (1.25 if passing else 1) and fitting:
             ink = INK if passing else contrast(color)

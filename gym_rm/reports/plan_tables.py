@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gym_rm.planning.hardware import CPU, KINDS, Device
+from gym_rm.planning.hardware.devices import CPU, KINDS, Device
 from gym_rm.planning.plan import MemoryItem, PhaseMemory, Plan, PoolPlan
 from gym_rm.planning.quantities import GIB, Basis, Quantity, show_bytes, show_seconds
 from gym_rm.reports.plan_words import budget, count, division, gpus_text, habits, items_at_peak, rate
@@ -309,7 +309,7 @@ def devices_table(devices: Iterable[Device] = (*KINDS.values(), CPU)) -> Group:
 
 def models_table() -> Table:
     """Return a table of the known models, by size."""
-    from gym_rm.planning.models import known_models, load_shape
+    from gym_rm.planning.model.loading import known_models, load_shape
 
     table = _table("Known models (others: a folder, a hub id, or config: {...})")
     table.add_column("model", no_wrap=True)

@@ -14,8 +14,8 @@ from gym_rm.cli.main import app
 from gym_rm.cli.plan_requests import EXAMPLE, divide_change, read_request
 from gym_rm.config import load_config
 from gym_rm.errors import ConfigError
-from gym_rm.planning import calibrate
-from gym_rm.planning.hardware import device_of_kind
+from gym_rm.planning.hardware import calibrate
+from gym_rm.planning.hardware.devices import device_of_kind
 from gym_rm.planning.plan import load_plan
 from gym_rm.planning.rules import Infeasible, Violation
 from gym_rm.planning.settings import PlanSettings
@@ -337,6 +337,8 @@ def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
         (["--gpus", "16"], "for a number of GPUs write gpus=16"),
         (["gpus=12"], "nodes of 8 GPUs make 8 or 16 GPUs, not 12"),
         (["gpus=0"], "gpus must be an integer of at least 1, got 0"),
+        (["memory=80"], "memory=80 is 80 bytes; with a unit, write memory='80 GiB'"),
+        (["memory=much"], "must be a size such as '80 GiB'"),
         (["gpus=many"], "gpus must be an integer of at least 1, got str 'many'"),
         (["cluster=ray", "gpus=2"], "the cluster is 'ray'"),
         (["cluster.groups=[{nodes: 2}]", "gpus=2"], "the cluster has 1 groups of nodes"),
@@ -454,6 +456,14 @@ def test_all_mistakes_are_listed_together():
 def test_an_output_that_cannot_be_written_is_an_error_with_code_1(request_file, planned):
     Path("file").write_text("")
     assert "file" in error_of(request_file, "-o", "file/plan.json", code=1)
+
+
+def test_an_interrupted_search_exits_with_130(request_file, monkeypatch):
+    def interrupt(settings):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "make_plan", interrupt)
+    assert run(request_file, code=130).stderr == "interrupted.\n"
 
 
 def test_a_request_that_cannot_be_decoded_is_refused(request_file):

@@ -124,8 +124,8 @@ def together(nodes: int = 1, per_node: int = 8, *, gpu: str = "h100_sxm", scale:
             Phase.UPDATE,
             "policy",
             [*held, item("gradients", "policy", 30.5 * scale / fsdp)],
-            backward=backward,
             optimizer_step=[item("communication", "policy", 0.4)],
+            backward=backward,
         ),
     )
     seconds = 8 / gpus

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from gym_rm.planning.hardware import KINDS, Cluster, Device, Node
-from gym_rm.planning.lengths import Lengths, constant
-from gym_rm.planning.models import shape_from_config
+from gym_rm.planning.hardware.devices import KINDS, Cluster, Device, Node
+from gym_rm.planning.model.loading import shape_from_config
 from gym_rm.planning.plan import Role
 from gym_rm.planning.quantities import GIB, Basis, Quantity
 from gym_rm.planning.request import Component, Request, Workload
+from gym_rm.planning.workload.lengths import Lengths, constant
 
 NETWORK = Quantity(50e9, Basis.TABLE, "test")
 SIZES = {

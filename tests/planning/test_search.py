@@ -196,7 +196,7 @@ def test_smallest_finds_nothing_that_is_too_slow():
 
 
 def test_what_sleeps_must_fit_the_host():
-    hardware = cluster(1, memory=24)
+    hardware = cluster(1, memory=26)
     assert any(choice.sleeps for pool in search(grpo(hardware)).pools for choice in pool.choices)
     small = replace(hardware, nodes=(replace(hardware.nodes[0], host_memory=1e6),))
     found = search(grpo(small))
@@ -212,6 +212,20 @@ def test_mixed_kinds_of_gpus_are_used_apart():
     found = search(grpo(hardware))
     for pool, addresses in zip(found.pools, found.gpus, strict=True):
         assert {hardware.nodes[address.node].device for address in addresses} == {pool.place.device}
+
+
+def test_many_reward_models_are_planned_with_a_bound_on_the_gap():
+    models = tuple(component(Role.REWARD_MODEL, name=f"rm{index}") for index in range(6))
+    request = grpo(cluster(8))
+    found = search(replace(request, components=(*request.components[:2], *models)))
+    assert 0 < found.bound <= found.value <= found.bound * 1.5
+
+
+def test_a_bound_for_many_components_holds_for_few():
+    for gpus in (1, 2, 4):
+        request = grpo(cluster(gpus), critic=True)
+        run = _Search(request, range(1, gpus + 1))
+        assert run.work_bound() <= search(request).value * (1 + 1e-9)
 
 
 def test_partitions_are_the_bell_numbers():

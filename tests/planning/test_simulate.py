@@ -21,13 +21,21 @@ from gym_rm.engine.executors.replicas import ReplicatedExecutor
 from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError
-from gym_rm.planning.lengths import Lengths, constant
 from gym_rm.planning.planner import plan_request
 from gym_rm.planning.quantities import Basis
-from gym_rm.planning.replica_events import ReplicaEvents
 from gym_rm.planning.simulate import checkpoint_interval, simulate, simulate_batches, simulation_of
-from gym_rm.planning.simulated_batches import Batches, FailureTimes
-from gym_rm.planning.simulated_work import (
+from gym_rm.planning.simulation.batches import Batches, FailureTimes
+from gym_rm.planning.simulation.records import (
+    Failures,
+    Generation,
+    Scoring,
+    SimulatedPool,
+    Simulation,
+    Stragglers,
+    Training,
+)
+from gym_rm.planning.simulation.replicas import ReplicaEvents
+from gym_rm.planning.simulation.work import (
     Replies,
     StepLengths,
     draw,
@@ -36,7 +44,7 @@ from gym_rm.planning.simulated_work import (
     lengths_of,
     scoring_batches,
 )
-from gym_rm.planning.simulation import Failures, Generation, Scoring, SimulatedPool, Simulation, Stragglers, Training
+from gym_rm.planning.workload.lengths import Lengths, constant
 from tests.engine.executors import ranks
 from tests.engine.executors.batches import HEAD, sequences
 from tests.planning.requests import cluster, grpo, workload

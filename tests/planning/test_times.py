@@ -6,13 +6,13 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from gym_rm.planning.hardware import CPU, KINDS
-from gym_rm.planning.lengths import Lengths, constant
-from gym_rm.planning.models import load_shape
+from gym_rm.planning.hardware.devices import CPU, KINDS
+from gym_rm.planning.model.loading import load_shape
 from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.quantities import Basis, Quantity
 from gym_rm.planning.request import Choice, Component, Workload
 from gym_rm.planning.times import LAUNCH, NETWORK, Site, component_times, sync_times, wake_times
+from gym_rm.planning.workload.lengths import Lengths, constant
 
 BETWEEN = Quantity(50e9, Basis.TABLE, "NVIDIA AIConfigurator 0.12")
 

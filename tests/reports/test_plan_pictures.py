@@ -156,3 +156,12 @@ def test_a_png_is_written_into_a_new_folder(tmp_path):
 def test_another_suffix_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"\.svg or \.png"):
         plot_plan(together(), tmp_path / "plan.gif")
+
+
+def test_the_policy_has_the_same_colour_in_every_plan():
+    assert colors_of(together())["policy"] == colors_of(apart())["policy"]
+    assert len(set(colors_of(apart()).values())) == 5
+
+
+def test_a_step_shorter_than_a_second_has_round_ticks():
+    assert [text for text in texts(picture_of(PLANS["1024 GPUs"])) if text.startswith("0.2")] == ["0.25 s"]

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from gym_rm.planning.hardware import KINDS
+from gym_rm.planning.hardware.devices import KINDS
 from gym_rm.planning.plan import Address
 from gym_rm.reports.plan_tables import (
     compare_table,

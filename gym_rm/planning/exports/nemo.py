@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.exports.parts import Flags, Parts, flag
-from gym_rm.planning.nemo_rl import NemoRequest, nemo_placement
-from gym_rm.planning.nemo_rules import KEYS
+from gym_rm.planning.nemo_rl.placement import NemoRequest, nemo_placement
+from gym_rm.planning.nemo_rl.rules import KEYS
 from gym_rm.planning.plan import ComponentPlan
 
 
