@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.planning.quantities import Basis, weakest
 
 FORMAT = 1  # of the file
+DTYPES = ("float32", "bfloat16", "float16", "int8")  # of weights
 
 
 class Role(enum.StrEnum):
@@ -376,8 +378,42 @@ def load_plan(source: str | Path | dict[str, Any] | Plan) -> Plan:
     if values.pop("format", None) != FORMAT:
         raise ConfigError(f"{name} has another format than {FORMAT}; make it again with `gym-rm plan`.")
     try:
-        return _ADAPTER.validate_python(values)
+        plan: Plan = _ADAPTER.validate_python(values)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{name} is not a plan: {place}: {first['msg'].lower()}.") from error
+    if problem := _problem(plan):
+        raise ConfigError(f"{name} is not a plan: {problem}.")
+    return plan
+
+
+def _problem(plan: Plan) -> str | None:
+    """Return what no plan has, such as after a change by hand, with its line; None if there is nothing."""
+    if not (math.isfinite(plan.step_seconds) and plan.step_seconds > 0):
+        return f"step_seconds must be a finite number above 0, got {plan.step_seconds}"
+    if plan.conversations < 1:
+        return f"conversations must be at least 1, got {plan.conversations}"
+    taken: set[Address] = set()
+    for number, pool in enumerate(plan.pools):
+        where = f"pools.{number}"
+        if not pool.gpus or not pool.components:
+            return f"{where} has no {'components' if pool.gpus else 'gpus'}"
+        for address in pool.gpus:
+            if not (0 <= address.node < len(plan.nodes) and 0 <= address.gpu < plan.nodes[address.node]):
+                return f"{where}.gpus has GPU {address.gpu} of node {address.node}, but nodes is {list(plan.nodes)}"
+            if address in taken:
+                return f"{where}.gpus has GPU {address.gpu} of node {address.node}, which is taken already"
+            taken.add(address)
+        for index, component in enumerate(pool.components):
+            for field in ("tensor_parallel_size", "fsdp_size", "num_replicas", "max_num_batched_tokens"):
+                if (value := getattr(component, field)) < 1:
+                    return f"{where}.components.{index}.{field} must be at least 1, got {value}"
+            if component.dtype not in DTYPES:
+                return f"{where}.components.{index}.dtype must be one of {', '.join(DTYPES)}, got {component.dtype!r}"
+            if component.num_gpus != len(pool.gpus):
+                return (
+                    f"{where}.components.{index} is divided over {component.num_gpus} GPUs (tensor_parallel_size x "
+                    f"fsdp_size x num_replicas), its pool has {len(pool.gpus)}"
+                )
+    return None

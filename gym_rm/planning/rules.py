@@ -259,11 +259,32 @@ def explain(request: Request) -> Infeasible:
                 ],
                 name=request.name,
             )
+    if host := _host_memory(request):
+        return Infeasible([host], name=request.name)
     found = [each for component in request.components for each in _memory(component, request)]
     if not found:
         free = replace(request, goal="throughput")
         found = [Violation("the components fit one by one, but not together.", _change(free))]
     return Infeasible(found, name=request.name)
+
+
+def _host_memory(request: Request) -> Violation | None:
+    """Say that only the memory of the hosts is too small for what sleeps."""
+    given = min((node.host_memory for node in request.cluster.nodes if node.host_memory is not None), default=None)
+    if given is None:
+        return None
+    nodes = tuple(replace(node, host_memory=None) for node in request.cluster.nodes)
+    found = search(replace(request, cluster=replace(request.cluster, nodes=nodes)))
+    if found is None:
+        return None
+    used = dict.fromkeys(range(len(nodes)), 0.0)
+    for pool, addresses in zip(found.pools, found.gpus, strict=True):
+        for address in addresses:
+            used[address.node] += pool.host / len(addresses)
+    return Violation(
+        f"cluster.host_memory={show_bytes(given)} is too small for the models that sleep.",
+        f"Set cluster.host_memory={math.ceil(max(used.values()) / GIB)} GiB, or sleeps=false where it is fixed.",
+    )
 
 
 def _memory(component: Component, request: Request) -> Iterator[Violation]:

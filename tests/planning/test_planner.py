@@ -221,3 +221,32 @@ def test_fixed_numbers_of_a_pool_that_contradict_each_other_are_named():
 def test_a_cluster_of_absurd_size_is_refused(change):
     with pytest.raises(ConfigError, match=change):
         plan(SCORING, overrides=(change,))
+
+
+def test_a_host_memory_that_is_too_small_is_named_and_the_proposed_one_is_enough():
+    changes = ("pools=together", "policy.sleeps=true")
+    text = violations("cluster.host_memory=1 GiB", *changes)
+    assert "cluster.host_memory=1.0 GiB is too small" in text
+    size = text.split("Set cluster.host_memory=")[1].split(",")[0]
+    assert plan(GRPO, overrides=(f"cluster.host_memory={size}", *changes)).component("policy").sleeps
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_replicas", 0), ("tensor_parallel_size", -1), ("max_num_batched_tokens", 0), ("dtype", "fp8"),
+     ("num_replicas", 1000)],
+)  # fmt: skip
+def test_a_plan_changed_by_hand_into_none_is_refused_with_its_line(field, value):
+    values = plan(SCORING).to_dict()
+    values["pools"][0]["components"][0][field] = value
+    with pytest.raises(ConfigError, match=r"pools.0.components.0"):
+        load_plan(values)
+
+
+def test_a_plan_with_a_gpu_twice_or_outside_of_its_nodes_is_refused():
+    values = plan(SCORING).to_dict()
+    gpus = values["pools"][0]["gpus"]
+    for wrong in ([*gpus[:-1], gpus[0]], [*gpus[:-1], {"node": 7, "gpu": 0}]):
+        values["pools"][0]["gpus"] = wrong
+        with pytest.raises(ConfigError, match=r"pools.0.gpus has GPU 0 of node"):
+            load_plan(values)
