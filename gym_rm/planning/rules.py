@@ -94,9 +94,10 @@ def _world_size(component: Component, request: Request) -> Iterator[Violation]:
     written = " x ".join(f"{key}={value}" for key, value in fixed.items())
     all_fixed = {"tensor_parallel_size", "num_replicas"} <= fixed.keys()
     if n is not None and fixed and (n % product or (all_fixed and not component.role.trains and n != product)):
+        number = max(product, n // product * product)
         yield Violation(
             f"{name}: {written} is {product}, which does not make up num_gpus={n}.",
-            f"Set {name}.num_gpus={max(product, n // product * product)}, or leave one of them auto.",
+            (f"Set {name}.num_gpus={number}, or leave" if number <= total else "Leave") + " one of them auto.",
         )
     if n is None and product > total:
         yield Violation(
@@ -352,11 +353,21 @@ def _more_gpus(request: Request, text: str) -> str:
         size = max(largest.gpus, 8) if len(nodes) == 1 else largest.gpus
         return replace(cluster, nodes=(Node(size, largest.device, largest.host_memory),) * math.ceil(gpus / size))
 
-    gpus = cluster.num_gpus
+    @functools.cache
+    def fits(changed: Cluster) -> bool:
+        return search(replace(request, cluster=changed)) is not None
+
+    gpus = failed = cluster.num_gpus
     most = min(MOST_GPUS, 4 * gpus) if gpus >= 4 else 16
     while gpus < most:
         gpus = gpus + 1 if len(nodes) == 1 and gpus < 8 else gpus * 2
-        changed = with_gpus(gpus)
-        if search(replace(request, cluster=changed)) is not None:
-            return text.format(changed.num_gpus)
-    return ""
+        if fits(with_gpus(gpus)):
+            break
+        failed = gpus
+    else:
+        return ""
+    # More GPUs are never worse, so the fewest are between the last that failed and the first that is enough.
+    while gpus - failed > 1:
+        middle = (failed + gpus) // 2
+        failed, gpus = (failed, middle) if fits(with_gpus(middle)) else (middle, gpus)
+    return text.format(with_gpus(gpus).num_gpus)

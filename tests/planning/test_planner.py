@@ -250,3 +250,9 @@ def test_a_plan_with_a_gpu_twice_or_outside_of_its_nodes_is_refused():
         values["pools"][0]["gpus"] = wrong
         with pytest.raises(ConfigError, match=r"pools.0.gpus has GPU 0 of node"):
             load_plan(values)
+
+
+def test_a_number_of_gpus_that_the_cluster_lacks_is_not_proposed():
+    text = violations("cluster.gpus_per_node=2", "policy.num_gpus=2", "policy.tensor_parallel_size=4")
+    assert "is 4, which does not make up num_gpus=2" in text
+    assert "policy.num_gpus=4" not in text

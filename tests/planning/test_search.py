@@ -11,6 +11,7 @@ from gym_rm.planning.placement import Need, place
 from gym_rm.planning.plan import Role
 from gym_rm.planning.quantities import Basis, Quantity
 from gym_rm.planning.request import Choice
+from gym_rm.planning.rules import _more_gpus
 from gym_rm.planning.search import _Search, partitions, search, step_seconds
 from gym_rm.planning.times import Site, component_times
 from tests.planning.requests import NETWORK, cluster, component, device, grpo, scoring, workload
@@ -262,3 +263,11 @@ def test_fixed_numbers_are_kept_on_clusters_that_are_not_searched_exactly(number
     assert numbers.get("num_gpus", pool.place.num_gpus) == pool.place.num_gpus
     assert numbers.get("num_replicas", pool.choices[0].num_replicas) == pool.choices[0].num_replicas
     assert found.bound <= found.value
+
+
+def test_the_number_of_gpus_that_is_proposed_is_the_smallest_that_is_enough():
+    request = scoring(cluster(8, 8, 8), models=2, num_gpus=13)
+    request = replace(request, pools=(("rm0",), ("rm1",)))
+    assert search(request) is None
+    assert _more_gpus(request, "{} GPUs") == "32 GPUs"
+    assert search(replace(request, cluster=cluster(8, 8, 8, 8))) is not None
