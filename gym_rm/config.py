@@ -102,7 +102,7 @@ def load_config(
         ConfigError: the file cannot be read, or settings are invalid. The message lists all problems.
     """
     given = file if isinstance(file, Mapping) else _read(file) if file is not None else {}
-    values = _merge(_defaults(schema), copy.deepcopy(dict(given)))
+    values = _merge(_defaults(schema), _copied(given))
     problems = []
     for override in overrides:
         try:
@@ -258,6 +258,13 @@ def _defaults(schema: type[pydantic.BaseModel]) -> dict[str, Any]:
         elif inner := _model_in(field.annotation):
             values[name] = _defaults(inner)
     return values
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy in which no two places share a mapping or a list, as they do after a YAML alias."""
+    if isinstance(value, Mapping):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else copy.deepcopy(value)
 
 
 def _merge(base: Any, change: Any) -> Any:

@@ -119,7 +119,7 @@ def awake_options(component: Component, place: Place, request: Request, *, toget
 
 
 def options_of(
-    component: Component, place: Place, awake: Sequence[Awake], request: Request, *, alone: bool
+    component: Component, place: Place, awake: Sequence[Awake], request: Request, *, alone: bool, spans: bool = False
 ) -> list[Option]:
     """Return the options of a component; none is worse than another one in memory and in every phase.
 
@@ -127,6 +127,7 @@ def options_of(
         component, place, request: as in `awake_options`.
         awake: what that returned.
         alone: whether the component has the pool for itself, so that it never sleeps.
+        spans: whether the GPUs are in several nodes, where a smaller tensor-parallel group has more places.
     """
     found: list[Option] = []
     for sleeps in _sleeps(component, request, alone=alone):
@@ -142,7 +143,7 @@ def options_of(
             )
             host = each.resident * each.choice.num_gpus
             found.append(Option(replace(each.choice, sleeps=True), 0.0, peak, host, seconds))
-    return undominated(found)
+    return undominated(found, spans=spans)
 
 
 def option_seconds(
@@ -278,8 +279,11 @@ def _sleeps(component: Component, request: Request, *, alone: bool) -> tuple[boo
     return (False, True) if component.sleeps is None else (component.sleeps,)
 
 
-def undominated(options: Sequence[Option]) -> list[Option]:
-    """Return the options that no other one equals or beats in memory and in every phase, the fastest first."""
+def undominated(options: Sequence[Option], *, spans: bool = False) -> list[Option]:
+    """Return the options that no other one equals or beats in memory and in every phase, the fastest first.
+
+    In a pool of several nodes, only an option whose tensor-parallel groups fit wherever the other's do beats it.
+    """
     kept: list[Option] = []
     for option in sorted(options, key=lambda each: (sum(each.seconds), each.resident, each.extra, each.host)):
         worse = any(
@@ -287,6 +291,7 @@ def undominated(options: Sequence[Option]) -> list[Option]:
             and other.resident + other.extra <= option.resident + option.extra
             and other.extra <= option.extra
             and other.host <= option.host
+            and not (spans and option.choice.tensor_parallel_size % other.choice.tensor_parallel_size)
             and all(a <= b for a, b in zip(other.seconds, option.seconds, strict=True))
             for other in kept
         )

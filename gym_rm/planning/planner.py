@@ -163,6 +163,13 @@ def _mistakes(settings: PlanSettings) -> list[str]:
     priced = not isinstance(settings.cluster, str) and settings.cluster.price_per_gpu_hour is not None
     if settings.objective.goal == "cost" and not priced:
         found.append("objective.goal=cost needs cluster.price_per_gpu_hour, a price or one for each kind of GPU.")
+    if settings.generation.engine == "transformers":
+        found += [
+            f"generation.{name}={value}: generation by transformers has no GPUs of its own; remove it, or set "
+            "generation.engine=vllm."
+            for name in ("num_gpus", "tensor_parallel_size", "num_replicas")
+            if (value := getattr(settings.generation, name)) != "auto"
+        ]
     return found
 
 

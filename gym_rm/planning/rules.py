@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.hardware.devices import Cluster, Node
 from gym_rm.planning.options import Place as Pool
-from gym_rm.planning.options import awake_options, divisors_violated
+from gym_rm.planning.options import awake_options, divisors_violated, tensor_parallel_sizes
 from gym_rm.planning.plan import Role
 from gym_rm.planning.quantities import GIB, show_bytes, show_seconds
 from gym_rm.planning.request import Component, Request
@@ -50,7 +52,8 @@ def check(request: Request) -> list[Violation]:
         found += _tensor_parallel(component, node_gpus)
         found += _world_size(component, request)
         found += _batch(component, request)
-    return found + _groups(request) + list(_pools(request))
+    found += [*_own_weights(request), *_groups(request), *_pools(request)]
+    return found or list(_common_sizes(request))
 
 
 def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[Violation]:
@@ -161,6 +164,58 @@ def _groups(request: Request) -> list[Violation]:
             )
         )
     return found
+
+
+def _own_weights(request: Request) -> Iterator[Violation]:
+    """Say what a policy that generates with its own weights cannot have."""
+    if not any(each.engine == "transformers" for each in request.components):
+        return
+    for component in request.components:
+        for field in ("tensor_parallel_size", "fsdp_size"):
+            size = getattr(component, field) or 1
+            if component.role is Role.POLICY and size > 1:
+                yield Violation(
+                    f"{component.name}.{field}={size}: generation by transformers needs the whole weights on each GPU.",
+                    f"Set {component.name}.{field}=1, or generation.engine=vllm.",
+                )
+
+
+def _common_sizes(request: Request) -> Iterator[Violation]:
+    """Say where fixed numbers leave no size for a pool."""
+    possible = {each.name: _possible_sizes(each, request) for each in request.components}
+    for name, sizes in possible.items():
+        if not sizes:
+            yield Violation(
+                f"{name}: no number of GPUs up to {request.cluster.num_gpus} agrees with its fixed numbers.",
+                f"Leave one of {name}'s numbers auto.",
+            )
+    for group in request.pools or ():
+        common = functools.reduce(operator.and_, (possible[name] for name in group))
+        if all(possible[name] for name in group) and not common:
+            written = "; ".join(f"{name} can have {_listed(possible[name])}" for name in group)
+            yield Violation(
+                f"no number of GPUs agrees with all fixed numbers of the pool {', '.join(group)}: {written} GPUs.",
+                "List them in different pools, or leave a number auto.",
+            )
+
+
+def _possible_sizes(component: Component, request: Request) -> set[int]:
+    """Return the numbers of GPUs that agree with the fixed numbers of a component."""
+    node_gpus = max((node.gpus for node in request.cluster.nodes), default=0)
+    return {
+        size
+        for size in range(1, request.cluster.num_gpus + 1)
+        if component.num_gpus in (None, size)
+        for tp in tensor_parallel_sizes(component, node_gpus)
+        if size % tp == 0
+        and component.num_replicas in (None, size // tp)
+        and (size // tp) % (component.fsdp_size or 1) == 0
+    }
+
+
+def _listed(sizes: set[int]) -> str:
+    shown = sorted(sizes)
+    return ", ".join(map(str, shown[:6])) + (", ..." if len(shown) > 6 else "")
 
 
 def _pools(request: Request) -> Iterator[Violation]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gym_rm.planning.hardware.devices import Device
-from gym_rm.planning.options import PHASES, ZERO, Awake, Option, Place, awake_options, options_of
+from gym_rm.planning.options import PHASES, ZERO, Awake, Option, Place, awake_options, options_of, tensor_parallel_sizes
 from gym_rm.planning.placement import Need, place
 from gym_rm.planning.plan import Address, Phase, Role
 from gym_rm.planning.request import Choice, Request
@@ -110,7 +110,11 @@ class Found:
 def search(request: Request) -> Found | None:
     """Return the best plan, or None if none fits."""
     limit = max((_gpus_of(request, device) for device in request.cluster.devices), default=0)
-    sizes = list(range(1, limit + 1)) if limit <= EXACT_GPUS else coarse_sizes(limit)
+    sizes = (
+        list(range(1, limit + 1))
+        if limit <= EXACT_GPUS
+        else sorted({*coarse_sizes(limit), *fixed_sizes(request, limit)})
+    )
     run = _Search(request, sizes)
     found = run.best()
     if found is None or (limit <= EXACT_GPUS and not run.grouped):
@@ -128,6 +132,23 @@ def coarse_sizes(limit: int) -> list[int]:
         step = max(1 << (sizes[-1].bit_length() - 4), 2)
         sizes.append(sizes[-1] + step)
     return [size for size in sizes if size <= limit]
+
+
+def fixed_sizes(request: Request, limit: int) -> set[int]:
+    """Return the sizes of pools that the fixed numbers of a request need, up to a limit."""
+    node_gpus = max(node.gpus for node in request.cluster.nodes)
+    found = set()
+    for component in request.components:
+        if component.num_gpus is not None:
+            found.add(component.num_gpus)
+        for tp in tensor_parallel_sizes(component, node_gpus):
+            if component.num_replicas is not None:
+                found.add(tp * component.num_replicas)
+            # Each of the usual sizes, rounded down to whole groups.
+            unit = tp * (component.fsdp_size or 1)
+            if component.fsdp_size is not None or component.tensor_parallel_size is not None:
+                found |= {size // unit * unit for size in coarse_sizes(limit)}
+    return {size for size in found if 0 < size <= limit}
 
 
 def step_seconds(pools: Sequence[Seconds], *, asynchronous: bool) -> float:
@@ -252,11 +273,11 @@ class _Search:
         return awake_options(self.components[name], where, self.request, together=together)
 
     def _options(self, name: str, where: Place, together: bool, alone: bool) -> tuple[Option, ...]:
-        component = self.components[name]
+        component, spans = self.components[name], where.spans and not self.bound
         if not component.role.trains:  # only training and its weights go between nodes
             where, together = replace(where, spans=False), False
         awake = self.awake(name, where, together)
-        return tuple(options_of(component, where, awake, self.request, alone=alone))
+        return tuple(options_of(component, where, awake, self.request, alone=alone, spans=spans))
 
     def _candidates(self, group: tuple[str, ...]) -> list[Candidate]:
         """Return the places for a group of components that no other one of them beats."""

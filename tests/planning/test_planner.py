@@ -181,3 +181,43 @@ def test_pools_must_list_each_component_once():
     text = violations("pools=[[policy, generation], [rm, rm], [judge]]")
     for part in ("'judge' is no component", "'rm' is in more than one pool", "'reference' is in no pool"):
         assert part in text
+
+
+def test_an_override_of_one_model_leaves_another_with_the_same_yaml_alias(tmp_path):
+    file = tmp_path / "request.yaml"
+    file.write_text("policy: &m {model: Qwen/Qwen3-8B}\nreward_models: {rm: *m}\ncluster: {gpus_per_node: 8}\n")
+    found = plan(file, overrides=("policy.num_gpus=8", "policy.fsdp_size=8", "reward_models.rm.sleeps=false"))
+    assert found.component("policy").fsdp_size == 8
+
+
+def test_kinds_of_gpus_with_the_same_name_are_told_apart():
+    groups = [{"nodes": 1, "gpus_per_node": 1, "gpu": {"like": "h100_sxm", "memory": size}}
+              for size in ("10 GiB", "80 GiB")]  # fmt: skip
+    found = plan({**SCORING, "cluster": {"groups": groups}})
+    (pool,) = found.pools
+    assert [address.node for address in pool.gpus] == [1]
+    assert found.cluster == "1 x 1 h100_sxm changed + 1 x 1 h100_sxm changed 2"
+
+
+@pytest.mark.parametrize("change", ["policy.tensor_parallel_size=2", "policy.fsdp_size=4"])
+def test_a_policy_that_generates_with_its_own_weights_is_whole_on_each_gpu(change):
+    text = violations(change, "generation.engine=transformers")
+    assert f"{change}: generation by transformers needs the whole weights" in text
+    assert "components fit one by one" not in text
+
+
+def test_generation_on_the_policys_weights_has_no_numbers_of_its_own():
+    with pytest.raises(ConfigError, match=r"generation.num_gpus=2.*remove it"):
+        plan(GRPO, overrides=("generation.engine=transformers", "generation.num_gpus=2"))
+
+
+def test_fixed_numbers_of_a_pool_that_contradict_each_other_are_named():
+    models = {"a": {"model": "Qwen/Qwen3-8B", "num_replicas": 2}, "b": {"model": "Qwen/Qwen3-8B", "num_replicas": 3}}
+    with pytest.raises(Infeasible, match="a can have 2, 4, 8; b can have 3, 6 GPUs"):
+        plan({**SCORING, "reward_models": models, "pools": "together"})
+
+
+@pytest.mark.parametrize("change", ["cluster.nodes=1000000000000", "cluster.gpus_per_node=1000000000000"])
+def test_a_cluster_of_absurd_size_is_refused(change):
+    with pytest.raises(ConfigError, match=change):
+        plan(SCORING, overrides=(change,))

@@ -6,10 +6,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from gym_rm.planning.options import Place, awake_options, options_of
+from gym_rm.planning.options import Option, Place, awake_options, options_of, undominated
 from gym_rm.planning.placement import Need, place
 from gym_rm.planning.plan import Role
 from gym_rm.planning.quantities import Basis, Quantity
+from gym_rm.planning.request import Choice
 from gym_rm.planning.search import _Search, partitions, search, step_seconds
 from gym_rm.planning.times import Site, component_times
 from tests.planning.requests import NETWORK, cluster, component, device, grpo, scoring, workload
@@ -242,3 +243,22 @@ def test_more_replicas_are_never_slower():
         phases = component_times(rm, options[0].choice, workload(num_prompts=64), site)
         times.append(sum(clock.total for clock in phases.values()))
     assert times == sorted(times, reverse=True)
+
+
+def test_a_smaller_tensor_parallel_group_is_kept_in_a_pool_of_several_nodes():
+    """Two nodes of 3 GPUs have no place for three groups of 2, even if these are faster and smaller."""
+    slow = Option(Choice(tensor_parallel_size=1, num_replicas=6), 2.0, 2.0, 0.0, (2.0,))
+    fast = Option(Choice(tensor_parallel_size=2, num_replicas=3), 1.0, 1.0, 0.0, (1.0,))
+    assert undominated([slow, fast]) == [fast]
+    assert undominated([slow, fast], spans=True) == [fast, slow]
+    assert undominated([replace(slow, choice=replace(slow.choice, tensor_parallel_size=4)), fast], spans=True) == [fast]
+
+
+@pytest.mark.parametrize("numbers", [{"num_gpus": 57}, {"num_gpus": 100}, {"num_replicas": 17}])
+def test_fixed_numbers_are_kept_on_clusters_that_are_not_searched_exactly(numbers):
+    found = search(scoring(cluster(*(8,) * 16), **numbers))
+    assert found is not None
+    (pool,) = found.pools
+    assert numbers.get("num_gpus", pool.place.num_gpus) == pool.place.num_gpus
+    assert numbers.get("num_replicas", pool.choices[0].num_replicas) == pool.choices[0].num_replicas
+    assert found.bound <= found.value

@@ -19,6 +19,8 @@ from gym_rm.planning.settings import ClusterSettings, NodeSettings
 NETWORKS = {"a100_sxm": 25e9, "b200_sxm": 100e9, "b300_sxm": 100e9, "a30": 25e9}
 NETWORKS |= dict.fromkeys(("h100_sxm", "h100_pcie", "h200_sxm", "l40s", "rtx_pro_6000_server"), 50e9)
 ETHERNET = 3e9  # 25 Gbit/s
+MOST_GPUS = 100_000  # of a cluster
+MOST_NODE_GPUS = 1024  # of a node
 
 
 def read_cluster(settings: str | ClusterSettings) -> Cluster:
@@ -45,6 +47,12 @@ def read_cluster(settings: str | ClusterSettings) -> Cluster:
     host = None if settings.host_memory is None else parse_bytes("cluster.host_memory", settings.host_memory)
     nodes: list[Node] = []
     for group in groups:
+        if group.gpus_per_node > MOST_NODE_GPUS:
+            raise ConfigError(f"cluster.gpus_per_node={group.gpus_per_node} is more than {MOST_NODE_GPUS}.")
+        if group.nodes * group.gpus_per_node > MOST_GPUS:
+            raise ConfigError(
+                f"cluster.nodes={group.nodes} with {group.gpus_per_node} GPUs each is more than {MOST_GPUS:,} GPUs."
+            )
         device = _with_price(read_device(group.gpu), settings.price_per_gpu_hour)
         nodes += [Node(group.gpus_per_node, device, host)] * group.nodes
     return _cluster(nodes, network=settings.network, disk=settings.disk)
@@ -62,7 +70,16 @@ def _cluster(nodes: list[Node], *, network: float | None = None, disk: float | N
     reading = (
         Quantity(disk, Basis.FORMULA, "given") if disk is not None else assumed(2e9, "an NVMe disk; set cluster.disk")
     )
-    return Cluster(tuple(nodes), between, reading)
+    return Cluster(_told_apart(nodes), between, reading)
+
+
+def _told_apart(nodes: list[Node]) -> tuple[Node, ...]:
+    """Return the nodes with a name of its own for every kind of GPU: of equal names, the later ones get a number."""
+    names: dict[Device, str] = {}
+    for node in nodes:
+        same = [device for device in names if device.name == node.device.name and device != node.device]
+        names.setdefault(node.device, f"{node.device.name} {len(same) + 1}" if same else node.device.name)
+    return tuple(replace(node, device=replace(node.device, name=names[node.device])) for node in nodes)
 
 
 def _with_price(device: Device, prices: float | dict[str, float] | None) -> Device:
