@@ -314,7 +314,9 @@ class Plan:
     @property
     def gap(self) -> float:
         """By which share the plan can be worse than the best one: 0 if the search was exact."""
-        return 0.0 if self.value <= self.bound else self.value / self.bound - 1.0
+        if self.value <= self.bound:
+            return 0.0
+        return self.value / self.bound - 1.0 if self.bound > 0 else math.inf
 
     def component(self, name: str) -> ComponentPlan:
         """Return a component.

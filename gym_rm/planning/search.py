@@ -119,9 +119,10 @@ def search(request: Request) -> Found | None:
     found = run.best()
     if found is None or (limit <= EXACT_GPUS and not run.grouped):
         return found
+    bounds = _Search(request, sizes, bound=limit > EXACT_GPUS)
     if run.grouped:
-        return replace(found, bound=min(run.work_bound(), found.bound))
-    relaxed = _Search(request, sizes, bound=True).best()
+        return replace(found, bound=min(bounds.work_bound(), found.bound))
+    relaxed = bounds.best()
     return replace(found, bound=found.value if relaxed is None else min(relaxed.bound, found.value))
 
 
@@ -222,13 +223,11 @@ class _Search:
         )
 
     def work_bound(self) -> float:
-        """Return a bound for every way to divide the components into pools.
+        """Return a value that no way to divide the components into pools goes below.
 
         A phase takes at least as long as its slowest component on all GPUs, and at least the GPU-seconds of all its
-        components over the number of GPUs.
+        components over the number of GPUs. Money and GPUs are bounded by the GPU-seconds alone.
         """
-        if self.request.goal != "throughput":
-            return 0.0
         slowest, work = list(ZERO), list(ZERO)
         for name in self.components:
             alone = self.candidates((name,))
@@ -238,6 +237,11 @@ class _Search:
             work = list(map(operator.add, work, least))
         sync = PHASES.index(Phase.SYNC)  # takes less time where the policy and generation are in one pool
         slowest[sync] = work[sync] = 0.0
+        if self.request.goal == "cost":
+            price = min(device.price.value if device.price else 0.0 for device in self.budgets)
+            return sum(work) * price / 3600.0 / self.request.workload.conversations
+        if self.request.goal == "smallest":
+            return float(max(math.ceil(sum(work) / (self.request.step_seconds or math.inf) - 1e-9), 1))
         gpus = sum(self.budgets.values())
         if self.asynchronous:
             return max(max(slowest), sum(work) / gpus)

@@ -50,10 +50,9 @@ def summary(plan: Plan) -> Text:
 
 
 def _search(plan: Plan) -> str:
-    looked = f"of {plan.examined:,} placements that were compared, by {plan.objective}"
     if plan.gap <= 0:
-        return f"No placement is better ({looked})."
-    return f"The best {looked}; none can be better by more than {plan.gap:.1%}."
+        return f"No placement is better, by {plan.objective}: the search was exact."
+    return f"By {plan.objective}, no placement is better by more than {plan.gap:.1%}."
 
 
 def _assumed(plan: Plan) -> list[str]:

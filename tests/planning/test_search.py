@@ -225,8 +225,11 @@ def test_many_reward_models_are_planned_with_a_bound_on_the_gap():
 def test_a_bound_for_many_components_holds_for_few():
     for gpus in (1, 2, 4):
         request = grpo(cluster(gpus), critic=True)
-        run = _Search(request, range(1, gpus + 1))
-        assert run.work_bound() <= search(request).value * (1 + 1e-9)
+        for change in ({}, {"goal": "cost"}, {"goal": "smallest", "step_seconds": 20.0}):
+            asked = replace(request, **change)
+            run = _Search(asked, range(1, gpus + 1))
+            found = search(asked)
+            assert found is None or run.work_bound() <= found.value * (1 + 1e-9)
 
 
 def test_partitions_are_the_bell_numbers():

@@ -47,7 +47,7 @@ def test_the_summary_names_what_is_assumed():
 def test_the_summary_says_how_far_the_plan_can_be_from_the_best():
     assert "No placement is better" in summary(together()).plain
     bounded = together(bound=36.0)
-    assert "none can be better by more than 11.9%" in summary(bounded).plain
+    assert "no placement is better by more than 11.9%" in summary(bounded).plain
 
 
 def test_unused_gpus_are_said():

@@ -136,6 +136,9 @@ ADAPTED += ["deepseek_v3", "mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss", "phim
 def test_lora_has_the_parameters_of_peft(model_type):
     peft = pytest.importorskip("peft")
     config = config_of(model_type)
+    old = tuple(map(int, peft.__version__.split(".")[:2])) < (0, 19)
+    if old and model_type in ("deepseek_v3", "mixtral", "qwen3_moe"):
+        pytest.skip(f"peft {peft.__version__} does not adapt experts")
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
         adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
