@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from gym_rm.planning.hardware.devices import Device
 from gym_rm.planning.memory import component_memory
@@ -84,15 +84,24 @@ class Awake:
     seconds: tuple[float, ...]
 
 
-@functools.lru_cache(maxsize=65536)
-def _sizes(component: Component, choice: Choice, workload: Workload, device: Device) -> tuple[float, float, float]:
-    """Return bytes that are resident, that work takes, and of the largest instant."""
+Sizes: TypeAlias = tuple[float, float, float]
+"""Bytes that are resident, that work takes, and of the largest instant."""
+
+
+def _sizes(component: Component, choice: Choice, workload: Workload, device: Device) -> Sizes:
     memory = component_memory(component, choice, workload, device)
     largest = max((instant.bytes for _, instants in memory.phases for instant in instants), default=0.0)
     return sum(item.bytes for item in memory.resident), sum(item.bytes for item in memory.working), largest
 
 
-def awake_options(component: Component, place: Place, request: Request, *, together: bool) -> list[Awake]:
+def awake_options(
+    component: Component,
+    place: Place,
+    request: Request,
+    *,
+    together: bool,
+    known: dict[tuple[str, str, Choice], Sizes] | None = None,
+) -> list[Awake]:
     """Return the choices of a component in a pool that fit a GPU while nothing else is awake.
 
     Args:
@@ -100,7 +109,9 @@ def awake_options(component: Component, place: Place, request: Request, *, toget
         place: the pool's GPUs.
         request: for the work and the cluster.
         together: whether the policy and generation share the pool.
+        known: sizes of earlier calls; new ones are added.
     """
+    known = {} if known is None else known
     site = place.site(request)
     capacity = place.device.memory.value - place.device.reserved.value
     found: list[Awake] = []
@@ -108,9 +119,10 @@ def awake_options(component: Component, place: Place, request: Request, *, toget
         held = choice
         if not component.role.trains:  # replicas share nothing
             held = replace(choice, num_replicas=1)
-        elif place.bound:  # the memory of the largest pool, the time of the smallest
-            held = replace(choice, fsdp_size=max(place.num_gpus // choice.tensor_parallel_size, 1))
-        resident, working, largest = _sizes(component, held, request.workload, place.device)
+        key = (component.name, place.device.name, held)
+        if key not in known:
+            known[key] = _sizes(component, held, request.workload, place.device)
+        resident, working, largest = known[key]
         if working + largest > capacity:
             continue
         seconds = option_seconds(component, choice, request, site, together=together)
@@ -228,14 +240,14 @@ def _choices(component: Component, place: Place, request: Request) -> Iterator[C
 
 
 def _fsdp_sizes(component: Component, place: Place, tp: int, *, whole: bool) -> list[int]:
-    """Return the FSDP sizes: none, all groups of the pool, or the groups of one node."""
+    """Return the FSDP sizes: up to the groups of one node, and all groups of the pool."""
     groups = place.num_gpus // tp
     if not component.role.trains or whole:
         return [1]
     inside = max(place.node_gpus // tp, 1)
-    if place.bound:
-        return sorted({1, inside, max(place.smallest // tp, 1)})
-    sizes = {1, groups} | ({inside} if groups % inside == 0 else set())
+    if place.bound:  # the least memory; the time of gathers is left out
+        return [max(groups, 1)]
+    sizes = {groups} | {size for size in range(1, inside + 1) if groups % size == 0}
     if component.fsdp_size is not None:
         sizes = {component.fsdp_size} if groups % component.fsdp_size == 0 else set()
     return sorted(sizes)

@@ -19,10 +19,21 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gym_rm.planning.hardware.devices import Device
-from gym_rm.planning.options import PHASES, ZERO, Awake, Option, Place, awake_options, options_of, tensor_parallel_sizes
+from gym_rm.planning.options import (
+    PHASES,
+    ZERO,
+    Awake,
+    Option,
+    Place,
+    Sizes,
+    awake_options,
+    options_of,
+    tensor_parallel_sizes,
+)
 from gym_rm.planning.placement import Need, place
 from gym_rm.planning.plan import Address, Phase, Role
 from gym_rm.planning.request import Choice, Request
+from gym_rm.planning.times import sync_times
 
 EXACT_GPUS = 64
 MOST_COMPONENTS = 6  # more have too many partitions: reward models then stay in one pool
@@ -192,6 +203,7 @@ class _Search:
         self.incumbent: Found | None = None
         self.key: tuple[float, float] = (math.inf, math.inf)
         self.grouped = request.pools is None and len(request.components) > MOST_COMPONENTS
+        self.known: dict[tuple[str, str, Choice], Sizes] = {}
         self.awake = functools.cache(self._awake)
         self.options = functools.cache(self._options)
         self.candidates = functools.cache(self._candidates)
@@ -274,7 +286,22 @@ class _Search:
     # --- pools ---
 
     def _awake(self, name: str, where: Place, together: bool) -> list[Awake]:
-        return awake_options(self.components[name], where, self.request, together=together)
+        component = self.components[name]
+        if together and component.role is Role.POLICY:
+            return [self._synced(each, where) for each in self.awake(name, where, False)]
+        return awake_options(component, where, self.request, together=False, known=self.known)
+
+    def _synced(self, awake: Awake, where: Place) -> Awake:
+        """Return an option of the policy with the time in which its weights reach generation in the same pool."""
+        index = PHASES.index(Phase.SYNC)
+        if not awake.seconds[index]:
+            return awake
+        policy = next(each for each in self.components.values() if each.role is Role.POLICY)
+        clock = sync_times(
+            policy, awake.choice, where.site(self.request), together=True, nodes=len(self.request.cluster.nodes)
+        )
+        seconds = (*awake.seconds[:index], clock.total, *awake.seconds[index + 1 :])
+        return replace(awake, seconds=seconds)
 
     def _options(self, name: str, where: Place, together: bool, alone: bool) -> tuple[Option, ...]:
         component, spans = self.components[name], where.spans and not self.bound

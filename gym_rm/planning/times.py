@@ -338,6 +338,8 @@ def _log_probs(component: Component, choice: Choice, workload: Workload, site: S
 
 def _gathers(clock: Clock, component: Component, choice: Choice, site: Site, *, forwards: float) -> None:
     """Add what gathering weights takes longer than the work beside it: every forward gathers every layer once."""
+    if site.optimistic:
+        return
     ranks = choice.fsdp_size
     bandwidth = site.collective(ranks * choice.tensor_parallel_size)
     size = component.shape.parameters * component.bytes_per_parameter / choice.tensor_parallel_size
@@ -556,7 +558,8 @@ def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool,
     size = policy.shape.parameters * policy.bytes_per_parameter
     ranks = choice.fsdp_size * choice.tensor_parallel_size
     if together:
-        bandwidth = site.collective(ranks) if ranks > 1 else site.device.bandwidth
+        whole = ranks == 1 or site.optimistic
+        bandwidth = site.device.bandwidth if whole else site.collective(ranks)
         text = "weights gathered on the GPUs of the policy"
     else:
         bandwidth = site.network if nodes > 1 else site.device.link
