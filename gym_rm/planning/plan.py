@@ -394,13 +394,16 @@ def _problem(plan: Plan) -> str | None:
     """Return what no plan has, such as after a change by hand, with its line; None if there is nothing."""
     if not (math.isfinite(plan.step_seconds) and plan.step_seconds > 0):
         return f"step_seconds must be a finite number above 0, got {plan.step_seconds}"
+    if not plan.times or not plan.phase_seconds:
+        return f"{'phase_seconds' if plan.times else 'times'} is empty"
     if plan.conversations < 1:
         return f"conversations must be at least 1, got {plan.conversations}"
     taken: set[Address] = set()
     for number, pool in enumerate(plan.pools):
         where = f"pools.{number}"
-        if not pool.gpus or not pool.components:
-            return f"{where} has no {'components' if pool.gpus else 'gpus'}"
+        for field in ("gpus", "components", "memory"):
+            if not getattr(pool, field):
+                return f"{where}.{field} is empty"
         for address in pool.gpus:
             if not (0 <= address.node < len(plan.nodes) and 0 <= address.gpu < plan.nodes[address.node]):
                 return f"{where}.gpus has GPU {address.gpu} of node {address.node}, but nodes is {list(plan.nodes)}"

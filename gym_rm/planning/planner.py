@@ -15,7 +15,7 @@ from gym_rm.planning.model.loading import ModelShape, load_shape
 from gym_rm.planning.plan import Plan, Role
 from gym_rm.planning.quantities import Basis
 from gym_rm.planning.request import Component, Request, Workload
-from gym_rm.planning.rules import Infeasible, Violation, check, explain
+from gym_rm.planning.rules import Infeasible, Violation, check, explain, memory_of_others
 from gym_rm.planning.search import search
 from gym_rm.planning.settings import (
     GenerationSettings,
@@ -53,7 +53,7 @@ def plan(source: Source, *, overrides: tuple[str, ...] = ()) -> Plan:
 def plan_request(request: Request) -> Plan:
     """Return the best plan for a request that was read."""
     if violations := check(request):
-        raise Infeasible(violations, name=request.name)
+        raise Infeasible([*violations, *memory_of_others(request, violations)], name=request.name)
     found = search(request)
     if found is None:
         raise explain(request)

@@ -262,11 +262,21 @@ def explain(request: Request) -> Infeasible:
             )
     if host := _host_memory(request):
         return Infeasible([host], name=request.name)
-    found = [each for component in request.components for each in _memory(component, request)]
-    if not found:
-        free = replace(request, goal="throughput")
-        found = [Violation("the components fit one by one, but not together.", _change(free))]
-    return Infeasible(found, name=request.name)
+    free = replace(request, goal="throughput")
+    change = _change(free)
+    found = [Violation(text, change) for component in request.components for text, _ in _too_large(component, request)]
+    return Infeasible(
+        found or [Violation("the components fit one by one, but not together.", change)], name=request.name
+    )
+
+
+def memory_of_others(request: Request, violations: Sequence[Violation]) -> Iterator[Violation]:
+    """Say which of the components that break no rule are too large for the cluster."""
+    for component in request.components:
+        if not any(each.text.startswith((f"{component.name}.", f"{component.name}:")) for each in violations):
+            for text, needed in _too_large(component, request):
+                size = math.ceil(needed / GIB)
+                yield Violation(text, f"Use GPUs with {size} GiB, or a smaller dtype, LoRA, or shorter texts.")
 
 
 def _host_memory(request: Request) -> Violation | None:
@@ -288,11 +298,11 @@ def _host_memory(request: Request) -> Violation | None:
     )
 
 
-def _memory(component: Component, request: Request) -> Iterator[Violation]:
-    """Say by how much a component alone is too large for the cluster."""
+def _too_large(component: Component, request: Request) -> Iterator[tuple[str, float]]:
+    """Yield by how much a component alone is too large for the cluster, and the bytes that a GPU would need."""
     alone = [(device, sum(node.gpus for node in request.cluster.nodes if node.device == device))
              for device in request.cluster.devices]  # fmt: skip
-    shortest = math.inf
+    shortest, least = math.inf, math.inf
     for device, gpus in alone:
         node_gpus = max(node.gpus for node in request.cluster.nodes if node.device == device)
         large = device.with_quantities({"memory": replace(device.memory, value=MOST_MEMORY)})
@@ -301,13 +311,12 @@ def _memory(component: Component, request: Request) -> Iterator[Violation]:
             place = Pool(large, size, node_gpus, size > node_gpus)
             for option in awake_options(component, place, request, together=True):
                 needed = option.working + option.largest + device.reserved.value
-                shortest = min(shortest, needed - device.memory.value)
+                shortest, least = min((shortest, least), (needed - device.memory.value, needed))
     if 0 < shortest < math.inf:
-        only = replace(request, goal="throughput")
-        yield Violation(
+        yield (
             f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does not "
             f"fit: divided as well as it can be, each GPU is {show_bytes(shortest)} short.",
-            _change(only),
+            least,
         )
 
 

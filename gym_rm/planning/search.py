@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from gym_rm.errors import ConfigError
 from gym_rm.planning.hardware.devices import Device
 from gym_rm.planning.options import (
     PHASES,
@@ -203,6 +204,7 @@ class _Search:
         self.incumbent: Found | None = None
         self.key: tuple[float, float] = (math.inf, math.inf)
         self.grouped = request.pools is None and len(request.components) > MOST_COMPONENTS
+        self.hosts = sum(math.inf if node.host_memory is None else node.host_memory for node in request.cluster.nodes)
         self.known: dict[tuple[str, str, Choice], Sizes] = {}
         self.awake = functools.cache(self._awake)
         self.options = functools.cache(self._options)
@@ -221,9 +223,14 @@ class _Search:
         for lower, _, candidates in roots:
             if lower < self.key:
                 self._descend(candidates, [], dict(self.budgets))
-        if self.incumbent is None:
-            return None
         cut = self.examined >= MOST_NODES
+        if self.incumbent is None:
+            if cut:
+                raise ConfigError(
+                    f"{self.request.name}: no plan among the first {MOST_NODES:,} combinations; fix some, such as "
+                    "pools, sleeps or tensor_parallel_size."
+                )
+            return None
         value = min(roots[0][0][0], self.incumbent.value) if cut else self.incumbent.value
         return Found(
             self.incumbent.pools,
@@ -390,7 +397,7 @@ class _Search:
         branches.sort(key=lambda branch: branch[0])
         for lower, pool in branches:
             self.examined += 1
-            if lower >= self.key or self.examined >= MOST_NODES:
+            if lower >= self.key or math.isinf(lower[0]) or self.examined >= MOST_NODES:
                 return
             device = pool.place.device
             self._descend(rest, [*chosen, pool], {**budgets, device: budgets[device] - pool.least})
@@ -407,6 +414,8 @@ class _Search:
 
         def bound(state: _State) -> tuple[float, float]:
             """Return a key that no completion of the state has a smaller one than."""
+            if state.host > self.hosts:
+                return (math.inf, math.inf)
             vectors, rest = list(state.seconds), list(state.resident)
             left = work[len(state.chosen) :]
             for each in left:
@@ -422,7 +431,7 @@ class _Search:
 
         def go(state: _State, lower: tuple[float, float]) -> None:
             self.examined += 1
-            if lower >= self.key or self.examined >= MOST_NODES:
+            if lower >= self.key or math.isinf(lower[0]) or self.examined >= MOST_NODES:
                 return
             depth = len(state.chosen)
             if depth == len(work):
@@ -439,7 +448,7 @@ class _Search:
                 go(each, key)
 
         zeros = (0.0,) * len(pools)
-        start = _State((), (ZERO,) * len(pools), zeros, zeros)
+        start = _State((), (ZERO,) * len(pools), zeros, zeros, 0.0)
         go(start, bound(start))
 
     def _keep(self, pools: Sequence[Candidate], work: Sequence[_Work], state: _State) -> None:
@@ -488,6 +497,7 @@ class _State:
     seconds: tuple[Seconds, ...]
     resident: tuple[float, ...]
     extra: tuple[float, ...]
+    host: float
 
     def plus(self, work: _Work, index: int) -> _State:
         """Return the state after one more choice."""
@@ -497,6 +507,7 @@ class _State:
             _changed(self.seconds, pool, tuple(map(operator.add, self.seconds[pool], option.seconds))),
             _changed(self.resident, pool, self.resident[pool] + option.resident),
             _changed(self.extra, pool, max(self.extra[pool], option.extra)),
+            self.host + option.host,
         )
 
 

@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from gym_rm import checks
-from gym_rm.config import Config, Flag, NonNegativeInt, PositiveInt, one_of
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, one_of
 from gym_rm.errors import ConfigError
 
 
@@ -59,9 +59,9 @@ class ClusterSettings(Config):
     `like`, `memory`, `flops` and `bandwidth` are needed."""
     groups: tuple[NodeSettings, ...] = ()
     """For nodes of several kinds; `nodes`, `gpus_per_node` and `gpu` are then not used."""
-    network: float | None = Field(default=None, gt=0)
+    network: Finite | None = Field(default=None, gt=0)
     """Bytes/s from one GPU to other nodes, in one direction. null for that of the GPU's kind in NVIDIA's table."""
-    disk: float | None = Field(default=None, gt=0)
+    disk: Finite | None = Field(default=None, gt=0)
     """Bytes/s at which a node reads weights. null for 2e9."""
     host_memory: str | float | None = None
     """Memory of each node, such as `1 TiB`, for models that sleep. null if it is enough."""

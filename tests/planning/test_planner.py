@@ -172,6 +172,12 @@ def test_the_missing_memory_and_the_smallest_change_are_named():
         plan({**GRPO, "cluster": {"gpu": {"like": "l4", "memory": f"{size - 1} GiB"}}})
 
 
+def test_memory_is_named_beside_other_rules():
+    text = violations("cluster.gpus_per_node=1", "cluster.gpu=l4", "workload.group_size=1")
+    assert "group_size=1" in text
+    assert "GiB short" in text
+
+
 def test_a_step_time_out_of_reach_names_the_fastest():
     text = violations("objective.goal=smallest", "objective.step_seconds=0.5")
     assert "the fastest plan" in text

@@ -215,6 +215,21 @@ def test_mixed_kinds_of_gpus_are_used_apart():
         assert {hardware.nodes[address.node].device for address in addresses} == {pool.place.device}
 
 
+def test_weights_are_divided_over_a_part_of_the_pool_where_links_are_slow():
+    training = component(Role.REWARD_TRAINING, size=2.0, gradient_checkpointing=True)
+    slow = device(memory=44, kind="l40s")
+    hardware = cluster(8)
+    hardware = replace(hardware, nodes=(replace(hardware.nodes[0], device=slow),))
+    request = replace(grpo(hardware), components=(training,), workload=workload(num_prompts=128))
+    found = search(request)
+    steps = {
+        size: search(replace(request, components=(replace(training, fsdp_size=size),))).step_seconds
+        for size in (1, 2, 4, 8)
+    }
+    assert found.pools[0].choices[0].fsdp_size == min(steps, key=steps.get)
+    assert 1 < found.pools[0].choices[0].fsdp_size < 8
+
+
 def test_many_reward_models_are_planned_with_a_bound_on_the_gap():
     models = tuple(component(Role.REWARD_MODEL, name=f"rm{index}") for index in range(6))
     request = grpo(cluster(8))

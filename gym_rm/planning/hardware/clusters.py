@@ -122,6 +122,11 @@ def read_device(gpu: str | Mapping[str, Any]) -> Device:
         for key, value in gpu.items()
         if key in QUANTITIES
     }
+    for key in ("matmul", "attention", "streaming", "decoding"):
+        if numbers.get(key, 0.0) > 1.0:
+            raise ConfigError(f"cluster.gpu.{key} is a share of the peak, at most 1; got {numbers[key]:g}.")
+    if not isinstance(gpu.get("name", ""), str):
+        raise ConfigError(f"cluster.gpu.name must be a text, got {gpu['name']!r}.")
     if "like" in gpu:
         base = read_device(str(gpu["like"]))
     elif missing := [key for key in ("memory", "flops", "bandwidth") if key not in numbers]:
