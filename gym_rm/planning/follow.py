@@ -11,6 +11,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import ComponentPlan, Plan, Role, load_plan
 from gym_rm.planning.request import BYTES
 
+SIZES_OF = "sizes of "  # how the model of a component is called that was given by its sizes
 PlanSource = Plan | Mapping[str, Any] | str | os.PathLike[str]
 
 
@@ -90,7 +91,20 @@ def follow_scoring(
     dtype = str(options.get("dtype", component.dtype)).removeprefix("torch.")
     if BYTES.get(dtype, 0.0) > BYTES[component.dtype]:
         raise ConfigError(f"dtype={dtype!r} exceeds the plan: {lines.of(component, 'dtype')}.")
-    return component.model if reward_model is None else reward_model, {**planned, **options}
+    return _loadable(component) if reward_model is None else reward_model, {**planned, **options}
+
+
+def _loadable(component: ComponentPlan) -> str:
+    """Return the folder or hub id of a component.
+
+    Raises:
+        ConfigError: the plan was made from sizes alone.
+    """
+    if component.model.startswith(SIZES_OF):
+        raise ConfigError(
+            f"the plan has only sizes for {component.name}; pass its folder or hub id (reward_model or policy.model)."
+        )
+    return component.model
 
 
 def _reward_model(lines: Lines) -> ComponentPlan:
@@ -116,7 +130,7 @@ class TrainingLimits:
         micro_batch_size: conversations in one forward and backward.
         rollout_batch_size: conversations that are generated at a time.
         reference: whether there is room for a copy of the policy.
-        policy: folder or hub id of the policy.
+        component: the policy.
         lines: the plan, for messages.
     """
 
@@ -125,8 +139,13 @@ class TrainingLimits:
     micro_batch_size: int
     rollout_batch_size: int
     reference: bool
-    policy: str
+    component: ComponentPlan
     lines: Lines
+
+    @property
+    def policy(self) -> str:
+        """Folder or hub id of the policy. Raises ConfigError if the plan has only sizes."""
+        return _loadable(self.component)
 
     def require(self, name: str, value: int, limit: int, line: str) -> None:
         """Raise ConfigError if a setting exceeds a limit of the plan."""
@@ -176,6 +195,6 @@ def training_limits(source: PlanSource, *, dtype: str, gradient_checkpointing: b
         micro_batch_size=max(policy.max_num_batched_tokens // longest, 1),
         rollout_batch_size=generation.max_num_seqs or lines.plan.conversations,
         reference=Role.REFERENCE in components,
-        policy=policy.model,
+        component=policy,
         lines=lines,
     )

@@ -113,7 +113,8 @@ def awake_options(
     """
     known = {} if known is None else known
     site = place.site(request)
-    capacity = place.device.memory.value - place.device.reserved.value
+    share = component.gpu_memory_utilization if component.engine == "vllm" else 1.0
+    capacity = share * place.device.memory.value - place.device.reserved.value
     found: list[Awake] = []
     for choice in _choices(component, place, request):
         held = choice
@@ -221,6 +222,7 @@ def divisors_violated(component: Component, size: int) -> list[tuple[str, int]]:
 def _choices(component: Component, place: Place, request: Request) -> Iterator[Choice]:
     """Yield the ways to divide a component over the GPUs of its pool, all awake."""
     work, n = request.workload, place.num_gpus
+    most = work.conversations // work.updates_per_step if component.role.trains else work.conversations
     whole = component.role is Role.POLICY and generation_of(request).engine == "transformers"
     for tp in tensor_parallel_sizes(component, place.node_gpus):
         if (whole and tp > 1) or tp > n or (n % tp and not place.bound):
@@ -228,6 +230,8 @@ def _choices(component: Component, place: Place, request: Request) -> Iterator[C
         for fsdp in _fsdp_sizes(component, place, tp, whole=whole):
             replicas: float = n / (tp * fsdp) if place.bound else n // (tp * fsdp)
             if not place.bound and component.num_replicas not in (None, replicas):
+                continue
+            if not place.bound and replicas * fsdp > most:
                 continue
             base = Choice(tensor_parallel_size=tp, fsdp_size=fsdp, num_replicas=replicas)
             if component.role.trains:

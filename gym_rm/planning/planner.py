@@ -10,6 +10,7 @@ from typing import Any
 from gym_rm.config import load_config, parse_settings
 from gym_rm.errors import ConfigError
 from gym_rm.planning.estimate import make_plan
+from gym_rm.planning.follow import SIZES_OF
 from gym_rm.planning.hardware.clusters import read_cluster
 from gym_rm.planning.model.loading import ModelShape, load_shape
 from gym_rm.planning.plan import Plan, Role
@@ -96,7 +97,7 @@ def read_request(settings: PlanSettings) -> Request:
     for name, model, labels in _models(settings):
         shape = tried(load_shape, model.model, model.config, num_labels=labels, name=name)
         if shape is not None:
-            shapes[name] = replace(shape, name=model.model or f"sizes of {name}")
+            shapes[name] = replace(shape, name=model.model or f"{SIZES_OF}{name}")
     work = tried(_workload, settings)
     problems += _mistakes(settings)
     if problems:

@@ -109,9 +109,10 @@ def _world_size(component: Component, request: Request) -> Iterator[Violation]:
 def _batch(component: Component, request: Request) -> Iterator[Violation]:
     work, name = request.workload, component.name
     if component.role.trains and component.num_gpus is not None:
-        ranks = component.num_gpus // (component.tensor_parallel_size or 1)
+        node_gpus = max((node.gpus for node in request.cluster.nodes), default=1)
+        ranks = component.num_gpus // max(tensor_parallel_sizes(component, node_gpus), default=1)
         rows = work.conversations // work.updates_per_step
-        if component.tensor_parallel_size is not None and rows < ranks:
+        if rows < ranks:
             yield Violation(
                 f"{name}: {rows} conversations of an update are fewer than its {ranks} data-parallel ranks.",
                 f"Set workload.num_prompts={math.ceil(ranks * work.updates_per_step / work.group_size)}, or take fewer "

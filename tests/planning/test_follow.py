@@ -66,6 +66,11 @@ def test_what_exceeds_a_plan_names_its_line(scoring_plan, options, line):
     assert "plan.json" in str(error.value)
 
 
+def test_a_plan_of_sizes_alone_asks_for_the_model(scoring_plan):
+    with pytest.raises(ConfigError, match="only sizes for rm"):
+        follow_scoring(scoring_plan, None, {}, conversations=8)
+
+
 def test_more_environments_than_conversations_exceed_a_plan(scoring_plan):
     with pytest.raises(ConfigError, match=r"num_envs=16 exceeds the plan: .*conversations is 8"):
         gym.make_vec("gym_rm:RewardModel-v0", num_envs=16, plan=str(scoring_plan))

@@ -59,6 +59,18 @@ def test_a_model_that_sleeps_has_no_bytes_while_others_work():
     assert any(time.phase is Phase.WAKE and time.component == "rm" for time in found.times)
 
 
+def test_an_engine_fills_no_more_than_its_share_of_the_memory():
+    for share in (0.3, 0.6):
+        found = plan(GRPO, overrides=(f"generation.gpu_memory_utilization={share}", "pools=apart"))
+        assert found.pool_of("generation").peak <= share * found.pool_of("generation").gpu_memory
+
+
+def test_no_rank_of_training_is_without_a_conversation():
+    found = plan(GRPO, overrides=("workload.num_prompts=1", "workload.group_size=3"))
+    policy = found.component("policy")
+    assert policy.fsdp_size * policy.num_replicas <= 3
+
+
 def test_fixed_numbers_are_kept():
     found = plan(GRPO, overrides=("policy.num_gpus=4", "reward_models.rm.num_gpus=2", "generation.num_gpus=2",
                                   "reference={num_gpus: 4}", "generation.tensor_parallel_size=2"))  # fmt: skip
