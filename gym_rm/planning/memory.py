@@ -49,7 +49,7 @@ class ComponentMemory:
 
 def component_memory(component: Component, choice: Choice, workload: Workload, device: Device) -> ComponentMemory:
     """Return what a component takes of each GPU. `device.reserved` is not in it, because components share it."""
-    view = _View(component, choice, workload, device.name.startswith("cpu"))
+    view = _View(component, choice, workload, device.is_cpu)
     if component.role is Role.GENERATION:
         return view.generation()
     if component.role.trains:

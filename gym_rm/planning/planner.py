@@ -104,7 +104,7 @@ def read_request(settings: PlanSettings) -> Request:
         raise ConfigError("\n  ".join([f"{settings.name}: {len(problems)} problems in the request:", *problems])
                           if len(problems) > 1 else problems[0])  # fmt: skip
     workload, row_notes = work
-    components = tuple(_components(settings, shapes, on_cpu=all(d.name.startswith("cpu") for d in cluster.devices)))
+    components = tuple(_components(settings, shapes, on_cpu=all(device.is_cpu for device in cluster.devices)))
     notes = tuple(
         dict.fromkeys(
             [

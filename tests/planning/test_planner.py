@@ -71,6 +71,13 @@ def test_no_rank_of_training_is_without_a_conversation():
     assert policy.fsdp_size * policy.num_replicas <= 3
 
 
+def test_a_cpu_by_another_name_has_the_memory_of_a_cpu():
+    request = {"reward_models": {"rm": {"model": "Qwen/Qwen3-0.6B", "dtype": "float32"}}}
+    table, own = (plan({**request, "cluster": {"gpu": gpu}}) for gpu in ("cpu", {"like": "cpu", "name": "here"}))
+    assert own.pools[0].memory == table.pools[0].memory
+    assert any(item.name == "libraries" for item in own.pools[0].memory[0].persistent)
+
+
 def test_fixed_numbers_are_kept():
     found = plan(GRPO, overrides=("policy.num_gpus=4", "reward_models.rm.num_gpus=2", "generation.num_gpus=2",
                                   "reference={num_gpus: 4}", "generation.tensor_parallel_size=2"))  # fmt: skip

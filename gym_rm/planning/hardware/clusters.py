@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -185,7 +186,7 @@ def kind_from_name(name: str, memory: float) -> Device:
 
 
 def _with_memory(device: Device, memory: float) -> Device:
-    return device.with_quantities({"memory": Quantity(memory, Basis.MEASURED, "the driver")})
+    return device.with_quantities({"memory": Quantity(memory, Basis.MEASURED, "what the machine says")})
 
 
 def _torch_cluster() -> Cluster:
@@ -195,7 +196,8 @@ def _torch_cluster() -> Cluster:
     if not torch.cuda.is_available():
         from gym_rm.planning.hardware.calibrate import stored_device
 
-        return _cluster([Node(1, stored_device() or device_of_kind("cpu"))])
+        memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        return _cluster([Node(1, stored_device() or _with_memory(device_of_kind("cpu"), memory))])
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     kinds = {kind_from_name(each.name, float(each.total_memory)) for each in devices}
     return _cluster([Node(sum(kind_from_name(each.name, float(each.total_memory)) == kind for each in devices), kind)

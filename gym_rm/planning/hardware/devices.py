@@ -318,7 +318,7 @@ CPU = Device(
     all_reduce=((2, assumed(1e9, "gloo between processes")),),
     latency=((2, assumed(1e-4, "gloo between processes")),),
     launch=assumed(5e-6, "an operation of torch from Python"),
-    reserved=assumed(0.35 * GIB, "Python with torch and transformers"),
+    reserved=assumed(2.0 * GIB, "Python with torch and transformers 0.35 GiB, the rest for the system"),
     is_cpu=True,
 )
 
