@@ -108,14 +108,20 @@ def _between(table: tuple[tuple[int, Quantity], ...], at: float, *, proportional
     """
     first, last = table[0], table[-1]
     if at <= first[0]:
-        share = max(at, 1e-9) / first[0] if proportional else 1.0
-        return Quantity(first[1].value * share, first[1].basis, first[1].source)
+        if proportional or at == first[0]:
+            return Quantity(first[1].value * max(at, 1e-9) / first[0], first[1].basis, first[1].source)
+        return _outside(*first)
     for (low, below), (high, above) in itertools.pairwise(table):
         if at <= high:
             place = math.log(at / low) / math.log(high / low)
             value = math.exp((1 - place) * math.log(below.value) + place * math.log(above.value))
             return Quantity(value, weakest((below.basis, above.basis)), above.source)
-    return last[1]
+    return _outside(*last)
+
+
+def _outside(point: float, value: Quantity) -> Quantity:
+    """Return the value at the end of a table for what lies beyond it."""
+    return assumed(value.value, f"{value.source}; beyond {point:,}, where the table ends, the same")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from gym_rm.planning.exports import ray_bundles
+from gym_rm.planning.hardware.clusters import read_cluster
 from tests.planning.plans import component, plan_of, pool
 
 ray = pytest.importorskip("ray")
@@ -14,10 +15,10 @@ from ray.util.placement_group import placement_group, remove_placement_group  # 
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two nodes with 4 GPUs each."""
-    head = {"num_cpus": 4, "num_gpus": 4, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=4, num_gpus=4)
+    """Two nodes with 4 GPUs each, whose kind Ray names as it does for real ones."""
+    node = {"num_cpus": 4, "num_gpus": 4, "resources": {"accelerator_type:H100": 1}}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(**node)
     ray.init(address=cluster.address, log_to_driver=False)
     yield cluster
     ray.shutdown()
@@ -30,6 +31,12 @@ def groups_of(plan):
     yield groups
     for group in groups:
         remove_placement_group(group)
+
+
+def test_the_hardware_is_read_from_a_running_ray(cluster):
+    found = read_cluster("ray")
+    assert found.text == "2 x 4 h100_sxm"
+    assert all(node.host_memory > 0 for node in found.nodes)
 
 
 def test_ray_makes_the_groups_of_a_plan_each_on_one_node(cluster):
