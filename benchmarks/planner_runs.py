@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import accelerate
-import peft
 import torch
 import transformers
 import workloads
@@ -25,7 +24,7 @@ import gym_rm
 from gym_rm.training.losses import bradley_terry
 
 ROOT = Path(__file__).parents[1]
-__all__ = ["Marks", "accelerate", "make_model", "measure", "peft"]
+__all__ = ["Marks", "accelerate", "make_model", "measure"]
 
 
 @dataclass
@@ -188,6 +187,8 @@ def _train(values: dict[str, Any], marks: Marks) -> None:
     if values.get("checkpointing"):
         model.gradient_checkpointing_enable()
     if rank := values.get("lora"):
+        import peft  # an extra, which the other runs do not need
+
         if values.get("checkpointing"):
             model.enable_input_require_grads()
         model = peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules="all-linear", task_type="SEQ_CLS"))
