@@ -372,7 +372,8 @@ class _View:
         size = max(70.0 * MIB, 2.0 * tokens * queries * VLLM_ACTIVATIONS[kind][place])
         step = self.item("activations", size, "AIConfigurator 0.12, _get_memory_usage of vLLM", Basis.TABLE)
         instants = (Instant("prefill", (step,)), Instant("decode", (step,)))
-        return ComponentMemory((weights,), (weights, cache, *self.shared("generation")), ((Phase.GENERATE, instants),))
+        stays = (weights, cache, *self.shared("generation"))  # an engine that is awake keeps its cache
+        return ComponentMemory(stays, stays, ((Phase.GENERATE, instants),))
 
     def decode(self, seqs: int) -> tuple[Instant, ...]:
         """Return the instants of transformers' `generate`, on the policy's weights."""

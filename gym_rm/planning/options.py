@@ -154,7 +154,8 @@ def options_of(
                 value + (waking if phase is Phase.WAKE else 0.0)
                 for phase, value in zip(PHASES, each.seconds, strict=True)
             )
-            host = each.resident * each.choice.num_gpus
+            # Generation gets its weights from the policy, and its cache is dropped.
+            host = 0.0 if component.role is Role.GENERATION else each.resident * each.choice.num_gpus
             found.append(Option(replace(each.choice, sleeps=True), 0.0, peak, host, seconds))
     return undominated(found, spans=spans)
 

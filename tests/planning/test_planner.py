@@ -78,6 +78,14 @@ def test_a_cpu_by_another_name_has_the_memory_of_a_cpu():
     assert any(item.name == "libraries" for item in own.pools[0].memory[0].persistent)
 
 
+def test_an_engine_that_is_awake_keeps_its_cache_while_others_work():
+    for sleeps in ("true", "false"):
+        found = plan(GRPO, overrides=("pools=together", f"generation.sleeps={sleeps}"))
+        for memory in found.pools[0].memory:
+            cached = any(item.name == "kv_cache" for item in memory.persistent)
+            assert cached == (memory.component == "generation" or sleeps == "false")
+
+
 def test_fixed_numbers_are_kept():
     found = plan(GRPO, overrides=("policy.num_gpus=4", "reward_models.rm.num_gpus=2", "generation.num_gpus=2",
                                   "reference={num_gpus: 4}", "generation.tensor_parallel_size=2"))  # fmt: skip
