@@ -1,0 +1,285 @@
+"""What runs inside?
+
+Loaded by the sandboxed interpreter, beside `values` and `launcher`. The model's code shares this process and may change
+everything here: whatever is said over the pipe is a claim of that code, and the parent treats it so.
+"""
+
+from __future__ import annotations
+
+import _ast
+import io
+import os
+import sys
+
+from gym_rm.sandbox.launcher import restrict
+from gym_rm.sandbox.values import CrossingError, Remote, decode, encode
+
+TYPE_CHECKING = False  # the import of typing would take a third of the start
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+NONCE_BYTES = 16
+SETTINGS_LIMIT = 1 << 20
+MEMORY_EXIT = 86
+MAX_MESSAGE = 2000
+FILE = "<code>"
+AST_ONLY = 0x400  # ast.PyCF_ONLY_AST, without the import of ast
+FORBIDDEN_ERRNOS = (1, 13, 30)  # EPERM, EACCES, EROFS
+
+
+class HostError(Exception):
+    """Failure of a call of the host whose exception is no builtin."""
+
+
+class Guest:
+    """Namespace of one session, and the loop that answers its requests."""
+
+    def __init__(self, requests: int, replies: int) -> None:
+        self.requests = requests
+        self.replies = replies
+        self.nonce = b""
+        self.limit = SETTINGS_LIMIT
+        self.objects: dict[int, object] = {}
+        self.first = int.from_bytes(os.urandom(6), "big") << 15  # handles of two sessions are never equal
+        self.input = -1
+        self.module = type(sys)("__main__")
+        self.module.__dict__["__builtins__"] = __builtins__
+        vars(sys.modules["builtins"]).update(exit=sys.exit, quit=sys.exit)  # as the module site does
+        self.recursion = sys.getrecursionlimit()
+        self.stdout, self.stderr = sys.stdout, sys.stderr
+
+    def serve(self) -> None:
+        """Answer requests until the pipe is closed. The interpreter never ends in another way than `os._exit`."""
+        try:
+            settings = self.receive()
+            self.input = open_input()
+            applied = restrict(settings)
+            if settings["paths"]:
+                sys.path += settings["paths"]
+                os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # each takes address space
+            self.limit = settings["reply_bytes"]
+            self.first = settings.get("first_handle", self.first)
+            sys.modules["__main__"] = self.module
+            self.send(("ready", applied))
+            while True:
+                self.answer(*self.receive())
+        except EOFError:
+            os._exit(0)
+        except MemoryError:
+            os._exit(MEMORY_EXIT)
+        except BaseException as error:
+            if not self.nonce or self.limit == SETTINGS_LIMIT:  # before the model's code: a fault of ours
+                os.write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:MAX_MESSAGE])
+            os._exit(87)
+
+    def receive(self, resolve: Callable[[Remote], object] | None = None) -> Any:
+        """Return the value of the next frame; its nonce is the one to answer with."""
+        size = int.from_bytes(self.read(4), "big")
+        self.nonce = self.read(NONCE_BYTES)
+        return decode(self.read(size - NONCE_BYTES), resolve=resolve or self.resolve)
+
+    def read(self, size: int) -> bytes:
+        """Return this many bytes of the pipe. Raises EOFError at its end."""
+        pieces = []
+        while size:
+            piece = os.read(self.requests, min(size, 1 << 20))
+            if not piece:
+                raise EOFError
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def send(self, message: object) -> None:
+        """Write a frame: length, nonce, value."""
+        data = self.nonce + encode(message, limit=self.limit, handle=self.handle)
+        data = len(data).to_bytes(4, "big") + data
+        while data:
+            data = data[os.write(self.replies, data) :]
+
+    def handle(self, value: object) -> Remote:
+        """Keep an object that cannot cross and return its handle."""
+        number = self.first + len(self.objects)
+        self.objects[number] = value
+        return Remote(number, type(value).__name__)
+
+    def resolve(self, remote: Remote) -> object:
+        """Return the object of a handle, or the handle if it is of another session."""
+        return self.objects.get(remote.id, remote)
+
+    def answer(self, name: str, arguments: dict[str, Any]) -> None:
+        """Do what a request asks for and send a reply of (status, value, error_type, message, traceback)."""
+        if arguments.get("stdin") is not None:
+            self.set_input(arguments.pop("stdin"))
+        try:
+            reply = ("ok", getattr(self, "do_" + name)(**arguments), "", "", "")
+        except BaseException as error:
+            reply = self.failure(error)
+        sys.setrecursionlimit(max(self.recursion, sys.getrecursionlimit()))
+        self.flush()
+        try:
+            self.send(reply)
+        except MemoryError:
+            self.module.__dict__.clear()
+            self.objects.clear()
+            self.send(("memory", None, "MemoryError", "", ""))
+        except CrossingError as error:
+            self.send(("output", None, "CrossingError", str(error), ""))
+        except BaseException as error:  # of methods of the value's class
+            self.send(self.failure(error))
+
+    def failure(self, error: BaseException) -> tuple[str, object, str, str, str]:
+        """Return the reply that tells of an exception."""
+        kind = type(error)
+        status, value = "exception", None
+        if isinstance(error, MemoryError):
+            status = "memory"
+        elif isinstance(error, SystemExit):
+            code = error.code
+            status, value = "exit", 0 if code is None else code if type(code) is int else 1
+        elif isinstance(error, OSError) and error.errno in FORBIDDEN_ERRNOS:
+            status = "forbidden"
+        elif isinstance(error, NotCompiled):
+            status, error = "syntax_error", error.error
+            kind = type(error)
+        try:
+            message = str(error)[:MAX_MESSAGE]
+        except BaseException:
+            message = ""
+        return (status, value, kind.__name__[:200], message, trace_of(error, kind.__name__, message))
+
+    def set_input(self, text: str) -> None:
+        """Make text the contents of file descriptor 0 and of sys.stdin."""
+        data = text.encode("utf-8", "surrogatepass")
+        raw: io.RawIOBase
+        if self.input >= 0:
+            os.ftruncate(self.input, 0)
+            os.lseek(self.input, 0, 0)
+            while data:
+                data = data[os.write(self.input, data) :]
+            os.lseek(self.input, 0, 0)
+            os.dup2(self.input, 0)
+            raw = io.FileIO(0, closefd=False)
+            sys.stdin = io.TextIOWrapper(io.BufferedReader(raw), encoding="utf-8", errors="surrogateescape")
+        else:
+            sys.stdin = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="surrogateescape")
+
+    def flush(self) -> None:
+        """Write out what was printed, before the reply that follows it."""
+        for stream in {id(each): each for each in (sys.stdout, sys.stderr, self.stdout, self.stderr)}.values():
+            try:  # noqa: SIM105 (the import of contextlib takes time)
+                stream.flush()
+            except BaseException:
+                pass  # closed or replaced by the code
+
+    def do_execute(self, source: str, main: bool, result: bool, host: bool) -> object:
+        """Run source; return the value of its last expression if `result` asks for it."""
+        space = self.module.__dict__
+        space["__name__"] = "__main__" if main else "solution"
+        if host:
+            space["__host__"] = self.call_host
+        try:
+            tree: Any = compile(source, FILE, "exec", AST_ONLY, dont_inherit=True)
+            last = None
+            if result and tree.body and isinstance(tree.body[-1], _ast.Expr):
+                expression = _ast.Expression(tree.body.pop().value)
+                last = compile(expression, FILE, "eval", dont_inherit=True)
+            code = compile(tree, FILE, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError, RecursionError, OverflowError) as error:
+            raise NotCompiled(error) from None
+        try:
+            exec(code, space)
+            return eval(last, space) if last is not None else None
+        finally:
+            if main:
+                finish_program()
+
+    def do_call(self, name: str, args: list[Any], kwargs: dict[str, Any], on: object) -> object:
+        """Call a function of the namespace or a method."""
+        return self.find(name, on)(*args, **kwargs)
+
+    def do_get(self, name: str, on: object) -> object:
+        """Return a value of the namespace or an attribute."""
+        return self.find(name, on)
+
+    def find(self, name: str, on: object) -> Any:
+        """Look a name up in an object, or in the namespace."""
+        if isinstance(on, Remote):
+            raise TypeError("the object is of another session")
+        if on is not None:
+            return getattr(on, name)
+        space = self.module.__dict__
+        if name not in space:
+            raise NameError(f"name {name!r} is not defined")
+        return space[name]
+
+    def do_names(self) -> dict[str, str]:
+        """Return the public names of the namespace with their kind."""
+        module = type(sys)
+        kinds = {}
+        for name, value in list(self.module.__dict__.items()):
+            if type(name) is str and name[:1] != "_":
+                is_class, is_module = isinstance(value, type), isinstance(value, module)
+                plain = "function" if callable(value) else "value"
+                kinds[name] = "class" if is_class else "module" if is_module else plain
+        return kinds
+
+    def call_host(self, name: str, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of the parent. Raises the builtin exception of the same name if the call failed."""
+        self.send(("host", name, list(args), dict(kwargs or {})))
+        status, value, error_type, message = self.receive(resolve=self.resolve)
+        if status == "ok":
+            return value
+        import builtins
+
+        kind = getattr(builtins, error_type, None) if status != "exit" else SystemExit
+        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+            raise HostError(f"{status} {error_type}: {message}".replace("  ", " "))
+        try:
+            error = kind(message)
+        except TypeError:  # UnicodeDecodeError wants five arguments
+            error = HostError(f"{error_type}: {message}")
+        raise error
+
+
+class NotCompiled(Exception):
+    """The source is no Python."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+def finish_program() -> None:
+    """Wait for threads and run atexit functions, as an interpreter does at the end of a program."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+    atexit = sys.modules.get("atexit")
+    if atexit is not None:
+        atexit._run_exitfuncs()
+
+
+def trace_of(error: BaseException, name: str, message: str) -> str:
+    """Return a traceback of the code's own lines. The module traceback would take longer to import than most runs."""
+    lines: list[str] = []
+    try:
+        at = error.__traceback__
+        while at is not None:
+            code = at.tb_frame.f_code
+            if code.co_filename == FILE:
+                lines.append(f"  File {FILE}, line {at.tb_lineno}, in {code.co_name}")
+            at = at.tb_next
+        if isinstance(error, SyntaxError):
+            lines.append(f"  File {FILE}, line {error.lineno}")
+    except BaseException:
+        pass
+    shown = lines if len(lines) <= 20 else [*lines[:10], "  ...", *lines[-10:]]
+    return "\n".join([*(["Traceback (most recent call last):"] if shown else []), *shown, f"{name}: {message}"])
+
+
+def open_input() -> int:
+    """Return a file in memory that holds the text of stdin, made before new ones are forbidden."""
+    return os.memfd_create("stdin", 0) if hasattr(os, "memfd_create") else -1

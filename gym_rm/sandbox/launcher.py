@@ -1,0 +1,121 @@
+"""How is a process shut in?
+
+Runs in the new interpreter before any code of the model: limits, another user, Landlock, seccomp. The process gives all
+of it up for good by itself, so no second program has to be started, and `execve` can be forbidden afterwards.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+
+from gym_rm.sandbox.syscalls import program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
+SECCOMP_MODE_FILTER = 2
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on all architectures
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+SPECIAL_FILES = 1 << 6 | 1 << 11  # MAKE_CHAR, MAKE_BLOCK
+FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
+
+
+def restrict(settings: dict[str, Any]) -> dict[str, Any]:
+    """Apply the limits and layers of `settings` to this process, and return what was applied.
+
+    Raises OSError if a layer that the settings ask for cannot be applied.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    set_limits(settings)
+    if settings["user"]:
+        os.setgroups([])
+        os.setresgid(*[settings["user"]] * 3)
+        os.setresuid(*[settings["user"]] * 3)
+    applied = {"user": os.getuid(), "landlock": 0, "seccomp": False}
+    if settings["shut"]:
+        check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        # Of the thread that started this process, and lost when the user changed.
+        check(libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0))
+        check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+        if settings["parent"] and os.getppid() != settings["parent"]:
+            os._exit(0)
+        abi = landlock_abi(libc)
+        if abi:
+            landlock(libc, abi, settings)
+        elif settings["landlock"]:
+            raise OSError("Landlock is not available")
+        applied["landlock"] = abi
+        disk = bool(settings["disk_bytes"])
+        install(libc, program(os.uname().machine, os.getpid(), settings["processes"], disk))
+        applied["seccomp"] = True
+    return applied
+
+
+def check(result: Any) -> int:
+    """Raise OSError for the -1 of a system call."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(result)
+
+
+def set_limits(settings: dict[str, Any]) -> None:
+    """Set soft and hard limits of this process; a lower hard limit that is already there stays."""
+    cpu, tasks = settings["cpu_seconds"], settings["tasks"]
+    file_bytes = max(settings["file_bytes"], settings["reply_bytes"])  # the text of stdin is a file
+    wanted = [
+        (resource.RLIMIT_CPU, cpu, cpu + 1),  # SIGXCPU first, which names the cause
+        (resource.RLIMIT_AS, settings["memory_bytes"], settings["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, file_bytes, file_bytes),
+        (resource.RLIMIT_NOFILE, settings["open_files"], settings["open_files"]),
+        (resource.RLIMIT_STACK, settings["stack_bytes"], settings["stack_bytes"]),
+        (resource.RLIMIT_CORE, 0, 0),
+        *([(resource.RLIMIT_NPROC, tasks, tasks)] if tasks else []),
+    ]
+    for which, soft, hard in wanted:
+        highest = resource.getrlimit(which)[1]
+        if highest != resource.RLIM_INFINITY:
+            soft, hard = min(soft, highest), min(hard, highest)
+        resource.setrlimit(which, (soft, hard))
+
+
+def landlock_abi(libc: Any) -> int:
+    """Return the version of Landlock in this kernel, 0 if there is none."""
+    return max(0, int(libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1)))
+
+
+def landlock(libc: Any, abi: int, settings: dict[str, Any]) -> None:
+    """Allow reading of the listed paths only, no TCP, and no signals or abstract sockets to the outside."""
+    handled = (1 << 13) - 1  # every right of ABI 1
+    handled |= (abi >= 2) << 13 | (abi >= 3) << 14 | (abi >= 5) << 15  # REFER, TRUNCATE, IOCTL_DEV
+    attributes = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+    ruleset = check(libc.syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0))
+    read = READ_FILE | READ_DIR | (EXECUTE if settings["processes"] > 1 else 0)
+    everything = handled & ~SPECIAL_FILES
+    paths = [(path, read) for path in settings["read"]]
+    paths += [("/dev/null", READ_FILE | WRITE_FILE)] + [(path, everything) for path in settings["write"]]
+    for path, rights in paths:
+        try:
+            target = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue  # what cannot be opened is not allowed
+        if not os.path.isdir(path):
+            rights &= FILE_RIGHTS
+        rule = struct.pack("=Qi", rights & handled, target)
+        check(libc.syscall(LANDLOCK_ADD, ruleset, 1, rule, 0))
+        os.close(target)
+    check(libc.syscall(LANDLOCK_RESTRICT, ruleset, 0))
+    os.close(ruleset)
+
+
+def install(libc: Any, filters: bytes) -> None:
+    """Install a seccomp filter for this process."""
+    buffer = ctypes.create_string_buffer(filters, len(filters))
+    header = struct.pack("HP", len(filters) // 8, ctypes.addressof(buffer))
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, header, 0, 0))

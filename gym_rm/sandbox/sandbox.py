@@ -1,0 +1,189 @@
+"""Pool of sandboxed interpreters, and the choice of their layer."""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from gym_rm.errors import ConfigError
+from gym_rm.sandbox.child import Child, Launch
+from gym_rm.sandbox.layers import choose, launch
+from gym_rm.sandbox.limits import Limits
+from gym_rm.sandbox.session import SandboxError, Session
+
+
+class Sandbox:
+    """Interpreters that run code of strangers, each for one session.
+
+    `layer` is "auto" (bubblewrap, else landlock), "bubblewrap", "landlock", or "unsafe", which `allow_unsafe=True` must
+    permit; what was chosen is `Sandbox.layer`. `num_workers` interpreters wait warm (None: one per core); sessions
+    may be taken by several threads. `interpreter` is the Python to run (None: this one if it can be read, else the
+    system's). With `packages`, such as ("numpy",), code can import all packages that are installed for it; without, its
+    standard library only. Raises ConfigError if no layer works here.
+
+    >>> with Sandbox() as sandbox, sandbox.session() as session:
+    ...     _ = session.execute("def double(x): return 2 * x")
+    ...     session.call("double", [21]).value
+    42
+    """
+
+    def __init__(
+        self,
+        *,
+        layer: str = "auto",
+        allow_unsafe: bool = False,
+        limits: Limits | None = None,
+        num_workers: int | None = None,
+        interpreter: str | None = None,
+        packages: Sequence[str] = (),
+    ) -> None:
+        if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 1):
+            raise ConfigError(f"num_workers of the sandbox must be at least 1, not {num_workers!r}.")
+        self.limits = limits or Limits()
+        if isinstance(packages, str) or not all(isinstance(each, str) and each.isidentifier() for each in packages):
+            raise ConfigError(f"packages must be a list of names to import, such as ['numpy'], not {packages!r:.80}.")
+        self.layer, self._interpreter = choose(layer, allow_unsafe, interpreter, tuple(packages))
+        self._check(self.limits)
+        self.num_workers = num_workers or (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
+        self._closed = False
+        self._lock = threading.Lock()
+        self._pool: _Pool | None = None
+
+    def session(self, limits: Limits | None = None) -> Session:
+        """Return a fresh interpreter under these limits (None: those of the sandbox). Close it after use.
+
+        Raises SandboxError if none can be started, or after `close`.
+        """
+        limits = limits or self.limits
+        self._check(limits)
+        reason = ""
+        for _ in range(self.num_workers + 3):  # waiting ones may have been killed
+            session = self._running_pool().take(launch(self.layer, self._interpreter, limits))
+            session._keep = self
+            try:
+                session.configure(limits)
+            except SandboxError as error:
+                reason = str(error)
+                session.close()
+                continue
+            return session
+        raise SandboxError(f"The sandbox ({self.layer}) could not start an interpreter. {reason}")
+
+    def close(self) -> None:
+        """End all interpreters, also those in use."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self, limits: Limits) -> None:
+        if self.layer != "bubblewrap" and (limits.disk_bytes or limits.processes > 1):
+            raise ConfigError(
+                f"disk_bytes={limits.disk_bytes} and processes={limits.processes} need bubblewrap, and this sandbox is "
+                f"{self.layer!r}. Use disk_bytes=0 and processes=1."
+            )
+
+    def _running_pool(self) -> _Pool:
+        if self._pool is not None and self._pool.owner != os.getpid():  # a fork: the lock may be held for ever
+            self._lock, self._pool = threading.Lock(), None
+        with self._lock:
+            if self._closed:
+                raise SandboxError("The sandbox is closed.")
+            if self._pool is None:
+                self._pool = _Pool(launch(self.layer, self._interpreter, self.limits), self.num_workers)
+                weakref.finalize(self, self._pool.close)
+            return self._pool
+
+
+class _Pool:
+    """Warm interpreters of one kind, started by one thread: they die with the thread that started them."""
+
+    def __init__(self, kind: Launch, size: int) -> None:
+        self.owner = os.getpid()
+        self.kind = kind
+        self.size = size
+        self.idle: collections.deque[Session] = collections.deque()
+        self.children: set[Child] = set()
+        self.orders: collections.deque[tuple[Launch, Future[Session]]] = collections.deque()
+        self.changed = threading.Condition()
+        self.closed = False
+        self.thread = threading.Thread(target=self.run, name="gym_rm sandbox", daemon=True)
+        self.thread.start()
+
+    def take(self, kind: Launch) -> Session:
+        with self.changed:
+            while kind == self.kind and self.idle:
+                session = self.idle.popleft()
+                self.changed.notify()
+                if session._child.poll() is None:
+                    return session
+                session.close()
+            if self.closed:
+                raise SandboxError("The sandbox is closed.")
+            future: Future[Session] = Future()
+            self.orders.append((kind, future))
+            self.changed.notify()
+        return future.result()
+
+    def run(self) -> None:
+        while True:
+            with self.changed:
+                while not (self.closed or self.orders or self.wants_more()):
+                    self.changed.wait()
+                if self.closed:
+                    break
+                kind, future = self.orders.popleft() if self.orders else (self.kind, None)
+            try:
+                session = Session(kind, on_end=self.forget)
+            except BaseException as error:
+                if future is not None:
+                    future.set_exception(SandboxError(f"No process could be started: {error}"))
+                else:
+                    with self.changed:
+                        self.size = 0  # the next `take` reports it
+                continue
+            with self.changed:
+                self.children.add(session._child)
+                if future is None:
+                    self.idle.append(session)
+            if future is not None:
+                future.set_result(session)
+            del session, future
+        for _, future in self.orders:
+            future.set_exception(SandboxError("The sandbox is closed."))
+        # By this thread: when it ends, bubblewrap dies and no longer reaps what it started.
+        while self.idle:
+            self.idle.popleft().close()
+        for child in list(self.children):  # in use: their sessions notice, and close the pipes
+            child.kill()
+
+    def wants_more(self) -> bool:
+        return len(self.idle) < self.size and len(self.children) < 2 * self.size + 2
+
+    def forget(self, child: Child) -> None:
+        if os.getpid() == self.owner:
+            with self.changed:
+                self.children.discard(child)
+                self.changed.notify()
+
+    def close(self) -> None:
+        if os.getpid() != self.owner:
+            return
+        with self.changed:
+            self.closed = True
+            self.changed.notify()
+        if threading.current_thread() is not self.thread:
+            self.thread.join(10.0)

@@ -1,0 +1,287 @@
+"""One sandboxed interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import select
+import signal
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gym_rm.errors import GymRMError
+from gym_rm.sandbox.child import Child, Launch, read
+from gym_rm.sandbox.guest import MEMORY_EXIT, NONCE_BYTES, SETTINGS_LIMIT
+from gym_rm.sandbox.limits import Limits
+from gym_rm.sandbox.values import CrossingError, Remote, decode, encode
+
+# fmt: off
+STATUSES = (
+    "ok", "exception", "syntax_error", "time", "memory", "output", "forbidden", "exit", "killed", "invalid",
+)
+# fmt: on
+START_SECONDS = 60.0
+_CLAIMED = {"ok", "exception", "syntax_error", "memory", "output", "forbidden", "exit"}
+_OWN_SIGNALS = {signal.SIGXCPU: "time", signal.SIGSYS: "forbidden", signal.SIGKILL: "killed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """Answer of a session.
+
+    `status` is one of `STATUSES`; all but "ok" are failures. "exit": the code ended the program, `value` is its exit
+    code; "killed": ended from outside, worth another try; "invalid": a broken frame. `error_type`, `message` and
+    `traceback` describe an exception. `stdout` and `stderr` are what was printed since the request.
+    """
+
+    status: str
+    value: Any = None
+    error_type: str = ""
+    message: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    traceback: str = ""
+
+
+Host = Callable[[str, list[Any], dict[str, Any]], Reply]
+
+
+class SandboxError(GymRMError, RuntimeError):
+    """The sandbox could not start an interpreter, or was closed."""
+
+
+class Session:
+    """One sandboxed interpreter. Its state persists from request to request; a failure that ended it is repeated.
+
+    Not to be used by two threads at a time. Made by `Sandbox.session`.
+    """
+
+    def __init__(self, launch: Launch, *, on_end: Callable[[Child], None] | None = None) -> None:
+        self._launch = launch
+        self._child = Child(launch)
+        self._limits = Limits()
+        self._finished: Reply | None = None
+        self._nonce = b""
+        self._incoming = bytearray()
+        self._printed = {self._child.stdout: bytearray(), self._child.stderr: bytearray()}
+        self._end = weakref.finalize(self, _end, self._child, on_end)
+        self._keep: object = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the interpreter can take another request."""
+        return self._finished is None
+
+    def configure(self, limits: Limits) -> dict[str, Any]:
+        """Shut the process in under these limits, and return what it says was applied. Raises SandboxError."""
+        self._limits = limits
+        settings = {**dataclasses.asdict(limits), **self._launch.settings}
+        deadline = time.monotonic() + START_SECONDS
+        message = self._exchange(encode(settings, limit=SETTINGS_LIMIT), deadline)
+        if isinstance(message, Reply):
+            raise SandboxError(f"A sandboxed interpreter did not start ({message.status}): {message.stderr.strip()}")
+        return dict(message[1])
+
+    def execute(
+        self,
+        source: str,
+        *,
+        stdin: str = "",
+        main: bool = True,
+        result: bool = False,
+        host: Host | None = None,
+        deadline: float | None = None,
+    ) -> Reply:
+        """Run source in the namespace of the session.
+
+        With `main`, `__name__` is "__main__", and threads and atexit functions are finished as at the end of a program;
+        else `__name__` is "solution". With `result` the value of a last expression is returned. `host(name, args,
+        kwargs)` answers `__host__(name, args, kwargs)` of trusted code. `deadline` is on the clock of time.monotonic;
+        by default `wall_seconds` from now.
+        """
+        arguments = {"source": source, "main": main, "result": result, "host": host is not None, "stdin": stdin}
+        return self._request("execute", arguments, host, deadline)
+
+    def call(
+        self,
+        name: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        on: Remote | None = None,
+        stdin: str | None = None,
+        host: Host | None = None,
+        deadline: float | None = None,
+    ) -> Reply:
+        """Call a function of the namespace, or a method of the object behind the handle `on`."""
+        arguments = {"name": name, "args": list(args), "kwargs": dict(kwargs or {}), "on": on, "stdin": stdin}
+        return self._request("call", arguments, host, deadline)
+
+    def get(self, name: str, *, on: Remote | None = None, deadline: float | None = None) -> Reply:
+        """Return a value of the namespace, or an attribute of the object behind the handle `on`."""
+        return self._request("get", {"name": name, "on": on}, None, deadline)
+
+    def names(self, *, deadline: float | None = None) -> Reply:
+        """Return the public names of the namespace with their kind: "function", "class", "module" or "value"."""
+        return self._request("names", {}, None, deadline)
+
+    def close(self) -> None:
+        """End the interpreter with all of its processes."""
+        self._finished = self._finished or Reply("exit", message="the session is closed")
+        self._end()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _request(self, name: str, arguments: dict[str, Any], host: Host | None, deadline: float | None) -> Reply:
+        if self._finished is not None:
+            return dataclasses.replace(self._finished, stdout="", stderr="")
+        if arguments.get("stdin", 0) is None:
+            del arguments["stdin"]
+        try:
+            data = encode((name, arguments), limit=self._limits.reply_bytes)
+        except CrossingError as error:
+            return Reply("invalid", error_type="CrossingError", message=str(error))
+        deadline = time.monotonic() + self._limits.wall_seconds if deadline is None else deadline
+        while True:
+            message = self._exchange(data, deadline)
+            if isinstance(message, Reply):
+                return message
+            if message[0] != "host":
+                return self._claim(message)
+            try:
+                if host is None:
+                    return self._finish("invalid", "a call of a host that this request does not have")
+                _, called, args, kwargs = message
+                answer = host(str(called), list(args), dict(kwargs))
+                parts = (answer.status, answer.value, answer.error_type, answer.message)
+                data = encode(parts, limit=self._limits.reply_bytes)
+            except (CrossingError, ValueError, TypeError) as error:
+                return self._finish("invalid", f"a call of the host: {error}")
+            except BaseException:
+                self._finish("invalid", "the host failed")
+                raise
+
+    def _claim(self, message: tuple[Any, ...]) -> Reply:
+        """Return what the session says, if it has the form of a reply."""
+        if len(message) != 5 or message[0] not in _CLAIMED or not all(type(each) is str for each in message[2:]):
+            return self._finish("invalid", "a reply of another form")
+        error_type, text, traceback = (each.encode("utf-8", "replace").decode() for each in message[2:])
+        return Reply(*message[:2], error_type, text, *self._take_printed(), traceback)
+
+    def _exchange(self, data: bytes, deadline: float) -> Any:
+        """Send one frame and return the tuple of the next one, or the Reply that ended the session."""
+        child = self._child
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        frame = memoryview((NONCE_BYTES + len(data)).to_bytes(4, "big") + self._nonce + data)
+        poller = select.poll()
+        for each in (child.replies, *self._printed):
+            poller.register(each, select.POLLIN)
+        poller.register(child.requests, select.POLLOUT)
+        open_ends = 3
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return self._finish("time", "the time is over")
+            for number, _ in poller.poll(max(1, min(left * 1000, 1e9))):
+                if number == child.requests:
+                    try:
+                        frame = frame[os.write(number, frame) :]
+                    except BlockingIOError:
+                        continue
+                    except BrokenPipeError:
+                        frame = frame[:0]
+                    if not frame:
+                        poller.unregister(number)
+                    continue
+                piece = read(number)
+                if piece == b"":
+                    poller.unregister(number)
+                    open_ends -= 1
+                    if number == child.replies:
+                        return self._finish_ended(deadline)
+                elif piece and number == child.replies:
+                    self._incoming += piece
+                elif piece:
+                    self._printed[number] += piece
+                    if self._too_much_printed():
+                        return self._finish("output", f"more than {self._limits.output_bytes} bytes were printed")
+            received = self._next_message()
+            if received is not None:
+                return received
+
+    def _next_message(self) -> Any:
+        """Return the next message if all of it is there."""
+        incoming = self._incoming
+        if len(incoming) < 4:
+            return None
+        size = int.from_bytes(incoming[:4], "big")
+        if not NONCE_BYTES <= size <= self._limits.reply_bytes + NONCE_BYTES:
+            return self._finish("invalid", f"a frame of {size} bytes")
+        if len(incoming) < 4 + size:
+            return None
+        if len(incoming) > 4 + size:
+            return self._finish("invalid", "bytes after the reply")
+        frame = bytes(incoming[4:])
+        incoming.clear()
+        if not secrets.compare_digest(frame[:NONCE_BYTES], self._nonce):
+            return self._finish("invalid", "a frame that answers no request")
+        try:
+            message = decode(frame[NONCE_BYTES:])
+        except CrossingError as error:
+            return self._finish("invalid", str(error))
+        if type(message) is not tuple or not message:
+            return self._finish("invalid", "a reply of another form")
+        for number in self._printed:  # what was printed before the reply is in the pipe by now
+            while (piece := read(number)) and not self._too_much_printed():
+                self._printed[number] += piece
+        if self._too_much_printed():
+            return self._finish("output", f"more than {self._limits.output_bytes} bytes were printed")
+        return message
+
+    def _too_much_printed(self) -> bool:
+        return sum(map(len, self._printed.values())) > self._limits.output_bytes
+
+    def _take_printed(self) -> tuple[str, str]:
+        limit = self._limits.output_bytes
+        texts = [bytes(each[:limit]).decode("utf-8", "replace") for each in self._printed.values()]
+        for each in self._printed.values():
+            each.clear()
+        return texts[0], texts[1]
+
+    def _finish(self, status: str, message: str, value: Any = None) -> Reply:
+        for number in self._printed:
+            while (piece := read(number)) and not self._too_much_printed():
+                self._printed[number] += piece
+        stdout, stderr = self._take_printed()
+        self._finished = Reply(status, value, message=message, stdout=stdout, stderr=stderr)
+        self._end()
+        return self._finished
+
+    def _finish_ended(self, deadline: float) -> Reply:
+        """The pipe of replies was closed: find out why."""
+        code = self._child.wait(min(1.0, max(0.05, deadline - time.monotonic())))
+        if code is None:
+            return self._finish("invalid", "the pipe of replies was closed by the code")
+        if self._launch.nested and code > 128:
+            code = 128 - code  # bubblewrap reports signals as a shell does
+        if code == MEMORY_EXIT:
+            return self._finish("memory", "no memory was left")
+        if code >= 0:
+            return self._finish("exit", f"the process ended with code {code}", code)
+        status = _OWN_SIGNALS.get(-code, "exit")  # type: ignore[call-overload]
+        if status == "killed" and self._child.cpu_seconds >= self._limits.cpu_seconds:
+            status = "time"
+        return self._finish(status, f"the process was ended by signal {-code}", code)
+
+
+def _end(child: Child, on_end: Callable[[Child], None] | None) -> None:
+    child.end()
+    if on_end is not None:
+        on_end(child)
