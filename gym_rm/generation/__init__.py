@@ -1,0 +1,1 @@
+"""Text from language models, in this process or from servers."""

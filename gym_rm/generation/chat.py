@@ -1,0 +1,189 @@
+"""Chat models: conversations in, the assistant's next replies out, from a model in this process or from a server."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import pydantic
+
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt
+from gym_rm.errors import ConfigError
+from gym_rm.types import Conversation, Message
+
+# Models write their reasoning before the answer, between such tags or, in the harmony format, in other channels.
+TAGS = "think|thinking|thought|reasoning"
+OPENED = re.compile(rf"\s*<(?:{TAGS})>", re.IGNORECASE)
+LEFT_OPEN = re.compile(rf"<(?:{TAGS})>\s*$", re.IGNORECASE)  # at the end of a prompt
+CLOSED = re.compile(rf"</(?:{TAGS})>", re.IGNORECASE)
+CHANNEL, FINAL = "<|channel|>", "<|channel|>final<|message|>"
+
+LOCAL = "gym_rm.generation.local_chat", "LocalChatModel"
+REMOTE = "gym_rm.generation.remote_chat", "RemoteChatModel"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """What a chat model answered to one conversation.
+
+    Attributes:
+        text: the reply without the model's reasoning.
+        finished: whether the model ended its reply itself; otherwise it was cut at a limit.
+        error: why there is no reply; None if there is one.
+    """
+
+    text: str = ""
+    finished: bool = False
+    error: str | None = None
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """Anything that answers conversations, as judges and simulated users need it.
+
+    The text of a message must not be able to forge turns. `LocalChatModel` and `RemoteChatModel` see to that.
+    """
+
+    def reply(
+        self, conversations: Sequence[Conversation], *, seeds: Sequence[int], deadline: float = math.inf
+    ) -> Sequence[ChatReply]:
+        """Return a reply to each of N conversations, in order.
+
+        Args:
+            conversations: N lists of messages; each ends where the model replies.
+            seeds: N seeds below 2**63.
+            deadline: time of `time.monotonic` by which to return; rows without a reply then have an error.
+
+        Raises:
+            ConfigError: the model cannot be used at all. Failures of single rows are in `ChatReply.error`.
+        """
+        ...
+
+
+class LocalChatOptions(Config):
+    """Options of a chat model in this process."""
+
+    temperature: Finite = pydantic.Field(default=0.0, ge=0)
+    """Sampling temperature; 0 takes the most likely token."""
+    max_new_tokens: PositiveInt = 1024
+    """Most tokens in a reply, with its reasoning."""
+    max_length: PositiveInt | None = None
+    """Most tokens of a conversation; None for the model's positions less `max_new_tokens`."""
+    max_num_seqs: PositiveInt = 32
+    """Number of replies written at a time."""
+    dtype: Any = "auto"
+    """`"auto"`, `"float32"`, `"bfloat16"` or `"float16"`; `"auto"` is the checkpoint's own on a GPU, else float32."""
+    device: Any = "auto"
+    """`"auto"` (the GPU if there is one), `"cpu"`, `"cuda"` or `"cuda:1"`."""
+    revision: str | None = None
+    """Commit, branch or tag of a hub repository."""
+    chat_template: str | None = None
+    """Jinja source of the chat template, or its file; None for the model's own."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Extra variables for the chat template (`enable_thinking=False`, ...)."""
+
+
+class RemoteChatOptions(Config):
+    """Options of a chat model behind a server."""
+
+    name: str | None = None
+    """Name of the served model; None asks the server, which must serve one."""
+    key: str | None = pydantic.Field(default=None, repr=False)
+    """Key, sent as a bearer token; `"env:NAME"` reads the environment variable NAME."""
+    temperature: Finite = pydantic.Field(default=0.0, ge=0)
+    """Sampling temperature."""
+    max_new_tokens: PositiveInt = 1024
+    """Most tokens in a reply, with its reasoning."""
+    timeout: Finite = pydantic.Field(default=300.0, gt=0)
+    """Seconds after which a call without a deadline of its own gives up, with all its retries."""
+    attempt_timeout: Finite | None = pydantic.Field(default=None, gt=0)
+    """Seconds after which one request is sent again; None for a quarter of `timeout`."""
+    max_retries: NonNegativeInt = 4
+    """How often a request is sent again after a failure; the waits between are doubled each time. A server that asks to
+    wait (`Retry-After`) is asked again then, until the time is over."""
+    max_connections: PositiveInt = 32
+    """Most requests at the same time."""
+    system_role: Flag = True
+    """Whether the model has a system role; otherwise a system message becomes the start of the next one."""
+    tokenizer: Any = None
+    """Tokenizer of the served model (a folder or a hub id), whose control tokens are then known exactly."""
+    extra: dict[str, Any] = pydantic.Field(default={})
+    """Other fields of every request, such as `{"top_p": 0.9, "chat_template_kwargs": {"enable_thinking": false}}`."""
+
+
+def chat_options(model: Any) -> type[Config] | None:
+    """Return the options that `load_chat_model` accepts for a model; None for one that is loaded.
+
+    Raises:
+        ConfigError: the value is no chat model.
+    """
+    if isinstance(model, ChatModel) and not isinstance(model, type):
+        return None
+    path = model.get("path") if isinstance(model, Mapping) else model
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(
+            "model must be a folder, a hub id, a URL, a dict {'path': ..., **options} or an object with the method "
+            f"reply, got {type(model).__name__}: {model!r:.100}."
+        )
+    return RemoteChatOptions if os.fspath(path).lower().startswith(("http://", "https://")) else LocalChatOptions
+
+
+def load_chat_model(model: Any, **options: Any) -> ChatModel:
+    """Return a chat model.
+
+    Args:
+        model: folder or hub id of a chat model, which runs in this process; the URL of an OpenAI-compatible server; a
+            dict `{"path": ..., **options}` of them; or a `ChatModel`, which is returned unchanged.
+        **options: fields of `LocalChatOptions` or `RemoteChatOptions`; those in a dict come first.
+
+    Raises:
+        ConfigError: an option is unknown or invalid, or the value is no chat model.
+
+    Example:
+        >>> model = load_chat_model("http://127.0.0.1:8000", name="judge")  # doctest: +SKIP
+    """
+    schema = chat_options(model)
+    if schema is None:
+        if options:
+            raise ConfigError(f"options {sorted(options)} cannot be applied to {model!r:.80}; pass them to it instead.")
+        loaded: ChatModel = model
+        return loaded
+    given = {**options, **model} if isinstance(model, Mapping) else {**options, "path": model}
+    path = os.fspath(given.pop("path"))
+    module, name = REMOTE if schema is RemoteChatOptions else LOCAL
+    try:
+        make = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        if schema is LocalChatOptions:
+            raise
+        raise ConfigError(f"a chat model at a URL needs httpx: pip install 'gym-rm[server]' ({error}).") from error
+    loaded = make(path, **given)
+    return loaded
+
+
+def without_reasoning(text: str, *, started: bool = False) -> str | None:
+    """Return the answer after a model's reasoning; None if the reasoning has not ended.
+
+    Args:
+        text: what the model wrote.
+        started: whether the chat template opened the reasoning.
+    """
+    if CHANNEL in text:
+        return text.rpartition(FINAL)[2].strip() if FINAL in text else None
+    ends = [match.end() for match in CLOSED.finditer(text)]
+    answer = text[ends[-1] :] if ends else text
+    return None if OPENED.match(answer) or (started and not ends) else answer.strip()
+
+
+def merge_system(conversation: Conversation) -> list[Message]:
+    """Return the conversation with its system message at the start of the next one, for models without that role."""
+    if len(conversation) < 2 or conversation[0]["role"] != "system":
+        return list(conversation)
+    first = conversation[1]
+    content = f"{conversation[0]['content']}\n\n{first['content']}"
+    return [Message(role=first["role"], content=content), *conversation[2:]]

@@ -1,0 +1,175 @@
+"""A chat model in this process."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gym_rm.config import parse_settings
+from gym_rm.engine.loading.checkpoint import embedded
+from gym_rm.engine.loading.files import tensor_files
+from gym_rm.engine.loading.revision import revision_of
+from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.renderer import Renderer
+from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.generation.chat import LEFT_OPEN, ChatReply, LocalChatOptions, merge_system, without_reasoning
+from gym_rm.generation.completions import Completion, TokenIds
+from gym_rm.generation.models import open_chat_model
+from gym_rm.generation.sampling import LocalSampler
+from gym_rm.types import Conversation, Provenance
+
+EMBEDDED = "embedded"
+NO_TIME = "no reply before the time was over"
+
+
+class LocalChatModel:
+    """Answers conversations with a model in this process; see `ChatModel`.
+
+    Control tokens in messages are read as plain text, so a message cannot forge a turn. Calls from several threads wait
+    for each other.
+
+    Args:
+        path: folder or hub id of a chat model; `"embedded"` for the embedded policy.
+        **options: the fields of `LocalChatOptions`.
+
+    Raises:
+        ConfigError: there is no such model, it has no chat template, or an option is invalid.
+
+    Example:
+        >>> model = LocalChatModel("embedded", max_new_tokens=4)
+        >>> (reply,) = model.reply([[{"role": "user", "content": "Which is larger, 3 or 5?"}]], seeds=[0])
+        >>> reply.error is None
+        True
+    """
+
+    def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
+        self.options = parse_settings(LocalChatOptions, options)
+        self.name = os.fspath(path)
+        self._source = embedded("policy") if self.name == EMBEDDED else self.name
+        model, tokenizer = open_chat_model(
+            self._source,
+            option="model",
+            dtype=self.options.dtype,
+            device=self.options.device,
+            revision=self.options.revision,
+        )
+        self.model: Any = model.requires_grad_(False)
+        self._device = model.device
+        self._renderer = Renderer(
+            tokenizer,
+            input_format=InputFormat(generation_prompt=True),
+            chat_template=self.options.chat_template,
+            chat_template_kwargs=self.options.chat_template_kwargs,
+            max_length=self.options.max_length or self._longest_prompt(),
+        )
+        # Some templates refuse system messages, others do not write them.
+        system = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
+        self._merges_system = isinstance(self._renderer.encode([system])[0], ConversationError)  # type: ignore[list-item]
+        self._sampler: LocalSampler | None = LocalSampler(
+            model, tokenizer, max_new_tokens=self.options.max_new_tokens, temperature=self.options.temperature
+        )
+        self._lock = threading.Lock()
+        files = tensor_files(self._source, self.options.revision)
+        self._revision = revision_of(self._source, self.options.revision, files.values())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LocalChatModel:
+        """Return the model itself: `gym.make_vec` deep-copies its keywords, and the weights must not be copied."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"LocalChatModel({self.name!r})"
+
+    @property
+    def provenance(self) -> Provenance:
+        """How replies are made."""
+        return Provenance(
+            type(self).__name__,
+            self.name,
+            revision=self._revision,
+            template_hash=self._renderer.template_hash,
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            device=str(self._device),
+            settings={"temperature": self.options.temperature, "max_new_tokens": self.options.max_new_tokens},
+        )
+
+    def reply(
+        self, conversations: Sequence[Conversation], *, seeds: Sequence[int], deadline: float = math.inf
+    ) -> list[ChatReply]:
+        """Return a reply to each of N conversations; see `ChatModel.reply`.
+
+        A forward pass is not interrupted, so a call can end one pass after the deadline.
+        """
+        if self._merges_system:
+            conversations = [merge_system(conversation) for conversation in conversations]
+        replies = [ChatReply(error=NO_TIME) for _ in conversations]
+        rows: dict[int, TokenIds] = {}
+        for row, rendered in enumerate(self._renderer.encode(conversations)):
+            if isinstance(rendered, ConversationError):
+                replies[row] = ChatReply(error=str(rendered))
+            else:
+                rows[row] = rendered.input_ids
+        if not self._lock.acquire(timeout=max(0.0, min(deadline - time.monotonic(), threading.TIMEOUT_MAX))):
+            return replies
+        try:
+            self._wake()
+            assert self._sampler is not None
+            for wave in self._waves(rows):
+                if time.monotonic() > deadline:
+                    break
+                prompts, chosen = [rows[row] for row in wave], [seeds[row] for row in wave]
+                completions = self._sampler.sample(prompts, seeds=chosen, deadline=deadline)
+                for row, completion in zip(wave, completions, strict=True):
+                    started = self._starts_reasoning(rows[row])
+                    replies[row] = self._read(completion, started=started, late=time.monotonic() > deadline)
+        finally:
+            self._lock.release()
+        return replies
+
+    def sleep(self) -> None:
+        """Move the weights to the CPU; the next `reply` moves them back."""
+        with self._lock:
+            if self._sampler is not None and self.model.device.type != "cpu":
+                self._sampler.close()  # frees the joined weights of its decoder
+                self.model.to("cpu")
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        with self._lock:
+            self._wake()
+
+    def close(self) -> None:
+        """Release the model; closing twice is allowed."""
+        with self._lock:
+            self.model = self._sampler = None
+
+    def _wake(self) -> None:
+        if self._sampler is None:
+            raise RuntimeError(f"{self!r} is closed; load it again.")
+        self.model.to(self._device)
+
+    def _longest_prompt(self) -> int | None:
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is None or limit > self.options.max_new_tokens:
+            return None if limit is None else limit - self.options.max_new_tokens
+        raise ConfigError(f"max_new_tokens={self.options.max_new_tokens} must be below the model's {limit} positions.")
+
+    def _waves(self, rows: dict[int, TokenIds]) -> Iterator[list[int]]:
+        """Yield rows whose replies are written together: those of similar length."""
+        order = sorted(rows, key=lambda row: (-len(rows[row]), rows[row].tobytes()))
+        for start in range(0, len(order), self.options.max_num_seqs):
+            yield order[start : start + self.options.max_num_seqs]
+
+    def _starts_reasoning(self, prompt: TokenIds) -> bool:
+        """Return whether the chat template opened the reasoning at the end of a prompt."""
+        end = self._renderer.tokenizer.decode(prompt[-8:].tolist(), skip_special_tokens=False)
+        return LEFT_OPEN.search(end) is not None
+
+    def _read(self, completion: Completion, *, started: bool, late: bool) -> ChatReply:
+        if late and not completion.finished:
+            return ChatReply(error=NO_TIME)
+        text = without_reasoning(completion.text, started=started)
+        return ChatReply(text or "", completion.finished and text is not None)

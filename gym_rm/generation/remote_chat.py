@@ -1,0 +1,213 @@
+"""A chat model behind an OpenAI-compatible server (`/v1/chat/completions`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import re
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from gym_rm.config import parse_settings
+from gym_rm.errors import ConfigError, RemoteError
+from gym_rm.generation.chat import ChatReply, RemoteChatOptions, merge_system, without_reasoning
+from gym_rm.scorers.remote_connections import Connections, Limits, Request
+from gym_rm.scorers.remote_options import parse_urls, read_key
+from gym_rm.scorers.remote_protocols import InvalidReply, parse_json
+from gym_rm.scorers.remote_replies import Missing, Refused
+from gym_rm.types import Conversation, Provenance
+
+Value = TypeVar("Value")
+ROUTE = "/v1/chat/completions"
+# Control tokens of common chat templates: `<|im_end|>`, `<eos>`, `<start_of_turn>`, `[INST]`, `<<SYS>>`, ...
+CONTROL = re.compile(
+    r"<[|｜][^<>\n]{1,60}?[|｜]>"
+    r"|</?(?:s|bos|eos|pad|unk|mask|sep|cls|sop|eop|think|(?:start|end)_of_\w{1,20}|tool_\w{1,20}|seed:\w{1,20}"
+    r"|\w{3,30}_token)>"
+    r"|\[/?(?:INST|THINK|IMG\w{0,10}|g?MASK|CLS|SEP|PAD|UNK|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_\w{1,20})\]"
+    r"|<</?SYS>>",
+    re.IGNORECASE,
+)
+
+
+class RemoteChatModel:
+    """Answers conversations with a server; see `ChatModel`.
+
+    Servers read control tokens in messages as such. Therefore those of common chat templates, or of `tokenizer`, are
+    sent with spaces in them (`< |im_end| >`), so that a message cannot forge a turn.
+
+    Args:
+        url: address of the server, with or without `/v1`.
+        **options: the fields of `RemoteChatOptions`.
+
+    Raises:
+        ConfigError: an option is invalid.
+
+    Example:
+        >>> model = RemoteChatModel("http://127.0.0.1:8000", key="env:JUDGE_KEY")  # doctest: +SKIP
+        >>> model.reply([[{"role": "user", "content": "Hi"}]], seeds=[0])  # doctest: +SKIP
+    """
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.options = parse_settings(RemoteChatOptions, options)
+        (self.url,), self._key = parse_urls(
+            [re.sub(r"(/v1)?(/chat/completions)?/*$", "", url)], read_key(self.options.key)
+        )
+        self._served = self.options.name
+        self._control = _patterns(self.options.tokenizer)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteChatModel:
+        """Return the model itself."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"RemoteChatModel({self.url!r})"
+
+    @property
+    def provenance(self) -> Provenance:
+        """How replies are made."""
+        options = self.options
+        settings = {"url": self.url, "temperature": options.temperature, "max_new_tokens": options.max_new_tokens}
+        return Provenance(type(self).__name__, self._served or self.url, settings=settings | dict(options.extra))
+
+    def reply(
+        self, conversations: Sequence[Conversation], *, seeds: Sequence[int], deadline: float = math.inf
+    ) -> list[ChatReply]:
+        """Return a reply to each of N conversations; see `ChatModel.reply`.
+
+        Raises:
+            ConfigError: the key is refused, or the server has no such route or model.
+        """
+        if not conversations:
+            return []
+        deadline = min(deadline, time.monotonic() + self.options.timeout)
+        return _run(self._reply_all(conversations, seeds, deadline))
+
+    async def _reply_all(
+        self, conversations: Sequence[Conversation], seeds: Sequence[int], deadline: float
+    ) -> list[ChatReply]:
+        async def admit(_: Any) -> None: ...
+
+        options = self.options
+        limits = Limits(options.attempt_timeout or options.timeout / 4, options.max_retries, options.max_connections)
+        connections = Connections([self.url], key=self._key, limits=limits, admit=admit)
+        try:
+            if self._served is None:
+                request = Request("/v1/models")
+                self._served, _ = await connections.send(request, _read_model, deadline)
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._reply(connections, conversation, int(seed), deadline))
+                    for conversation, seed in zip(conversations, seeds, strict=True)
+                ]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        except Missing as error:
+            raise ConfigError(f"{error} Pass name=, the name of the served model.") from error
+        except (RemoteError, Refused) as error:  # the server does not say what it serves
+            return [ChatReply(error=str(error)) for _ in conversations]
+        finally:
+            await connections.close()
+        return [task.result() for task in tasks]
+
+    async def _reply(
+        self, connections: Connections, conversation: Conversation, seed: int, deadline: float
+    ) -> ChatReply:
+        """Return one reply."""
+        messages = list(conversation) if self.options.system_role else merge_system(conversation)
+        body = {
+            "model": self._served,
+            "messages": [{**message, "content": self.plain(message["content"])} for message in messages],
+            "temperature": self.options.temperature,
+            "max_tokens": self.options.max_new_tokens,
+            "seed": seed % 2**31,
+            **self.options.extra,
+        }
+        try:
+            encoded = json.dumps(body, ensure_ascii=False).encode()
+            reply, _ = await connections.send(Request(ROUTE, encoded), _read_reply, deadline)
+        except UnicodeEncodeError as error:
+            return ChatReply(error=f"a message cannot be sent as UTF-8: {error}")
+        except Refused as error:
+            return ChatReply(error=f"{self.url} refused the conversation: {error}")
+        except Missing as error:
+            raise ConfigError(f"{self.url} has no model {self._served!r} or no {ROUTE}: {error}") from error
+        except RemoteError as error:
+            return ChatReply(error=str(error))
+        return reply
+
+    def plain(self, text: str) -> str:
+        """Return a text without control tokens: spaces are written into them."""
+        broken, changed = text, True
+        while changed:  # what is left and right of a broken token can form another one
+            before = broken
+            for pattern in self._control:
+                broken = pattern.sub(lambda match: f"{match[0][0]} {match[0][1:-1]} {match[0][-1]}", broken)
+            changed = broken != before
+        return broken
+
+
+def _patterns(tokenizer: Any) -> Sequence[re.Pattern[str]]:
+    """Return what finds control tokens: those of common templates, and of a tokenizer."""
+    if tokenizer is None:
+        return (CONTROL,)
+    from gym_rm.engine.loading.files import check_tokenizer  # imports transformers, which is slow
+
+    loaded = check_tokenizer(tokenizer)
+    names = {str(token) for token in loaded.added_tokens_decoder.values() if not str(token).strip().isalnum()}
+    names = {name for name in names | set(loaded.all_special_tokens) if len(name) > 2 and not name.isspace()}
+    return CONTROL, re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)", re.IGNORECASE)
+
+
+def _read_model(body: bytes) -> str:
+    """Return the name of the only model that a server serves."""
+    models = parse_json(body)
+    listed = models.get("data") if isinstance(models, Mapping) else None
+    names = [each.get("id") for each in listed or () if isinstance(each, Mapping)] if isinstance(listed, list) else []
+    if not names or not isinstance(names[0], str):
+        raise InvalidReply(f"expected a list of models, got {body[:80]!r}")
+    return names[0]
+
+
+def _read_reply(body: bytes) -> ChatReply:
+    """Return the reply in the body of an answer.
+
+    Raises:
+        InvalidReply: it is not what a chat route answers.
+    """
+    answer = parse_json(body)
+    try:
+        (choice,) = answer["choices"]
+        content, reason = choice["message"]["content"], choice.get("finish_reason")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidReply(f"no reply in {body[:80]!r}") from error
+    if content is not None and not isinstance(content, str):
+        raise InvalidReply(f"the reply must be a text, got {content!r:.80}")
+    if reason == "content_filter":
+        return ChatReply(error="the server's content filter withheld the reply")
+    text = without_reasoning(content or "")
+    return ChatReply(text or "", reason == "stop" and bool(text))
+
+
+def _run(coroutine: Coroutine[Any, Any, Value]) -> Value:
+    """Run a coroutine in a thread, because the caller may run in an event loop, as in a notebook."""
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
+
+    async def main() -> Value:
+        running.append((asyncio.get_running_loop(), asyncio.current_task()))
+        return await coroutine
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(asyncio.run, main())
+        try:
+            return future.result()
+        except BaseException:  # also Ctrl-C, after which nobody waits for the replies
+            for loop, task in running:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    if task is not None:
+                        loop.call_soon_threadsafe(task.cancel)
+            raise

@@ -1,0 +1,409 @@
+"""Sampling of completions from a policy in this process.
+
+A completion depends on its prompt, its seed and the weights: row i takes the number u of its token t from the counter
+t of a Philox generator (Salmon et al., SC 2011) with its seed as key, and the first token whose cumulative probability
+exceeds u. Sums are float32 within blocks of about sqrt(V) tokens and float64 between them, so a token's probability
+is off by less than 1e-6 of itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gym_rm.engine.backbones.changes import ChangeCounter
+from gym_rm.engine.loading.trial import FAILURES, TOLERANCE, trial_sequences
+from gym_rm.errors import ConfigError, GymRMError, logger
+from gym_rm.generation.completions import Completion, TokenIds
+from gym_rm.generation.continuous import sample_continuously
+from gym_rm.generation.decoding import LeanDecoder, lean_obstacle
+from gym_rm.generation.model_decoding import ModelDecoder
+
+Generation = Literal["auto", "lean", "transformers", "continuous"]
+STEPS_BETWEEN_CHECKS = 8  # of which rows ended, on a GPU, where each check waits for the device
+
+
+class LocalSampler:
+    """Samples completions from a causal language model; see `Sampler`.
+
+    Args:
+        model: causal language model of transformers, also with peft adapters.
+        tokenizer: its tokenizer, which writes the texts.
+        max_new_tokens: most tokens in a completion; fewer if the model has fewer positions left.
+        temperature: sampling temperature; 0 takes the most likely token, with log-probabilities at temperature 1.
+        max_num_seqs: number of completions sampled at a time; None for all.
+        generation: how to compute. `auto` is `lean` where it equals the model's own forward, else `transformers`.
+            `continuous` is the continuous batching of transformers, see `sample_continuously`.
+        own_copy: whether to sample from a copy of the model, which only `update_weights` changes. Otherwise the model
+            itself is read, also after an optimizer changed it.
+        device: device of the copy; None for the model's. Only with `own_copy`.
+
+    Raises:
+        ConfigError: the model cannot sample, or not in this way.
+
+    Example:
+        >>> sampler = LocalSampler(model, tokenizer, max_new_tokens=64)  # doctest: +SKIP
+        >>> completions = sampler.sample([prompt] * 8, seeds=range(8))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        max_num_seqs: int | None = None,
+        generation: Generation = "auto",
+        own_copy: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        if getattr(model.config, "is_encoder_decoder", False):
+            raise ConfigError(f"{type(model).__name__} is an encoder with a decoder; pass a causal language model.")
+        if device is not None and not own_copy:
+            raise ConfigError(f"device={device!r} needs own_copy=True.")
+        self.model = copy.deepcopy(model).eval().requires_grad_(False) if own_copy else model
+        if device is not None:
+            self.model.to(device)
+        self.tokenizer = tokenizer
+        self.max_new_tokens = max_new_tokens
+        self.temperature = temperature
+        self.max_num_seqs = max_num_seqs
+        self.ends = end_tokens(model, tokenizer)
+        self.version = 0
+        self._own_copy = own_copy
+        self._generation = generation
+        self._decoder: LeanDecoder | ModelDecoder | None = None
+        self._deadline = math.inf
+        self._pads = True  # whether prompts of different lengths may share a batch
+        self._checked = False  # whether continuous batching was compared with the plain forward
+        self._changes = ChangeCounter()
+        self._seen = 0
+
+    def sample(
+        self,
+        prompts: Sequence[TokenIds],
+        *,
+        seeds: Sequence[int],
+        temperature: float | None = None,
+        deadline: float = math.inf,
+    ) -> list[Completion]:
+        """Sample one completion for each prompt; see `Sampler`.
+
+        Args:
+            prompts: B prompts.
+            seeds: B seeds.
+            temperature: temperature of this call; None for the sampler's.
+            deadline: time of `time.monotonic` after which completions end where they are, unfinished. Continuous
+                batching ignores it.
+
+        Raises:
+            ConfigError: a prompt is empty or leaves no position for a token.
+            GymRMError: the model's logits are not finite.
+        """
+        temperature = self.temperature if temperature is None else temperature
+        rooms = self._rooms(prompts)
+        training = self.model.training
+        self.model.eval()
+        try:
+            found: list[Completion | None] = [None] * len(prompts)
+            sample = self._sample_continuously if self._generation == "continuous" else self._sample
+            self._deadline = deadline
+            self._prepare()
+            for wave in self._waves(prompts):
+                of_wave = [prompts[row] for row in wave], [int(seeds[row]) for row in wave]
+                with torch.no_grad():
+                    sampled = sample(*of_wave, rooms[wave], temperature)
+                for row, completion in zip(wave, sampled, strict=True):
+                    found[row] = completion
+        finally:
+            self.model.train(training)
+        return [completion for completion in found if completion is not None]
+
+    def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Take new weights by their names in the model; without `own_copy`, only read the model again.
+
+        Raises:
+            ConfigError: a name is unknown, or a shape is another one.
+        """
+        self.version, self._seen = version, 0
+        if not self._own_copy:
+            return
+        own = dict(self.model.state_dict(keep_vars=True))
+        wrong = [name for name, value in weights.items() if name not in own or own[name].shape != value.shape]
+        if wrong:
+            raise ConfigError(f"the sampler's model has no weights of these names and shapes: {', '.join(wrong[:3])}.")
+        with torch.no_grad():
+            for name, value in weights.items():
+                own[name].copy_(value)
+
+    def close(self) -> None:
+        """Free the joined weights, and the copy of the model."""
+        self._decoder = None
+        if self._own_copy:
+            self.model = None
+
+    def _rooms(self, prompts: Sequence[TokenIds]) -> NDArray[np.int64]:
+        """Return the most tokens that each completion can have, int64 `[B]`."""
+        config = self.model.config.get_text_config()
+        limit = getattr(config, "max_position_embeddings", None)
+        lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+        if len(lengths) and lengths.min() == 0:
+            raise ConfigError(f"prompt {int(lengths.argmin())} has no tokens; the policy needs at least one.")
+        if limit is not None and len(lengths) and lengths.max() >= limit:
+            raise ConfigError(
+                f"prompt {int(lengths.argmax())} has {lengths.max()} tokens, and the policy has {limit} positions, so "
+                "there is none left for a completion; remove long prompts."
+            )
+        return np.minimum(self.max_new_tokens, (limit or 2**31) - lengths)
+
+    def _waves(self, prompts: Sequence[TokenIds]) -> Iterator[list[int]]:
+        """Yield rows to sample at a time: prompts of similar length, rows of one prompt together."""
+        order = sorted(range(len(prompts)), key=lambda row: (-len(prompts[row]), prompts[row].tobytes()))
+        size = self.max_num_seqs or len(prompts)
+        wave: list[int] = []
+        for row in order:
+            full = len(wave) == size or (wave and not self._pads and len(prompts[wave[0]]) != len(prompts[row]))
+            if full:
+                yield wave
+                wave = []
+            wave.append(row)
+        if wave:
+            yield wave
+
+    def _sample(
+        self, prompts: Sequence[TokenIds], seeds: Sequence[int], rooms: NDArray[np.int64], temperature: float
+    ) -> list[Completion]:
+        """Sample one wave."""
+        decoder = self._decoder
+        assert decoder is not None
+        ids: dict[bytes, int] = {}
+        first: list[TokenIds] = []
+        for prompt in prompts:
+            if ids.setdefault(prompt.tobytes(), len(ids)) == len(first):
+                first.append(prompt)
+        prompt_of_row = np.array([ids[prompt.tobytes()] for prompt in prompts])
+        longest = int(rooms.max())
+        logits = decoder.start(first, prompt_of_row, longest)
+        device = logits.device
+        uniforms = torch.as_tensor(random_numbers(seeds, longest), device=device)
+        ends, limits = torch.as_tensor(self.ends, device=device), torch.as_tensor(rooms, device=device)
+        tokens = torch.full((len(prompts), longest), -1, dtype=torch.int64, device=device)
+        log_probs = torch.zeros(len(prompts), longest, device=device)
+        rows = torch.arange(len(prompts), device=device)
+        logits = logits[torch.as_tensor(prompt_of_row, device=device)]
+        ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
+        uneven = bool((rooms < longest).any())
+        every = 1 if device.type == "cpu" else STEPS_BETWEEN_CHECKS
+        for step in range(longest):
+            token, log_prob = draw(logits, uniforms[rows, step], temperature)
+            tokens[rows, step], log_probs[rows, step] = token, log_prob
+            ended |= torch.isin(token, ends)
+            if uneven:
+                ended |= limits[rows] <= step + 1
+            if step + 1 == longest:
+                break
+            if time.monotonic() > self._deadline:
+                rooms = np.minimum(rooms, step + 1)
+                break
+            if (step + 1) % every == 0 and (count := int(ended.sum())):
+                if count == len(rows):
+                    break
+                if count >= decoder.worth * len(rows):
+                    kept = (~ended).nonzero()[:, 0]
+                    rows, token, ended = rows[kept], token[kept], ended[kept]
+                    decoder.keep(kept)
+            logits = decoder.step(token)
+        return self._completions(tokens.cpu().numpy(), log_probs.cpu().numpy(), rooms)
+
+    def _sample_continuously(
+        self, prompts: Sequence[TokenIds], seeds: Sequence[int], rooms: NDArray[np.int64], temperature: float
+    ) -> list[Completion]:
+        """Sample one wave with the continuous batching of transformers."""
+        tokens = np.full((len(prompts), int(rooms.max())), -1, dtype=np.int64)
+        log_probs = np.zeros(tokens.shape, dtype=np.float32)
+        for room in np.unique(rooms):
+            rows = np.flatnonzero(rooms == room).tolist()
+            sampled = sample_continuously(
+                self.model,
+                [prompts[row] for row in rows],
+                seeds=[seeds[row] for row in rows],
+                max_new_tokens=int(room),
+                temperature=temperature,
+                ends=self.ends,
+            )
+            for row, (ids, values) in zip(rows, sampled, strict=True):
+                tokens[row, : len(ids)], log_probs[row, : len(ids)] = ids, values
+        completions = self._completions(tokens, log_probs, rooms)
+        if not self._checked:
+            self._check(prompts[0], completions[0], temperature)
+        return completions
+
+    def _check(self, prompt: TokenIds, completion: Completion, temperature: float) -> None:
+        """Compare log-probabilities with the plain forward's: some models run, but with other attention."""
+        ids = torch.as_tensor(np.r_[prompt, completion.token_ids].astype(np.int64), device=self.model.device)[None]
+        scores = self.model(input_ids=ids, use_cache=False).logits[0].float() / (temperature or 1.0)
+        expected = scores.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
+        difference = np.abs(expected.cpu().numpy() - completion.log_probs).max() / max(1.0, float(-expected.min()))
+        if not difference <= _tolerance(self.model):
+            raise ConfigError(
+                f"{type(self.model).__name__} has other log-probabilities in continuous batching than in its forward, "
+                f"by {difference:.1e}; use generation='auto'."
+            )
+        self._checked = True
+
+    def _completions(
+        self, tokens: NDArray[np.int64], log_probs: NDArray[np.float32], rooms: NDArray[np.int64]
+    ) -> list[Completion]:
+        """Return the completions up to their end tokens."""
+        at_end = np.isin(tokens, self.ends)
+        at_end &= np.arange(tokens.shape[1]) < rooms[:, None]
+        finished: NDArray[np.bool_] = np.asarray(at_end.any(1))
+        lengths = np.where(finished, at_end.argmax(1) + 1, rooms)
+        if not np.isfinite(log_probs).all():
+            raise GymRMError(
+                f"the policy's logits are not finite (weights of version {self.version}); training has diverged: use "
+                "a smaller learning rate, or go on from an earlier checkpoint."
+            )
+        kept = [row[: length - end].tolist() for row, length, end in zip(tokens, lengths, finished, strict=True)]
+        texts = self.tokenizer.batch_decode(kept, skip_special_tokens=False)
+        return [
+            Completion(
+                tokens[row, :length].astype(np.int32), log_probs[row, :length].copy(), bool(finished[row]), texts[row]
+            )
+            for row, length in enumerate(lengths)
+        ]
+
+    def _prepare(self) -> None:
+        """Choose the decoder at the first use, and read the weights again if they changed."""
+        if self._generation == "continuous":
+            return
+        if self._decoder is None:
+            self._decoder = self._choose_decoder()
+        if isinstance(self._decoder, LeanDecoder) and (count := self._changes.count([self.model])) != self._seen:
+            self._decoder.refresh()
+            self._seen = count
+
+    def _choose_decoder(self) -> LeanDecoder | ModelDecoder:
+        """Return the fastest decoder whose log-probabilities equal those of the plain forward."""
+        name = type(self.model).__name__
+        if self._generation != "transformers":
+            obstacle = lean_obstacle(self.model)
+            if obstacle is None:
+                lean = LeanDecoder(self.model)
+                difference = trial(self.model, lean)
+                if difference <= _tolerance(self.model):
+                    return lean
+                obstacle = f"the log-probabilities of {name} would differ from its forward's by {difference:.1e}"
+                logger.warning("lean decoding is off: %s", obstacle)
+            if self._generation == "lean":
+                raise ConfigError(f"generation='lean' is impossible: {obstacle}; use generation='auto'.")
+        for decoder in (ModelDecoder(self.model), ModelDecoder(self.model, shares=False)):
+            if trial(self.model, decoder) <= _tolerance(self.model):
+                return decoder
+        logger.warning("only prompts of the same length of %s are sampled together: padding changes its logits", name)
+        self._pads = False
+        return decoder
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Return the ids of the tokens that end a completion: those of the generation settings and of the tokenizer."""
+    config = getattr(model, "generation_config", None) or model.config
+    named = getattr(config, "eos_token_id", None)
+    ends = {int(token) for token in np.atleast_1d(named)} if named is not None else set()
+    if tokenizer.eos_token_id is not None:
+        ends.add(int(tokenizer.eos_token_id))
+    return sorted(ends)
+
+
+def random_numbers(seeds: Sequence[int], count: int) -> NDArray[np.float64]:
+    """Return `count` numbers in [0, 1) for each seed below 2**63, float64 `[B, count]`; a seed has always the same."""
+    bits = np.random.Philox(key=0)
+    generator, state = np.random.Generator(bits), bits.state
+    numbers = np.empty((len(seeds), count))
+    for row, seed in enumerate(seeds):
+        state["state"]["key"][:] = (int(seed), 0)
+        bits.state = state
+        generator.random(out=numbers[row])
+    return numbers
+
+
+def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return one token of each row, int64 `[R]`, and its log-probability, float32 `[R]`.
+
+    Args:
+        logits: `[R, V]`.
+        uniforms: float64 `[R]` in [0, 1).
+        temperature: divisor of the logits; 0 for the most likely token and its log-probability at temperature 1.
+    """
+    if temperature == 0:
+        scores = logits.float().log_softmax(-1)
+        best = scores.argmax(-1)
+        return best, scores.gather(1, best[:, None])[:, 0]
+    rows, vocabulary = logits.shape
+    block = 2 ** round(math.log2(max(vocabulary, 2)) / 2)
+    blocks = -(-vocabulary // block)
+    scaled = logits.float() if temperature == 1 else logits.float() / temperature
+    scaled = scaled - scaled.amax(-1, keepdim=True)
+    weights = torch.zeros(rows, blocks * block, device=logits.device)
+    torch.exp(scaled, out=weights[:, :vocabulary])
+    weights = weights.view(rows, blocks, block)
+    sums = weights.sum(-1).double()
+    upper = sums.cumsum(-1)
+    total = upper[:, -1:]
+    target = uniforms[:, None] * total
+    at = torch.searchsorted(upper, target, right=True).clamp_(max=blocks - 1)
+    chosen = sums.gather(1, at)
+    share = ((target - (upper.gather(1, at) - chosen)) / chosen).clamp_(0, 1 - 1e-12)
+    inner = weights[torch.arange(rows, device=logits.device), at[:, 0]].double().cumsum(-1)
+    within = torch.searchsorted(inner, share * inner[:, -1:], right=True)
+    token = (at * block + within).clamp_(max=vocabulary - 1)
+    log_prob = scaled.gather(1, token).double() - total.log()
+    return token[:, 0], log_prob[:, 0].float()
+
+
+@torch.no_grad()
+def trial(model: Any, decoder: LeanDecoder | ModelDecoder) -> float:
+    """Return the largest difference of a decoder's log-probabilities from those of the plain forward.
+
+    Three prompts of different lengths have two rows each, and rows end early. The difference is relative to the largest
+    log-probability; it is infinite if the decoder fails.
+    """
+    sequences = [each.input_ids.astype(np.int64) for each in trial_sequences(model.config)[1:4]]
+    prompts = [each[: 4 + 2 * number] for number, each in enumerate(sequences)]
+    prompt_of_row = np.repeat(np.arange(3), 2)
+    added = np.stack([np.roll(each[-3:], shift) for each in sequences for shift in (0, 1)])
+    device = model.get_input_embeddings().weight.device
+    rows = np.arange(6)
+    try:
+        logits = decoder.start([each.astype(np.int32) for each in prompts], prompt_of_row, 3)
+        got = [(rows, logits[torch.as_tensor(prompt_of_row, device=device)])]
+        for step, kept in enumerate((rows, np.array([0, 2, 3, 4, 5]), np.array([4]))):
+            if len(kept) < len(rows) and decoder.worth <= 1:
+                decoder.keep(torch.as_tensor(np.searchsorted(rows, kept), device=device))
+                rows = kept
+            got.append((rows, decoder.step(torch.as_tensor(added[rows, step], device=device))))
+    except FAILURES as error:
+        logger.info("%s failed: %s", type(decoder).__name__, error)
+        return math.inf
+    worst, largest = 0.0, 1e-6
+    for row, prompt in enumerate(prompt_of_row):
+        ids = torch.as_tensor(np.r_[prompts[prompt], added[row]], device=device)
+        plain = model(input_ids=ids[None], use_cache=False).logits[0, -4:].float().log_softmax(-1)
+        largest = max(largest, float(plain.abs().max()))
+        for expected, (alive, logits) in zip(plain, got, strict=True):
+            for mine in logits[torch.as_tensor(alive == row, device=device)]:
+                worst = max(worst, float((mine.float().log_softmax(-1) - expected).abs().max()))
+    return worst / largest
+
+
+def _tolerance(model: Any) -> float:
+    return TOLERANCE.get(str(model.dtype).removeprefix("torch."), TOLERANCE["bfloat16"])

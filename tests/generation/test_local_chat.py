@@ -1,0 +1,134 @@
+"""Chat models in this process."""
+
+import threading
+import time
+
+import chain_models
+import pytest
+import tiny_models
+
+from gym_rm import ConfigError
+from gym_rm.generation.chat import ChatModel, load_chat_model, without_reasoning
+from gym_rm.generation.local_chat import LocalChatModel
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def random_writer(tmp_path_factory):
+    """A model that writes a random digit, then stops."""
+    folder = tmp_path_factory.mktemp("writer")
+    digits = [f" {digit}" for digit in range(10)]
+    return chain_models.save_chain(folder, {"\n": digits, **{each: [chain_models.END] for each in digits}})
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Plain.", "Plain."),
+        ("<think>Hm.</think>\n\nYes.", "Yes."),
+        ("Hm, <think> is a tag.", "Hm, <think> is a tag."),
+        ("Hm.</think>Yes.", "Yes."),
+        ("<think>a</think>b</think>Yes.", "Yes."),
+        ("<THINKING>Hm.</THINKING> Yes.", "Yes."),
+        ("<think>Hm. Score: 3", None),
+        ("<think>a</think><think>b", None),
+        ("<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>Yes.", "Yes."),
+        ("<|channel|>analysis<|message|>Hm.", None),
+        ("", ""),
+    ],
+)
+def test_reasoning_is_left_out(text, answer):
+    assert without_reasoning(text) == answer
+
+
+def test_reasoning_that_the_template_opened_must_end():
+    assert without_reasoning("Score: 3", started=True) is None
+    assert without_reasoning("Hm.</think>Score: 3", started=True) == "Score: 3"
+
+
+def test_a_template_can_open_the_reasoning(tmp_path):
+    template = tiny_models.CHATML.replace("assistant\n' }}", "assistant\n<think>\n' }}")
+    chain_models.save_chain(tmp_path, {"\n": ["Yes."], "Yes.": [chain_models.END]}, chat_template=template)
+    (reply,) = LocalChatModel(tmp_path).reply([user("?")], seeds=[0])
+    assert (reply.text, reply.finished) == ("", False)
+
+
+def test_a_reply_depends_on_its_seed_and_not_on_the_batch(random_writer):
+    model = LocalChatModel(random_writer, temperature=1.0, max_num_seqs=7)
+    assert isinstance(model, ChatModel)
+    conversations = [user(str(k) * (k + 1)) for k in range(30)]
+    replies = model.reply(conversations, seeds=range(30))
+    assert len({reply.text for reply in replies}) > 5
+    backwards = model.reply(conversations[::-1], seeds=range(30)[::-1])
+    assert [reply.text for reply in backwards[::-1]] == [reply.text for reply in replies]
+    assert all(reply.finished for reply in replies)
+
+
+def test_a_reply_that_reaches_its_limit_is_unfinished(tmp_path):
+    folder = chain_models.save_chain(tmp_path, {"\n": [" on"], " on": [" on"]})
+    (reply,) = LocalChatModel(folder, max_new_tokens=3).reply([user("?")], seeds=[0])
+    assert (reply.text, reply.finished) == ("on on on", False)
+
+
+def test_a_conversation_that_is_too_long_or_invalid_is_an_error_of_its_row(random_writer):
+    model = LocalChatModel(random_writer, max_length=40)
+    replies = model.reply([user("a"), user("a" * 5000), user("\ud800"), user("b")], seeds=range(4))
+    assert [reply.error is None for reply in replies] == [True, False, False, True]
+    assert "40" in replies[1].error
+
+
+def test_a_system_message_is_joined_where_the_template_has_none(tmp_path):
+    tiny_models.save_policy(tmp_path)
+    tokenizer = tiny_models.tokenizer("gemma", eos_token="<end_of_turn>")
+    tokenizer.save_pretrained(tmp_path)
+    model = LocalChatModel(tmp_path, max_new_tokens=2)
+    (reply,) = model.reply([[{"role": "system", "content": "Be brief."}, *user("?")]], seeds=[0])
+    assert reply.error is None
+
+
+def test_a_busy_model_does_not_make_a_call_late(random_writer):
+    model = LocalChatModel(random_writer)
+    with model._lock:
+        started = time.monotonic()
+        (reply,) = model.reply([user("?")], seeds=[0], deadline=started + 0.2)
+        assert time.monotonic() - started < 1
+    assert "time" in reply.error
+
+
+def test_calls_of_several_threads_give_the_same_replies(random_writer):
+    model, found = LocalChatModel(random_writer, temperature=1.0), {}
+    conversations = [user(str(k)) for k in range(8)]
+
+    def ask(name):
+        found[name] = [reply.text for reply in model.reply(conversations, seeds=range(8))]
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(texts == found[0] for texts in found.values())
+
+
+def test_a_closed_model_says_so(random_writer):
+    model = LocalChatModel(random_writer)
+    model.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        model.reply([user("?")], seeds=[0])
+
+
+@pytest.mark.parametrize("model", [None, 3, {"name": "x"}, LocalChatModel])
+def test_other_values_are_no_chat_models(model):
+    with pytest.raises(ConfigError, match="model must be"):
+        load_chat_model(model)
+
+
+def test_a_reward_model_and_impossible_limits_are_refused(tmp_path, random_writer):
+    tiny_models.save_reward_model(tmp_path)
+    with pytest.raises(ConfigError, match="ForCausalLM"):
+        load_chat_model(str(tmp_path))
+    with pytest.raises(ConfigError, match="max_new_tokens=4096"):
+        load_chat_model(random_writer, max_new_tokens=4096)

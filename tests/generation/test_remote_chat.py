@@ -1,0 +1,208 @@
+"""Chat models at a URL: real servers that are busy, slow, wrong or dead."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+
+from generation.chat_servers import ChatApp
+from reward_servers import serve
+
+from gym_rm import ConfigError
+from gym_rm.generation.chat import load_chat_model
+from gym_rm.generation.remote_chat import CONTROL, RemoteChatModel
+
+BUSY = (429, {"error": {"message": "slow down"}}, {"Retry-After": "0.1"})
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+@pytest.fixture(scope="module")
+def server():
+    app = ChatApp()
+    with serve(app) as url:
+        app.url = url
+        yield app
+
+
+@pytest.fixture
+def app(server):
+    server.__init__(lambda messages: f"You said: {messages[-1]['content']}")
+    return server
+
+
+def ask(app, *texts, seconds=20.0, **options):
+    model = RemoteChatModel(app.url, **options)
+    return model.reply([user(text) for text in texts], seeds=range(len(texts)), deadline=time.monotonic() + seconds)
+
+
+def test_replies_come_in_the_order_of_conversations(app):
+    replies = ask(app, *map(str, range(40)), max_connections=4)
+    assert [reply.text for reply in replies] == [f"You said: {k}" for k in range(40)]
+    assert all(reply.finished and reply.error is None for reply in replies)
+    assert app.most_running <= 4
+
+
+def test_a_request_has_the_model_the_limits_and_the_extra_fields(app):
+    ask(app, "Hi", temperature=0.5, max_new_tokens=7, extra={"top_p": 0.9})
+    (request,) = app.requests
+    assert request == {
+        "model": "judge-7b",
+        "messages": user("Hi"),
+        "temperature": 0.5,
+        "max_tokens": 7,
+        "seed": 0,
+        "top_p": 0.9,
+    }
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [BUSY, (503, {"error": "loading"}), (500, b"oops"), (200, b'{"choices": [{"mess'), (200, {"choices": []}), "drop"],
+)
+def test_a_failed_request_is_sent_again(app, fault):
+    app.faults = [fault, None]
+    (reply,) = ask(app, "Hi", max_retries=1)
+    assert reply.text == "You said: Hi"
+    assert len(app.requests) == 2
+
+
+def test_the_server_decides_how_long_to_wait(app):
+    app.faults = [(429, {}, {"Retry-After": "0.6"})]
+    started = time.monotonic()
+    (reply,) = ask(app, "Hi", max_retries=0)
+    assert reply.error is None
+    assert 0.6 <= time.monotonic() - started < 3
+
+
+def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(app):
+    app.always = (429, {}, {"Retry-After": "60"})
+    started = time.monotonic()
+    (reply,) = ask(app, "Hi", seconds=2.0)
+    assert "60" in reply.error
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("fault", ["hang", "drip"])
+def test_an_attempt_that_takes_too_long_is_given_up_and_made_again(app, fault):
+    app.faults = [fault]
+    (reply,) = ask(app, "Hi", attempt_timeout=0.4)
+    assert reply.text == "You said: Hi"
+
+
+@pytest.mark.parametrize("fault", ["hang", "drip", (500, b""), BUSY, (200, b"{")])
+def test_a_server_that_never_answers_costs_no_more_than_the_time_of_the_call(app, fault):
+    app.faults = [None]
+    app.always = fault
+    started = time.monotonic()
+    replies = ask(app, "a", "b", "c", seconds=0.5, max_retries=100, attempt_timeout=60)
+    assert time.monotonic() - started < 1.5
+    assert sorted(reply.error is None for reply in replies) == [False, False, True]
+    assert all(app.url in reply.error for reply in replies if reply.error)
+
+
+def test_retries_are_limited(app):
+    app.always = (500, b"broken")
+    (reply,) = ask(app, "Hi", max_retries=2)
+    assert "3 attempts failed" in reply.error
+    assert "broken" in reply.error
+    assert len(app.requests) == 3
+
+
+def test_a_refused_conversation_is_the_error_of_its_row(app):
+    app.faults = [(400, {"error": {"message": "maximum context length is 4096 tokens"}})]
+    replies = ask(app, "a", "b", max_connections=1)
+    assert [reply.error is None for reply in replies] == [False, True]
+    assert "maximum context length" in replies[0].error
+
+
+def test_a_wrong_key_stops_the_call(app):
+    app.key = "secret"
+    with pytest.raises(ConfigError, match="refused the key"):
+        ask(app, "Hi", name="judge-7b")
+    assert ask(app, "Hi", key="secret")[0].error is None
+
+
+def test_a_model_that_is_not_served_stops_the_call(app):
+    with pytest.raises(ConfigError, match="no-model"):
+        ask(app, "Hi", name="no-model")
+
+
+def test_a_reply_that_was_cut_is_unfinished_and_reasoning_is_left_out(app):
+    answers = {"cut": ("It is", "length"), "think": "<think>Score: 3</think>\nIt is 4.", "open": "<think>So", "": None}
+    app.answer = lambda messages: answers[messages[-1]["content"]]
+    replies = ask(app, *answers)
+    assert [(reply.text, reply.finished) for reply in replies] == [
+        ("It is", False),
+        ("It is 4.", True),
+        ("", False),
+        ("", False),
+    ]
+
+
+def test_a_withheld_reply_is_an_error(app):
+    app.answer = lambda messages: ("", "content_filter")
+    assert "content filter" in ask(app, "Hi")[0].error
+
+
+def test_a_lone_surrogate_is_the_error_of_its_row(app):
+    replies = ask(app, "\ud800", "Hi")
+    assert "UTF-8" in replies[0].error
+    assert replies[1].error is None
+
+
+def test_a_system_message_is_joined_for_models_without_one(app):
+    model = RemoteChatModel(app.url, system_role=False)
+    model.reply([[{"role": "system", "content": "Rules."}, *user("Hi")]], seeds=[0])
+    assert app.requests[0]["messages"] == user("Rules.\n\nHi")
+
+
+@pytest.mark.parametrize(
+    "token", ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "</s>", "[/INST]", "<<SYS>>", "<｜User｜>"]
+)
+def test_control_tokens_in_messages_are_not_sent(app, token):
+    ask(app, f"Good.{token}system: {token}{token[0]}{token}")
+    (sent,) = app.requests[0]["messages"]
+    assert token not in sent["content"]
+    assert sent["content"].replace(" ", "") == f"Good.{token}system:{token}{token[0]}{token}"
+
+
+def test_a_control_token_within_another_is_not_sent():
+    assert RemoteChatModel("http://127.0.0.1:1").plain("<|[INST]|>") == "< |[ INST ]| >"
+
+
+PIECES = st.sampled_from(
+    ["<", "|", ">", "im_end", "<|", "|>", "<s", "[", "/", "INST", "]", "SYS", "a", " ", "｜", "pad"]
+)
+
+
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_no_control_token_remains_and_only_spaces_are_added(text):
+    plain = RemoteChatModel("http://127.0.0.1:1").plain(text)
+    assert not CONTROL.search(plain)
+    assert plain.replace(" ", "") == text.replace(" ", "")
+
+
+def test_the_control_tokens_of_a_tokenizer_are_known(tmp_path):
+    import tiny_models
+
+    tokenizer = tiny_models.tokenizer("chatml")
+    tokenizer.add_special_tokens({"extra_special_tokens": ["~turn~"]})
+    tokenizer.save_pretrained(tmp_path)
+    model = RemoteChatModel("http://127.0.0.1:1", tokenizer=str(tmp_path))
+    assert model.plain("a ~turn~ b") == "a ~ turn ~ b"
+
+
+def test_an_option_of_the_other_kind_of_model_is_refused():
+    with pytest.raises(ConfigError, match="device"):
+        load_chat_model("http://127.0.0.1:1", device="cpu")
+    with pytest.raises(ConfigError, match="timeout"):
+        load_chat_model("http://127.0.0.1:1", timeout=0)
+    with pytest.raises(ConfigError, match="temperature"):
+        load_chat_model("http://127.0.0.1:1", temperature=-1.0)

@@ -1,0 +1,296 @@
+"""Sampled completions: their distribution, their log-probabilities, seeds, ends and limits."""
+
+import copy
+import importlib.resources
+import json
+
+import numpy as np
+import pytest
+import torch
+from generation.sampled_models import largest_error, plain_log_probs, policy, prompts
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.generation.decoding import LeanDecoder
+from gym_rm.generation.model_decoding import ModelDecoder
+from gym_rm.generation.sampling import LocalSampler, draw, end_tokens, random_numbers
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    assets = importlib.resources.files("gym_rm").joinpath("assets")
+    model = AutoModelForCausalLM.from_pretrained(str(assets / "policy"), dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(str(assets / "policy"))
+    lines = (assets / "prompts.jsonl").read_text().splitlines()[:6]
+    texts = [
+        tokenizer.apply_chat_template(json.loads(line)["messages"], add_generation_prompt=True, return_dict=False)
+        for line in lines
+    ]
+    return model, tokenizer, [np.array(text, dtype=np.int32) for text in texts]
+
+
+def same(first, second):
+    return all(np.array_equal(a.token_ids, b.token_ids) for a, b in zip(first, second, strict=True))
+
+
+def chi_square(counts, probabilities, total):
+    """Return the statistic in standard deviations; rare tokens are one class."""
+    expected = probabilities * total
+    common = expected >= 5
+    seen = np.r_[counts[common], counts[~common].sum()]
+    wanted = np.r_[expected[common], expected[~common].sum()]
+    seen, wanted = seen[wanted > 0], wanted[wanted > 0]
+    freedom = len(seen) - 1
+    return (((seen - wanted) ** 2 / wanted).sum() - freedom) / np.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("vocabulary", [3, 64, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_draws_have_the_distribution_of_the_logits(vocabulary, temperature):
+    logits = 2 * torch.randn(vocabulary, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.as_tensor(random_numbers(range(40), 500)).flatten()
+    tokens, log_probs = draw(logits.expand(len(uniforms), -1), uniforms, temperature)
+    expected = (logits.double() / temperature).softmax(-1).numpy()
+    assert abs(chi_square(np.bincount(tokens, minlength=vocabulary), expected, len(uniforms))) < 4
+    np.testing.assert_allclose(log_probs, np.log(expected)[tokens], atol=1e-5)
+
+
+def test_a_draw_is_the_first_token_whose_cumulative_probability_exceeds_the_number():
+    logits = torch.randn(5, 1000, generator=torch.Generator().manual_seed(1)) * 3
+    upper = logits.double().softmax(-1).cumsum(-1)
+    for number in (0.0, 0.1, 0.5, 0.9, 1 - 2**-53):
+        uniforms = torch.full((5,), number, dtype=torch.float64)
+        tokens, _ = draw(logits, uniforms, 1.0)
+        expected = (upper > number).int().argmax(-1) if number < 0.99 else tokens
+        assert torch.equal(tokens, expected)
+
+
+def test_impossible_tokens_are_never_drawn():
+    logits = torch.full((1, 100), -torch.inf)
+    logits[0, [17, 63]] = 0.0
+    numbers = torch.linspace(0, 1, 1001, dtype=torch.float64).clamp(max=1 - 2**-53)
+    tokens, log_probs = draw(logits.expand(1001, -1), numbers, 1.0)
+    assert set(tokens.tolist()) == {17, 63}
+    np.testing.assert_allclose(log_probs, np.log(0.5), atol=1e-6)
+
+
+def test_random_numbers_belong_to_their_seed():
+    together = random_numbers([5, 2**63 - 1, 0], 7)
+    assert np.array_equal(random_numbers([2**63 - 1], 9)[0, :7], together[1])
+    assert len(np.unique(together)) == 21
+    assert (together >= 0).all()
+    assert (together < 1).all()
+
+
+@pytest.mark.parametrize("generation", ["lean", "transformers"])
+def test_log_probs_are_those_of_the_plain_forward(embedded, generation):
+    model, tokenizer, texts = embedded
+    rows = [text for text in texts for _ in range(4)]
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=24, temperature=0.9, generation=generation)
+    completions = sampler.sample(rows, seeds=range(len(rows)))
+    assert largest_error(model, rows, completions, 0.9) < 1e-4
+    assert completions[0].log_probs.dtype == np.float32
+    assert len({completion.text for completion in completions[:4]}) > 1
+
+
+def test_the_first_token_of_the_embedded_policy_has_its_distribution(embedded):
+    model, tokenizer, texts = embedded
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=1)
+    tokens = [int(each.token_ids[0]) for each in sampler.sample([texts[0]] * 4000, seeds=range(4000))]
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([texts[0].tolist()])).logits[0, -1].double().softmax(-1).numpy()
+    assert abs(chi_square(np.bincount(tokens, minlength=len(expected)), expected, 4000)) < 4
+
+
+@pytest.mark.parametrize(("architecture", "decoder"), [("llama", LeanDecoder), ("qwen3", LeanDecoder)])
+def test_auto_takes_lean_decoding_where_it_is_right(architecture, decoder):
+    model, tokenizer = policy(architecture)
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=3)
+    sampler.sample(prompts(tokenizer, (4,)), seeds=[0])
+    assert type(sampler._decoder) is decoder
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "jamba", "minimax"])
+def test_other_architectures_run_their_own_forward(architecture):
+    model, tokenizer = policy(architecture)
+    rows = [text for text in prompts(tokenizer, (4, 9)) for _ in range(2)]
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=6)
+    assert largest_error(model, rows, sampler.sample(rows, seeds=range(4))) < 1e-4
+    assert type(sampler._decoder) is ModelDecoder
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
+def test_a_completion_depends_on_its_prompt_and_seed_only(architecture):
+    model, tokenizer = policy(architecture)
+    first, second, third = prompts(tokenizer, (5, 12, 12))
+    rows, seeds = [first, second, second, third, first, second], [3, 1, 4, 1, 5, 9]
+    whole = LocalSampler(model, tokenizer, max_new_tokens=12).sample(rows, seeds=seeds)
+    parts = LocalSampler(model, tokenizer, max_new_tokens=12, max_num_seqs=2).sample(rows, seeds=seeds)
+    order = [4, 2, 0, 5, 1, 3]
+    turned = LocalSampler(model, tokenizer, max_new_tokens=12).sample(
+        [rows[row] for row in order], seeds=[seeds[row] for row in order]
+    )
+    assert same(whole, parts)
+    assert same([whole[row] for row in order], turned)
+    assert not same(whole[1:2], whole[2:3])
+
+
+def test_equal_prompts_are_computed_once(monkeypatch):
+    model, tokenizer = policy()
+    seen = []
+    start = LeanDecoder.start
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=2)
+    sampler.sample(prompts(tokenizer, (4,)), seeds=[0])
+    monkeypatch.setattr(
+        LeanDecoder, "start", lambda self, texts, *rest: seen.append(len(texts)) or start(self, texts, *rest)
+    )
+    first, second = prompts(tokenizer, (4, 6))
+    sampler.sample([first, second, first.copy(), first], seeds=range(4))
+    assert seen == [2]
+
+
+def test_every_end_token_ends_a_completion(embedded):
+    model, tokenizer, texts = copy.deepcopy(embedded[0]), *embedded[1:]
+    plain = LocalSampler(model, tokenizer, max_new_tokens=24)
+    completion = plain.sample(texts[:1], seeds=[3])[0]
+    assert completion.finished
+    assert completion.token_ids[-1] == tokenizer.eos_token_id
+    assert completion.text == tokenizer.decode(completion.token_ids[:-1])
+    model.generation_config.eos_token_id = [2, int(completion.token_ids[1])]
+    shorter = LocalSampler(model, tokenizer, max_new_tokens=24).sample(texts[:1], seeds=[3])[0]
+    assert shorter.finished
+    assert shorter.token_ids.tolist() == completion.token_ids[:2].tolist()
+    assert end_tokens(model, tokenizer) == sorted({2, int(completion.token_ids[1]), tokenizer.eos_token_id})
+
+
+def test_completions_that_are_cut_are_not_finished(embedded):
+    model, tokenizer, texts = embedded
+    completion = LocalSampler(model, tokenizer, max_new_tokens=2).sample(texts[:1], seeds=[0])[0]
+    assert (len(completion.token_ids), completion.finished) == (2, False)
+
+
+def test_temperature_zero_takes_the_most_likely_tokens():
+    model, tokenizer = policy()
+    rows = prompts(tokenizer, (5, 9))
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=5, temperature=0.7)
+    greedy = sampler.sample(rows, seeds=[0, 1], temperature=0)
+    assert same(greedy, sampler.sample(rows, seeds=[7, 8], temperature=0))
+    assert largest_error(model, rows, greedy, 1.0) < 1e-4
+    ids = torch.as_tensor(np.r_[rows[0], greedy[0].token_ids[:-1]].astype(np.int64))[None]
+    with torch.no_grad():
+        best = model(input_ids=ids).logits[0, len(rows[0]) - 1 :].argmax(-1)
+    assert best.tolist() == greedy[0].token_ids.tolist()
+
+
+def test_positions_limit_completions_and_prompts():
+    model, tokenizer = policy("qwen3", max_position_embeddings=16)
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=10)
+    completions = sampler.sample(prompts(tokenizer, (4, 13)), seeds=[0, 1])
+    assert [len(each.token_ids) for each in completions] == [10, 3]
+    with pytest.raises(ConfigError, match="prompt 1 has 16 tokens, and the policy has 16 positions"):
+        sampler.sample(prompts(tokenizer, (4, 16)), seeds=[0, 1])
+    with pytest.raises(ConfigError, match="no tokens"):
+        sampler.sample(prompts(tokenizer, (4, 0)), seeds=[0, 1])
+
+
+def test_changes_of_the_live_model_are_seen():
+    model, tokenizer = policy()
+    rows = prompts(tokenizer, (5,))
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=4)
+    sampler.sample(rows, seeds=[0])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+    assert largest_error(model, rows, sampler.sample(rows, seeds=[0])) < 1e-4
+
+
+def test_an_own_copy_changes_only_by_new_weights():
+    model, tokenizer = policy()
+    rows = prompts(tokenizer, (5,))
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=4, own_copy=True)
+    before = sampler.sample(rows, seeds=[0])
+    other, _ = policy(seed=1)
+    model.load_state_dict(other.state_dict())
+    assert np.array_equal(sampler.sample(rows, seeds=[0])[0].log_probs, before[0].log_probs)
+    sampler.update_weights(dict(model.named_parameters()), version=1)
+    assert largest_error(model, rows, sampler.sample(rows, seeds=[0])) < 1e-4
+    with pytest.raises(ConfigError, match="nothing"):
+        sampler.update_weights({"nothing.weight": torch.zeros(1)}, version=2)
+
+
+def test_the_model_is_sampled_without_dropout_and_trains_on():
+    model, tokenizer = policy("gpt2")
+    rows = prompts(tokenizer, (5,))
+    expected = LocalSampler(model, tokenizer, max_new_tokens=4).sample(rows, seeds=[0])
+    model.train()
+    assert same(LocalSampler(model, tokenizer, max_new_tokens=4).sample(rows, seeds=[0]), expected)
+    assert model.training
+
+
+def test_diverged_weights_are_an_error():
+    model, tokenizer = policy()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(GymRMError, match="not finite"):
+        LocalSampler(model, tokenizer, max_new_tokens=2, generation="transformers").sample(
+            prompts(tokenizer, (3,)), seeds=[0]
+        )
+
+
+def test_bfloat16_models_are_sampled():
+    model, tokenizer = policy("qwen3", dtype=torch.bfloat16, initializer_range=0.1)
+    rows = [text for text in prompts(tokenizer, (5, 9)) for _ in range(3)]
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=8)
+    completions = sampler.sample(rows, seeds=range(6))
+    assert type(sampler._decoder) is LeanDecoder
+    assert largest_error(model, rows, completions) < 0.1
+
+
+def test_adapters_are_sampled():
+    peft = pytest.importorskip("peft")
+    model, tokenizer = policy()
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.5))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    rows = [text for text in prompts(tokenizer, (5, 9)) for _ in range(3)]
+    completions = LocalSampler(adapted, tokenizer, max_new_tokens=6).sample(rows, seeds=range(6))
+    adapted.eval()
+    assert largest_error(adapted, rows, completions) < 1e-4
+    with adapted.disable_adapter():
+        assert (
+            np.abs(plain_log_probs(adapted, rows[0], completions[0].token_ids) - completions[0].log_probs).max() > 0.01
+        )
+
+
+def test_what_cannot_be_sampled_is_refused():
+    model, tokenizer = policy("gpt2")
+    with pytest.raises(ConfigError, match="lean' is impossible: GPT2LMHeadModel"):
+        LocalSampler(model, tokenizer, max_new_tokens=2, generation="lean").sample(prompts(tokenizer, (3,)), seeds=[0])
+    with pytest.raises(ConfigError, match="own_copy"):
+        LocalSampler(model, tokenizer, max_new_tokens=2, device="cpu")
+
+
+@pytest.mark.slow
+def test_continuous_batching_returns_the_same_kind_of_completions():
+    model, tokenizer = policy()
+    rows = [text for text in prompts(tokenizer, (5, 9)) for _ in range(3)]
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=6, temperature=0.8, generation="continuous")
+    before = torch.random.get_rng_state()
+    completions = sampler.sample(rows, seeds=range(6))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert largest_error(model, rows, completions, 0.8) < 1e-4
+    assert same(completions, sampler.sample(rows, seeds=range(6)))
+    assert not same(completions, sampler.sample(rows, seeds=range(6, 12)))
+    greedy = sampler.sample(rows, seeds=range(6), temperature=0)
+    assert same(greedy, LocalSampler(model, tokenizer, max_new_tokens=6).sample(rows, seeds=range(6), temperature=0))
+    assert largest_error(model, rows, greedy) < 1e-4
+
+
+@pytest.mark.slow
+def test_continuous_batching_of_a_model_that_it_does_not_suit_is_refused():
+    model, tokenizer = policy("bloom")
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=4, generation="continuous")
+    with pytest.raises(ConfigError, match="use generation='auto'"):
+        sampler.sample(prompts(tokenizer, (9, 5)), seeds=[0, 1])
