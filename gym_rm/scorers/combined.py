@@ -1,25 +1,22 @@
-"""Several scorers as one: a weighted sum of their rewards, or an ensemble of reward models.
+"""Several scorers as one: the base class, and ensembles of reward models.
 
-A row has a score only if every scorer returned one, because a sum without one component is a different reward.
+A row has a score only if every scorer that it needs returned one, because a sum without one component is a different
+reward.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from gym_rm.checks import finite, one_of
-from gym_rm.errors import ConfigError, nearest
-from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, release_scorer, try_score
+from gym_rm.errors import ConfigError
+from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, check_rows, release_scorer, try_score
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
@@ -27,43 +24,11 @@ EnsembleReduction: TypeAlias = Literal["mean", "min", "mean_minus_std"]
 ENSEMBLE_REDUCTIONS = ("mean", "min", "mean_minus_std")
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Mean and standard deviation of a component on a fixed set of conversations, to make components comparable.
-
-    Attributes:
-        mean, std: statistics of the component; a weighted sum uses `(value - mean) / std`.
-        data_hash: first 16 hex digits of the SHA-256 of the conversations that it was fitted on; None if unknown.
-        num_conversations: number of conversations that it was fitted on.
-
-    Raises:
-        ConfigError: `mean` or `std` is not finite, or `std` is not positive.
-    """
-
-    mean: float
-    std: float
-    data_hash: str | None = None
-    num_conversations: int = 0
-
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.mean) and np.isfinite(self.std) and self.std > 0):
-            raise ConfigError(
-                f"calibration: mean must be finite and std positive, got mean={self.mean} and std={self.std}."
-            )
-
-    @classmethod
-    def fit(cls, values: RewardArray, conversations: Sequence[Conversation]) -> Calibration:
-        """Return the calibration that normalises these values to mean 0 and standard deviation 1."""
-        return cls(
-            float(values.mean(dtype=np.float64)),
-            float(values.std(dtype=np.float64)),
-            hash_conversations(conversations),
-            len(conversations),
-        )
-
-
 class CombinedScorer(abc.ABC):
     """Base class of scorers that call several named scorers and reduce their rewards to one.
+
+    Scorers with a model in this process run one after the other, because they share its device. All others, such as
+    servers, judges, verifiers and functions, run in threads beside them.
 
     The rewards of each scorer become the component with its name. Its own components become `"name/component"`, and
     its infos become `"name/info"`. An episode ends if any of the scorers ends it.
@@ -116,8 +81,9 @@ class CombinedScorer(abc.ABC):
         Raises:
             ScoringError: a score is missing in some rows; the attribute `scores` has the other rows.
         """
-        results = {name: try_score(scorer, conversations, prompts) for name, scorer in self.scorers.items()}
-        errors: list[str | None] = [None] * len(conversations)
+        check_rows(conversations, prompts)
+        results = self._results(conversations, prompts)
+        errors = self._row_errors(len(conversations), prompts)
         components: dict[str, RewardArray] = {}
         for name, scores in results.items():
             mine = {name: scores.rewards, **{f"{name}/{key}": values for key, values in scores.components.items()}}
@@ -128,6 +94,7 @@ class CombinedScorer(abc.ABC):
             components |= mine
             for row in scores.failed_rows:
                 errors[row] = errors[row] or f"{name}: {scores.errors[row]}"
+        components |= {name: np.full(len(conversations), np.nan) for name in self.scorers if name not in components}
         ends = [scores.terminations for scores in results.values() if scores.terminations is not None]
         combined = Scores.from_rewards(
             self._reduce(components),
@@ -137,11 +104,47 @@ class CombinedScorer(abc.ABC):
             infos={f"{name}/{key}": values for name, each in results.items() for key, values in each.infos.items()},
             provenance=self._provenance(results),
         )
-        return dataclasses.replace(
-            combined,
-            num_tokens=np.max([scores.num_tokens for scores in results.values()], axis=0),
-            truncated_tokens=np.max([scores.truncated_tokens for scores in results.values()], axis=0),
-        ).raise_for_errors()
+        most = {
+            name: np.max([getattr(combined, name), *(getattr(each, name) for each in results.values())], axis=0)
+            for name in ("num_tokens", "truncated_tokens")
+        }
+        return dataclasses.replace(combined, **most).raise_for_errors()
+
+    def _row_errors(self, size: int, prompts: Prompts) -> list[str | None]:
+        """Return why a row cannot be scored, or None, for each of N rows."""
+        return [None] * size
+
+    def _results(self, conversations: Sequence[Conversation], prompts: Prompts) -> dict[str, Scores]:
+        """Return the scores of every scorer, `[N]` each; NaN without an error where a scorer was not asked."""
+        every = list(range(len(conversations)))
+        return self._ask(dict.fromkeys(self.scorers, every), conversations, prompts)
+
+    def _ask(
+        self, rows: Mapping[str, Sequence[int]], conversations: Sequence[Conversation], prompts: Prompts
+    ) -> dict[str, Scores]:
+        """Score some rows with each of the named scorers, and return `[N]` scores of each."""
+
+        def ask(names: Sequence[str]) -> list[tuple[str, Scores]]:
+            return [(name, self._score_rows(name, rows[name], conversations, prompts)) for name in names]
+
+        jobs: dict[object, list[str]] = {}  # the names of one scorer, and of all models, run one after the other
+        for name in rows:
+            jobs.setdefault("models" if _has_model(self.scorers[name]) else id(self.scorers[name]), []).append(name)
+        ours = jobs.pop("models", None) or (jobs.popitem()[1] if jobs else [])
+        with ThreadPoolExecutor(max(1, len(jobs)), thread_name_prefix="gym_rm scorer") as threads:
+            others = [threads.submit(ask, names) for names in jobs.values()]
+            found = [*ask(ours), *(pair for other in others for pair in other.result())]
+        scores = dict(found)
+        return {name: scores[name] for name in rows}
+
+    def _score_rows(
+        self, name: str, rows: Sequence[int], conversations: Sequence[Conversation], prompts: Prompts
+    ) -> Scores:
+        if len(rows) == len(conversations):
+            return try_score(self.scorers[name], conversations, prompts)
+        given = None if prompts is None else [prompts[row] for row in rows]
+        scores = try_score(self.scorers[name], [conversations[row] for row in rows], given)
+        return scores.scatter(rows, len(conversations))
 
     @property
     def respond(self) -> Any:
@@ -239,125 +242,7 @@ class EnsembleScorer(CombinedScorer):
                 return np.asarray(stacked.mean(axis=1) - self.coefficient * stacked.std(axis=1))
 
 
-class WeightedScorer(CombinedScorer):
-    """`sum_k weight_k * (component_k - mean_k) / std_k` over the components of several scorers.
-
-    Args:
-        scorers: see `CombinedScorer`.
-        weights: weight by component, `"scorer"` or `"scorer/component"`; or one weight per scorer. None is a weight of
-            1 for the rewards of every scorer.
-        normalization: `Calibration` (or its fields) by component, or a JSON file of `save_calibration`. A component
-            without a calibration is not normalised.
-
-    Raises:
-        ConfigError: a weight or calibration is for a component that no scorer returns.
-
-    Example:
-        >>> import gym_rm
-        >>> lengths = lambda conversations: [len(c[-1]["content"]) for c in conversations]
-        >>> scorers = {"length": lengths, "bonus": lambda conversations: [1.0] * len(conversations)}
-        >>> scorer = WeightedScorer(scorers, weights={"length": 0.5, "bonus": 2})
-        >>> scores = scorer.score([[{"role": "assistant", "content": "four"}]])
-        >>> scores.rewards.tolist(), scores.components["length"].tolist()
-        ([4.0], [4.0])
-    """
-
-    def __init__(
-        self,
-        scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike],
-        *,
-        weights: Mapping[str, float] | Sequence[float] | None = None,
-        normalization: Mapping[str, Calibration | Mapping[str, Any]] | str | os.PathLike[str] | None = None,
-    ) -> None:
-        names = list(self._named(scorers))
-        if weights is None:
-            weights = dict.fromkeys(names, 1.0)
-        elif not isinstance(weights, Mapping):
-            if not isinstance(weights, Sequence | np.ndarray) or len(weights) != len(names):
-                raise ConfigError(f"weights must have one number for each of the scorers {names}, got {weights!r:.80}.")
-            weights = dict(zip(names, weights, strict=True))
-        if not weights:
-            raise ConfigError(f"weights must have at least one of the components of the scorers {names}, got none.")
-        if isinstance(normalization, str | os.PathLike):
-            normalization = _read_calibration(normalization)
-        if not isinstance(normalization, Mapping | None):
-            raise ConfigError(
-                "normalization must be a dict of mean and std by component; got "
-                f"{type(normalization).__name__} {normalization!r:.80}."
-            )
-        self.weights = {name: finite(f"weights[{name!r}]", weight) for name, weight in weights.items()}
-        self.normalization = {name: _calibration(name, value) for name, value in (normalization or {}).items()}
-        for component in [*self.weights, *self.normalization]:
-            if not any(component == name or component.startswith(f"{name}/") for name in names):
-                hint = nearest(component, names) or nearest(component.partition("/")[0], names)
-                raise ConfigError(f"{component!r} is not a component of the scorers {names}.{hint}")
-        super().__init__(scorers)  # last, so that an invalid setting loads nothing
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Weights and calibrations."""
-        return {
-            "weights": self.weights,
-            "normalization": {name: dataclasses.asdict(value) for name, value in self.normalization.items()},
-        }
-
-    def calibrate(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> WeightedScorer:
-        """Return this scorer with every weighted component normalised to mean 0 and std 1 on these conversations.
-
-        Raises:
-            ConfigError: a component is equal for all conversations.
-            ScoringError: some conversations have no score.
-        """
-        components = self.score(conversations, prompts).components
-        for name in self.weights:
-            if np.ptp(_component(components, name)) == 0:
-                raise ConfigError(
-                    f"component {name!r} is equal for all {len(conversations)} conversations, so it cannot be "
-                    "normalised; calibrate on more conversations, or remove its weight."
-                )
-        fitted = {name: Calibration.fit(_component(components, name), conversations) for name in self.weights}
-        return WeightedScorer(self.scorers, weights=self.weights, normalization=fitted)
-
-    def save_calibration(self, file: str | os.PathLike[str]) -> None:
-        """Write the calibrations and the hash of their conversations to a JSON file for `normalization=`."""
-        Path(file).write_text(json.dumps(self.settings["normalization"], indent=2) + "\n")
-
-    def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
-        terms = []
-        for name, weight in self.weights.items():
-            values = _component(components, name)
-            scale = self.normalization.get(name)
-            terms.append(weight * (values if scale is None else (values - scale.mean) / scale.std))
-        return np.asarray(np.stack(terms, axis=1).sum(axis=1, dtype=np.float64))
-
-
-def hash_conversations(conversations: Sequence[Conversation]) -> str:
-    """Return the first 16 hex digits of the SHA-256 of all roles and contents."""
-    plain = [[[message["role"], message["content"]] for message in conversation] for conversation in conversations]
-    return hashlib.sha256(json.dumps(plain, ensure_ascii=True).encode()).hexdigest()[:16]
-
-
-def _component(components: Mapping[str, RewardArray], name: str) -> RewardArray:
-    if name not in components:
-        raise ConfigError(
-            f"component {name!r} is not returned by any scorer; expected one of {sorted(components)}."
-            f"{nearest(name, components)}"
-        )
-    return components[name]
-
-
-def _calibration(component: str, value: Calibration | Mapping[str, Any]) -> Calibration:
-    if isinstance(value, Calibration):
-        return value
-    try:
-        return Calibration(**value)
-    except TypeError as error:
-        raise ConfigError(f"normalization[{component!r}] must have mean and std, got {value!r}.") from error
-
-
-def _read_calibration(file: str | os.PathLike[str]) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(Path(file).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"normalization: cannot read the file {os.fspath(file)!r}: {error}") from error
-    return found
+def _has_model(scorer: Any) -> bool:
+    """Return whether a scorer, or one that it combines, has a model in this process."""
+    inner = getattr(scorer, "scorers", None)
+    return hasattr(scorer, "executor") or (isinstance(inner, Mapping) and any(map(_has_model, inner.values())))

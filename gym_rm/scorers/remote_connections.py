@@ -272,7 +272,7 @@ class Connections:
     def _gave_up(self, state: _Attempts, why: str = "") -> RemoteError:
         names = ", ".join(endpoint.url for endpoint in self.endpoints)
         return RemoteError(
-            f"no score from {names}: {why}{state.described()}. Check that the server runs and that the URL is right, "
+            f"no answer from {names}: {why}{state.described()}. Check that the server runs and that the URL is right, "
             "or pass a larger timeout= or max_retries=."
         )
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
 from gym_rm.scorers.batching import MicroBatchingScorer
-from gym_rm.scorers.combined import Calibration, EnsembleScorer, WeightedScorer, hash_conversations
+from gym_rm.scorers.combined import EnsembleScorer
+from gym_rm.scorers.weighted import Calibration, WeightedScorer, hash_conversations
 from gym_rm.testing import check_scorer
 from tests import tiny_models
 

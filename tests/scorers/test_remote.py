@@ -257,7 +257,7 @@ def shared_app():
 
 
 def test_a_server_that_does_not_answer_is_an_error_with_its_url():
-    with pytest.raises(RemoteError, match=r"no score from http://127.0.0.1:\d+: .*Check that the server runs"):
+    with pytest.raises(RemoteError, match=r"no answer from http://127.0.0.1:\d+: .*Check that the server runs"):
         load_scorer(f"http://127.0.0.1:{free_port()}", startup_timeout=0.3)
 
 

@@ -1,0 +1,284 @@
+"""Rules for the form of a reply: format, length, repetition and language. They need no model."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import json
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import regex
+
+from gym_rm.checks import finite, integer, one_of
+from gym_rm.engine.text.messages import reply_text
+from gym_rm.errors import ConfigError, ConversationError, nearest
+from gym_rm.scorer import check_rows
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt, Prompts, Provenance
+
+MATCHING_SECONDS = 0.1
+"""Most time of a regular expression on one reply; a reply that takes longer does not match."""
+
+DETECTED_CHARACTERS = 20_000
+"""Characters of a text whose language is detected."""
+
+Unit = Literal["characters", "words"]
+
+
+class Rule(abc.ABC):
+    """Base class of rules: a number for the last reply of each conversation."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Apply the rule to the last reply of N conversations.
+
+        Raises:
+            ConfigError: the arguments are not lists of one length.
+            ScoringError: a conversation does not end with a reply in text.
+        """
+        check_rows(conversations, prompts)
+        rewards = [math.nan] * len(conversations)
+        errors: list[str | None] = [None] * len(conversations)
+        for row, conversation in enumerate(conversations):
+            try:
+                reply = reply_text(conversation)
+            except ConversationError as error:
+                errors[row] = str(error)
+            else:
+                rewards[row] = self.value(reply, None if prompts is None else prompts[row])
+        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return Scores.from_rewards(
+            rewards, errors=errors, provenance=Provenance(type(self).__name__, "rule", settings=settings)
+        ).raise_for_errors()
+
+    @abc.abstractmethod
+    def value(self, reply: str, prompt: Prompt | None) -> float:
+        """Return the number for a reply."""
+
+
+class FormatScorer(Rule):
+    """1.0 if the whole reply has a format, else 0.0.
+
+    Args:
+        format: `"think_answer"`: `<think>...</think>`, a line break, `<answer>...</answer>`, and nothing else;
+            `"boxed"`: has `\\boxed{...}` with something in it; `"json"`: is one JSON value; `"fenced_code"`: has a code
+            block in a fence.
+        pattern: instead of `format`, a regular expression that must match the whole reply (`.` matches line breaks).
+            A reply on which it takes longer than `MATCHING_SECONDS` does not match.
+
+    Raises:
+        ConfigError: not exactly one of both is given, or it is invalid.
+
+    Example:
+        >>> rule = FormatScorer(pattern=r"It is \\d+\\.")
+        >>> rule.score([[{"role": "assistant", "content": "It is 18."}]]).rewards.tolist()
+        [1.0]
+    """
+
+    def __init__(self, *, format: str | None = None, pattern: str | None = None) -> None:
+        if (format is None) == (pattern is None):
+            raise ConfigError(f"give either format or pattern, got format={format!r} and pattern={pattern!r}.")
+        self.format, self.pattern = format, pattern
+        if format is not None:
+            one_of("format", format, list(FORMATS))
+        else:
+            try:
+                self._compiled = regex.compile(pattern, regex.DOTALL)
+            except (regex.error, TypeError, RecursionError) as error:
+                raise ConfigError(f"pattern must be a regular expression, got {pattern!r:.100}: {error}.") from error
+
+    def value(self, reply: str, prompt: Prompt | None) -> float:
+        """Return whether the reply has the format, as 1.0 or 0.0."""
+        if self.format is not None:
+            return float(FORMATS[self.format](reply))
+        try:
+            return float(self._compiled.fullmatch(reply, timeout=MATCHING_SECONDS) is not None)
+        except TimeoutError:
+            return 0.0
+
+
+class LengthScorer(Rule):
+    """0.0 for a reply of an allowed length, falling to -1.0 outside of it.
+
+    A reply longer than `max_length` minus `buffer` has `(max_length - buffer - length) / buffer`, and at least -1.0:
+    the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13). Below `min_length` it is
+    `length / min_length - 1`.
+
+    Args:
+        max_length: length from which the value is -1.0.
+        buffer: length before it over which the value falls; None for a quarter of `max_length`.
+        min_length: shortest reply without a penalty.
+        unit: `"characters"` or `"words"`.
+
+    Raises:
+        ConfigError: a length is invalid.
+
+    Example:
+        >>> rule = LengthScorer(max_length=8, buffer=4, unit="words")
+        >>> rule.score([[{"role": "assistant", "content": "one two three four five six"}]]).rewards.tolist()
+        [-0.5]
+    """
+
+    def __init__(
+        self, *, max_length: int, buffer: int | None = None, min_length: int = 0, unit: Unit = "characters"
+    ) -> None:
+        self.max_length = integer("max_length", max_length, minimum=1)
+        self.buffer = max(1, self.max_length // 4) if buffer is None else integer("buffer", buffer, minimum=1)
+        self.min_length = integer("min_length", min_length, minimum=0)
+        self.unit: Unit = one_of("unit", unit, ("characters", "words"))
+        if self.min_length > self.max_length - self.buffer:
+            raise ConfigError(
+                f"min_length={self.min_length} must be at most max_length - buffer = {self.max_length - self.buffer}, "
+                "so that some replies have no penalty."
+            )
+
+    def value(self, reply: str, prompt: Prompt | None) -> float:
+        """Return the penalty of a reply, in [-1, 0]."""
+        length = len(reply) if self.unit == "characters" else len(reply.split())
+        if length < self.min_length:
+            return length / self.min_length - 1
+        return min(0.0, max(-1.0, (self.max_length - self.buffer - length) / self.buffer))
+
+
+class RepetitionScorer(Rule):
+    """Minus the share of runs of `size` words that occurred before in the reply, times `weight`.
+
+    Source: the n-gram repetition penalty of arXiv 2502.03373, appendix. Characters of scripts that are written without
+    spaces (Chinese, Japanese, Thai) count as words.
+
+    Args:
+        size: words in a run.
+        weight: the value of a reply that only repeats itself is about minus this.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    Example:
+        >>> RepetitionScorer(size=1).score([[{"role": "assistant", "content": "a b a b"}]]).rewards.tolist()
+        [-0.5]
+    """
+
+    def __init__(self, *, size: int = 4, weight: float = 1.0) -> None:
+        self.size = integer("size", size, minimum=1)
+        self.weight = finite("weight", weight)
+
+    def value(self, reply: str, prompt: Prompt | None) -> float:
+        """Return the penalty of a reply, in [-weight, 0]."""
+        words = _WORD.findall(reply.lower())
+        runs = [tuple(words[start : start + self.size]) for start in range(len(words) - self.size + 1)]
+        return -self.weight * (1 - len(set(runs)) / len(runs)) if runs else 0.0
+
+
+class LanguageScorer(Rule):
+    """1.0 if the reply is in the expected language, else 0.0; 1.0 for a reply without letters.
+
+    A script, such as `"Latin"`, `"Cyrillic"`, `"Han"` or `"Arabic"`, gives the share of the letters in it instead, a
+    number in [0, 1]. A language is detected by py3langid (extra `language`), which needs about a sentence.
+
+    Args:
+        language: ISO 639-1 code of a language (`"en"`, `"de"`), name of a script, or `"prompt"` for the language of
+            the last message of the prompt.
+
+    Raises:
+        ConfigError: the language is unknown, or py3langid is not installed.
+
+    Example:
+        >>> LanguageScorer(language="Latin").score([[{"role": "assistant", "content": "да yes"}]]).rewards.tolist()
+        [0.6]
+    """
+
+    def __init__(self, *, language: str) -> None:
+        self.language = language
+        if not isinstance(language, str):
+            raise ConfigError(f"language must be a code such as 'en', a script or 'prompt', got {language!r:.80}.")
+        self._detect = None if language in SCRIPTS else _detector(language)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(LanguageScorer, language=self.language), ()
+
+    def value(self, reply: str, prompt: Prompt | None) -> float:
+        """Return how much of the reply is in the language."""
+        letters = [each for each in reply if each.isalpha()]
+        if not letters:
+            return 1.0
+        if self._detect is None:
+            return _share(letters, self.language)
+        expected = self.language
+        if expected == "prompt":
+            if prompt is None or not prompt.messages:
+                raise ConfigError("language='prompt' needs the prompts of the conversations; pass them to score.")
+            expected = self._detect(prompt.messages[-1]["content"])
+        return float(self._detect(reply) == expected)
+
+
+_WORD = regex.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]|[^\W぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]+")
+_THINK_ANSWER = regex.compile(r"<think>(.*?)</think>\n<answer>(.*?)</answer>", regex.DOTALL)
+SCRIPTS = {
+    "Latin": ("LATIN",),
+    "Cyrillic": ("CYRILLIC",),
+    "Greek": ("GREEK",),
+    "Arabic": ("ARABIC",),
+    "Hebrew": ("HEBREW",),
+    "Devanagari": ("DEVANAGARI",),
+    "Thai": ("THAI",),
+    "Hangul": ("HANGUL",),
+    "Han": ("CJK",),
+    "Japanese": ("CJK", "HIRAGANA", "KATAKANA"),
+}
+"""Scripts by name, with the first words of the Unicode names of their letters."""
+
+
+def _is_think_answer(reply: str) -> bool:
+    tags = ("<think>", "</think>", "<answer>", "</answer>")
+    return all(reply.count(tag) == 1 for tag in tags) and _THINK_ANSWER.fullmatch(reply.strip()) is not None
+
+
+def _is_json(reply: str) -> bool:
+    try:
+        json.loads(reply, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _has_fence(reply: str) -> bool:
+    opened = reply.find("```")
+    return opened >= 0 and reply.find("\n```", reply.find("\n", opened)) > opened
+
+
+FORMATS: dict[str, Callable[[str], bool]] = {
+    "think_answer": _is_think_answer,
+    "boxed": lambda reply: regex.search(r"\\boxed\s*\{\s*[^\s{}]|\\boxed\s*\{\s*\{", reply) is not None,
+    "json": _is_json,
+    "fenced_code": _has_fence,
+}
+
+
+def _share(letters: Sequence[str], script: str) -> float:
+    names = Counter(unicodedata.name(each, "?").split(" ")[0].split("-")[0] for each in letters)
+    return sum(names[start] for start in SCRIPTS[script]) / len(letters)
+
+
+def _detector(language: str) -> Callable[[str], str]:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        raise ConfigError(f"language={language!r} needs py3langid; run pip install 'gym-rm[language]'.") from error
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
+    known = sorted({str(each) for each in identifier.nb_classes})
+    if language not in (*known, "prompt"):
+        raise ConfigError(
+            f"language must be 'prompt', one of {sorted(SCRIPTS)}, or one of {known}; got {language!r}."
+            f"{nearest(language, [*SCRIPTS, 'prompt'])}"
+        )
+    return lambda text: str(identifier.classify(text[:DETECTED_CHARACTERS])[0])
