@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gym_rm.checks import load_function
 from gym_rm.envs.episodes import Episode
+from gym_rm.envs.simulated_user import SimulatedUser, simulated_user
 from gym_rm.envs.spaces import UnicodeText, plain_text
 from gym_rm.errors import ConfigError
 from gym_rm.scores import Scores
@@ -64,7 +65,8 @@ class UserSimulator:
     """User simulator: calls a responder after every reply, and applies the limits of an episode.
 
     Args:
-        respond: sync or async responder, or its name `"module:function"`; None for `scripted_user`.
+        respond: sync or async responder, or its name `"module:function"`; a dict with the arguments of
+            `SimulatedUser`; None for `scripted_user`.
         text_space: space that must contain every turn of the user.
         max_turns: number of replies after which an episode is truncated; None for no limit.
         max_reply_length: maximum characters of a reply; a longer reply truncates its episode. None for no limit.
@@ -75,12 +77,14 @@ class UserSimulator:
 
     def __init__(
         self,
-        respond: Responder | str | None,
+        respond: Responder | str | Mapping[str, Any] | None,
         *,
         text_space: UnicodeText,
         max_turns: int | None = None,
         max_reply_length: int | None = None,
     ) -> None:
+        if isinstance(respond, Mapping):
+            respond = simulated_user(respond)
         self._respond: Responder = scripted_user if respond is None else load_function("respond", respond)
         self._text_space = text_space
         self._max_turns = max_turns
@@ -154,7 +158,9 @@ class UserSimulator:
         return [plain_text(user) for user in answer]
 
     def close(self) -> None:
-        """Stop the thread that runs an async responder."""
+        """Stop the thread that runs an async responder, and let go of a user that other environments share."""
+        if isinstance(self._respond, SimulatedUser):
+            self._respond = scripted_user
         if self._loop is not None:
             self._loop.close()
             self._loop = None

@@ -61,7 +61,8 @@ class EnvSettings(ParallelOptions):
     respond: Any = None
     """User simulator: a sync or async function, or its name `"module:function"`. It is called once per step for all
     rows that continue: `respond(conversations, prompts, scores) -> list[str | None]`. None in the list ends an
-    episode. By default, the method `respond` of the scorer if it has one, else the `user_turns` of the prompts."""
+    episode. `{"model": ..., "instructions": ...}` is a chat model that plays the user, see `SimulatedUser`. By default,
+    the method `respond` of the scorer if it has one, else the `user_turns` of the prompts."""
     max_reply_length: PositiveInt | None = None
     """Maximum characters of a reply; a longer reply is scored in full, and its episode is truncated."""
     reward_on: Literal["turn", "end"] = "turn"

@@ -1,0 +1,69 @@
+"""`Math-v0`, `Code-v0`, `CodeJaccard-v0` and `Mixed-v0`: `RewardModel-v0` with another scorer.
+
+Their keywords are the fields of `EnvSettings` and the options of the scorer, side by side:
+`gym.make_vec("Math-v0", num_envs=8, prompts="questions.jsonl", style="boxed", max_turns=2)`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from gym_rm.checks import load_object
+from gym_rm.envs.settings import EnvSettings, require_known, require_single
+from gym_rm.envs.single import RewardEnv
+from gym_rm.envs.vector import RewardVectorEnv
+from gym_rm.errors import ConfigError
+from gym_rm.scorer import SCORER_KINDS
+
+NAMES = {"math": "Math-v0", "code": "Code-v0", "code_jaccard": "CodeJaccard-v0", "weighted": "Mixed-v0"}
+PROMPTS = {"code": "embedded:code"}
+"""Embedded prompts of the kinds that the usual ones do not fit."""
+
+
+def make_vec(num_envs: int = 1, *, kind: str, **settings: Any) -> RewardVectorEnv:
+    """Make a vector environment whose scorer is `load_scorer({"kind": kind, **options})`.
+
+    Args:
+        num_envs: number of environments.
+        kind: a key of `SCORER_KINDS`; the registered environments set it.
+        **settings: fields of `EnvSettings`, except `reward_model` and `plan`, and options of the scorer.
+
+    Raises:
+        ConfigError: a keyword is unknown or invalid.
+
+    Example:
+        >>> import gymnasium as gym, gym_rm
+        >>> envs = gym.make_vec("Math-v0", num_envs=2, prompts=[{"prompt": "2 + 2?", "answer": 4}])
+        >>> observations, infos = envs.reset(seed=0)
+        >>> observations, rewards, terminations, truncations, infos = envs.step(["It is 4.", "It is 5."])
+        >>> rewards.tolist(), infos["final_info"]["verdict"].tolist()
+        ([1.0, 0.0], ['right', 'wrong'])
+    """
+    return RewardVectorEnv(num_envs, **_with_scorer(kind, settings))
+
+
+def make(*, kind: str, **settings: Any) -> RewardEnv:
+    """Make a single environment, see `make_vec`."""
+    require_single(settings)
+    return RewardEnv(**_with_scorer(kind, settings))
+
+
+def _with_scorer(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of `RewardVectorEnv`, with the scorer and its options as the reward model."""
+    name = NAMES.get(kind, kind)
+    for given in ("reward_model", "plan"):
+        if settings.get(given) is not None:
+            raise ConfigError(
+                f"{given} must not be set for {name}, which has a scorer of its own; use RewardModel-v0, or combine "
+                f"several scorers with Mixed-v0. Got {settings[given]!r:.100}."
+            )
+    scorer = load_object("kind", SCORER_KINDS[kind])
+    options = [each for each in inspect.signature(scorer).parameters if each not in EnvSettings.model_fields]
+    require_known(settings, name, *options)
+    own = {key: value for key, value in settings.items() if key in options}
+    rest = {key: value for key, value in settings.items() if key not in options}
+    if rest.get("prompts") is None and kind in PROMPTS:
+        rest["prompts"] = PROMPTS[kind]
+    return {**rest, "reward_model": {"kind": kind, **own}}
