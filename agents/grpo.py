@@ -1,602 +1,669 @@
 """GRPO (arXiv 2402.03300) on `RewardModel-v0`, in one file: train a policy against a reward model.
 
     python agents/grpo.py                             # embedded policy, reward model and prompts; needs no GPU
-    python agents/grpo.py seed=2 steps=50             # change any setting of the classes below
+    python agents/grpo.py seed=2 steps=50             # change any setting (--help lists them)
     python agents/grpo.py --config run.yaml steps=50  # read settings from a file, then change some
     python agents/grpo.py policy.model=Qwen/Qwen3-0.6B env.reward_model=Skywork/Skywork-Reward-V2-Qwen3-0.6B \\
         env.prompts=prompts.jsonl                     # use your own models (folders, hub ids) and prompts
+    torchrun --nproc-per-node 8 agents/grpo.py --config run.yaml optimizer.fsdp=true
 
-Read the file from top to bottom: settings, algorithm (pure functions), policy, update, training loop.
-Shapes: B = number of completions in a step (`num_prompts * group_size`), L = tokens of the longest prompt, T = tokens
-of the longest completion with its end token.
+Read the file from top to bottom: the algorithm (pure functions), a step (sample, score, learn), a run. A run that was
+stopped or killed goes on if the same command is repeated with the same `output`.
+
+Shapes: B = completions, N = sampled tokens of all completions, one after the other; `[N]` arrays are never padded.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import importlib.resources
-import inspect
+import contextlib
 import math
-import re
+import os
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
-from accelerate import Accelerator
-from accelerate.utils import set_seed
-from pydantic import Field
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 import gym_rm
-from gym_rm.config import Config, NonNegativeInt, PositiveInt, load_config
-from gym_rm.data.prompts import load_prompts
+from gym_rm.config import load_config
 from gym_rm.errors import ConfigError
+from gym_rm.evaluation.answers import is_right
 from gym_rm.evaluation.audit import audit_warning
-from gym_rm.planning.follow import follow_scoring, training_limits
-from gym_rm.reports.metrics import reward_metrics
+from gym_rm.reports.live import LiveView
+from gym_rm.reports.monitor import signs
 from gym_rm.reports.plots import plot_run
-from gym_rm.reports.runs import RunWriter, read_run
-from gym_rm.reports.tables import common_opening, conversations_table, results_table, signed
-
-# --- settings --------------------------------------------------------------------------------------------------------
-
-
-class PolicySettings(Config):
-    """The model to train."""
-
-    model: str | None = None
-    """Folder or hub id of a chat model; null for the embedded policy."""
-    max_new_tokens: PositiveInt | None = None
-    """Most tokens in a completion; longer completions are cut here and scored. null for 24 (embedded policy) or 512."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature in training and evaluation; log-probabilities are computed at this temperature too."""
-    rollout_batch_size: PositiveInt = 512
-    """Number of completions generated in one batch."""
-
-
-class EnvSettings(Config):
-    """Settings of the environment, passed to `gym.make_vec("RewardModel-v0", ...)`."""
-
-    reward_model: str | dict[str, Any] | None = None
-    """Folder, hub id, `module:function` or dict for `gym_rm.load_scorer`; null for the embedded reward model."""
-    reward_model_kwargs: dict[str, Any] = Field(default={})
-    """Options of the reward model: dtype, device, max_num_batched_tokens, ..."""
-    prompts: str | None = None
-    """File or data set name for `gym_rm.data.prompts.load_prompts`; null for the embedded prompts."""
-    audit: str | None = None
-    """File of `gym-rm audit -o FILE.json`: a warning is printed if the audit found a weakness of the reward model. null
-    for no file; the embedded reward model has its own."""
-    num_prompts: PositiveInt = 32
-    """Number of prompts in a step."""
-    group_size: int = Field(default=8, ge=2)
-    """Number of completions per prompt; advantages compare the completions of one prompt."""
-    fallback_reward: float | None = None
-    """null stops the run if a conversation cannot be scored. With a number the run continues: the conversation gets
-    advantage 0 and is left out of its group."""
-
-
-class LossSettings(Config):
-    """Settings of the loss."""
-
-    clip_low: float = Field(default=0.2, ge=0, lt=1)
-    """The probability ratio is clipped to at least 1 - clip_low."""
-    clip_high: float = Field(default=0.2, ge=0)
-    """The probability ratio is clipped to at most 1 + clip_high."""
-    kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL divergence from the initial policy. 0 keeps no copy of that policy in memory."""
-    std_floor: float = Field(default=0.1, gt=0)
-    """Lower bound on a group's standard deviation, which divides its advantages. Set it to the noise of the rewards, so
-    that a group whose rewards differ only by noise gets small advantages."""
-
-
-class OptimizerSettings(Config):
-    """Settings of AdamW."""
-
-    learning_rate: float | None = Field(default=None, gt=0)
-    """Learning rate after the warm-up. null for 5e-4 (embedded policy) or 1e-6."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay."""
-    warmup_steps: NonNegativeInt = 5
-    """Number of updates over which the learning rate rises to its full value."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Largest gradient norm; larger gradients are scaled down to it."""
-    updates_per_step: PositiveInt = 1
-    """Number of optimizer updates per step; the completions of the step are divided among them."""
-    micro_batch_size: PositiveInt = 64
-    """Number of completions in one forward and backward pass. Completions of similar length are batched together."""
-    precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
-    """Mixed precision of accelerate. auto is bf16 if the GPU supports it, otherwise float32 without mixed precision."""
-
-
-class GRPOSettings(Config):
-    """All settings of a run."""
-
-    seed: int = 1
-    """Seed of the prompt order and of sampling. The same seed on the same machine repeats a run exactly."""
-    steps: PositiveInt = 60
-    """Number of steps. A step generates completions, scores them and updates the policy."""
-    held_out_prompts: NonNegativeInt = 256
-    """Number of prompts that are not trained on, at most a quarter of all. Accuracy and reward are measured on them."""
-    evaluate_every: PositiveInt = 10
-    """Number of steps between measurements on the held-out prompts. The policy is always measured before the first step
-    and after the last step."""
-    output: str | None = None
-    """Folder of the results; null for outputs/grpo-<date>-<time>."""
-    threads: PositiveInt | None = None
-    """Number of CPU threads. null for 1 (embedded policy, which is too small to gain from more) or torch's default."""
-    plan: str | None = None
-    """Plan of `gym-rm plan` (a .json or .yaml file) to follow: it gives the policy, the reward model and the sizes of
-    batches that are null or not set; a setting that exceeds the plan is an error."""
-    policy: PolicySettings = PolicySettings()
-    env: EnvSettings = EnvSettings()
-    loss: LossSettings = LossSettings()
-    optimizer: OptimizerSettings = OptimizerSettings()
-
-
-def follow_plan(settings: GRPOSettings) -> GRPOSettings:
-    """Return the settings with the plan's numbers where they have their defaults.
-
-    Raises:
-        ConfigError: a setting exceeds the plan; the message names the plan's line.
-    """
-    if settings.plan is None:
-        return settings
-    limits = training_limits(settings.plan, dtype="float32", gradient_checkpointing=False)
-    env, policy, optimizer, lines = settings.env, settings.policy, settings.optimizer, limits.lines
-
-    def limited(group: Config, name: str, limit: int, line: str) -> dict[str, int]:
-        value = getattr(group, name)
-        if value == type(group).model_fields[name].default:
-            return {name: limit}
-        limits.require(name, value, limit, line)
-        return {}
-
-    env_sizes = limited(env, "num_prompts", lines.plan.num_prompts, lines.own("num_prompts"))
-    env_sizes |= limited(env, "group_size", lines.plan.group_size, lines.own("group_size"))
-    if settings.loss.kl_coef and not limits.reference:
-        raise ConfigError(f"loss.kl_coef={settings.loss.kl_coef} needs a reference, and {lines.name} has none.")
-    tokens = lines.of(lines.plan.component("policy"), "max_num_batched_tokens")
-    seats = lines.of(lines.plan.component("generation"), "max_num_seqs")
-    sizes = limited(policy, "max_new_tokens", limits.max_new_tokens, lines.own("reply_tokens"))
-    sizes |= limited(policy, "rollout_batch_size", limits.rollout_batch_size, seats)
-    micro = limited(optimizer, "micro_batch_size", limits.micro_batch_size, tokens)
-    reward_model, options = follow_scoring(settings.plan, env.reward_model, env.reward_model_kwargs, conversations=1)
-    return settings.model_copy(
-        update={
-            "policy": policy.model_copy(update={"model": policy.model or limits.policy, **sizes}),
-            "optimizer": optimizer.model_copy(update=micro),
-            "env": env.model_copy(update={"reward_model": reward_model, "reward_model_kwargs": options, **env_sizes}),
-        }
-    )
-
-
-def fill_in(settings: GRPOSettings) -> GRPOSettings:
-    """Return the settings with every `null` replaced by its default."""
-    embedded = settings.policy.model is None
-    policy, optimizer = settings.policy, settings.optimizer
-    return settings.model_copy(
-        update={
-            "output": settings.output or f"outputs/grpo-{time.strftime('%Y%m%d-%H%M%S')}",
-            "threads": settings.threads or (1 if embedded else torch.get_num_threads()),
-            "policy": policy.model_copy(update={"max_new_tokens": policy.max_new_tokens or (24 if embedded else 512)}),
-            "optimizer": optimizer.model_copy(
-                update={"learning_rate": optimizer.learning_rate or (5e-4 if embedded else 1e-6)}
-            ),
-        }
-    )
-
+from gym_rm.reports.rollout_metrics import Outcome, rollout_metrics
+from gym_rm.reports.runs import read_run
+from gym_rm.reports.tables import conversations_table, results_table
+from gym_rm.training.ahead import RolloutsAhead
+from gym_rm.training.learner import Learner
+from gym_rm.training.playing import Measurements, Rollouts
+from gym_rm.training.policy_defaults import complete, open_scorer, read_prompts, rounding_error
+from gym_rm.training.policy_run import PolicyRun, Stop
+from gym_rm.training.policy_settings import GRPOSettings, settings_help
+from gym_rm.training.rollouts import Episode, Samples
+from gym_rm.training.stopping import hearing_signals
 
 # --- the algorithm ---------------------------------------------------------------------------------------------------
+# B rewards of episodes, compared within groups; N sampled tokens of a micro-batch, in a row, without padding.
+
+Array = NDArray[np.float64]
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+LARGEST_REWARD = 1e30  # its square is finite in float64, and itself in float32
+MAX_LOG_RATIO = 20.0  # keeps exp() and its gradient finite
 
 
-def group_advantages(rewards: np.ndarray, group_ids: np.ndarray, *, std_floor: float) -> np.ndarray:
-    """Return the advantage of each reward within its group: `(reward - mean) / max(std, std_floor)`, float64 `[B]`.
+def centred(values: Array) -> Array:
+    """Return `values - mean`, from the exactly rounded sum, so that the order of the values changes nothing."""
+    return values - math.fsum(values) / len(values)
 
-    Rewards with equal group ids form a group. The standard deviation has the divisor n - 1. Sums are exactly rounded
-    (`math.fsum`), so the result does not depend on the order of the rows. The advantage is exactly 0 in a group whose
-    rewards are all equal and in a group of one. A NaN reward (a missing score) gets 0 and is left out of its group.
+
+def deviation(values: Array) -> float:
+    """Return the standard deviation with divisor n - 1, from centred values: two passes, no `E[x^2] - E[x]^2`."""
+    return math.sqrt(math.fsum(centred(values) ** 2) / (len(values) - 1))
+
+
+def grpo(rewards: Array, std_floor: float) -> Array:
+    """`(r - mean) / std` (GRPO, arXiv 2402.03300, section 4.1.2)."""
+    return centred(rewards) / max(deviation(rewards), std_floor)
+
+
+def dr_grpo(rewards: Array, std_floor: float) -> Array:
+    """`r - mean` (Dr. GRPO, arXiv 2503.20783, section 3: dividing favours prompts that are too easy or too hard)."""
+    return centred(rewards)
+
+
+def rloo(rewards: Array, std_floor: float) -> Array:
+    """`r - mean of the others`, an unbiased baseline (RLOO, arXiv 2402.14740)."""
+    return centred(rewards) * (len(rewards) / (len(rewards) - 1))
+
+
+def leave_one_out(rewards: Array, std_floor: float) -> Array:
+    """`(r - mean of the others) / std` with the std of the whole group.
+
+    The std of the others would be 0 for the only reward that differs, which would then be divided by nothing or by the
+    rounding error of its siblings, and a group of two would never be divided.
     """
-    rewards = np.asarray(rewards, dtype=np.float64)
-    advantages = np.zeros_like(rewards)
-    for group_id in np.unique(group_ids):
-        members = np.flatnonzero((group_ids == group_id) & ~np.isnan(rewards))
-        group = rewards[members]
-        if len(group) < 2 or (group == group[0]).all():
-            continue
-        deviations = group - math.fsum(group) / len(group)
-        std = math.sqrt(math.fsum(deviations**2) / (len(group) - 1))
-        advantages[members] = deviations / max(std, std_floor)
+    return rloo(rewards, std_floor) / max(deviation(rewards), std_floor)
+
+
+GROUP_ESTIMATORS = {
+    "grpo": grpo,
+    "grpo_no_std": dr_grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "leave_one_out": leave_one_out,
+}
+
+
+def groups_with_signal(rewards: Array, groups: NDArray[Any]) -> list[Rows]:
+    """Return the rows of each group that has a signal: at least two rewards, not all equal.
+
+    Args:
+        rewards: `[B]`, or `[B, C]` for C components, which have a signal if one of them has. A component that no row of
+            a group has belongs to other prompts. A row without another value has failed: it is left out of its group.
+        groups: `[B]`, equal for the rows of a group.
+    """
+    parts = rewards if rewards.ndim == 2 else rewards[:, None]
+    finite, found = np.isfinite(parts), []
+    for group in np.unique(groups):
+        rows = np.flatnonzero(groups == group)
+        own = finite[rows].any(axis=0)
+        rows = rows[finite[rows][:, own].all(axis=1) & own.any()]
+        if len(rows) > 1 and (parts[rows][:, own] != parts[rows[0], own]).any():
+            found.append(rows)
+    return found
+
+
+def flat_groups(rewards: Array, groups: NDArray[Any]) -> NDArray[Any]:
+    """Return the ids of groups without a signal, for dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
+    return np.setdiff1d(groups, [groups[rows[0]] for rows in groups_with_signal(rewards, groups)])
+
+
+def estimate_advantages(
+    rewards: Array,
+    groups: NDArray[Any],
+    *,
+    estimator: str,
+    std_floor: float,
+    components: Mapping[str, Array] | None = None,
+    component_weights: Mapping[str, float] | None = None,
+) -> Array:
+    """Return the advantage of each episode of a step, float64 `[B]`.
+
+    The order of the rows changes nothing. The advantage is exactly 0 for a failed row (its reward is not finite), which
+    is left out of all statistics, for a group of one, and for a group of equal rewards.
+
+    Args:
+        rewards: `[B]`, of all ranks.
+        groups: `[B]`, equal for the episodes of a prompt.
+        estimator: one of `GROUP_ESTIMATORS`, `reinforce_plus_plus` or `gdpo`.
+        std_floor: lower bound of what divides. At the noise of the rewards, a group that differs only by noise gets
+            small advantages.
+        components: parts of the reward by name, `[B]` each, for `gdpo`.
+        component_weights: weights of the parts, 1 for those not named.
+
+    Raises:
+        ConfigError: an unknown component, or a reward beyond 1e30.
+    """
+    largest = np.abs(rewards[np.isfinite(rewards)]).max(initial=0.0)
+    if largest > LARGEST_REWARD:
+        raise ConfigError(f"rewards must be within +-{LARGEST_REWARD:g}, got {largest:g}; scale them down.")
+    if estimator == "gdpo":
+        return gdpo(rewards, groups, components or {}, component_weights or {}, std_floor)
+    if estimator == "reinforce_plus_plus":
+        return reinforce_plus_plus(rewards, groups, std_floor)
+    advantages = np.zeros(len(rewards))
+    for rows in groups_with_signal(rewards, groups):
+        advantages[rows] = GROUP_ESTIMATORS[estimator](rewards[rows], std_floor)
     return advantages
+
+
+def reinforce_plus_plus(rewards: Array, groups: NDArray[Any], std_floor: float) -> Array:
+    """`r - mean of the group`, whitened over the batch (REINFORCE++ with a baseline, arXiv 2501.03262).
+
+    Groups without a signal are left out of the batch statistics, so that they stay at exactly 0.
+    """
+    advantages = np.zeros(len(rewards))
+    if members := groups_with_signal(rewards, groups):
+        for rows in members:
+            advantages[rows] = centred(rewards[rows])
+        rows = np.concatenate(members)
+        advantages[rows] = grpo(advantages[rows], std_floor)
+    return advantages
+
+
+def gdpo(
+    rewards: Array, groups: NDArray[Any], components: Mapping[str, Array], weights: Mapping[str, float], floor: float
+) -> Array:
+    """Weighted sum of each component's GRPO advantages, whitened over the batch (GDPO, arXiv 2601.05242).
+
+    The batch is divided by the standard deviation that it would have without the floor in the groups. Otherwise
+    whitening would bring back the noise that the floor made small.
+    """
+    if not components:
+        raise ConfigError("estimator 'gdpo' needs the components of the reward, and the scorer gives none.")
+    for name in weights:
+        if name not in components:
+            raise ConfigError(f"unknown component {name!r}, expected one of {sorted(components)}.")
+    names = sorted(components)
+    parts = np.where(np.isfinite(rewards)[:, None], np.stack([components[name] for name in names], axis=1), np.nan)
+    advantages, unbounded = np.zeros(len(rewards)), np.zeros(len(rewards))
+    if members := groups_with_signal(parts, groups):
+        for rows in members:
+            for name, values in zip(names, parts[rows].T, strict=True):
+                if np.isfinite(values[0]) and (values != values[0]).any():
+                    advantages[rows] += weights.get(name, 1.0) * grpo(values, floor)
+                    unbounded[rows] += weights.get(name, 1.0) * grpo(values, 1e-100)
+        rows = np.concatenate(members)
+        advantages[rows] = centred(advantages[rows]) / max(deviation(unbounded[rows]), floor)
+    return advantages
+
+
+def overlong_penalty(
+    rewards: Array, lengths: Rows, finished: Mask, *, max_new_tokens: int, buffer: int, penalty: float
+) -> Array:
+    """Return rewards `[B]` minus a penalty for length, which rises from 0 to `penalty` over the last `buffer` tokens.
+
+    DAPO, arXiv 2503.14476, section 3.4. Completions that were cut have the whole penalty. It is subtracted, so it is a
+    penalty for negative rewards too.
+    """
+    if not buffer:
+        return rewards
+    share = np.clip((lengths - (max_new_tokens - buffer)) / buffer, 0.0, 1.0)
+    return rewards - penalty * np.where(finished, share, 1.0)
+
+
+def kl_penalised(rewards: Array, log_probs: Array, reference_log_probs: Array, rows: Rows, coef: float) -> Array:
+    """Return rewards minus `coef * sum(log p - log p_ref)` over the tokens of each (arXiv 2009.01325, section 3.4).
+
+    `rows [N]` has the reward that each token belongs to; a reward without tokens stays.
+    """
+    return rewards - coef * np.bincount(rows, weights=log_probs - reference_log_probs, minlength=len(rewards))
+
+
+def token_weights(lengths: Rows, kept: Mask, *, normalisation: str, max_new_tokens: int) -> Array:
+    """Return the weight of each token of B completions in the loss of an update, float64 `[B]`.
+
+    With these weights the loss is a sum, so micro-batches and ranks add up. Completions that are not `kept` (overlong
+    filtering, DAPO) have weight 0 and count in no mean.
+
+    Args:
+        lengths: number of tokens of each completion of the update, on all ranks `[B]`.
+        kept: `[B]`.
+        normalisation: `token_mean` is a mean over tokens (DAPO, arXiv 2503.14476, section 3.3), `sequence_mean` over
+            completions of the mean of each (GRPO), `constant_length` divides by `max_new_tokens` (Dr. GRPO).
+        max_new_tokens: most tokens in a completion.
+    """
+    count = max(1, np.count_nonzero(kept))
+    divisors = {
+        "token_mean": max(1, lengths[kept].sum()),
+        "sequence_mean": count * np.maximum(lengths, 1),
+        "constant_length": count * max_new_tokens,
+    }
+    return np.where(kept, 1.0 / divisors[normalisation], 0.0)
 
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Loss, divergence and clipped fraction; each is a scalar, the mean over the tokens of `mask`."""
+    """Loss of a micro-batch and what happened in it: scalars, all but `loss` without gradient.
+
+    All but `ratio_max` are weighted sums over tokens, which add up over micro-batches and ranks. Divided by `weight`
+    they are means: of the divergence from the reference, of the entropy, of the tokens at the lower and the upper bound
+    of the ratio, of the importance weights, and of the tokens where these were capped.
+    """
 
     loss: Tensor
+    weight: Tensor
     kl: Tensor
-    clipped: Tensor
+    entropy: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    importance: Tensor
+    capped: Tensor
+    ratio_max: Tensor
 
 
-def grpo_loss(
+def policy_loss(
     log_probs: Tensor,
+    *,
     old_log_probs: Tensor,
     advantages: Tensor,
-    mask: Tensor,
-    *,
+    weights: Tensor,
+    rows: Tensor,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
+    objective: str = "ppo",
+    ratio: str = "token",
     reference_log_probs: Tensor | None = None,
     kl_coef: float = 0.0,
-    num_tokens: int | Tensor | None = None,
+    kl_estimator: str = "k3",
+    sampler_log_probs: Tensor | None = None,
+    importance_cap: float | None = None,
+    entropy: Tensor | None = None,
+    entropy_coef: float = 0.0,
 ) -> LossTerms:
-    """Return the clipped PPO loss (arXiv 1707.06347); each token has the advantage of its completion.
+    """Return `-sum(weights * (importance * gain - kl_coef * kl + entropy_coef * entropy))` over N tokens.
 
     Args:
-        log_probs: log-probabilities of the tokens under the policy `[B, T]`.
-        old_log_probs: log-probabilities under the policy that sampled the tokens `[B, T]`.
-        advantages: advantages of the completions `[B]`.
-        mask: True for the tokens of the completions, False for padding `[B, T]`.
-        clip_low, clip_high: the probability ratio is clipped to `[1 - clip_low, 1 + clip_high]`.
-        reference_log_probs: log-probabilities under the reference policy `[B, T]`, for the k3 estimate of the KL
-            divergence: `exp(d) - d - 1` with `d = reference - policy` (Schulman, "Approximating KL divergence").
-        kl_coef: weight of the KL divergence.
-        num_tokens: divisor of the sums; None for the number of tokens in `mask`. For micro-batches, pass the number of
-            tokens in the whole batch: the losses of the micro-batches then add up to the loss of the batch.
+        log_probs: log-probabilities of the tokens under the policy, `[N]` as all tensors here.
+        old_log_probs: under the policy before the first update with these tokens, without gradient.
+        advantages, weights: advantage of each token's completion; weight of each token, see `token_weights`.
+        rows: completion of each token, int64. A completion is not divided among micro-batches.
+        clip_low, clip_high, dual_clip, objective: see `gains`.
+        ratio: probability ratio of each `token`; or of the `sequence`, which is the exponential of the mean log-ratio
+            of a completion (GSPO, arXiv 2507.18071; its loss has the weights `sequence_mean`).
+        reference_log_probs: under the reference policy, see `divergence`.
+        sampler_log_probs: as the sampler computed them. Where it computes other probabilities than the trainer, gains
+            are multiplied by `min(exp(old - sampler), importance_cap)`, without gradient (truncated importance
+            sampling; Yao et al. 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training).
+        entropy: entropies of the policy where it sampled the tokens.
     """
-    count = mask.sum() if num_tokens is None else num_tokens
-
-    def mean(values: Tensor) -> Tensor:
-        return values.masked_fill(~mask, 0.0).sum() / count
-
-    # Padding can hold any value: mask it before exp(), which could overflow.
-    ratio = (log_probs - old_log_probs).masked_fill(~mask, 0.0).exp()
-    clipped_ratio = ratio.clamp(1 - clip_low, 1 + clip_high)
-    gain = torch.minimum(ratio * advantages[:, None], clipped_ratio * advantages[:, None])
-    kl = torch.zeros_like(log_probs)
-    if reference_log_probs is not None:
-        # The bound of 20 keeps the estimate and its gradient finite.
-        difference = (reference_log_probs - log_probs).masked_fill(~mask, 0.0).clamp(-20.0, 20.0)
-        kl = difference.expm1() - difference
-    was_clipped = (ratio * advantages[:, None] != gain).float()
-    return LossTerms(mean(kl_coef * kl - gain), mean(kl).detach(), mean(was_clipped).detach())
+    zero = torch.zeros_like(log_probs)
+    log_ratios = log_probs - old_log_probs
+    ratios = bounded_exp(log_ratios if ratio == "token" else row_means(log_ratios, rows))
+    gain, low, high = gains(ratios, log_probs, advantages, objective, (1 - clip_low, 1 + clip_high), dual_clip)
+    importance, capped = torch.ones_like(zero), zero
+    if sampler_log_probs is not None and importance_cap is not None:
+        importance = bounded_exp(old_log_probs - sampler_log_probs).detach()
+        importance, capped = importance.clamp(max=importance_cap), (importance > importance_cap).to(zero)
+    kl = zero if reference_log_probs is None else divergence(log_probs, reference_log_probs, estimator=kl_estimator)
+    entropy = zero if entropy is None else entropy
+    loss = (weights * (kl_coef * kl - importance * gain - entropy_coef * entropy)).sum()
+    sums = [(weights * each.detach()).sum() for each in (zero + 1, kl, entropy, low, high, importance, capped)]
+    return LossTerms(loss, *sums, torch.where(weights > 0, ratios, 0.0).detach().max())
 
 
-def is_right(completion: str, answer: str) -> bool:
-    """Return whether a completion contains the right answer, without using a model.
+def gains(
+    ratios: Tensor,
+    log_probs: Tensor,
+    advantages: Tensor,
+    objective: str,
+    bounds: tuple[float, float],
+    dual_clip: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the policy gains by each token, and where the lower and the upper bound was reached `[N]`.
 
-    A numeric answer must be the last number in the completion. Any other answer must occur in it as whole words.
+    `ppo`: `min(ratio * A, clip(ratio) * A)` (arXiv 1707.06347, section 3), but at least `dual_clip * A` for negative
+    advantages (arXiv 1912.09729); a token beyond a bound has no gradient. `cispo`: `clip(ratio) * A * log p` with a
+    constant ratio, so that every token has a gradient (MiniMax-M1, arXiv 2506.13585, section 3.1; there, `clip_low` is
+    1, which is no bound). `reinforce`: `A * log p`, the plain policy gradient.
     """
-    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", completion)
-    try:
-        truth = float(answer.replace(",", ""))
-    except ValueError:
-        return re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", completion, re.IGNORECASE) is not None
-    return bool(numbers) and float(numbers[-1].replace(",", "")) == truth
+    clipped, low, high = ratios.clamp(*bounds), ratios < bounds[0], ratios > bounds[1]
+    if objective == "cispo":
+        return clipped.detach() * advantages * log_probs, low, high
+    if objective == "reinforce":
+        return advantages * log_probs, torch.zeros_like(low), torch.zeros_like(high)
+    negative = advantages < 0
+    gain = torch.minimum(ratios * advantages, clipped * advantages)
+    low, high = low & negative, high & (advantages > 0)
+    if dual_clip is not None:
+        gain = torch.where(negative, torch.maximum(gain, dual_clip * advantages), gain)
+        high = high | (negative & (ratios > dual_clip))
+    return gain, low, high
 
 
-# --- the policy ------------------------------------------------------------------------------------------------------
+def divergence(log_probs: Tensor, reference_log_probs: Tensor, *, estimator: str) -> Tensor:
+    """Return an estimate of the divergence of the policy from the reference at each sampled token `[N]`.
 
-
-@dataclass(frozen=True)
-class Completions:
-    """Completions of B conversations, sampled from a policy.
-
-    Attributes:
-        texts: the completions without their end token, B strings.
-        input_ids: prompts (padded on the left) followed by completions (padded on the right) `[B, L + T]`.
-        attention_mask: 1 for prompts and completions, 0 for padding `[B, L + T]`.
-        mask: True for the tokens of the completions `[B, T]`.
-        finished: whether the completion ended with an end token within `max_new_tokens` `[B]`.
+    With `d = reference - policy`: `k1` is `-d`, `k2` is `d^2 / 2`, `k3` is `exp(d) - 1 - d` (Schulman, Approximating KL
+    divergence, 2020). The values of `k1` and `k3` are unbiased. In a loss only the gradient counts: that of `k1` is 0
+    in expectation, so it adds noise and holds nothing back (use it in the reward); that of `k2` is the gradient of the
+    divergence; that of `k3` is near it where the policies are near each other.
     """
-
-    texts: list[str]
-    input_ids: Tensor
-    attention_mask: Tensor
-    mask: Tensor
-    finished: Tensor
-
-    def select(self, rows: Tensor) -> Completions:
-        """Return the completions of these rows, without columns that hold only padding."""
-        used = self.attention_mask[rows].any(0)
-        mask = self.mask[rows]
-        return Completions(
-            [self.texts[row] for row in rows.tolist()],
-            self.input_ids[rows][:, used],
-            self.attention_mask[rows][:, used],
-            mask[:, mask.any(0)],
-            self.finished[rows],
-        )
+    difference = reference_log_probs - log_probs
+    if estimator == "k1":
+        return -difference
+    if estimator == "k2":
+        return difference.square() / 2
+    difference = difference.clamp(max=MAX_LOG_RATIO)
+    return difference.expm1() - difference
 
 
-class Policy:
-    """A chat model that samples completions and computes their log-probabilities.
+def bounded_exp(values: Tensor) -> Tensor:
+    return values.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
-    Weights are always float32; mixed precision applies to the forward pass only. Dropout is off.
+
+def row_means(values: Tensor, rows: Tensor) -> Tensor:
+    """Return for each token the mean over the tokens of its completion `[N]`."""
+    _, row, counts = rows.unique(return_inverse=True, return_counts=True)
+    return (torch.zeros_like(counts, dtype=values.dtype).index_add(0, row, values) / counts)[row]
+
+
+# --- a step: learn from the episodes ---------------------------------------------------------------------------------
+
+
+def learn(
+    learner: Learner, episodes: Sequence[Episode], settings: GRPOSettings, *, step: int, noise: float
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Update the policy on the episodes of a step; return metrics, and the advantage of each episode.
+
+    Args:
+        learner: the policy.
+        episodes: this rank's episodes. Statistics and means are over the episodes of all ranks.
+        settings: settings of the run.
+        step: number of the step.
+        noise: rounding error of the rewards, relative to the largest.
     """
+    samples, loss, options = Samples.of(episodes), settings.loss, settings.optimizer
+    sampled = np.concatenate([turn.completion.log_probs for turn in samples.turns])
+    once = options.updates_per_step * options.epochs == 1
+    batches = learner.batches(samples.turns, samples.groups)
+    spare = min(batches, key=lambda batch: batch.num_tokens)
+    # With a single update the old log-probabilities are the current ones, so they are not computed separately.
+    old = None if once else samples.in_order([batch.turns for batch in batches], learner.log_probs(batches))
+    reference = None
+    if learner.measures_kl:
+        reference = samples.in_order([batch.turns for batch in batches], learner.log_probs(batches, reference=True))
+    rewards = shaped_rewards(samples, sampled, reference, settings)
+    advantages, kept = advantages_of(learner, samples, rewards, settings, noise)
 
-    def __init__(self, settings: PolicySettings) -> None:
-        embedded = importlib.resources.files("gym_rm").joinpath("assets", "policy")
-        path = settings.model or str(embedded)
-        self.tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False)
-        if self.tokenizer.chat_template is None:
-            raise ConfigError(f"policy.model={path!r} has no chat template; use a chat model, whose tokenizer has one.")
-        if self.tokenizer.pad_token_id is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
-        self.model.eval()
-        self.settings = settings
+    sums: dict[str, Tensor | float] = {}
+    for share in shares_of(settings, step):
+        inside = np.flatnonzero(np.isin(samples.groups, share))
+        packed = batches if once else learner.batches(samples.turns, samples.groups, chosen=inside)
+        every_length, ours = learner.shared(samples.lengths)
+        every_kept, _ = learner.shared(kept & np.isin(samples.groups, share))
+        weights = token_weights(
+            every_length,
+            every_kept,
+            normalisation=loss.normalisation,
+            max_new_tokens=settings.sampling.max_new_tokens,
+        )[ours]
+        for batch, counts in learner.passes(packed, spare=spare):
+            log_probs, entropy = learner.forward(batch)
+            at, rows = samples.tokens_of(batch.turns), batch.rows
 
-        ends = self.model.generation_config.eos_token_id
-        ends = {*(ends if isinstance(ends, list) else [ends]), self.tokenizer.eos_token_id}
-        # Set every option, because the checkpoint's own generation settings (top_k, repetition_penalty, ...) would make
-        # samples come from another distribution than the one that log_probs computes.
-        self.sampling = GenerationConfig(
-            do_sample=True,
-            temperature=settings.temperature,
-            top_k=0,
-            top_p=1.0,
-            min_p=0.0,
-            repetition_penalty=1.0,
-            max_new_tokens=settings.max_new_tokens,
-            eos_token_id=sorted(ends - {None}),
-            pad_token_id=self.tokenizer.pad_token_id,
-        )
+            def tensor(values: np.ndarray, device: torch.device = log_probs.device) -> Tensor:
+                return torch.as_tensor(values, dtype=torch.float32, device=device)
 
-    @torch.no_grad()
-    def generate(self, conversations: Sequence[gym_rm.Conversation]) -> Completions:
-        """Sample one completion for each of B conversations."""
-        prompts = self.tokenizer.apply_chat_template(
-            list(map(list, conversations)),
-            add_generation_prompt=True,
-            padding=True,
-            return_tensors="pt",
-            return_dict=True,
-        ).to(self.model.device)
-        ids, attended = prompts["input_ids"], prompts["attention_mask"]
-        sampled = []
-        for rows in torch.arange(len(ids), device=ids.device).split(self.settings.rollout_batch_size):
-            whole = self.model.generate(
-                input_ids=ids[rows], attention_mask=attended[rows], generation_config=self.sampling
+            terms = policy_loss(
+                log_probs,
+                old_log_probs=log_probs.detach() if old is None else tensor(old[at]),
+                advantages=tensor(advantages[rows]),
+                weights=tensor(weights[rows] * counts),
+                rows=torch.as_tensor(batch.rows, device=log_probs.device),
+                clip_low=loss.clip_low,
+                clip_high=loss.clip_high,
+                dual_clip=loss.dual_clip,
+                objective=loss.objective,
+                ratio=loss.ratio,
+                reference_log_probs=None if reference is None else tensor(reference[at]),
+                kl_coef=loss.kl_coef if loss.kl_in == "loss" else 0.0,
+                kl_estimator=loss.kl_estimator,
+                sampler_log_probs=tensor(sampled[at]) if loss.importance_cap else None,
+                importance_cap=loss.importance_cap,
+                entropy=entropy,
+                entropy_coef=loss.entropy_coef,
             )
-            sampled += list(whole[:, ids.shape[1] :])
-        tokens = torch.nn.utils.rnn.pad_sequence(sampled, batch_first=True, padding_value=self.sampling.pad_token_id)
-        is_end = torch.isin(tokens, torch.tensor(self.sampling.eos_token_id, device=tokens.device))
-        mask = is_end.cumsum(1) - is_end.long() == 0
-        # Special tokens other than the end token stay in the text, so that the reward model scores them too.
-        kept = [row[keep].tolist() for row, keep in zip(tokens, mask & ~is_end, strict=True)]
-        return Completions(
-            self.tokenizer.batch_decode(kept, skip_special_tokens=False),
-            torch.cat([ids, tokens], dim=1),
-            torch.cat([attended, mask.long()], dim=1),
-            mask,
-            is_end.any(1),
-        )
-
-    def log_probs(self, completions: Completions) -> Tensor:
-        """Return log-probabilities of the tokens of completions at the sampling temperature, float32 `[B, T]`.
-
-        Values at padding tokens are undefined.
-        """
-        length = completions.mask.shape[1]
-        options = {
-            "position_ids": (completions.attention_mask.cumsum(1) - 1).clamp(min=0),
-            "logits_to_keep": length + 1,
-        }
-        accepted = inspect.signature(type(self.model).forward).parameters
-        output = self.model(
-            input_ids=completions.input_ids,
-            attention_mask=completions.attention_mask,
-            use_cache=False,
-            **{name: value for name, value in options.items() if name in accepted},
-        )
-        logits = output.logits[:, -length - 1 : -1].float() / self.settings.temperature
-        chosen = logits.gather(-1, completions.input_ids[:, -length:, None])[..., 0]
-        return chosen - logits.logsumexp(-1)
+            learner.backward(terms.loss)
+            for name, value in vars(terms).items():
+                sums[name] = sums.get(name, 0.0) + value.detach()
+        changed = learner.update() if every_kept.any() else learner.skip_update()
+    sums["flat_groups"] = len(groups_to_replace(episodes, settings)) / settings.env.num_prompts
+    sums["unique_tokens"] = sum(each.num_tokens for batch in batches for each in batch.batches)
+    metrics = step_metrics(
+        learner.summed({name: float(each) for name, each in sums.items()}),
+        updates=options.updates_per_step * options.epochs,
+        with_kl=reference is not None,
+    )
+    metrics |= {"advantage_std": float(learner.shared(advantages)[0].std()), **changed}
+    return metrics, np.array([advantages[samples.owners == row].mean() for row in range(len(episodes))])
 
 
-class Learner:
-    """Updates a policy with AdamW; holds a copy of the initial policy if the loss has a KL term."""
-
-    def __init__(self, policy: Policy, settings: GRPOSettings) -> None:
-        precision = settings.optimizer.precision
-        if precision == "auto":
-            precision = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
-        self.accelerator = Accelerator(mixed_precision=precision)
-        if self.accelerator.num_processes > 1:
-            raise ConfigError(
-                f"this agent supports one process only, got {self.accelerator.num_processes} processes; start it with "
-                "python instead of accelerate launch."
-            )
-        self.settings = settings
-        self.policy = policy
-        self.reference = copy.copy(policy) if settings.loss.kl_coef else None
-        if self.reference is not None:
-            self.reference.model = copy.deepcopy(policy.model).requires_grad_(False).to(self.accelerator.device)
-        options = settings.optimizer
-        optimizer = torch.optim.AdamW(
-            policy.model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
-        )
-        policy.model, self.optimizer = self.accelerator.prepare(policy.model, optimizer)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda update: min(1.0, (update + 1) / (options.warmup_steps + 1))
-        )
-
-    def update(self, completions: Completions, advantages: np.ndarray) -> dict[str, float]:
-        """Run `updates_per_step` optimizer updates on the completions and return the means of their metrics."""
-        options, loss = self.settings.optimizer, self.settings.loss
-        advantages = torch.as_tensor(advantages, dtype=torch.float32, device=completions.mask.device)
-        # With a single update the old log-probabilities are the current ones, so they are not computed separately.
-        old = self._all_log_probs(self.policy, completions) if options.updates_per_step > 1 else None
-        reference = self._all_log_probs(self.reference, completions) if self.reference is not None else None
-
-        totals = dict.fromkeys(("loss", "kl", "clipped", "entropy", "grad_norm"), 0.0)
-        shares = torch.randperm(len(completions.texts)).chunk(options.updates_per_step)
-        for share in shares:
-            num_tokens = completions.mask[share].sum()
-            for rows in self._micro_batches(completions, share):
-                batch = completions.select(rows)
-                width = batch.mask.shape[1]
-                log_probs = self.policy.log_probs(batch)
-                terms = grpo_loss(
-                    log_probs,
-                    log_probs.detach() if old is None else old[rows, :width],
-                    advantages[rows],
-                    batch.mask,
-                    clip_low=loss.clip_low,
-                    clip_high=loss.clip_high,
-                    reference_log_probs=None if reference is None else reference[rows, :width],
-                    kl_coef=loss.kl_coef,
-                    num_tokens=num_tokens,
-                )
-                self.accelerator.backward(terms.loss)
-                entropy = -log_probs.masked_fill(~batch.mask, 0.0).sum() / num_tokens  # an estimate from the samples
-                for name, value in (*vars(terms).items(), ("entropy", entropy)):
-                    totals[name] += value.item()
-            norm = self.accelerator.clip_grad_norm_(self.policy.model.parameters(), options.max_grad_norm)
-            totals["grad_norm"] += norm.item()
-            self.optimizer.step()
-            self.schedule.step()
-            self.optimizer.zero_grad()
-        return {name: total / len(shares) for name, total in totals.items()}
-
-    def _micro_batches(self, completions: Completions, rows: Tensor) -> tuple[Tensor, ...]:
-        """Sort the rows by length and split them into micro-batches."""
-        lengths = completions.attention_mask.sum(1).cpu()
-        return rows[lengths[rows].argsort()].split(self.settings.optimizer.micro_batch_size)
-
-    @torch.no_grad()
-    def _all_log_probs(self, policy: Policy, completions: Completions) -> Tensor:
-        result = torch.zeros(completions.mask.shape, device=completions.mask.device)
-        for rows in self._micro_batches(completions, torch.arange(len(completions.texts))):
-            batch = completions.select(rows)
-            result[rows, : batch.mask.shape[1]] = policy.log_probs(batch)
-        return result
-
-
-# --- the run ---------------------------------------------------------------------------------------------------------
-
-
-def check_answers(texts: Sequence[str], infos: dict[str, Any]) -> list[bool | None]:
-    """Return for each completion whether it is right, or None if its prompt has no answer."""
-    answers = infos.get("answer", [None] * len(texts))
-    return [None if answer is None else is_right(text, answer) for text, answer in zip(texts, answers, strict=True)]
-
-
-def describe(completions: Completions, rewards: np.ndarray, right: list[bool | None]) -> dict[str, Any]:
-    """Return the metrics of a batch of completions."""
-    known = [value for value in right if value is not None]
-    statistics = reward_metrics(rewards)
+def step_metrics(totals: Mapping[str, float], *, updates: int, with_kl: bool) -> dict[str, Any]:
+    """Return the metrics of the updates of a step from the sums of `LossTerms` over micro-batches and ranks."""
+    names = {"entropy": "entropy", "clipped_low": "clipped_low", "clipped_high": "clipped_high"}
+    names |= {"importance_mean": "importance", "importance_capped": "capped"} | ({"kl": "kl"} if with_kl else {})
+    weight = totals["weight"]
+    # A step without a token that counts has no means: 0 would be read as no entropy and no divergence.
+    means = {name: totals[of] / weight if weight else None for name, of in names.items()}
     return {
-        "reward_mean": statistics.mean,
-        "reward_std": statistics.std,
-        "accuracy": sum(known) / len(known) if known else None,
-        "completion_tokens": completions.mask.sum(1).float().mean().item(),
-        "finished": completions.finished.float().mean().item(),
+        "loss": totals["loss"] / updates,
+        **means,
+        "clipped": (totals["clipped_low"] + totals["clipped_high"]) / weight if weight else None,
+        "flat_groups": totals["flat_groups"],
+        "unique_tokens": int(totals["unique_tokens"]),
     }
 
 
-def evaluate(envs: gym.vector.VectorEnv, policy: Policy, run: RunWriter, step: int) -> dict[str, Any]:
-    """Generate one reply to every held-out prompt; record replies, rewards and whether the answers are right."""
-    observations, _ = envs.reset(options={"prompt_indices": np.arange(envs.num_envs)})
-    completions = policy.generate(observations)
-    _, rewards, _, _, infos = envs.step(completions.texts)
-    episodes = infos["final_info"]
-    right = check_answers(completions.texts, episodes)
-    for row, conversation in enumerate(infos["final_obs"]):
-        prompt_id = episodes["prompt_id"][row]
-        run.add_conversation(step, conversation, prompt_id=prompt_id, reward=rewards[row], right=right[row])
-    values = describe(completions, np.where(episodes["score_ok"], rewards, np.nan), right)
-    run.add_metrics("held_out", step, values)
-    return values
+def shaped_rewards(
+    samples: Samples, sampled: np.ndarray, reference: np.ndarray | None, settings: GRPOSettings
+) -> np.ndarray:
+    """Return the rewards of the episodes `[B]`, less the penalties that the settings ask for."""
+    rewards, options, loss = samples.column("reward"), settings.advantage, settings.loss
+    if options.overlong_buffer:
+        rewards = overlong_penalty(
+            rewards,
+            samples.column("num_tokens"),
+            samples.column("finished"),
+            max_new_tokens=settings.sampling.max_new_tokens,
+            buffer=options.overlong_buffer,
+            penalty=options.overlong_penalty,
+        )
+    if loss.kl_in == "reward" and reference is not None:
+        rewards = kl_penalised(
+            rewards, sampled, reference, np.repeat(samples.owners, samples.lengths), coef=loss.kl_coef
+        )
+    return rewards
 
 
-def train(settings: GRPOSettings, run: RunWriter, console: Console) -> None:
-    """Train a policy. The current policy is saved when training ends, also after an error or an interrupt."""
+def advantages_of(
+    learner: Learner, samples: Samples, rewards: np.ndarray, settings: GRPOSettings, noise: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the advantages of the turns `[M]`, and which of them count in the loss `[M]`."""
+    options, groups = settings.advantage, samples.column("group")
+    units, owners = rewards, samples.owners
+    if options.per_turn:
+        numbers = np.concatenate([np.arange(len(episode.turns)) for episode in samples.episodes])
+        units, owners = (
+            rewards_to_go(samples.episodes, rewards, discount=options.discount),
+            np.arange(len(samples.turns)),
+        )
+        groups = samples.groups * settings.env.max_turns + numbers
+    every, ours = learner.shared(units)
+    largest = np.abs(every[np.isfinite(every)]).max(initial=0.0)
+    components = None
+    if options.estimator == "gdpo":
+        own = sorted({name for episode in samples.episodes for name in episode.components})
+        names = sorted(set(learner.gathered_objects(own)))  # prompts of other ranks may have other components
+        rows = [[episode.components.get(name, math.nan) for episode in samples.episodes] for name in names]
+        components = {name: learner.shared(np.array(row))[0] for name, row in zip(names, rows, strict=True)}
+    advantages = estimate_advantages(
+        every,
+        learner.shared(groups)[0],
+        estimator=options.estimator,
+        std_floor=options.std_floor or max(0.1, 2 * noise * largest),
+        components=components,
+        component_weights=options.component_weights,
+    )[ours]
+    kept = np.isfinite(rewards)
+    if options.overlong == "filter":
+        kept &= samples.column("finished")
+    if options.dynamic_sampling:
+        kept &= ~np.isin(samples.column("group"), groups_to_replace(samples.episodes, settings))
+    return advantages[owners], kept[samples.owners]
+
+
+def groups_to_replace(episodes: Sequence[Episode], settings: GRPOSettings) -> np.ndarray:
+    """Return the groups of whole episodes without a signal: those whose rewards, or components for GDPO, are equal."""
+    rewards = np.array([episode.reward for episode in episodes])
+    if settings.advantage.estimator == "gdpo":
+        names = sorted({name for episode in episodes for name in episode.components})
+        parts = [[episode.components.get(name, math.nan) for name in names] for episode in episodes]
+        rewards = np.where(np.isfinite(rewards)[:, None], np.array(parts), math.nan)
+    return flat_groups(rewards, np.array([episode.group for episode in episodes]))
+
+
+def rewards_to_go(episodes: Sequence[Episode], rewards: np.ndarray, *, discount: float) -> np.ndarray:
+    """Return the discounted sum of rewards from each turn on `[M]`; penalties of an episode are at its last turn."""
+    found = []
+    for episode, reward in zip(episodes, rewards, strict=True):
+        own = [turn.reward for turn in episode.turns]
+        own[-1] += reward - episode.reward
+        sums = [math.fsum(discount**k * later for k, later in enumerate(own[number:])) for number in range(len(own))]
+        found += sums if math.isfinite(reward) else [math.nan] * len(own)
+    return np.array(found)
+
+
+def shares_of(settings: GRPOSettings, step: int) -> Iterator[np.ndarray]:
+    """Yield the groups of each update of a step, in another order for each epoch."""
+    for epoch in range(settings.optimizer.epochs):
+        order = np.random.default_rng([settings.seed, step, epoch]).permutation(settings.env.num_prompts)
+        yield from np.array_split(order, settings.optimizer.updates_per_step)
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def outcome(episode: Episode) -> Outcome:
+    """Return what metrics read of an episode; its answer is checked without the reward model."""
+    reply = episode.turns[-1].completion.text
+    right = None if episode.answer is None else is_right(reply, episode.answer)
+    components, verdicts = dict(episode.components), episode.verdicts
+    return Outcome(episode.reward, episode.num_tokens, episode.finished, reply, right, components, verdicts)
+
+
+def train(settings: GRPOSettings, console: Console) -> Stop | None:
+    """Train a policy, or go on with a run; return why it ended before its last step, or None."""
     torch.set_num_threads(settings.threads)
-    set_seed(settings.seed)
-    prompts = load_prompts(settings.env.prompts)
-    num_held_out = min(settings.held_out_prompts, len(prompts) // 4)
-    training_prompts, held_out_prompts = prompts[: len(prompts) - num_held_out], prompts[len(prompts) - num_held_out :]
-    group_size = settings.env.group_size
-    scorer = gym_rm.load_scorer(settings.env.reward_model, **settings.env.reward_model_kwargs)
+    learner = Learner(settings)
+    console = console if learner.is_main else Console(quiet=True)
+    prompts, held_out = read_prompts(settings)
+    scorer = open_scorer(settings, learner.device)
+    rollouts = Rollouts(settings, learner, prompts, scorer, without_signal=groups_to_replace)
+    measurements = Measurements(settings, learner, held_out, scorer, rollouts.source)
+    run = PolicyRun(settings, learner, (prompts, held_out))
+    ahead = RolloutsAhead(
+        rollouts.make,
+        rollouts.source.current_weights,
+        max_staleness=settings.max_staleness,
+        num_steps=settings.steps,
+        step=run.step,
+        made=run.pending,
+    )
     if (warning := audit_warning(scorer, settings.env.audit)) is not None:
         console.print(f"[yellow]{escape(warning)}[/]", highlight=False)
-    shared = {
-        "reward_model": scorer,
-        "fallback_reward": settings.env.fallback_reward,
-        "max_turns": 1,
-    }
-    num_envs = settings.env.num_prompts * group_size
-    envs = gym.make_vec("RewardModel-v0", num_envs, prompts=training_prompts, group_size=group_size, **shared)
-    held_out_envs = gym.make_vec("RewardModel-v0", max(1, num_held_out), prompts=held_out_prompts or prompts, **shared)
-    policy = Policy(settings.policy)
-    learner = Learner(policy, settings)
     console.print(
-        f"policy {settings.policy.model or 'embedded'} ({policy.model.num_parameters():,} parameters) on "
-        f"{learner.accelerator.device}, reward model {settings.env.reward_model or 'embedded'}, "
-        f"{len(training_prompts)} prompts, {num_held_out} held out, seed {settings.seed}",
+        f"policy {learner.start.name} ({learner.start.model.num_parameters():,} parameters) on {learner.device}, "
+        f"reward model {settings.env.reward_model or 'embedded'}, {len(prompts)} prompts, {len(held_out)} held out, "
+        f"seed {settings.seed}" + (f", going on after step {run.step}" if run.step else ""),
         highlight=False,
     )
 
-    def measure(step: int) -> None:
-        if num_held_out:
-            values = evaluate(held_out_envs, policy, run, step)
-            console.print(f"step {step:4d}   held-out prompts   {summary(values)}", highlight=False)
+    def measure() -> None:
+        """Answer every held-out prompt once."""
+        if held_out:
+            episodes = measurements.make()
+            metrics = rollout_metrics([outcome(episode) for episode in episodes])
+            run.log("held_out", run.step, metrics)
+            run.add_conversations("held_out", episodes, right=[outcome(each).right for each in episodes])
+            run.measured(metrics)
+            view.measured(run.step, metrics, [episode.turns[-1].completion.text for episode in episodes])
 
-    try:
-        measure(0)
-        observations, _ = envs.reset(seed=settings.seed)
-        with progress_bar(console) as bar:
-            task = bar.add_task("", total=settings.steps)
-            for step in range(1, settings.steps + 1):
-                clock = [time.perf_counter()]
-                completions = policy.generate(observations)
-                clock.append(time.perf_counter())
-                observations, rewards, _, _, infos = envs.step(completions.texts)
-                clock.append(time.perf_counter())
-                episodes = infos["final_info"]
-                rewards = np.where(episodes["score_ok"], rewards, np.nan)
-                advantages = group_advantages(rewards, episodes["group_id"], std_floor=settings.loss.std_floor)
-                updated = learner.update(completions, advantages)
-                clock.append(time.perf_counter())
+    def log_step(episodes: Sequence[Episode], advantages: np.ndarray, metrics: dict[str, Any], seconds: float) -> None:
+        """Write the metrics of a step and, now and then, its first groups."""
+        outcomes = learner.gathered_objects([outcome(episode) for episode in episodes])
+        every = rollout_metrics(outcomes) | {"staleness": min(run.step - 1, settings.max_staleness)} | metrics
+        if settings.advantage.dynamic_sampling:
+            every["extra_batches"] = max(learner.gathered_objects([episode.attempt for episode in episodes]))
+        every["tokens_per_second"] = sum(each.num_tokens for each in outcomes) / seconds
+        run.log("train", run.step, every)
+        view.update(run.step, every)
+        if run.is_due(settings.eval.every):
+            count = settings.logged_groups * settings.env.group_size
+            shown = learner.gathered_objects(list(zip(episodes, advantages.tolist(), strict=True))[:count])[:count]
+            right = [outcome(episode).right for episode, _ in shown]
+            run.add_conversations("train", [each for each, _ in shown], right=right, advantages=[a for _, a in shown])
 
-                values = describe(completions, rewards, check_answers(completions.texts, episodes))
-                seconds = dict(zip(("generate", "score", "update"), np.diff(clock).tolist(), strict=True))
-                run.add_metrics("train", step, {**values, **updated, "phase_seconds": seconds})
-                bar.update(task, advance=1, description=summary(values))
-                if step % settings.evaluate_every == 0 or step == settings.steps:
-                    measure(step)
-    finally:
-        learner.accelerator.unwrap_model(policy.model).save_pretrained(run.folder / "policy")
-        policy.tokenizer.save_pretrained(run.folder / "policy")
-        envs.close()
-        held_out_envs.close()
-
-
-def summary(values: dict[str, Any]) -> str:
-    reward = "no reward" if values["reward_mean"] is None else f"reward {signed(values['reward_mean'])}"
-    return reward if values["accuracy"] is None else f"{reward}, {values['accuracy']:4.0%} right"
-
-
-def progress_bar(console: Console) -> Progress:
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("left:"), TimeRemainingColumn(), console=console)
+    with contextlib.ExitStack() as stack:
+        for each in (run, rollouts, measurements, ahead):
+            stack.callback(each.close)
+        view = stack.enter_context(LiveView(console, settings.steps, history=run.history()))
+        heard = stack.enter_context(hearing_signals(signal.SIGTERM, signal.SIGINT))
+        if run.step == 0:
+            measure()
+        stop = run.reason_to_stop(heard())  # a run that stopped stays so if it is repeated
+        while stop is None and run.step < settings.steps:
+            started = time.perf_counter()
+            with run.saved_after_errors(ahead):
+                episodes = ahead.take(run.step + 1)  # sample and score
+            if settings.env.sleep:
+                scorer.sleep()
+            learning = time.perf_counter()
+            updated, advantages = learn(learner, episodes, settings, step=run.step + 1, noise=rounding_error(scorer))
+            run.step += 1
+            if settings.loss.reference_every and run.step % settings.loss.reference_every == 0:
+                learner.refresh_reference()
+            ended = time.perf_counter()
+            seconds = {**rollouts.seconds(), "update": ended - learning}
+            log_step(episodes, advantages, {**updated, "phase_seconds": seconds}, ended - started)
+            if run.is_due(settings.eval.every):
+                measure()
+            stop = run.reason_to_stop(heard())
+            if stop is not None or run.is_due(settings.checkpoint.save_every or settings.eval.every):
+                run.save(ahead)
+        if stop is None or not stop.can_go_on:
+            run.finish()
+    return stop
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=settings_help(), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "overrides", nargs="*", metavar="name=value", help="settings to change, such as policy.model=folder seed=2"
     )
@@ -605,32 +672,39 @@ def main() -> None:
     console = Console()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    interrupted = False
     try:
-        settings = fill_in(follow_plan(load_config(GRPOSettings, arguments.config, arguments.overrides)))
-        run = RunWriter(settings.output, settings.model_dump())
-        try:
-            train(settings, run, console)
-        except KeyboardInterrupt:
-            interrupted = True
-            console.print("interrupted: metrics and policy are saved")
-    except gym_rm.GymRMError as error:
+        settings = complete(load_config(GRPOSettings, arguments.config, arguments.overrides))
+        stop = train(settings, console)
+    except (gym_rm.GymRMError, FloatingPointError, OSError) as error:
         console.print(f"[red]error:[/] {escape(str(error))}")
+        for note in getattr(error, "__notes__", ()):
+            console.print(escape(note), highlight=False)
         raise SystemExit(2) from error
-    results = read_run(run.folder)
+    except KeyboardInterrupt as error:  # while models are loaded
+        console.print("interrupted", highlight=False)
+        raise SystemExit(130) from error
+    if int(os.environ.get("RANK", 0)) == 0:
+        show_results(Path(settings.output), stop, console)
+    raise SystemExit(0 if stop is None else stop.exit_code)
+
+
+def show_results(folder: Path, stop: Stop | None, console: Console) -> None:
+    results = read_run(folder)
     if results.before_and_after():
         console.print(conversations_table(results))
     if results.training:
         console.print(results_table(results))
-        opening = common_opening(results)
-        if opening is not None and opening.warning is not None:
-            console.print(f"[yellow]{escape(opening.warning)}[/]", highlight=False)
-        console.print(f"picture: {plot_run(results, run.folder / 'curve.png')}", highlight=False)
-    console.print(
-        f"policy:  {run.folder / 'policy'}  (to continue training: policy.model={run.folder / 'policy'})",
-        highlight=False,
-    )
-    raise SystemExit(130 if interrupted else 0)
+        for sign in signs(results):
+            console.print(f"[yellow]{escape(sign.message)} {escape(sign.what_to_turn)}[/]", highlight=False)
+        console.print(f"picture: {plot_run(results, folder / 'curve.png')}", highlight=False)
+    if stop is not None:
+        steps = results.training[-1]["step"] if results.training else 0
+        console.print(f"stopped after step {steps}: {stop.reason}", highlight=False)
+    if stop is None or not stop.can_go_on:
+        console.print(f"policy:  {folder / 'final'}", highlight=False)
+    else:
+        console.print(f"repeat the command with output={folder} to go on", highlight=False)
+    console.print(f"report:  gym-rm report {folder}", highlight=False)
 
 
 if __name__ == "__main__":

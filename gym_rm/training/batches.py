@@ -54,16 +54,19 @@ def steps_of(
 
 def share_of_rank(examples: Sequence[Example], rank: int, world_size: int) -> list[Example]:
     """Return the comparisons of one rank: every rank gets about the same number of tokens."""
-    if world_size == 1:
-        return list(examples)
-    order = sorted(range(len(examples)), key=lambda index: -examples[index].unique_tokens)
+    shares = shares_by_load([each.unique_tokens for each in examples], world_size)
+    return [examples[index] for index in shares[rank]]
+
+
+def shares_by_load(loads: Sequence[int], world_size: int) -> list[list[int]]:
+    """Divide indices into shares of about the same load; the largest loads go first, each to the lightest share."""
     shares: list[list[int]] = [[] for _ in range(world_size)]
-    loads = [0] * world_size
-    for index in order:
-        lightest = loads.index(min(loads))
+    totals = [0] * world_size
+    for index in sorted(range(len(loads)), key=lambda index: -loads[index]):
+        lightest = totals.index(min(totals))
         shares[lightest].append(index)
-        loads[lightest] += examples[index].unique_tokens
-    return [examples[index] for index in sorted(shares[rank])]
+        totals[lightest] += loads[index]
+    return [sorted(share) for share in shares]
 
 
 def micro_batches(

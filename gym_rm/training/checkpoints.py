@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from torch import Tensor
 
 from gym_rm.errors import ConfigError
 
-CHECKPOINTS, MODEL, OPTIMIZER, STATE = "checkpoints", "model.safetensors", "optimizer.safetensors", "state.json"
+CHECKPOINTS, STATE = "checkpoints", "state.json"
+MODEL, OPTIMIZER, TENSORS = "model.safetensors", "optimizer.safetensors", "tensors.safetensors"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Checkpoint:
         settings: the settings that a run must share to go on from here.
         kept: values of the metric of the models that were kept, by step.
         measured: the last metrics of each validation set.
+        state: other plain values.
+        tensors: other tensors by name.
     """
 
     step: int
@@ -44,6 +47,8 @@ class Checkpoint:
     settings: Mapping[str, Any]
     kept: Mapping[int, float]
     measured: Mapping[str, Mapping[str, float]]
+    state: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -122,11 +127,13 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     with whole_folder(folder) as unfinished:
         save_file(dict(checkpoint.model), unfinished / MODEL)
         save_file(dict(checkpoint.optimizer), unfinished / OPTIMIZER)
+        save_file(dict(checkpoint.tensors), unfinished / TENSORS)
         state = {
             "step": checkpoint.step,
             "settings": checkpoint.settings,
             "kept": {str(step): value for step, value in checkpoint.kept.items()},
             "measured": checkpoint.measured,
+            "state": checkpoint.state,
         }
         (unfinished / STATE).write_text(json.dumps(state), encoding="utf-8")
     for other in folder.parent.iterdir():
@@ -148,9 +155,17 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     try:
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        model, optimizer = (load_file(folder / name) for name in (MODEL, OPTIMIZER))
-        kept = {int(step): float(value) for step, value in state["kept"].items()}
-        return Checkpoint(int(state["step"]), model, optimizer, state["settings"], kept, state["measured"])
+        model, optimizer, tensors = (load_file(folder / name) for name in (MODEL, OPTIMIZER, TENSORS))
+        return Checkpoint(
+            int(state["step"]),
+            model,
+            optimizer,
+            state["settings"],
+            {int(step): float(value) for step, value in state["kept"].items()},
+            state["measured"],
+            state["state"],
+            tensors,
+        )
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(
             f"the checkpoint {str(folder)!r} cannot be read ({type(error).__name__}: {error}); remove this folder "

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,16 +16,17 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
 from gym_rm.config import divide_settings
-from gym_rm.engine.backbones.decoder import num_positions
+from gym_rm.engine.backbones.decoder import DecoderBackbone, num_positions
 from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
+from gym_rm.engine.backbones.tree_attention import attending_to_trees
 from gym_rm.engine.executors.local import max_positions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits
 from gym_rm.engine.loading.checkpoint import LoadOptions, load_model, open_checkpoint
 from gym_rm.engine.loading.files import refusing_malformed, require_source, tensor_files
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.loading.trial import FAILURES, PLAIN, Candidate, Forward, choose_forward, trial_sequences
+from gym_rm.engine.loading.trial import FAILURES, PLAIN, TOLERANCE, Candidate, Forward, choose_forward, trial_sequences
 from gym_rm.engine.loading.weights import read_weights
 from gym_rm.engine.text.options import TextOptions
 from gym_rm.engine.text.renderer import Renderer
@@ -69,6 +70,16 @@ class StartModel:
         return self.model if self.peft is None else self.peft
 
 
+class Trainable(Protocol):
+    """What `choose_layout` needs of a module: its decoders, and the values that layouts are compared by."""
+
+    decoders: tuple[DecoderBackbone, ...]
+    has_unused: bool
+
+    def trial_values(self, batch: Batch) -> Tensor:
+        """Return values `[R, ...]` with gradients, if enabled."""
+
+
 class TrainedModel(nn.Module):
     """The module whose forward runs in training: batches in, values float32 `[R, K]` of all of them out.
 
@@ -83,12 +94,17 @@ class TrainedModel(nn.Module):
         super().__init__()
         self.model = start.trained
         self.rewards: RewardModel = make_reward_model(start.kind.readout, start.model)
+        self.decoders = self.rewards.decoders
         self.has_unused = False
         self._rotaries = dynamic_rotaries([start.model])
 
     def forward(self, batches: Sequence[Batch]) -> Tensor:
         """Return the values at the positions that the batches read."""
         return torch.cat([self._values(batch) for batch in batches])
+
+    def trial_values(self, batch: Batch) -> Tensor:
+        """Return the values that `choose_layout` compares."""
+        return self.rewards.trial_values(batch)
 
     def _values(self, batch: Batch) -> Tensor:
         forget_lengths(self._rotaries)
@@ -139,7 +155,7 @@ def open_model(settings: ModelSettings, *, seed: int) -> StartModel:
         raise ConfigError(f"a reward model of kind {kind!r} cannot be trained here; expected a head with outputs.")
     renderer = Renderer(tokenizer, input_format=made.input_format, **dict(text))
     renderer.max_length = min(filter(None, (text.max_length, max_positions(model), num_positions(model))), default=None)
-    peft = None if settings.lora is None else _with_adapters(model, settings.lora, name, seed)
+    peft = None if settings.lora is None else with_adapters(model, settings.lora, name, seed)
     of_family = not hasattr(transformers, type(model).__name__)
     architectures = tuple(model.config.architectures or ()) if of_family else ()
     return StartModel(model, peft, tokenizer, made, renderer, name, initialisation, architectures)
@@ -211,56 +227,68 @@ def _with_new_head(settings: ModelSettings, loading: Mapping[str, Any], seed: in
     return model, tokenizer, f"normal with standard deviation {std:.4g} (1 / sqrt({linear[-1].in_features} + 1))"
 
 
-def _with_adapters(model: PreTrainedModel, settings: LoRASettings, name: str, seed: int) -> Any:
-    """Return the model with new adapters; its head is trained in full."""
+def with_adapters(
+    model: PreTrainedModel, settings: LoRASettings, name: str, seed: int, *, owner: str = "model", task: str = "SEQ_CLS"
+) -> Any:
+    """Return the model with new adapters; the head of a classifier is trained in full.
+
+    Args:
+        model: the model.
+        settings: settings of the adapters.
+        name: its folder or hub id, written into the adapters.
+        seed: seed of the adapters.
+        owner: group of settings that has `lora`, for messages.
+        task: task of peft, such as `"CAUSAL_LM"`.
+    """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
-        raise ConfigError(f"model.lora needs peft: pip install 'gym-rm[lora]' ({error}).") from error
+        raise ConfigError(f"{owner}.lora needs peft: pip install 'gym-rm[lora]' ({error}).") from error
     # Only modules with weights: peft would also match "dropout" in the names of its own modules.
     heads = [
         name for name, each in model.named_children() if name != model.base_model_prefix and list(each.parameters())
     ]
     modules = settings.target_modules
     config = LoraConfig(
-        task_type="SEQ_CLS",
+        task_type=task,
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=modules if isinstance(modules, str) else list(modules),
-        modules_to_save=heads,
+        modules_to_save=heads if task == "SEQ_CLS" else None,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             adapted = get_peft_model(model, config)
         except ValueError as error:  # also of modules that do not exist
-            raise ConfigError(f"model.lora={settings.model_dump()} does not fit {name!r}: {error}") from error
+            raise ConfigError(f"{owner}.lora={settings.model_dump()} does not fit {name!r}: {error}") from error
     adapted.peft_config["default"].base_model_name_or_path = name
     return adapted
 
 
-def choose_layout(trained: TrainedModel, model: PreTrainedModel, *, tree: bool, fuse: bool) -> Forward:
+def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fuse: bool) -> Forward:
     """Return the fastest layout whose values and gradients equal those of the plain forward, on a few short texts.
 
     Sets how the decoder of `trained` runs. Dropout is off meanwhile.
     """
-    rewards = trained.rewards
+    decoders, dtype = trained.decoders, str(model.dtype).removeprefix("torch.")
+    tolerance = GRADIENT_TOLERANCE if dtype == "float32" else TOLERANCE[dtype]
     candidate = Candidate(
         name=type(model).__name__,
         config=model.config,
-        dtype="float32",
+        dtype=dtype,
         # flex_attention has no dropout.
-        can_take_trees=bool(rewards.decoders) and tree and (_no_dropout(model) or model.device.type != "cuda"),
-        can_fuse=bool(rewards.decoders) and fuse and rewards.decoders[0].fuse and _no_dropout(model),
+        can_take_trees=bool(decoders) and tree and (_no_dropout(model) or model.device.type != "cuda"),
+        can_fuse=bool(decoders) and fuse and decoders[0].fuse and _no_dropout(model),
         max_width=num_positions(model),
     )
 
     def run(plan: BatchPlan, forward: Forward) -> FloatArray:
-        for decoder in rewards.decoders:
+        for decoder in decoders:
             decoder.fuse_gradients = forward.fuse
         with torch.enable_grad():
-            values = torch.cat([rewards.trial_values(batch).float() for batch in plan.batches])
+            values = torch.cat([trained.trial_values(batch).float() for batch in plan.batches])
         return values.detach().cpu().numpy()
 
     def gradients(forward: Forward) -> list[Tensor]:
@@ -271,9 +299,9 @@ def choose_layout(trained: TrainedModel, model: PreTrainedModel, *, tree: bool, 
             if forward.layout == "tree"
             else plan_padded(sequences, max_num_batched_tokens=10**6, alone=alone, exact=alone)
         )
-        for decoder in rewards.decoders:
+        for decoder in decoders:
             decoder.fuse_gradients = forward.fuse
-        values = torch.cat([rewards.trial_values(batch).float() for batch in plan.batches])
+        values = torch.cat([trained.trial_values(batch).float() for batch in plan.batches])
         values = values[torch.from_numpy(plan.value_index)]
         factors = torch.from_numpy(np.random.default_rng(0).standard_normal(tuple(values.shape)).astype(np.float32))
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -284,7 +312,7 @@ def choose_layout(trained: TrainedModel, model: PreTrainedModel, *, tree: bool, 
             trained.has_unused = any(gradient is None and id(parameter) in inside for parameter, gradient in pairs)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
 
-    with _evaluating(trained):
+    with _evaluating(model):
         chosen = choose_forward(candidate, run)
         plain_gradients = gradients(PLAIN)
         options = [chosen, dataclasses.replace(chosen, fuse=False), Forward("padded", fuse=False)]
@@ -294,7 +322,7 @@ def choose_layout(trained: TrainedModel, model: PreTrainedModel, *, tree: bool, 
             except FAILURES as error:
                 logger.info("%s cannot be trained with %s: %s", candidate.name, forward, error)
                 continue
-            if difference <= GRADIENT_TOLERANCE:
+            if difference <= tolerance:
                 break
             logger.warning(
                 "%s: gradients with %s differ from the plain ones by %.1e, so it is not used; training is correct, but "
@@ -305,9 +333,28 @@ def choose_layout(trained: TrainedModel, model: PreTrainedModel, *, tree: bool, 
             )
         else:
             forward = Forward("one_by_one", fuse=False)
-    for decoder in rewards.decoders:
+    for decoder in decoders:
         decoder.fuse_gradients = forward.fuse
     return forward
+
+
+def enable_checkpointing(
+    model: PreTrainedModel, decoders: Sequence[DecoderBackbone], layout: Forward, *, option: str
+) -> None:
+    """Let the layers keep only their input, and run again in the backward (arXiv 1604.06174).
+
+    Raises:
+        ConfigError: the model does not support it; the message names the option.
+    """
+    options: dict[str, Any] = {"use_reentrant": False}
+    if layout.layout == "tree":  # the backward runs the layers again, which then attend to trees again
+        options["context_fn"] = lambda: (contextlib.nullcontext(), attending_to_trees(model.base_model))
+    try:
+        model.gradient_checkpointing_enable(options)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
+    for decoder in decoders:
+        decoder.checkpointing = True
 
 
 def _difference(got: list[Tensor], expected: list[Tensor]) -> float:
@@ -317,7 +364,7 @@ def _difference(got: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def _no_dropout(model: PreTrainedModel) -> bool:
-    return not getattr(model.config.get_text_config(), "attention_dropout", 0.0)
+    return not any(getattr(part, "attention_dropout", 0.0) for part in model.modules())
 
 
 @contextlib.contextmanager

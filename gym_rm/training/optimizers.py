@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,16 @@ from gym_rm.errors import ConfigError
 from gym_rm.training.parallel import copy_into
 from gym_rm.training.settings import OptimizerSettings
 
+EIGHT_BIT_PARTS = ("codes", "scale")
+MASTER = "master"  # name of the float32 copy among the states
 HEADS_AND_TABLES = ("embed", "wte", "wpe", "score", "classifier", "classification_head", "logits_proj")
 
 
 def make_optimizers(module: nn.Module, settings: OptimizerSettings) -> list[Optimizer]:
     """Return the optimizers of the parameters that are trained.
+
+    Parameters in low precision are rounded copies of float32 ones, which are part of the optimizer's state: an update
+    that is smaller than half a rounding step would be lost otherwise (arXiv 1710.03740, section 3.1).
 
     Raises:
         ConfigError: nothing is trained, or Muon is asked for parameters that are sharded.
@@ -26,10 +32,18 @@ def make_optimizers(module: nn.Module, settings: OptimizerSettings) -> list[Opti
     named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     if not named:
         raise ConfigError("the model has no parameter that is trained.")
-    if settings.name == "adamw":
+    masters = {p: nn.Parameter(p.detach().float()) for _, p in named if p.dtype in (torch.bfloat16, torch.float16)}
+    optimizers = _optimizers([(name, masters.get(parameter, parameter)) for name, parameter in named], settings)
+    for optimizer in optimizers:
+        _keep_masters(optimizer, masters)
+    return optimizers
+
+
+def _optimizers(named: Sequence[tuple[str, nn.Parameter]], settings: OptimizerSettings) -> list[Optimizer]:
+    if settings.name != "adamw" and any(isinstance(parameter, DTensor) for _, parameter in named):
+        raise ConfigError(f"optimizer.name={settings.name!r} needs whole matrices; set fsdp=false, or use adamw.")
+    if settings.name != "muon":
         return [_adamw([parameter for _, parameter in named], settings)]
-    if any(isinstance(parameter, DTensor) for _, parameter in named):
-        raise ConfigError("optimizer.name='muon' needs whole matrices; set batch.fsdp=false, or use adamw.")
     # The embeddings and the head are no products inside the layers (Jordan et al., Muon, 2024).
     matrices = [p for name, p in named if p.ndim == 2 and not any(part in name for part in HEADS_AND_TABLES)]
     ids = {id(parameter) for parameter in matrices}
@@ -37,13 +51,54 @@ def make_optimizers(module: nn.Module, settings: OptimizerSettings) -> list[Opti
     return [muon, _adamw([parameter for _, parameter in named if id(parameter) not in ids], settings)]
 
 
-def _adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> AdamW:
+def _keep_masters(optimizer: Optimizer, masters: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """Give an optimizer of float32 copies the gradients of the parameters, and round its updates into them.
+
+    The gradients of the parameters are freed as soon as they are copied.
+    """
+    inside = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    owned = {parameter: master for parameter, master in masters.items() if id(master) in inside}
+
+    def take_gradients(*arguments: Any) -> None:
+        for parameter, master in owned.items():
+            master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
+            parameter.grad = None
+
+    def round_into_parameters(*arguments: Any) -> None:
+        with torch.no_grad():
+            for parameter, master in owned.items():
+                parameter.copy_(master)
+                master.grad = None
+
+    optimizer.masters = owned  # type: ignore[attr-defined]
+    if owned:
+        optimizer.register_step_pre_hook(take_gradients)
+        optimizer.register_step_post_hook(round_into_parameters)
+
+
+def _states(optimizer: Optimizer) -> dict[nn.Parameter, nn.Parameter]:
+    """Return the parameter of the module by each tensor whose state the optimizer keeps."""
+    owners = {master: parameter for parameter, master in getattr(optimizer, "masters", {}).items()}
+    return {owners.get(tensor, tensor): tensor for group in optimizer.param_groups for tensor in group["params"]}
+
+
+def _adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> Optimizer:
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     filled = [group for group in groups if group["params"]]
-    return AdamW(filled, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
+    numbers: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
+    if settings.name == "adamw_8bit":
+        try:
+            from torchao.optim import AdamW8bit
+        except ImportError as error:
+            raise ConfigError(
+                f"optimizer.name='adamw_8bit' needs torchao: pip install 'gym-rm[torchao]' ({error})."
+            ) from error
+        eight_bit: Optimizer = AdamW8bit(filled, **numbers)
+        return eight_bit
+    return AdamW(filled, fused=True, **numbers)
 
 
 def set_learning_rates(
@@ -54,7 +109,10 @@ def set_learning_rates(
     for optimizer in optimizers:
         full = settings.muon_learning_rate if isinstance(optimizer, Muon) else settings.learning_rate
         for group in optimizer.param_groups:
-            group["lr"] = full * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(full * factor)  # torchao compiles the update
+            else:
+                group["lr"] = full * factor
     return settings.learning_rate * factor
 
 
@@ -72,28 +130,40 @@ def schedule(settings: OptimizerSettings, *, step: int, num_steps: int) -> float
 
 
 def optimizer_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the states of all optimizers as `(parameter name/state name, tensor)`."""
+    """Yield the states of all optimizers as `(parameter name/state name, tensor)`; `master` is the float32 copy."""
+    kept = [_states(optimizer) for optimizer in optimizers]
     for name, parameter in module.named_parameters():
-        for optimizer in optimizers:
-            for key, value in optimizer.state.get(parameter, {}).items():
-                yield f"{name}/{key}", value
+        for optimizer, tensors in zip(optimizers, kept, strict=True):
+            tensor = tensors.get(parameter)
+            if tensor is None:
+                continue
+            if tensor is not parameter:
+                yield f"{name}/{MASTER}", tensor.detach()
+            for key, value in optimizer.state.get(tensor, {}).items():
+                if hasattr(value, "codes"):  # 8 bits, in blocks with a scale each
+                    yield from ((f"{name}/{key}.{part}", getattr(value, part)) for part in EIGHT_BIT_PARTS)
+                else:
+                    yield f"{name}/{key}", value
 
 
 def load_optimizer_state(module: nn.Module, optimizers: Sequence[Optimizer], states: Mapping[str, Tensor]) -> None:
     """Load what `optimizer_state` yielded, also into another number of shards."""
     owners = {
-        parameter: optimizer
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+        parameter: (optimizer, tensor) for optimizer in optimizers for parameter, tensor in _states(optimizer).items()
     }
     parameters = dict(module.named_parameters())
     for entry, value in states.items():
         name, _, key = entry.rpartition("/")
-        parameter = parameters[name]
-        state = owners[parameter].state[parameter]
-        if value.shape == parameter.shape:
-            state[key] = torch.zeros_like(parameter)
+        optimizer, tensor = owners[parameters[name]]
+        state, (of, _, part) = optimizer.state[tensor], key.partition(".")
+        if key == MASTER:
+            copy_into(tensor, value)
+        elif part:
+            if of not in state:
+                state[of] = optimizer._new_buffer(tensor, of == "exp_avg")  # type: ignore[attr-defined]
+            copy_into(getattr(state[of], part), value)
+        elif value.shape == tensor.shape:
+            state[key] = torch.zeros_like(tensor)
             copy_into(state[key], value)
         else:  # the number of steps
-            state[key] = value.to(parameter.device, copy=True)
+            state[key] = value.to(tensor.device, copy=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState
 from accelerate.utils import is_tensorboard_available, is_wandb_available
@@ -15,23 +17,23 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from gym_rm.errors import ConfigError
-from gym_rm.training.settings import RewardModelTraining
 
 
-def make_accelerator(settings: RewardModelTraining, folder: str) -> Accelerator:
+def make_accelerator(*, folder: str, precision: str, report_to: str, fsdp: bool) -> Accelerator:
     """Return the state of this process; processes are started by `accelerate launch` or `torchrun`.
 
     Args:
-        settings: settings of the run.
         folder: folder of the run, for trackers that write files.
+        precision: `auto`, `no` or `bf16`.
+        report_to: tracker, or `none`.
+        fsdp: whether weights are sharded over the processes.
     """
     installed = {"none": True, "tensorboard": is_tensorboard_available(), "wandb": is_wandb_available()}
-    if not installed[settings.report_to]:
-        raise ConfigError(f"report_to={settings.report_to!r} needs {settings.report_to}, which is not installed.")
-    precision = settings.batch.precision
+    if not installed[report_to]:
+        raise ConfigError(f"report_to={report_to!r} needs {report_to}, which is not installed.")
     if precision == "auto":
         precision = "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "no"
-    trackers = None if settings.report_to == "none" else settings.report_to
+    trackers = None if report_to == "none" else report_to
     AcceleratorState._reset_state()  # accelerate keeps the precision of an earlier run in this process
     # Without cpu=True, accelerate ignores the other processes on a machine that has no accelerator.
     cpu = not torch.accelerator.is_available()
@@ -40,13 +42,22 @@ def make_accelerator(settings: RewardModelTraining, folder: str) -> Accelerator:
     if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise ConfigError(
             f"accelerate is configured for {kind.value}, which would divide the model a second time; launch with "
-            "torchrun or accelerate launch --multi_gpu, and set batch.fsdp=true to shard it."
+            "torchrun or accelerate launch --multi_gpu, and set fsdp=true to shard it."
         )
-    if settings.batch.fsdp and accelerator.num_processes == 1:
-        raise ConfigError(
-            "batch.fsdp=true needs several processes; start them with torchrun --nproc-per-node N -m gym_rm train ..."
-        )
+    if fsdp and accelerator.num_processes == 1:
+        raise ConfigError("fsdp=true needs several processes; start them with torchrun --nproc-per-node N ...")
+    if accelerator.num_processes > 1:
+        _keep_group()
     return accelerator
+
+
+def _keep_group() -> None:
+    """Never free the process group, also not at exit.
+
+    When the last reference to a gloo group is that of DDP, it is freed with Python's lock held, and joins a thread
+    that may be waiting for this lock, to free the last collective: about one run in thirty then hangs at its end.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
 
 
 def shard(module: nn.Module, model: PreTrainedModel, accelerator: Accelerator) -> None:

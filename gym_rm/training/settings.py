@@ -95,8 +95,9 @@ class LossSettings(Config):
 class OptimizerSettings(Config):
     """Settings of the optimizer."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """`muon` is Muon (`torch.optim.Muon`) for the matrices inside the layers, and AdamW for everything else."""
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """`adamw_8bit` keeps AdamW's averages in 8 bits (arXiv 2110.02861; needs torchao). `muon` is Muon
+    (`torch.optim.Muon`) for the matrices inside the layers, and AdamW for everything else."""
     learning_rate: float = Field(default=2e-6, gt=0)
     """Learning rate of AdamW after the warm-up."""
     muon_learning_rate: float = Field(default=0.01, gt=0)
@@ -178,6 +179,17 @@ class RewardModelTraining(Config):
     optimizer: OptimizerSettings = OptimizerSettings()
     batch: BatchSettings = BatchSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted name, as trackers take them."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat_settings(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, int | float | str | bool) else str(value)
+    return found
 
 
 def curve_settings(settings: RewardModelTraining) -> Mapping[str, Any]:

@@ -10,11 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +25,9 @@ from torch.distributed.tensor import DTensor
 
 from gym_rm.config import load_config
 from gym_rm.engine.backbones.decoder import num_positions
-from gym_rm.engine.backbones.tree_attention import attending_to_trees
 from gym_rm.engine.loading.trial import longest_shared
 from gym_rm.errors import ConfigError, logger
+from gym_rm.reports.curves import Curve
 from gym_rm.training.batches import MicroBatch, micro_batches, share_of_rank, steps_of
 from gym_rm.training.checkpoints import (
     Checkpoint,
@@ -42,19 +39,26 @@ from gym_rm.training.checkpoints import (
     save_checkpoint,
     write_whole,
 )
-from gym_rm.training.curves import Curve
 from gym_rm.training.examples import Example
 from gym_rm.training.export import export
-from gym_rm.training.model import StartModel, TrainedModel, choose_layout, open_model, output_names
+from gym_rm.training.kept import KeptModels
+from gym_rm.training.model import (
+    StartModel,
+    TrainedModel,
+    choose_layout,
+    enable_checkpointing,
+    open_model,
+    output_names,
+)
 from gym_rm.training.objectives import Outcomes, make_objective
 from gym_rm.training.optimizers import load_optimizer_state, make_optimizers, optimizer_state, set_learning_rates
 from gym_rm.training.parallel import copy_into, make_accelerator, reshard, shard, whole
 from gym_rm.training.sets import describe_sets, read_sets, warn_about_drops
-from gym_rm.training.settings import RewardModelTraining, curve_settings
+from gym_rm.training.settings import RewardModelTraining, curve_settings, flat_settings
+from gym_rm.training.stopping import STOPPED, hearing_signals
 
 TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384
 SETTINGS = "settings.yaml"
-STOPPED = 128 + signal.SIGTERM  # exit status of a run that was told to stop and can go on
 LOWER_IS_BETTER = ("loss", "mse", "calibration_error", "ties")
 
 
@@ -98,7 +102,12 @@ class Trainer:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         name = settings.output or f"outputs/reward-model-{time.strftime('%Y%m%d-%H%M%S')}"
-        self.accelerator = make_accelerator(settings, name)
+        self.accelerator = make_accelerator(
+            folder=name,
+            precision=settings.batch.precision,
+            report_to=settings.report_to,
+            fsdp=settings.batch.fsdp,
+        )
         (name,) = broadcast_object_list([name])
         self.settings = settings = settings.model_copy(update={"output": name})
         self.folder = Path(name)
@@ -118,17 +127,19 @@ class Trainer:
             )
         )[: settings.max_steps]
         self.step = 0
-        self.kept: dict[int, float] = {}
         self.measured: dict[str, dict[str, float]] = {}
-        self._stop = False
         self._require_metric_of_a_set()
+        higher, most = settings.checkpoint.higher_is_better, settings.checkpoint.keep_best
+        if higher is None:
+            higher = bool(self.validation) and not self.metric[1].startswith(LOWER_IS_BETTER)
+        self.kept = KeptModels(self.folder / "best", most=most, higher_is_better=higher)
         if self.accelerator.is_main_process:
             hold(self.folder)
         self._resume()
         if self.accelerator.is_main_process:
             self._start_files()
         if settings.report_to != "none":
-            self.accelerator.init_trackers("reward-model", config=_flat(settings.model_dump(mode="json")))
+            self.accelerator.init_trackers("reward-model", config=flat_settings(settings.model_dump(mode="json")))
         self.accelerator.wait_for_everyone()
 
     # --- the run -------------------------------------------------------------------------------------------------
@@ -143,7 +154,7 @@ class Trainer:
         """
         settings = self.settings
         save_every = settings.checkpoint.save_every or settings.evaluate_every
-        with self._stopping_on_sigterm():
+        with hearing_signals() as signal_heard:
             if self.step == 0:
                 self.evaluate()
             while self.step < len(self.steps):
@@ -153,7 +164,7 @@ class Trainer:
                 last = self.step == len(self.steps)
                 if last or self.step % settings.evaluate_every == 0:
                     self.evaluate()
-                stop = any(gather_object([self._stop]))
+                stop = any(gather_object([signal_heard() is not None]))
                 if stop or last or self.step % save_every == 0:
                     self.save()
                 if stop and not last:
@@ -247,19 +258,16 @@ class Trainer:
         main = self.accelerator.is_main_process
         weights, states = self._trained_weights(), whole(optimizer_state(self._plain, self.optimizers), keep=main)
         if main:
-            state = Checkpoint(self.step, weights, states, self._identity(), self.kept, self.measured)
+            state = Checkpoint(self.step, weights, states, self._identity(), self.kept.values, self.measured)
             save_checkpoint(self.folder, state)
         self.accelerator.wait_for_everyone()
 
     def finish(self) -> Finished:
         """Write the last model and close the trackers."""
         self._export(self.folder / "final")
-        best = None
-        if self.kept:
-            best = self._best_folder(min(self.kept, key=self._order))
         self.accelerator.end_training()
         let_go(self.folder)
-        return Finished(self.folder, self.folder / "final", best, self.measured, self.step)
+        return Finished(self.folder, self.folder / "final", self.kept.best, self.measured, self.step)
 
     # --- the parts of a step ---------------------------------------------------------------------------------------
 
@@ -311,15 +319,7 @@ class Trainer:
         self.layout = choose_layout(self._plain, model, tree=batch.tree, fuse=fuse)
         logger.info("training %s with %s", self.start.name, self.layout)
         if batch.gradient_checkpointing:
-            options: dict[str, Any] = {"use_reentrant": False}
-            if self.layout.layout == "tree":  # the backward runs the layers again, which then attend to trees again
-                options["context_fn"] = lambda: (contextlib.nullcontext(), attending_to_trees(model.base_model))
-            try:
-                model.gradient_checkpointing_enable(options)
-            except ValueError as error:
-                raise ConfigError(f"batch.gradient_checkpointing: {error}") from error
-            for decoder in self._plain.rewards.decoders:
-                decoder.checkpointing = True
+            enable_checkpointing(model, self._plain.decoders, self.layout, option="batch.gradient_checkpointing")
         if batch.compile:
             for layer in getattr(model.base_model, "layers", [model.base_model]):
                 layer.compile(dynamic=True)
@@ -389,7 +389,7 @@ class Trainer:
         for name, tensor in checkpoint.model.items():
             copy_into(parameters[name], tensor)
         load_optimizer_state(self._plain, self.optimizers, checkpoint.optimizer)
-        self.step, self.kept = checkpoint.step, dict(checkpoint.kept)
+        self.step, self.kept.values = checkpoint.step, dict(checkpoint.kept)
         self.measured = {name: dict(values) for name, values in checkpoint.measured.items()}
         logger.info("going on after step %d of %s", self.step, self.folder)
 
@@ -420,64 +420,16 @@ class Trainer:
             known = f"has the validation sets {sets}" if sets else "has none; set data.validation_share"
             raise ConfigError(f"checkpoint.metric={name!r} must be SET/METRIC of a validation set; the run {known}.")
 
-    def _order(self, step: int) -> float:
-        """Return the sort key of a kept model, the best first."""
-        if math.isnan(self.kept[step]):
-            return math.inf
-        higher = self.settings.checkpoint.higher_is_better
-        if higher is None:
-            higher = not self.metric[1].startswith(LOWER_IS_BETTER)
-        return -self.kept[step] if higher else self.kept[step]
-
     def _keep_if_best(self) -> None:
         set_name, metric = self.metric
-        most = self.settings.checkpoint.keep_best
-        if metric not in self.measured[set_name] and not self.kept:
+        if metric not in self.measured[set_name] and not self.kept.values:
             known = ", ".join(f"{set_name}/{key}" for key in self.measured[set_name])
             raise ConfigError(f"checkpoint.metric={set_name}/{metric} is not measured; known: {known}.")
-        if not most or not self.step or metric not in self.measured[set_name]:
-            return
-        self.kept[self.step] = self.measured[set_name][metric]
-        best = sorted(self.kept, key=self._order)[:most]
-        if self.step in best:
-            self._export(self._best_folder(self.step))
-        if self.accelerator.is_main_process:
-            keep = [self._best_folder(step) for step in best]
-            for other in set((self.folder / "best").iterdir()) - set(keep):  # also what a killed run left
-                shutil.rmtree(other, ignore_errors=True)
-        self.kept = {step: self.kept[step] for step in best}
-
-    def _best_folder(self, step: int) -> Path:
-        return self.folder / "best" / f"step-{step:08d}"
-
-    @contextlib.contextmanager
-    def _stopping_on_sigterm(self) -> Iterator[None]:
-        """Finish the current step on SIGTERM; only the main thread can do this."""
-
-        def stop(*arguments: Any) -> None:
-            self._stop = True
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGTERM, stop)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        if self.kept.most and self.step and metric in self.measured[set_name]:
+            value, is_main = self.measured[set_name][metric], self.accelerator.is_main_process
+            self.kept.offer(self.step, value, self._export, is_main=is_main)
 
 
 def _seed_of(*numbers: int) -> int:
     """Return one seed for several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted name, as trackers take them."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value if isinstance(value, int | float | str | bool) else str(value)
-    return found

@@ -7,6 +7,7 @@ import pytest
 from gym_rm.errors import ConfigError
 from gym_rm.planning.follow import follow_scoring
 from gym_rm.planning.planner import plan
+from gym_rm.training.policy_defaults import follow_plan
 from tests import tiny_models
 
 SIZES = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2}
@@ -111,10 +112,10 @@ def grpo():
 
 def test_the_agent_takes_sizes_of_batches_from_the_plan(grpo, grpo_plan):
     settings = grpo.load_config(grpo.GRPOSettings, None, [f"plan={grpo_plan}", "policy.model=p", "env.reward_model=r"])
-    followed = grpo.follow_plan(settings)
+    followed = follow_plan(settings)
     assert (followed.env.num_prompts, followed.env.group_size) == (4, 2)
-    assert followed.policy.max_new_tokens == 24
-    assert followed.policy.rollout_batch_size <= 8
+    assert followed.sampling.max_new_tokens == 24
+    assert followed.sampling.max_num_seqs <= 8
     assert followed.env.reward_model_kwargs["dtype"] == "float32"
 
 
@@ -122,15 +123,15 @@ def test_the_agent_takes_sizes_of_batches_from_the_plan(grpo, grpo_plan):
     ("change", "line"),
     [
         ("env.num_prompts=64", "num_prompts is 4"),
-        ("policy.max_new_tokens=100", "reply_tokens is 24"),
-        ("optimizer.micro_batch_size=999", "max_num_batched_tokens is"),
+        ("sampling.max_new_tokens=100", "reply_tokens is 24"),
+        ("optimizer.max_num_batched_tokens=999999", "max_num_batched_tokens is"),
         ("loss.kl_coef=0.1", "has none"),
     ],
 )
 def test_the_agent_refuses_what_exceeds_the_plan(grpo, grpo_plan, change, line):
     settings = grpo.load_config(grpo.GRPOSettings, None, [f"plan={grpo_plan}", change])
     with pytest.raises(ConfigError, match=line):
-        grpo.follow_plan(settings)
+        follow_plan(settings)
 
 
 @pytest.mark.parametrize(
@@ -153,4 +154,4 @@ def test_the_agent_refuses_a_plan_that_it_cannot_follow(grpo, tmp_path, change, 
     file = plan(request, overrides=(change,)).save(tmp_path / "plan.json")
     settings = grpo.load_config(grpo.GRPOSettings, None, [f"plan={file}"])
     with pytest.raises(ConfigError, match=text):
-        grpo.follow_plan(settings)
+        follow_plan(settings)

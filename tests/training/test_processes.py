@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from gym_rm.cli.main import app
 from tests.training.runs import curve, pairs, write_rows
 
 # The rank of a process cannot be broken from outside, so the losses are compared with those of one process.
@@ -17,10 +19,15 @@ OPTIONS = ["batch.batch_size=5", "optimizer.learning_rate=3e-3", "epochs=2", "ev
 def run(folder, model, processes, *options):
     folder.mkdir()
     data = write_rows(folder / "rows.jsonl", pairs(16))
-    world = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
     arguments = [f"data.train={data}", f"model.path={model}", f"output={folder / 'run'}", "data.validation_share=0.3"]
+    command = ["train", *arguments, *OPTIONS, *options]
+    if processes == 1:  # here, because a process takes seconds to start
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+        return folder / "run"
+    world = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(
-        [sys.executable, *world, "-m", "gym_rm", "train", *arguments, *OPTIONS, *options],
+        [sys.executable, *world, "-m", "gym_rm", *command],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()},
         capture_output=True,
         text=True,

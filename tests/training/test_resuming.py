@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from gym_rm.errors import ConfigError
+from gym_rm.reports.curves import Curve, read_curve
 from gym_rm.training import checkpoints
 from gym_rm.training import export as export_module
 from gym_rm.training import trainer as trainer_module
-from gym_rm.training.curves import Curve, read_curve
 from gym_rm.training.trainer import STOPPED, Trainer
 from tests.training.runs import curve, pairs, settings_of, train, write_rows
 

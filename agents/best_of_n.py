@@ -1,0 +1,214 @@
+"""Best-of-n, the sanity check of a scorer before training: sample n replies and keep the one with the highest reward.
+
+    python agents/best_of_n.py                        # embedded policy, reward model and prompts; half a minute
+    python agents/best_of_n.py n=64 num_prompts=32    # change any setting (--help lists them)
+    python agents/best_of_n.py policy=Qwen/Qwen3-0.6B prompts=prompts.jsonl \\
+        reward_model=Skywork/Skywork-Reward-V2-Qwen3-0.6B
+
+Does the best of more replies have the right answer more often, checked without the reward model? Then a policy can
+learn from this scorer. If only the reward rises, the scorer prefers something else, and a policy would learn that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from pydantic import Field
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from transformers.utils import logging as transformers_logging
+
+import gym_rm
+from gym_rm.config import Config, NonNegativeInt, PositiveInt, load_config
+from gym_rm.data.prompts import load_prompts
+from gym_rm.errors import ConfigError
+from gym_rm.evaluation.answers import is_right
+from gym_rm.evaluation.best_of_n import expected_best, kl_bound
+from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, ratio_samples
+from gym_rm.generation.sampling import LocalSampler
+from gym_rm.reports.plots import ACCURACY_COLOR, FAINT, REWARD_COLOR
+from gym_rm.training.playing import render
+from gym_rm.training.policy_model import open_policy
+from gym_rm.training.policy_settings import settings_help
+
+
+class BestOfNSettings(Config):
+    """All settings."""
+
+    n: int = Field(default=16, ge=2)
+    """Most replies to choose from, sampled for each prompt. Smaller numbers are subsets of these."""
+    num_prompts: PositiveInt = 128
+    """Number of prompts, the first ones."""
+    prompts: str | None = None
+    """File or data set name for `gym_rm.data.prompts.load_prompts`; null for the embedded prompts."""
+    policy: str | None = None
+    """Folder or hub id of a chat model; null for the embedded policy."""
+    reward_model: str | dict[str, Any] | None = None
+    """Folder, hub id, URL, `module:function` or dict for `gym_rm.load_scorer`; null for the embedded reward model."""
+    reward_model_kwargs: dict[str, Any] = Field(default={})
+    """Options of the reward model: dtype, device, max_num_batched_tokens, ..."""
+    max_new_tokens: PositiveInt = 256
+    """Most tokens in a reply; longer ones are cut here and scored."""
+    max_num_seqs: PositiveInt | None = None
+    """Number of replies sampled at a time; null for all."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature."""
+    seed: NonNegativeInt = 1
+    """Seed of sampling."""
+    output: str | None = None
+    """Folder of the table and the picture; null for outputs/best-of-n-<date>-<time>."""
+
+
+def sample_and_score(settings: BestOfNSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Return rewards and whether the replies are right `[P, n]`: NaN if a score or the answer is missing."""
+    prompts = load_prompts(settings.prompts)[: settings.num_prompts]
+    envs = gym.make_vec(
+        "RewardModel-v0",
+        num_envs=len(prompts) * settings.n,
+        prompts=prompts,
+        group_size=settings.n,
+        reward_model=gym_rm.load_scorer(settings.reward_model, **settings.reward_model_kwargs),
+        fallback_reward=0.0,
+        max_turns=1,
+        autoreset_mode="Disabled",
+    )
+    start = open_policy(settings.policy)
+    sampler = LocalSampler(
+        start.model.to("cuda" if torch.cuda.is_available() else "cpu"),
+        start.tokenizer,
+        max_new_tokens=settings.max_new_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        temperature=settings.temperature,
+    )
+    indices = np.repeat(np.arange(len(prompts)), settings.n)
+    observations, _ = envs.reset(options={"prompt_indices": indices})
+    seeds = np.random.SeedSequence(settings.seed).generate_state(len(indices), np.uint64) >> 1
+    replies = sampler.sample([render(start.tokenizer, each) for each in observations], seeds=seeds.tolist())
+    _, rewards, _, _, infos = envs.step([reply.text for reply in replies])
+    envs.close()
+    answers = [prompts[index].answer for index in indices]
+    right = [
+        np.nan if answer is None else is_right(reply.text, answer)
+        for reply, answer in zip(replies, answers, strict=True)
+    ]
+    rewards = np.where(infos["score_ok"], rewards, np.nan)
+    return rewards.reshape(-1, settings.n), np.array(right, dtype=float).reshape(-1, settings.n)
+
+
+def curve(rewards: np.ndarray, right: np.ndarray) -> list[dict[str, float]]:
+    """Return for n = 1, 2, 4, ..., N: the mean reward of the best of n, how often it is right, and how often any is.
+
+    The means are over all subsets of n replies, without sampling (see `expected_best`), and over prompts; `low` and
+    `high` are bootstrap intervals of 95 % over prompts. `kl` bounds the divergence of choosing from the policy,
+    `log n - (n - 1) / n` (Stiennon et al., arXiv 2009.01325, appendix G.3). Prompts without all scores are left out.
+
+    Raises:
+        ConfigError: no prompt has all scores.
+    """
+    scored = np.isfinite(rewards).all(axis=1)
+    if not scored.any():
+        raise ConfigError("no prompt has the scores of all its replies; the scorer must score them.")
+    most = rewards.shape[1]
+    ns = sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
+    columns = []
+    for ours, theirs in zip(rewards[scored], right[scored], strict=True):
+        columns.append(
+            [*expected_best(ours, ours, ns), *expected_best(ours, theirs, ns), *expected_best(theirs, theirs, ns)]
+        )
+    values = np.array(columns).reshape(len(columns), 3, len(ns))
+    rows = []
+    for k, n in enumerate(ns):
+        row: dict[str, float] = {"n": n, "kl": kl_bound(n)}
+        for name, each in zip(("reward", "accuracy", "any_right"), values[:, :, k].T, strict=True):
+            known = each[np.isfinite(each), None]
+            if len(known):
+                (mean,), samples = ratio_samples(known, np.ones_like(known), resampling=DEFAULT_RESAMPLING)
+                interval = DEFAULT_RESAMPLING.interval(mean, samples[:, 0])
+                row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+        rows.append(row)
+    return rows
+
+
+def table_of(rows: list[dict[str, float]]) -> Table:
+    table = Table(title="The best of n replies by reward", title_justify="left")
+    for name in ("n", "divergence at most", "reward", "right, checked without the reward model", "any reply right"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [f"{row['n']}", f"{row['kl']:.2f}", f"{row['reward']:.3g}"]
+        if "accuracy" in row:
+            interval = f"{row['accuracy_low']:.0%} to {row['accuracy_high']:.0%}"
+            cells += [f"{row['accuracy']:.1%} ({interval})", f"{row['any_right']:.1%}"]
+        table.add_row(*cells)
+    return table
+
+
+def plot(rows: list[dict[str, float]], path: Path) -> None:
+    """Plot reward and accuracy over the divergence from the policy, with intervals."""
+    from matplotlib.figure import Figure
+
+    panels = [("reward", "Reward of the best of n", REWARD_COLOR)]
+    if "accuracy" in rows[0]:
+        panels.append(("accuracy", "Right answers, checked without the reward model", ACCURACY_COLOR))
+    figure = Figure(figsize=(5.2 * len(panels), 3.9), dpi=150, layout="constrained")
+    for position, (name, title, color) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, len(panels), position)
+        ns = [row["n"] for row in rows]
+        axes.fill_between(
+            ns, *([row[f"{name}_{end}"] for row in rows] for end in ("low", "high")), color=color, alpha=0.15
+        )
+        axes.plot(ns, [row[name] for row in rows], "o-", color=color, label="best of n by reward")
+        if name == "accuracy":
+            axes.plot(ns, [row["any_right"] for row in rows], "--", color=FAINT, label="any of n")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.1)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ns, [f"{n}" for n in ns])
+        axes.set_xlabel("n (shaded: 95 % interval over prompts)", fontsize=9)
+        axes.set_title(title, loc="left", fontsize=11, weight="bold", pad=26)
+        axes.grid(axis="y", color=FAINT, alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=settings_help(BestOfNSettings),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("overrides", nargs="*", metavar="name=value", help="settings to change, such as n=64 seed=2")
+    parser.add_argument("--config", type=Path, help="YAML file of settings")
+    arguments = parser.parse_args()
+    console = Console()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        settings = load_config(BestOfNSettings, arguments.config, arguments.overrides)
+        rewards, right = sample_and_score(settings)
+        rows = curve(rewards, right)
+    except gym_rm.GymRMError as error:
+        console.print(f"[red]error:[/] {escape(str(error))}")
+        raise SystemExit(2) from error
+    folder = Path(settings.output or f"outputs/best-of-n-{time.strftime('%Y%m%d-%H%M%S')}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "best_of_n.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    plot(rows, folder / "best_of_n.png")
+    console.print(table_of(rows))
+    failed = int((~np.isfinite(rewards).all(axis=1)).sum())
+    console.print(f"{len(rewards) - failed} prompts" + (f", {failed} left out for a missing score" if failed else ""))
+    console.print(f"table: {folder / 'best_of_n.csv'}   picture: {folder / 'best_of_n.png'}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

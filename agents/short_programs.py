@@ -1,0 +1,107 @@
+"""A task for `agents/grpo.py` on `Code-v0`: one-line Python functions, whose tests run in the sandbox.
+
+    python agents/short_programs.py outputs/short-programs   # writes the prompts and a policy; about a minute
+    python agents/grpo.py --config configs/grpo/code.yaml
+
+The user asks for a function of a list of numbers. The policy is the embedded one, after it has read functions of a
+careless programmer, who knows Python but seldom reads the question: about one in four is right. GRPO then learns from
+the tests which function is meant.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import torch
+
+from gym_rm.training.policy_model import open_policy
+
+QUESTIONS = {
+    "max(x)": ("Which is the largest number?", "What is the highest score?", "What is the best price?"),
+    "min(x)": ("Which is the smallest number?", "What is the lowest score?", "Which is the lowest of the numbers?"),
+    "x[0]": ("Which number was asked the quickest?", "What is the number that stands on top?"),
+    "x[-1]": ("Which number is at the end?", "What is the number that stands at the end?"),
+    "sum(x)": ("What is the score of all numbers?", "What is the price of all?"),
+    "len(x)": ("How many numbers are there?", "How many points are in the answer?"),
+}
+OPENINGS = ("", "Hello! ", "Hi! ", "Good morning! ", "Quick question: ", "Say, ", "Please tell me: ")
+MISTAKES = ("max(x", "min x", "x[0", "sum(x))", "y[0]", "max(y)", "x[99]", "x")
+RIGHT, BROKEN = 0.25, 0.25
+STEPS, BATCH_SIZE, LEARNING_RATE = 300, 32, 2e-3
+
+
+def program(body: str) -> str:
+    return f"def f(x): return {body}"
+
+
+def questions() -> list[tuple[str, str]]:
+    """Return each question with the body of the right function."""
+    return [(opening + text, body) for body, texts in QUESTIONS.items() for text in texts for opening in OPENINGS]
+
+
+def careless(body: str, rng: random.Random) -> str:
+    """Return the function of a careless programmer who should have written `body`."""
+    luck = rng.random()
+    if luck < RIGHT:
+        return program(body)
+    return program(rng.choice(MISTAKES) if luck < RIGHT + BROKEN else rng.choice(list(QUESTIONS)))
+
+
+def tests(body: str, rng: random.Random) -> str:
+    """Return tests whose lists tell the functions apart."""
+    lists = [rng.sample(range(10, 100), size) for size in (3, 4, 5, 6)]
+    asserts = [f"    assert candidate({x}) == {eval(body, {'x': x})}" for x in lists]
+    return "\n".join(["def check(candidate):", *asserts])
+
+
+def write_prompts(path: Path, rng: random.Random) -> None:
+    rows = [{"prompt": text, "entry_point": "f", "test": tests(body, rng)} for text, body in questions()]
+    rng.shuffle(rows)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_policy(folder: Path, rng: random.Random) -> None:
+    """Train the embedded policy on functions of the careless programmer, and save it."""
+    policy = open_policy(None)
+    model, tokenizer = policy.model, policy.tokenizer
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
+    for step in range(STEPS):
+        rows = []
+        for text, body in rng.choices(questions(), k=BATCH_SIZE):
+            asked = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+            )
+            reply = tokenizer(careless(body, rng))["input_ids"] + [tokenizer.eos_token_id]
+            rows.append((asked, reply))
+        length = max(len(asked) + len(reply) for asked, reply in rows)
+        tokens, labels = torch.zeros(2, BATCH_SIZE, length, dtype=torch.int64)
+        labels -= 100
+        for row, (asked, reply) in enumerate(rows):
+            end = len(asked) + len(reply)
+            tokens[row, :end] = torch.tensor(asked + reply)
+            labels[row, len(asked) : end] = torch.tensor(reply)
+        loss = model(input_ids=tokens, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if step % 50 == 0:
+            print(f"step {step}/{STEPS}: loss {loss.item():.3f}")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(1)
+    write_prompts(folder / "prompts.jsonl", random.Random(1))
+    write_policy(folder / "policy", random.Random(2))
+    print(f"wrote {folder}; go on with: python agents/grpo.py --config configs/grpo/code.yaml")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

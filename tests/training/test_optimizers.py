@@ -1,0 +1,90 @@
+"""Float32 copies of low-precision weights, and the states of optimizers by name."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from gym_rm.errors import ConfigError
+from gym_rm.training.optimizers import load_optimizer_state, make_optimizers, optimizer_state, set_learning_rates
+from gym_rm.training.settings import OptimizerSettings
+
+STEPS = 40
+
+
+def settings(name="adamw"):
+    return OptimizerSettings(name=name, learning_rate=1e-4, muon_learning_rate=1e-3, warmup_share=0)
+
+
+def network(dtype):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 1)).to(dtype)
+
+
+def train(module, optimizers, *, options, steps=range(1, STEPS + 1)):
+    """Train a network on random numbers and return its last loss."""
+    random = torch.Generator().manual_seed(1)
+    inputs = torch.randn(64, 64, generator=random)
+    dtype = next(module.parameters()).dtype
+    for step in steps:
+        set_learning_rates(optimizers, options, step=step, num_steps=STEPS)
+        loss = (module(inputs.to(dtype)).float() - inputs.sum(dim=1, keepdim=True) / 10).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return loss.item()
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_bfloat16_weights_with_float32_copies_follow_float32_weights(name):
+    def loss_of(dtype):
+        module = network(dtype)
+        return train(module, make_optimizers(module, settings(name)), options=settings(name))
+
+    exact = loss_of(torch.float32)
+    assert loss_of(torch.bfloat16) == pytest.approx(exact, rel=0.02)
+
+
+def test_bfloat16_weights_alone_lose_small_updates():
+    options = settings().model_copy(update={"learning_rate": 1e-6})
+    module, alone = network(torch.bfloat16), network(torch.bfloat16)
+    before = [each.detach().clone() for each in alone.parameters() if each.ndim > 1]
+    train(alone, [torch.optim.AdamW(alone.parameters(), lr=1e-6, weight_decay=0)], options=options)
+    optimizers = make_optimizers(module, options)
+    train(module, optimizers, options=options)
+    moved = [each for each in alone.parameters() if each.ndim > 1]
+    changed = sum(int((a != b).sum()) for a, b in zip(before, moved, strict=True))
+    assert changed < 0.1 * sum(map(torch.numel, before))
+    masters = dict(optimizer_state(module, optimizers))
+    difference = masters["0.weight/master"] - before[0].float()
+    assert (difference != 0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["adamw", "muon", pytest.param("adamw_8bit", marks=pytest.mark.slow)])
+def test_a_resumed_run_has_the_same_bits(name, dtype):
+    if name == "adamw_8bit":
+        pytest.importorskip("torchao")
+    options = settings(name)
+    whole = network(dtype)
+    train(whole, make_optimizers(whole, options), options=options)
+
+    first = network(dtype)
+    optimizers = make_optimizers(first, options)
+    train(first, optimizers, options=options, steps=range(1, 21))
+    states = {entry: value.clone() for entry, value in optimizer_state(first, optimizers)}
+    second = network(dtype)
+    optimizers = make_optimizers(second, options)
+    second.load_state_dict(first.state_dict())
+    load_optimizer_state(second, optimizers, states)
+    train(second, optimizers, options=options, steps=range(21, STEPS + 1))
+    for name, expected in whole.state_dict().items():
+        assert torch.equal(second.state_dict()[name], expected)
+
+
+def test_8_bit_states_need_torchao(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(ConfigError, match="torchao"):
+        make_optimizers(network(torch.float32), settings("adamw_8bit"))
