@@ -14,6 +14,7 @@ from gym_rm.cli.data import data
 from gym_rm.cli.evaluate import evaluate
 from gym_rm.cli.options import CommandWithOptions
 from gym_rm.cli.plan import CommandWithSettings, plan
+from gym_rm.cli.report import report
 from gym_rm.cli.score import score
 from gym_rm.cli.serve import serve
 from gym_rm.cli.train import CommandWithSettings as CommandWithTraining
@@ -34,6 +35,7 @@ app.command(cls=CommandWithOptions)(evaluate)
 app.command(cls=CommandWithSettings)(plan)
 app.add_typer(data, name="data")
 app.command(cls=CommandWithOptions)(audit)
+app.command()(report)
 
 
 def main() -> None:

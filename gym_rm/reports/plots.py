@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gym_rm.errors import ConfigError
+from gym_rm.reports.monitor import signs
 from gym_rm.reports.runs import Run
-from gym_rm.reports.tables import common_opening, signed
+from gym_rm.reports.tables import signed
 
 REWARD_COLOR, ACCURACY_COLOR, FAINT = "#2f6fb7", "#1f8a4c", "#8a939c"
 
@@ -34,8 +35,7 @@ def plot_run(run: Run, path: str | Path) -> Path:
         axes = figure.add_subplot(1, len(panels), position)
         _draw(axes, run, name, color)
         axes.set_title(title, loc="left", fontsize=11, weight="bold", pad=26)
-    opening = common_opening(run)
-    notes = [run.caption] if opening is None or opening.warning is None else [opening.warning, run.caption]
+    notes = [f"{sign.message} {sign.what_to_turn}" for sign in signs(run)] + [run.caption]
     figure.supxlabel("\n".join(notes), fontsize=8, color=FAINT, x=0.995, ha="right", multialignment="right", wrap=True)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,26 +1,30 @@
-"""Write the folder of a training run line by line, and read it.
+"""Write the folder of a training run line by line, go on with it after a checkpoint, and read it.
 
-`settings.yaml` contains the settings. `metrics.jsonl` has one line per training step (`"phase": "train"`) and one per
-measurement on held-out prompts (`"phase": "held_out"`). `conversations.jsonl` has the replies to the held-out prompts,
-with their step.
+`settings.yaml` contains the settings. `metrics.csv` has one line per training step and `held_out.csv` one per
+measurement on held-out prompts. `conversations.jsonl` has the replies to the held-out prompts and a sample of those in
+training.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from gym_rm.data.rows import read_rows
 from gym_rm.errors import ConfigError
+from gym_rm.reports.curves import Curve, read_curve
 from gym_rm.types import Conversation
 
-METRICS, CONVERSATIONS, SETTINGS = "metrics.jsonl", "conversations.jsonl", "settings.yaml"
+METRICS, HELD_OUT, CONVERSATIONS, SETTINGS = "metrics.csv", "held_out.csv", "conversations.jsonl", "settings.yaml"
+
+Phase = Literal["train", "held_out"]
+Row = Mapping[str, Any]
 
 
 class RunWriter:
@@ -28,43 +32,103 @@ class RunWriter:
 
     Args:
         folder: folder of the run; created if it does not exist.
-        settings: plain values, written once as YAML.
+        settings: plain values, written as YAML.
+        after: step of the checkpoint that the run goes on from: lines of later steps are removed from all files. Write
+            the lines of a step before its checkpoint. 0 for a new run.
+        again: with `after` 0, remove a run in this folder instead of refusing it, because it has no checkpoint yet.
 
     Raises:
-        ConfigError: the folder already contains a run.
+        ConfigError: the folder already contains a run, and `after` is 0.
 
     Example:
         >>> import tempfile
         >>> run = RunWriter(tempfile.mkdtemp(), {"seed": 1})
-        >>> run.add_metrics("train", 1, {"reward_mean": 0.5})
-        >>> read_run(run.folder).training[0]["reward_mean"]
-        0.5
+        >>> run.add_metrics("train", 1, {"reward_mean": 0.5, "phase_seconds": {"update": 2.0}})
+        >>> read_run(run.folder).training[0]["phase_seconds/update"]
+        2.0
     """
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str | Path, settings: Mapping[str, Any], *, after: int = 0, again: bool = False) -> None:
         self.folder = Path(folder)
-        if (self.folder / METRICS).exists():
+        if not (after or again) and any((self.folder / name).exists() for name in (METRICS, HELD_OUT)):
             raise ConfigError(
                 f"folder {str(self.folder)!r} already contains a run; choose another folder or remove it."
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / SETTINGS).write_text(yaml.safe_dump(dict(settings), sort_keys=False), encoding="utf-8")
-        self._started = time.perf_counter()
+        self._curves = {
+            "train": Curve(self.folder / METRICS, after=after),
+            "held_out": Curve(self.folder / HELD_OUT, after=after),
+        }
+        _remove_later_lines(self.folder / CONVERSATIONS, after)
+        earlier = [row["seconds"] for name in (METRICS, HELD_OUT) for row in _read(self.folder / name)[-1:]]
+        self._started = time.perf_counter() - max(earlier, default=0.0)
 
-    def add_metrics(self, phase: Literal["train", "held_out"], step: int, values: Mapping[str, Any]) -> None:
-        """Append a line to `metrics.jsonl`, with the seconds since the writer was created."""
+    def add_metrics(self, phase: Phase, step: int, values: Mapping[str, Any]) -> None:
+        """Append a line to `metrics.csv` or `held_out.csv`, with the seconds of the run so far.
+
+        Args:
+            phase: "train" or "held_out".
+            step: number of the step.
+            values: finite numbers, booleans, texts and None by name; a mapping gives a column `name/key` per value.
+
+        Raises:
+            FloatingPointError: a number is not finite.
+        """
+        flat = dict(_flat(values))
+        for name, value in flat.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise FloatingPointError(f"metric {name!r} of step {step} must be finite, got {value}.")
         seconds = round(time.perf_counter() - self._started, 3)
-        self._append(METRICS, {"phase": phase, "step": step, "seconds": seconds, **values})
+        self._curves[phase].add({"step": step, "seconds": seconds, **flat})
 
     def add_conversation(
-        self, step: int, conversation: Conversation, *, prompt_id: str, reward: float, right: bool | None = None
+        self,
+        step: int,
+        conversation: Conversation,
+        *,
+        prompt_id: str,
+        reward: float | None,
+        right: bool | None = None,
+        phase: Phase = "held_out",
+        group: int | None = None,
+        advantage: float | None = None,
+        tokens: int | None = None,
+        finished: bool | None = None,
+        components: Mapping[str, float] | None = None,
+        verdicts: Mapping[str, str] | None = None,
     ) -> None:
-        """Append a line to `conversations.jsonl`."""
-        row = {"step": step, "prompt_id": prompt_id, "reward": reward, "right": right, "messages": list(conversation)}
-        self._append(CONVERSATIONS, row)
+        """Append a line to `conversations.jsonl`.
 
-    def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with (self.folder / name).open("a", encoding="utf-8") as file:
+        Args:
+            step: number of the step.
+            conversation: messages, the last one a reply.
+            prompt_id: id of the prompt.
+            reward: reward; None or NaN if the conversation could not be scored.
+            right: whether the answer is right, checked without the reward model; None if the prompt has no answer.
+            phase: "train" or "held_out".
+            group: number of the group within the step.
+            advantage: advantage of the reply.
+            tokens: number of tokens of the replies.
+            finished: whether the reply ended within the maximum number of tokens.
+            components: parts of the reward by name.
+            verdicts: verdicts of verifiers by name.
+        """
+        row = {
+            "step": step,
+            "phase": phase,
+            "group": group,
+            "prompt_id": prompt_id,
+            "reward": _finite(reward),
+            "advantage": _finite(advantage),
+            "right": right,
+            "tokens": tokens,
+            "finished": finished,
+            "messages": list(conversation),
+            "components": {name: _finite(value) for name, value in components.items()} if components else None,
+            "verdicts": dict(verdicts) if verdicts else None,
+        }
+        with (self.folder / CONVERSATIONS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
@@ -75,57 +139,131 @@ class Run:
     Attributes:
         folder: folder that the run was read from.
         settings: settings of the run.
-        training: lines of `metrics.jsonl` for the training steps, in order.
-        held_out: lines of `metrics.jsonl` for the measurements on held-out prompts, in order.
+        training: lines of `metrics.csv`, in order; an empty value is None.
+        held_out: lines of `held_out.csv`, in order.
         conversations: lines of `conversations.jsonl`, in order.
     """
 
     folder: Path
     settings: Mapping[str, Any]
-    training: tuple[Mapping[str, Any], ...]
-    held_out: tuple[Mapping[str, Any], ...]
-    conversations: tuple[Mapping[str, Any], ...]
+    training: tuple[Row, ...]
+    held_out: tuple[Row, ...]
+    conversations: tuple[Row, ...]
 
     @property
     def caption(self) -> str:
         """One line with the number of steps, seconds, seed, policy and reward model."""
         if not self.training:
             return "no training step"
-        parts = [f"{self.training[-1]['step']} steps in {self.training[-1]['seconds']:.0f} s"]
+        last = self.training[-1]
+        parts = [f"{last['step']} steps" + (f" in {last['seconds']:.0f} s" if last.get("seconds") is not None else "")]
         parts += [f"seed {self.settings['seed']}"] if "seed" in self.settings else []
         for group, name, what in (("policy", "model", "policy"), ("env", "reward_model", "reward model")):
             if isinstance(self.settings.get(group), Mapping):
                 parts.append(f"{what} {self.settings[group].get(name) or 'embedded'}")
         return ", ".join(parts)
 
-    def before_and_after(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """Return pairs of conversations with the same prompt, from the first and the last measurement."""
-        if not self.conversations or self.conversations[0]["step"] == self.conversations[-1]["step"]:
+    def measured(self) -> list[Row]:
+        """Return the conversations with held-out prompts."""
+        return [row for row in self.conversations if row["phase"] == "held_out"]
+
+    def before_and_after(self) -> list[tuple[Row, Row]]:
+        """Return pairs of conversations with the same held-out prompt, from the first and the last measurement."""
+        rows = self.measured()
+        if not rows or rows[0]["step"] == rows[-1]["step"]:
             return []
-        steps = self.conversations[0]["step"], self.conversations[-1]["step"]
+        steps = rows[0]["step"], rows[-1]["step"]
         # If a prompt occurs several times, use its first reply.
-        before, after = (
-            {row["prompt_id"]: row for row in reversed(self.conversations) if row["step"] == step} for step in steps
-        )
+        before, after = ({row["prompt_id"]: row for row in reversed(rows) if row["step"] == step} for step in steps)
         return [(before[name], after[name]) for name in reversed(before) if name in after]
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read the folder of a run, finished or not.
+    """Read the folder of a run, finished or not; a last line that was not written to its end is left out.
 
     Raises:
-        ConfigError: the folder does not exist or contains no run.
+        ConfigError: the folder does not exist, contains no run, or a file in it is broken.
     """
     folder = Path(folder)
-    if not (folder / METRICS).is_file():
+    if not any((folder / name).is_file() for name in (METRICS, HELD_OUT)):
         raise ConfigError(f"folder {str(folder)!r} must contain a run, but {METRICS} is missing.")
-    rows = [row for _, row in read_rows(folder / METRICS)]
-    settings = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")) if (folder / SETTINGS).exists() else {}
-    has_conversations = (folder / CONVERSATIONS).exists()
-    return Run(
-        folder,
-        settings,
-        tuple(row for row in rows if row["phase"] == "train"),
-        tuple(row for row in rows if row["phase"] == "held_out"),
-        tuple(row for _, row in read_rows(folder / CONVERSATIONS)) if has_conversations else (),
-    )
+    settings: Any = {}
+    try:
+        if (folder / SETTINGS).exists():
+            settings = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")) or {}
+            if not isinstance(settings, Mapping):
+                raise ValueError(f"{SETTINGS} contains no settings")
+        training, held_out = _read(folder / METRICS), _read(folder / HELD_OUT)
+        conversations = tuple(_conversations(folder / CONVERSATIONS))
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"run {str(folder)!r} cannot be read: {' '.join(str(error).split())}") from error
+    return Run(folder, settings, training, held_out, conversations)
+
+
+# --- helpers -----------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> tuple[dict[str, Any], ...]:
+    if not path.exists():
+        return ()
+    rows = read_curve(path)
+    if rows and "step" not in rows[0]:
+        raise ValueError(f"{path.name} has no column 'step', only {list(rows[0])}")
+    return tuple({name: _typed(text) for name, text in row.items()} for row in rows)
+
+
+def _conversations(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(_whole_lines(path), start=1):
+        try:
+            row = json.loads(line)
+            row["phase"], row["reward"], row["prompt_id"], row["messages"][-1]["content"]
+            if not isinstance(row["step"], int) or any("role" not in message for message in row["messages"]):
+                raise TypeError("step must be an integer, and messages need a role")
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"line {number} of {path.name} is no conversation: {error!r}") from error
+        yield row
+
+
+def _typed(text: str) -> float | bool | str | None:
+    if text in ("", "True", "False"):
+        return None if not text else text == "True"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
+
+
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    if path.exists():
+        with path.open(encoding="utf-8") as file:
+            yield from (line for line in file if line.endswith("\n"))
+
+
+def _remove_later_lines(path: Path, after: int) -> None:
+    """Keep the whole lines of steps up to `after`; replaces the file at once."""
+    if not path.exists():
+        return
+    unfinished = path.with_name(f".{path.name}")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            if after:
+                rows = zip(_whole_lines(path), _conversations(path), strict=True)
+                file.writelines(line for line, row in rows if row["step"] <= after)
+    except ValueError as error:
+        unfinished.unlink()
+        raise ConfigError(f"run {str(path.parent)!r} cannot go on: {error}; repair or remove the line.") from error
+    unfinished.replace(path)

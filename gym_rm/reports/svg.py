@@ -28,6 +28,7 @@ class Chart:
         width: width of the drawing.
         height: height of the drawing.
         left: width of the margin for the labels of the y axis.
+        bottom: height of the margin for the labels of the x axis.
 
     Example:
         >>> chart = Chart("one point", x=(0, 1), y=(0, 1))
@@ -46,6 +47,7 @@ class Chart:
     width: int = 460
     height: int = 280
     left: int = LEFT
+    bottom: int = BOTTOM
     _marks: list[str] = field(default_factory=list)
 
     def line(self, points: Sequence[Point], kind: str) -> None:
@@ -76,7 +78,7 @@ class Chart:
 
     def svg(self) -> str:
         """Return the drawing."""
-        right, bottom = self.width - RIGHT, self.height - BOTTOM
+        right, bottom = self.width - RIGHT, self.height - self.bottom
         parts = [
             f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}" '
             'xmlns="http://www.w3.org/2000/svg">'
@@ -106,7 +108,9 @@ class Chart:
 
     def _y(self, value: float) -> float:
         low, high = self.y
-        return round(self.height - BOTTOM - (value - low) / (high - low or 1) * (self.height - TOP - BOTTOM), 1)
+        return round(
+            self.height - self.bottom - (value - low) / (high - low or 1) * (self.height - TOP - self.bottom), 1
+        )
 
     def _path(self, points: Sequence[Point]) -> str:
         return " ".join(f"{self._x(x)},{self._y(y)}" for x, y in points)

@@ -71,16 +71,6 @@ class Opening:
     before: float
     after: float
 
-    @property
-    def warning(self) -> str | None:
-        """Warning of reward hacking if many more replies start with these words than before; else None."""
-        if self.after - self.before < 0.5:
-            return None
-        return (
-            f"Reward hacking? {self.after:.0%} of the replies now begin with {self.words!r}, compared with "
-            f"{self.before:.0%} before training. The reward model may score this wording too high: read some replies."
-        )
-
 
 def common_opening(run: Run) -> Opening | None:
     """Return the most common opening after training, or None for a run with fewer than two measurements."""
@@ -127,7 +117,8 @@ def _first_words(row: Mapping[str, Any]) -> str:
 def _reply(row: Mapping[str, Any]) -> Text:
     mark, style = {True: ("✓ ", "green"), False: ("✗ ", "red"), None: ("", "")}[row.get("right")]
     said = _cut(row["messages"][-1]["content"]) or "(nothing)"
-    return Text(mark + said, style=style).append(f"  {signed(row['reward'])}", "dim")
+    reward = "no reward" if row["reward"] is None else signed(row["reward"])
+    return Text(mark + said, style=style).append(f"  {reward}", "dim")
 
 
 def _cut(text: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gym_rm.errors import ConfigError
+from gym_rm.reports.curves import read_curve
 from gym_rm.reports.plots import FAINT, smooth
-from gym_rm.training.curves import read_curve
 
 COLORS = ("#1f8a4c", "#b3541e", "#6b4fa0", "#0f7c8a")
 TITLES = {"loss": "Loss", "accuracy": "Accuracy", "step_accuracy": "Accuracy of steps"}

@@ -1,9 +1,9 @@
-import json
 import re
 
 import pytest
 
 from gym_rm.errors import ConfigError
+from gym_rm.reports.curves import read_curve
 from gym_rm.reports.runs import RunWriter, read_run
 from tests.reports.example_run import SETTINGS, conversation
 
@@ -19,13 +19,13 @@ def test_read_run_returns_the_written_values(folder):
 def test_every_line_is_written_immediately(tmp_path):
     writer = RunWriter(tmp_path, {})
     writer.add_metrics("train", 1, {"reward_mean": 0.5})
-    (row,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert row["reward_mean"] == 0.5
-    assert row["seconds"] >= 0
+    (row,) = read_curve(tmp_path / "metrics.csv")
+    assert row["reward_mean"] == "0.5"
+    assert float(row["seconds"]) >= 0
 
 
-def test_a_metric_that_is_not_finite_raises_value_error(tmp_path):
-    with pytest.raises(ValueError, match="not JSON compliant"):
+def test_a_metric_that_is_not_finite_is_an_error(tmp_path):
+    with pytest.raises(FloatingPointError, match="'reward_mean' of step 1 must be finite, got nan"):
         RunWriter(tmp_path, {}).add_metrics("train", 1, {"reward_mean": float("nan")})
 
 
@@ -35,7 +35,7 @@ def test_a_run_is_not_overwritten(folder):
 
 
 def test_a_folder_without_a_run_raises_config_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"must contain a run, but metrics\.jsonl is missing"):
+    with pytest.raises(ConfigError, match=r"must contain a run, but metrics\.csv is missing"):
         read_run(tmp_path)
 
 
@@ -58,3 +58,122 @@ def test_a_run_with_one_measurement_has_no_pairs(tmp_path):
     writer.add_metrics("held_out", 0, {"reward_mean": 0.0})
     writer.add_conversation(0, conversation("What?", "That."), prompt_id="p", reward=0.0)
     assert read_run(tmp_path).before_and_after() == []
+
+
+def test_values_come_back_with_their_types(tmp_path):
+    values = {
+        "a": 1,
+        "b": 0.1 + 0.2,
+        "c": True,
+        "d": None,
+        "e": "text",
+        "phase_seconds": {"generate": 1.5, "x": {"y": 2}},
+    }
+    RunWriter(tmp_path, {}).add_metrics("train", 3, values)
+    (row,) = read_run(tmp_path).training
+    flat = {
+        "a": 1,
+        "b": 0.1 + 0.2,
+        "c": True,
+        "d": None,
+        "e": "text",
+        "phase_seconds/generate": 1.5,
+        "phase_seconds/x/y": 2,
+    }
+    assert {name: row[name] for name in flat} == flat
+    assert [type(row[name]) for name in "abcde"] == [int, float, bool, type(None), str]
+
+
+def test_a_conversation_keeps_everything_that_is_known_of_it(tmp_path):
+    said = conversation("What?", "\ud800 That.")
+    RunWriter(tmp_path, {}).add_conversation(
+        4, said, prompt_id="p", reward=float("nan"), phase="train", group=2, advantage=-0.5, tokens=7, finished=False,
+        components={"help": 0.5, "safety": float("nan")},
+        verdicts={"math/verdict": "timeout"},
+    )  # fmt: skip
+    RunWriter.add_metrics(RunWriter(tmp_path, {}, after=4), "train", 4, {})
+    (row,) = read_run(tmp_path).conversations
+    assert row == {
+        "step": 4, "phase": "train", "group": 2, "prompt_id": "p", "reward": None, "advantage": -0.5, "right": None,
+        "tokens": 7, "finished": False, "messages": said, "components": {"help": 0.5, "safety": None},
+        "verdicts": {"math/verdict": "timeout"},
+    }  # fmt: skip
+
+
+def write_steps(writer, steps):
+    """Step s has the value 1 / s; every fifth step is measured and adds a column; times are left out of the files."""
+    writer._started = float("inf")
+    for step in steps:
+        writer.add_metrics(
+            "train", step, {"reward_mean": 1 / step, "accuracy": None} | ({"kl": step} if step > 7 else {})
+        )
+        if step % 5 == 0:
+            writer.add_metrics("held_out", step, {"reward_mean": 2 / step})
+        writer.add_conversation(step, conversation("What?", f"{step}"), prompt_id="p", reward=1 / step)
+
+
+def contents(folder):
+    return {path.name: re.sub("-?inf", "", path.read_text()) for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("last", [5, 6, 9, 12], ids=lambda step: f"killed-at-{step}")
+def test_a_resumed_run_has_the_files_of_an_uninterrupted_one(tmp_path, last):
+    write_steps(RunWriter(tmp_path / "whole", SETTINGS), range(1, 13))
+    write_steps(RunWriter(tmp_path / "killed", SETTINGS), range(1, last + 1))
+    for name in ("metrics.csv", "held_out.csv", "conversations.jsonl"):
+        with (tmp_path / "killed" / name).open("a") as file:
+            file.write('{"step": 1' if name.endswith("jsonl") else "13,0.1")  # killed in the middle of a line
+    write_steps(RunWriter(tmp_path / "killed", SETTINGS, after=5), range(6, 13))
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_the_seconds_of_a_resumed_run_go_on(tmp_path):
+    writer = RunWriter(tmp_path, {})
+    writer._started -= 100
+    writer.add_metrics("train", 1, {})
+    RunWriter(tmp_path, {}, after=1).add_metrics("train", 2, {})
+    assert [row["seconds"] >= 100 for row in read_run(tmp_path).training] == [True, True]
+
+
+def test_a_run_without_a_checkpoint_can_begin_again(folder):
+    RunWriter(folder, {}, again=True).add_metrics("train", 1, {"reward_mean": 0.0})
+    run = read_run(folder)
+    assert (len(run.training), len(run.held_out), len(run.conversations)) == (1, 0, 0)
+
+
+def test_a_line_that_was_not_written_to_its_end_is_not_read(folder):
+    for name in ("metrics.csv", "conversations.jsonl"):
+        (folder / name).open("a").write("21,")
+    run = read_run(folder)
+    assert (len(run.training), len(run.conversations)) == (20, 9)
+
+
+def test_conversations_of_training_steps_are_not_before_and_after(folder):
+    writer = RunWriter(folder, SETTINGS, after=20)
+    writer.add_conversation(20, conversation("What is 1 + 0?", "Sampled."), prompt_id="p0", reward=0.0, phase="train")
+    assert all("Sampled" not in after["messages"][-1]["content"] for _, after in read_run(folder).before_and_after())
+
+
+@pytest.mark.parametrize("damaged", ["3,0.1", "3,0.1,0.2,0.3,0.4", "garbage", "x,0.1,2"])
+def test_a_damaged_line_in_the_middle_of_a_curve_is_named(tmp_path, damaged):
+    (tmp_path / "metrics.csv").write_text(f"step,seconds,loss\n1,1,1\n2,1,1\n{damaged}\n4,1,1\n")
+    with pytest.raises(ConfigError, match=r"line 4 of .*metrics.csv"):
+        read_run(tmp_path)
+    with pytest.raises(ConfigError, match=r"line 4 of .*metrics.csv"):
+        RunWriter(tmp_path, {}, after=4)
+
+
+@pytest.mark.parametrize("damaged", ['{"step"', "null", '{"step": "a"}'])
+def test_a_damaged_conversation_is_named_when_a_run_goes_on(tmp_path, damaged):
+    run = RunWriter(tmp_path, {})
+    run.add_metrics("train", 1, {"loss": 1.0})
+    (tmp_path / "conversations.jsonl").write_text(damaged + "\n")
+    with pytest.raises(ConfigError, match=r"line 1 of conversations.jsonl"):
+        RunWriter(tmp_path, {}, after=1)
+
+
+def test_a_settings_file_without_settings_is_named(tmp_path):
+    RunWriter(tmp_path, {}).add_metrics("train", 1, {"loss": 1.0})
+    (tmp_path / "settings.yaml").write_text("- a\n")
+    with pytest.raises(ConfigError, match=r"settings.yaml contains no settings"):
+        read_run(tmp_path)

@@ -69,19 +69,12 @@ def test_an_empty_reply_is_shown_as_nothing(tmp_path):
     assert text_of(conversations_table(read_run(tmp_path))).count("(nothing)") == 2
 
 
-def test_a_wording_that_spreads_in_training_gives_a_warning(tmp_path):
+def test_the_most_common_opening_is_in_the_results(tmp_path):
     write_replies(tmp_path, ("Of course!", "No.", "I think so.", "Well, no."), ("Of course!",) * 3 + ("No.",))
     run = read_run(tmp_path)
     opening = common_opening(run)
     assert (opening.words, opening.before, opening.after) == ("Of course!", 0.25, 0.75)
-    assert "75% of the replies now begin with 'Of course!', compared with 25% before training" in opening.warning
     assert re.search(r"replies that begin with 'Of course!' +│ +25% │ +75% ", text_of(results_table(run)))
-
-
-def test_a_wording_from_before_training_gives_no_warning(folder):
-    opening = common_opening(read_run(folder))
-    assert (opening.words, opening.before, opening.after) == ("It is", 1.0, 1.0)
-    assert opening.warning is None
 
 
 def test_a_run_with_one_measurement_has_no_common_opening(tmp_path):
@@ -110,3 +103,12 @@ def test_tables_do_not_need_matplotlib(folder, monkeypatch):
     assert text_of(results_table(read_run(folder)))
     with pytest.raises(ImportError):
         plot_run(read_run(folder), folder / "curve.png")
+
+
+def test_a_reply_without_a_reward_is_shown(tmp_path):
+    writer = RunWriter(tmp_path, {})
+    for step in (0, 1):
+        writer.add_metrics("held_out", step, {"reward_mean": None})
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+        writer.add_conversation(step, messages, prompt_id="a", reward=float("nan"))
+    assert "no reward" in text_of(conversations_table(read_run(tmp_path)))

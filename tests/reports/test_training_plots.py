@@ -2,8 +2,8 @@ import pytest
 from matplotlib.image import imread
 
 from gym_rm.errors import ConfigError
+from gym_rm.reports.curves import Curve
 from gym_rm.reports.training_plots import plot_training
-from gym_rm.training.curves import Curve
 
 
 def run_with(folder, *, steps: int) -> None:

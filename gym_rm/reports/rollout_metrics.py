@@ -1,0 +1,81 @@
+"""Metrics of the replies of a step or of a measurement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gym_rm.reports.metrics import correlation, reward_metrics
+
+QUANTILES = {"p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the metrics read of an episode.
+
+    Attributes:
+        reward: its reward; NaN if a score is missing.
+        num_tokens: number of sampled tokens.
+        finished: whether its replies ended with an end token.
+        reply: its last reply.
+        right: whether the answer is right, checked without the reward model; None if there is no reference answer.
+        components: components of the reward by name.
+        verdicts: verdicts of verifiers by name.
+    """
+
+    reward: float
+    num_tokens: int
+    finished: bool
+    reply: str
+    right: bool | None
+    components: dict[str, float]
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+
+
+def rollout_metrics(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return the metrics by name; None where one is undefined."""
+    rewards = np.array([each.reward for each in outcomes], dtype=np.float64)
+    lengths = np.array([each.num_tokens for each in outcomes], dtype=np.float64)
+    scored = np.isfinite(rewards)
+    known = [each.right for each in outcomes if each.right is not None]
+    statistics = reward_metrics(rewards)
+    names = sorted({name for each in outcomes for name in each.components})
+    quantiles = np.quantile(rewards[scored], list(QUANTILES.values())) if scored.any() else [None] * len(QUANTILES)
+    components = {
+        f"component/{name}": float(np.mean([each.components[name] for each in outcomes if name in each.components]))
+        for name in names
+    }
+    verdicts = Counter(f"{name}/{value}" for each in outcomes for name, value in each.verdicts.items())
+    openings = Counter(" ".join(each.reply.split()[:2]) for each in outcomes)
+    return {
+        "reward_mean": statistics.mean,
+        "reward_std": statistics.std,
+        **{f"reward_{name}": None if q is None else float(q) for name, q in zip(QUANTILES, quantiles, strict=True)},
+        **components,
+        **{name: count / len(outcomes) for name, count in sorted(verdicts.items())},
+        "accuracy": sum(known) / len(known) if known else None,
+        "completion_tokens": float(lengths.mean()),
+        "completion_tokens_max": int(lengths.max()),
+        "finished": sum(each.finished for each in outcomes) / len(outcomes),
+        "failed": float(1 - scored.mean()),
+        "length_correlation": correlation(rewards[scored], lengths[scored]),
+        "repetition": float(np.mean([repetition(each.reply) for each in outcomes])),
+        "distinct_openings": len(openings),
+    }
+
+
+def repetition(text: str, *, size: int = 4) -> float:
+    """Return the share of runs of `size` words that occurred before in the text; 0 for a short text.
+
+    Example:
+        >>> repetition("a b c d a b c d a b c d")
+        0.5555555555555556
+    """
+    words = text.split()
+    runs = [tuple(words[start : start + size]) for start in range(len(words) - size + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

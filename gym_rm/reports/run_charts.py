@@ -1,0 +1,273 @@
+"""Charts of the page of a run: curves over the steps, seconds by phase, and reward against length.
+
+Words are in legends and captions beside the drawings, so that no label sits on a curve. A chart without values is left
+out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gym_rm.reports.runs import Run
+from gym_rm.reports.svg import Chart, Point, round_values
+from gym_rm.reports.transcripts import visible
+
+MOST_POINTS = 300  # of a line; more steps are averaged
+MOST_DOTS = 1000
+COLORS = 6
+HEIGHT, BOTTOM = 252, 40
+PHASES = "phase_seconds/"
+COMPONENTS = "component/"
+VERDICT = re.compile(r"(^|/)verdict/")
+
+Series = Sequence[tuple[str, str]]  # names of metrics with their words
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A chart with the words around it.
+
+    Attributes:
+        title: heading.
+        svg: the drawing.
+        words: caption.
+        legend: words of the lines by their class.
+    """
+
+    title: str
+    svg: str
+    words: str
+    legend: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What a chart of curves shows.
+
+    Attributes:
+        title: heading.
+        series: metrics with their words.
+        words: caption.
+        kind: "share" from 0 to 100 %, "part" from 0 in percent, "positive" from 0, or "number".
+    """
+
+    title: str
+    series: Series
+    words: str
+    kind: str = "positive"
+
+
+PANELS = (
+    Panel("Right answers", (("accuracy", "training prompts"),), "Checked without the reward model.", "share"),
+    Panel(
+        "Divergence from the start policy",
+        (("kl", "KL divergence"),),
+        "Nats per token. Above 1, the average token is e times less likely under the start policy.",
+    ),
+    Panel("Length of replies", (("completion_tokens", "mean"),), "Tokens per reply."),
+    Panel("Entropy", (("entropy", "entropy"),), "Nats per token. Near 0, replies to a prompt hardly differ."),
+    Panel(
+        "Replies by outcome",
+        (("finished", "finished"), ("failed", "without a score"), ("truncated", "truncated by the scorer")),
+        "Share of the replies of a step.",
+        "share",
+    ),
+    Panel(
+        "Clipped tokens",
+        (("clipped", "clipped"), ("clipped_low", "at the lower bound"), ("clipped_high", "at the upper bound")),
+        "Share of the tokens of a step whose ratio was clipped.",
+        "part",
+    ),
+    Panel(
+        "Groups without signal",
+        (("flat_groups", "groups whose rewards are all equal"),),
+        "They teach nothing: choose prompts of another difficulty, or `advantage.dynamic_sampling`.",
+        "share",
+    ),
+    Panel("Repetition", (("repetition", "repeated 4-grams in a reply"),), "Mean share over the replies.", "part"),
+    Panel(
+        "Reward and length in a batch",
+        (("length_correlation", "correlation"),),
+        "A reward model that prefers long replies has a high correlation.",
+        "number",
+    ),
+    Panel("Gradient", (("grad_norm", "norm before clipping"),), "Norm of the gradient."),
+    Panel("Learning rate", (("learning_rate", "learning rate"),), "Learning rate of the update."),
+    Panel("Loss", (("loss", "loss"),), "Loss of the update.", "number"),
+)
+
+
+def run_charts(run: Run, compared: Run | None = None) -> list[Drawing]:
+    """Return the charts of a run; the first line of each is also drawn for the run that it is compared with."""
+    components = sorted({name for row in run.training for name in row if name.startswith(COMPONENTS)})[:COLORS]
+    parts = tuple((name, name.removeprefix(COMPONENTS)) for name in components)
+    judged = sorted({name for row in run.training for name in row if VERDICT.search(name)})[:COLORS]
+    verdicts = tuple((name, VERDICT.sub(r"\1", name)) for name in judged)
+    drawings = [
+        reward_chart(run, compared),
+        *(curves(panel, run, compared) for panel in PANELS),
+        curves(Panel("Parts of the reward", parts, "Mean of each part.", "number"), run, None) if parts else None,
+        curves(Panel("Verdicts", verdicts, "Share of the replies of a step.", "share"), run, None)
+        if verdicts
+        else None,
+        phase_chart(run),
+        length_chart(run),
+    ]
+    return [each for each in drawings if each is not None]
+
+
+def reward_chart(run: Run, compared: Run | None = None) -> Drawing | None:
+    """Return the mean reward over its quantiles, with dots for the measurements."""
+    words = "Band: 10 to 90 % of the rewards of a step, darker 25 to 75 %." if _has(run, "reward_p90") else ""
+    return curves(Panel("Reward", (("reward_mean", "training prompts, mean"),), words, "number"), run, compared)
+
+
+def curves(panel: Panel, run: Run, compared: Run | None) -> Drawing | None:
+    """Return the lines of a panel, and dots for the measurements of its first metric."""
+    lines = [(f"c{i}", words, points) for i, (name, words) in enumerate(panel.series)
+             if (points := _points(run.training, name))]  # fmt: skip
+    first = panel.series[0][0]
+    dots = _points(run.held_out, first) if first in ("reward_mean", "accuracy") else []
+    if not lines and not dots:
+        return None
+    other = _points(compared.training, first) if compared is not None else []
+    bands = list(_bands(run)) if first == "reward_mean" else []
+    drawn = [points for _, _, points in lines] + [other, dots, *(points for band in bands for points in band)]
+    chart = _axes(panel, drawn)
+    for low, high in bands:
+        chart.band(low, high, "c0")
+    if other:
+        chart.line(_shorter(other), "other")
+    for kind, _, points in lines:
+        chart.line(_shorter(points), kind)
+    chart.dots(dots, "held")
+    legend = [(kind, words) for kind, words, _ in lines]
+    if dots:
+        legend.append(("held", "held-out prompts"))
+    if other and compared is not None:
+        legend.append(("other", visible(compared.folder.name)))
+    return Drawing(panel.title, chart.svg(), panel.words, tuple(legend) if len(legend) > 1 else ())
+
+
+def phase_chart(run: Run) -> Drawing | None:
+    """Return the seconds of a step, one phase on top of the other."""
+    names = list(dict.fromkeys(name for row in run.training for name in row if name.startswith(PHASES)))[:COLORS]
+    if not names:
+        return None
+    below = [(float(row["step"]), 0.0) for row in run.training]
+    layers = []
+    for name in names:
+        above = [(step, low + (row.get(name) or 0.0)) for row, (step, low) in zip(run.training, below, strict=True)]
+        layers.append((below, above))
+        below = above
+    panel = Panel("Seconds by phase", (), "")
+    chart = _axes(panel, [below], y_label="seconds per step")
+    for index, (low, high) in enumerate(layers):
+        chart.band(_shorter(low), _shorter(high), f"solid c{index}")
+    speeds = [row["tokens_per_second"] for row in run.training if row.get("tokens_per_second") is not None]
+    words = f"{np.median(speeds):,.0f} tokens per second, median of the steps." if speeds else "One phase on the other."
+    legend = tuple((f"c{index}", name.removeprefix(PHASES)) for index, name in enumerate(names))
+    return Drawing(panel.title, chart.svg(), words, legend)
+
+
+def length_chart(run: Run) -> Drawing | None:
+    """Return the rewards of the last conversations against their lengths, with the correlation."""
+    scored = [row for row in run.conversations if row["reward"] is not None]
+    # Of the last measurement and the last step with conversations, the one with more.
+    last = {row["phase"]: row["step"] for row in scored}
+    rows = max(
+        ([row for row in scored if (row["phase"], row["step"]) == each] for each in last.items()), key=len, default=[]
+    )[:MOST_DOTS]
+    if len(rows) < 2:
+        return None
+    counted = all(row.get("tokens") is not None for row in rows)
+    lengths = [float(row["tokens"] if counted else len(row["messages"][-1]["content"])) for row in rows]
+    rewards = [float(row["reward"]) for row in rows]
+    x, y = _range(lengths, "number"), _range(rewards, "number")
+    chart = Chart(
+        "Reward against length", x=x, y=y, x_label="tokens" if counted else "characters", y_label="reward",
+        x_ticks=[(value, f"{value:,.0f}") for value in _whole(x)], y_ticks=_ticks(y, "number"),
+        height=HEIGHT, bottom=BOTTOM,
+    )  # fmt: skip
+    for kind, right in (("wrong", False), ("c0", None), ("right", True)):
+        chart.dots([(a, b) for a, b, row in zip(lengths, rewards, rows, strict=True) if row.get("right") is right],
+                   f"small {kind}", radius=3)  # fmt: skip
+    varied = len(set(lengths)) > 1 and len(set(rewards)) > 1
+    correlation = (
+        f"Correlation {np.corrcoef(lengths, rewards)[0, 1]:+.2f}" if varied else "No correlation: one is constant"
+    )
+    kinds = {row.get("right") for row in rows}
+    named = (("right", "right", True), ("wrong", "wrong", False), ("c0", "not checked", None))
+    legend = tuple((f"dot {kind}", words) for kind, words, right in named if right in kinds)
+    where = "held-out prompts" if rows[0]["phase"] == "held_out" else "training prompts"
+    words = f"{correlation}; {len(rows):,} replies to {where} at step {rows[0]['step']}."
+    return Drawing("Reward against length", chart.svg(), words, legend)
+
+
+# --- helpers -----------------------------------------------------------------------------------------------------
+
+
+def _has(run: Run, name: str) -> bool:
+    return any(row.get(name) is not None for row in run.training)
+
+
+def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
+    absent = 0.0 if VERDICT.search(name) else None  # a verdict that no reply of the step has
+    return [
+        (float(row["step"]), float(value))
+        for row in rows
+        if isinstance(value := absent if row.get(name) is None else row[name], int | float)
+    ]
+
+
+def _bands(run: Run) -> Iterator[tuple[list[Point], list[Point]]]:
+    for low, high in (("reward_p10", "reward_p90"), ("reward_p25", "reward_p75")):
+        if _has(run, low) and _has(run, high):
+            yield _shorter(_points(run.training, low)), _shorter(_points(run.training, high))
+
+
+def _shorter(points: Sequence[Point]) -> list[Point]:
+    """Return at most `MOST_POINTS` points: means of neighbours."""
+    width = math.ceil(len(points) / MOST_POINTS)
+    if width <= 1:
+        return list(points)
+    parts = [points[start : start + width] for start in range(0, len(points), width)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+
+
+def _axes(panel: Panel, lines: Sequence[Sequence[Point]], *, y_label: str = "") -> Chart:
+    steps = [x for line in lines for x, _ in line]
+    x = (min(0.0, *steps), max(steps)) if max(steps) > 0 else (0.0, 1.0)
+    y = _range([value for line in lines for _, value in line], panel.kind)
+    ticks = [(value, f"{value:,.0f}") for value in _whole(x)]
+    return Chart(
+        panel.title, x=x, y=y, x_label="step", y_label=y_label, x_ticks=ticks, y_ticks=_ticks(y, panel.kind),
+        height=HEIGHT, bottom=BOTTOM,
+    )  # fmt: skip
+
+
+def _range(values: Sequence[float], kind: str) -> Point:
+    """Return the ends of an axis: the values with some room, and 0 for positive ones."""
+    if kind == "share":
+        return 0.0, 1.0
+    low, high = min(values), max(values)
+    if kind != "number" and low >= 0:
+        return 0.0, high * 1.06 or 1.0
+    room = (high - low) * 0.06 or abs(high) * 0.1 or 0.5
+    return low - room, high + room
+
+
+def _whole(ends: Point) -> list[float]:
+    return [value for value in round_values(*ends) if value == round(value)]
+
+
+def _ticks(ends: Point, kind: str) -> list[tuple[float, str]]:
+    form = {"share": "{:.0%}", "part": "{:.3g}%", "positive": "{:,.10g}", "number": "{:+.10g}"}[kind]
+    values = round_values(*ends)
+    return [(value, form.format(value * 100 if kind == "part" else value) if value else "0") for value in values]

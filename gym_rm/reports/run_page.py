@@ -1,0 +1,200 @@
+"""A page about a training run: one HTML file that loads nothing, with the monitor, curves and the conversations."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup, escape
+
+import gym_rm
+from gym_rm.errors import ConfigError
+from gym_rm.reports.monitor import signs
+from gym_rm.reports.run_charts import run_charts
+from gym_rm.reports.runs import Row, Run
+from gym_rm.reports.tables import signed
+from gym_rm.reports.transcripts import visible
+from gym_rm.training.policy_settings import GRPOSettings
+from gym_rm.training.settings import RewardModelTraining
+
+MOST_CHARACTERS = 3000  # of a message on the page; a longer one is cut in the middle
+
+
+def write_run_page(run: Run, path: str | Path, *, compared: Run | None = None) -> Path:
+    """Write the page of a run, beside the curves of another one if given; return the path.
+
+    Raises:
+        ConfigError: the run has no line yet.
+    """
+    path = Path(path)
+    page = run_page(run, compared=compared)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
+    path.write_bytes(page.encode("utf-8", errors="backslashreplace"))
+    return path
+
+
+def run_page(run: Run, *, compared: Run | None = None) -> str:
+    """Return the HTML of the page. All texts of the run are escaped.
+
+    Raises:
+        ConfigError: the run has no line yet.
+    """
+    for each in (run, compared):
+        if each is not None and not each.training and not each.held_out:
+            raise ConfigError(f"run {str(each.folder)!r} has no step yet; nothing to report.")
+    policy = not _trains_reward_model(run)
+    script = (files("gym_rm.reports") / "run_page.js").read_text(encoding="utf-8")
+    both = [each for each in (run, compared) if each is not None]
+    return _template().render(
+        title=f"Run {visible(run.folder.resolve().name)}",
+        about=f"gym_rm {gym_rm.__version__} · {visible(run.caption)}",
+        runs=[_summary(each, policy=policy) for each in both],
+        settings=[visible(f"{name}={value}") for name, value in changed_settings(run)],
+        charts=run_charts(run, compared),
+        conversations=len(run.conversations),
+        # `</script>` cannot end the block, since `<` is written as its escape.
+        data=json.dumps(_conversations(run, compared)).replace("<", "\\u003c") if run.conversations else "",
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def changed_settings(run: Run) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a run that differ from their defaults, such as `("loss.kl_coef", 0.05)`."""
+    defaults = (RewardModelTraining if _trains_reward_model(run) else GRPOSettings)().model_dump(mode="json")
+
+    def differing(values: Mapping[str, Any], usual: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in values.items():
+            default = usual.get(name)
+            if isinstance(value, Mapping) and isinstance(default, Mapping) and default:
+                yield from differing(value, default, f"{prefix}{name}.")
+            elif value != default and prefix + name != "output":
+                yield prefix + name, value
+
+    return differing(run.settings, defaults, "")
+
+
+# --- helpers -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["code"] = _code
+    return environment.from_string((files("gym_rm.reports") / "run_page.html").read_text(encoding="utf-8"))
+
+
+def _code(text: str) -> Markup:
+    """Return a text with what is between backticks as code."""
+    parts = [f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`"))]
+    return Markup("".join(parts))
+
+
+def _trains_reward_model(run: Run) -> bool:
+    return (run.folder / "validation.csv").exists() or isinstance(run.settings.get("data"), Mapping)
+
+
+def _summary(run: Run, *, policy: bool) -> dict[str, Any]:
+    return {
+        "name": visible(run.folder.resolve().name),
+        "numbers": _numbers(run),
+        "signs": signs(run) if policy else (),
+        "checks": _checks(run) if policy else "",
+    }
+
+
+def _numbers(run: Run) -> list[tuple[str, str, str]]:
+    """Return words, value and a remark for each number at the top."""
+    rows = run.held_out if len(run.held_out) > 1 else run.training
+    where = "held-out prompts" if rows is run.held_out else "training"
+    found: list[tuple[str, str, str]] = []
+    for name, words in (("accuracy", "right answers"), ("reward_mean", "reward"), ("loss", "loss")):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if values and (name != "loss" or not found):
+            first, last = (
+                f"{value:.1%}" if name == "accuracy" else signed(value, like=[values[0], values[-1]])
+                for value in (values[0], values[-1])
+            )
+            found.append((words, f"{first} → {last}" if len(values) > 1 else last, where))
+    lengths, divergences = (
+        [row[name] for row in run.training if row.get(name) is not None] for name in ("completion_tokens", "kl")
+    )
+    if lengths:
+        found.append(("tokens per reply", f"{lengths[0]:.1f} → {lengths[-1]:.1f}", "training"))
+    if divergences:
+        found.append(("KL per token", f"{divergences[-1]:.3g}", "training"))
+    if run.training:
+        end = run.training[-1]
+        found.append(("steps", f"{end['step']:,}", f"{end['seconds']:,.0f} s" if end.get("seconds") else ""))
+    return found
+
+
+def _checks(run: Run) -> str:
+    """Return what the monitor could read, and what it lacked."""
+    needs = {
+        "templates": len({row["step"] for row in run.measured()}) > 1,
+        "held-out answers": sum(row.get("accuracy") is not None for row in run.held_out) > 1,
+        "entropy": any(row.get("entropy") is not None for row in run.training),
+        "length": any(row.get("completion_tokens") is not None for row in run.training),
+        "repetition": any(row.get("repetition") is not None for row in run.training),
+        "reward against length": any(row.get("length_correlation") is not None for row in run.training),
+        "KL divergence": any(row.get("kl") is not None for row in run.training),
+    }
+    read, lacking = ([name for name, has in needs.items() if has is wanted] for wanted in (True, False))
+    words = f"Read: {', '.join(read)}." if read else ""
+    return f"{words} Not in this run: {', '.join(lacking)}.".strip() if lacking else words
+
+
+def _conversations(run: Run, compared: Run | None) -> dict[str, Any]:
+    rows: list[tuple[int, Row]] = [(0, row) for row in run.conversations]
+    if compared is not None:
+        rows += [(1, after) for _, after in compared.before_and_after()]
+    places: dict[str, int] = {}
+    prompts: list[Sequence[Mapping[str, Any]]] = []
+    for _, row in rows:
+        place = places.setdefault(str(row["prompt_id"]), len(prompts))
+        messages = row["messages"][:-1]
+        if place == len(prompts):
+            prompts.append(messages)
+        else:  # the user's later turns may differ between replies
+            prompts[place] = _common(prompts[place], messages)
+    held_out = run.measured()
+    return {
+        "prompts": [{"id": visible(name), "messages": _messages(prompts[place])} for name, place in places.items()],
+        "rows": [_row(row, places, prompts) | {"run": number} for number, row in rows],
+        "start": held_out[0]["step"] if held_out else None,
+        "compared": visible(compared.folder.resolve().name) if compared is not None else "",
+    }
+
+
+def _row(row: Row, places: Mapping[str, int], prompts: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    place = places[str(row["prompt_id"])]
+    kept = ("step", "phase", "group", "reward", "advantage", "right", "tokens", "finished", "components", "verdicts")
+    rest = _messages(row["messages"][len(prompts[place]) :])
+    return {name: row.get(name) for name in kept} | {"prompt": place, "messages": rest}
+
+
+def _common(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
+    count = next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+    return first[:count]
+
+
+def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    return [{"role": visible(str(each["role"])), "text": _cut(each.get("content") or "")} for each in messages]
+
+
+def _cut(text: str) -> str:
+    if len(text) > MOST_CHARACTERS:
+        half = MOST_CHARACTERS // 2
+        text = f"{text[:half]} […{len(text) - 2 * half:,} characters…] {text[-half:]}"
+    return visible(text)

@@ -1,0 +1,63 @@
+import pytest
+from typer.testing import CliRunner
+
+from gym_rm.cli.main import app
+from tests.reports.test_monitor import RUNS
+
+RUN = str(RUNS / "proper_sentences")
+
+
+def report(*arguments):
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_the_page_is_one_file(tmp_path):
+    result = report(RUN, "-o", tmp_path / "deep" / "page.html", "--compare", RUNS / "invented_wording")
+    assert result.exit_code == 0, result.output
+    assert "wrote" in result.output
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["page.html"]
+    text = (tmp_path / "deep" / "page.html").read_text()
+    assert "proper_sentences: No sign of reward hacking" in text
+    assert "invented_wording: Signs of reward hacking" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["missing"], "folder 'missing' must contain a run, but metrics.csv is missing"),
+        ([RUN, "--compare", "missing"], "folder 'missing' must contain a run"),
+        ([RUN, "-o", "page.pdf"], "-o must end in .html, got 'page.pdf'"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(arguments, words):
+    result = report(*arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_an_empty_or_broken_run_is_one_line(tmp_path):
+    (tmp_path / "metrics.csv").write_text("")
+    for contents, words in (("", "has no step yet"), ("step,seconds\n", "has no step yet")):
+        (tmp_path / "metrics.csv").write_text(contents)
+        result = report(tmp_path)
+        assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
+        assert words in result.output
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "words"),
+    [
+        ("conversations.jsonl", "{]\n", "line 1 of conversations.jsonl is no conversation"),
+        ("conversations.jsonl", '{"step": 1}\n', "KeyError('phase')"),
+        ("settings.yaml", "a: [", "cannot be read"),
+        ("held_out.csv", "a,b\n1,2\n", "held_out.csv has no column 'step'"),
+    ],
+)
+def test_a_broken_file_is_one_line(tmp_path, name, contents, words):
+    (tmp_path / "metrics.csv").write_text("step,seconds\n1,2\n")
+    (tmp_path / name).write_text(contents)
+    result = report(tmp_path)
+    assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1), result.output
+    assert words in result.output
