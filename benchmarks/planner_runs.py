@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import accelerate
 import torch
 import transformers
 import workloads
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
 from gym_rm.training.losses import bradley_terry
@@ -213,46 +214,51 @@ def _train(values: dict[str, Any], marks: Marks) -> None:
 
 
 def _grpo(values: dict[str, Any], marks: Marks) -> None:
+    from gym_rm.training.playing import Rollouts
+    from gym_rm.training.policy_defaults import complete
+
     grpo = load_agent()
-    settings = grpo.fill_in(
+    with open(values["prompts"]) as lines:
+        prompts = [json.loads(line)["prompt"] for line in lines]
+    tokenizer = AutoTokenizer.from_pretrained(values["model"])
+    ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)["input_ids"]
+    settings = complete(
         grpo.GRPOSettings.model_validate(
             {
                 "steps": values.get("steps", 2),
-                "held_out_prompts": values.get("held_out", 4),
                 "output": values["output"],
                 "threads": values.get("threads", 1),
-                "policy": {"model": values["model"], "max_new_tokens": values["reply"]},
+                "policy": {"model": values["model"]},
+                "sampling": {"max_new_tokens": values["reply"]},
                 "env": {
                     "reward_model": values["reward_model"],
                     "prompts": values["prompts"],
                     "num_prompts": values["num_prompts"],
                     "group_size": values["group_size"],
                 },
-                "loss": {"kl_coef": values.get("kl_coef", 0.0)},
+                "loss": {"kl_coef": values.get("kl_coef", 0.0), "measure_kl": False},
                 "optimizer": {
-                    "micro_batch_size": values["micro_batch_size"],
+                    "tree": False,
+                    "max_num_batched_tokens": values["micro_batch_size"] * (max(map(len, ids)) + values["reply"]),
                     "updates_per_step": values.get("updates_per_step", 1),
                 },
+                "eval": {"num_prompts": values.get("held_out", 4)},
             }
         )
     )
-    for owner, method, name in (
-        (grpo.Policy, "generate", "generate"),
-        (grpo.Learner, "update", "update"),
-    ):
+    for owner, method, name in ((Rollouts, "make", "generate and score"), (grpo, "learn", "update")):
         _mark_after(owner, method, marks, name)
     marks.start()
-    run = grpo.RunWriter(settings.output, settings.model_dump())
-    grpo.train(settings, run, grpo.Console(quiet=True))
+    grpo.train(settings, grpo.Console(quiet=True))
     marks.mark("save")
 
 
 def _mark_after(owner: Any, method: str, marks: Marks, name: str) -> None:
     own = getattr(owner, method)
 
-    def marked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def marked(*args: Any, **kwargs: Any) -> Any:
         marks.mark("load" if not marks.trace else f"before {name}")
-        result = own(self, *args, **kwargs)
+        result = own(*args, **kwargs)
         marks.mark(name)
         return result
 

@@ -9,7 +9,8 @@ import gymnasium
 
 from gym_rm.errors import ActionError, ConfigError, ConversationError, GymRMError, RemoteError
 from gym_rm.scorer import Scorer, load_scorer
-from gym_rm.scorers.combined import EnsembleScorer, WeightedScorer
+from gym_rm.scorers.combined import EnsembleScorer
+from gym_rm.scorers.weighted import WeightedScorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Comparison, Conversation, Message, PreferencePair, Prompt
 
@@ -55,6 +56,13 @@ gymnasium.register(
     entry_point="gym_rm.envs.numeric_views:TokenEnv",
     vector_entry_point="gym_rm.envs.numeric_views:make_tokens",
 )
+for _kind, _name in (("math", "Math"), ("code", "Code"), ("code_jaccard", "CodeJaccard"), ("weighted", "Mixed")):
+    gymnasium.register(
+        f"{_name}-v0",
+        entry_point="gym_rm.envs.verified:make",
+        vector_entry_point="gym_rm.envs.verified:make_vec",
+        kwargs={"kind": _kind},
+    )
 
 # Names whose modules import torch. They are imported on first use, so that `import gym_rm` is fast.
 _LAZY = {

@@ -505,6 +505,8 @@ def _nearest_setting(location: tuple[str | int, ...], schema: type[pydantic.Base
     siblings = [key[-1] for key in keys if list(key[:-1]) == parents]
     if hint := nearest(name, siblings):
         return hint
+    if short := [key for key in siblings if "".join(word[0] for word in key.split("_")) == name]:
+        return f" Did you mean {short[0]!r}?"  # lr for learning_rate
     elsewhere = [".".join(key) for key in keys if key[-1] == name]
     return f" Did you mean {elsewhere[0]!r}?" if elsewhere else f" Known settings: {', '.join(siblings)}."
 

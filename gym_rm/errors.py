@@ -35,8 +35,10 @@ class RemoteError(GymRMError, ConnectionError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `" Did you mean 'x'?"` for the most similar known name, or an empty string if none is similar."""
-    matches = difflib.get_close_matches(name, list(known), n=1)
+    """Return `" Did you mean 'x'?"` for the known name with these initials or the most similar, else an empty text."""
+    names = list(known)
+    initials = [each for each in names if "_" in each and "".join(part[:1] for part in each.split("_")) == name]
+    matches = initials or difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 

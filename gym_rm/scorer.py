@@ -132,10 +132,29 @@ class ScorerOptions(TypedDict, total=False):
     tolerance: float
     label: int | None
     truncate: bool
+    # JudgeScorer and its chat model
+    model: Any
+    rubric: str | None
+    mode: Literal["score", "pairwise"]
+    scale: Sequence[float]
+    normalize: bool
+    against: Literal["reference", "group"]
+    reference_field: str
+    samples: int
+    marked: bool
+    max_reply_characters: int | None
+    temperature: float
+    max_new_tokens: int
+    max_num_seqs: int
+    system_role: bool
+    extra: Mapping[str, Any]
     # WeightedScorer and EnsembleScorer
     scorers: Any
     normalization: Any
     coefficient: float
+    gates: Any
+    route: str | None
+    routes: Mapping[str, Sequence[str]] | None
 
 
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]
@@ -147,8 +166,16 @@ ScorerLike: TypeAlias = "str | os.PathLike[str] | Sequence[str] | Mapping[str, A
 # imported on first use.
 SCORER_KINDS: dict[str, str] = {
     "pairwise": "gym_rm.scorers.pairwise:PairwiseScorer",
-    "weighted": "gym_rm.scorers.combined:WeightedScorer",
+    "weighted": "gym_rm.scorers.weighted:WeightedScorer",
     "ensemble": "gym_rm.scorers.combined:EnsembleScorer",
+    "math": "gym_rm.scorers.math:MathScorer",
+    "code": "gym_rm.scorers.code:CodeScorer",
+    "code_jaccard": "gym_rm.scorers.code_jaccard:CodeJaccardScorer",
+    "judge": "gym_rm.scorers.judge:JudgeScorer",
+    "format": "gym_rm.scorers.rules:FormatScorer",
+    "length": "gym_rm.scorers.rules:LengthScorer",
+    "repetition": "gym_rm.scorers.rules:RepetitionScorer",
+    "language": "gym_rm.scorers.rules:LanguageScorer",
 }
 REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"
@@ -357,6 +384,9 @@ def _make(options: dict[str, Any]) -> Scorer:
     kind = options.get("kind", "auto")
     if not isinstance(kind, str):
         raise ConfigError(f"kind must be a text, got {type(kind).__name__} {kind!r}.")
+    path = options.get("path")
+    if kind == "auto" and isinstance(path, str) and path in SCORER_KINDS and not os.path.exists(path):
+        raise ConfigError(f"{path!r} is a kind of scorer, not a model; write {{'kind': {path!r}}}.")
     if kind not in SCORER_KINDS:
         return _load_remote(options) if _is_url(options.get("path")) else _entry_point(REWARD_MODEL)(**options)
     arguments = {name: value for name, value in options.items() if name != "kind"}

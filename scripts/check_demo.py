@@ -53,7 +53,7 @@ def main() -> None:
     for folder in parser.parse_args().runs:
         run = read_run(folder)
         before, after, replies = check(run)
-        seconds = sum(sum(step["phase_seconds"].values()) for step in run.training)
+        seconds = sum(value for row in run.training for name, value in row.items() if name.startswith("phase_seconds/"))
         right, proper = (f"{before[i]:.1%} to {after[i]:.1%}" for i in (0, 1))
         reward = f"{before[2]:+.2f} to {after[2]:+.2f}"
         print(f"| {folder.name} | {run.settings['seed']} | {right} | {proper} | {reward} | {seconds:.0f} s |")

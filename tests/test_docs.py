@@ -21,8 +21,11 @@ from gym_rm.engine.loading.families import FAMILIES
 from gym_rm.engine.reward_model_scorer import EngineOptions
 from gym_rm.engine.text.renderer import TextOptions
 from gym_rm.envs.settings import EnvSettings
+from gym_rm.envs.simulated_user import SimulatedUserOptions
+from gym_rm.generation.chat import LocalChatOptions
 from gym_rm.scorer import SCORER_KINDS
-from tests import tiny_models
+from gym_rm.scorers.judge import JudgeOptions
+from tests import chain_models, tiny_models
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
 
 try:
@@ -107,6 +110,9 @@ CHECKPOINTS = {
     "my/rm-seed-2": functools.partial(tiny_models.save_reward_model, seed=2),
     "my/base": tiny_models.save_reward_model,
     "my/adapter": adapter,
+    "my/judge": chain_models.save_judge,
+    "my/comparing-judge": chain_models.save_comparing_judge,
+    "my/user": functools.partial(chain_models.save_chain, chain={"\n": ["How?"], "How?": [chain_models.END]}),
 }
 
 # --- every page --------------------------------------------------------------------------------------------------
@@ -189,8 +195,24 @@ def test_the_page_of_reward_models_lists_every_kind_and_family():
     page = text_of(DOCS / "reward-models.md")
     kinds = {*KINDS, *SCORER_KINDS} - {"pair_encoder"}  # the page lists it as "pairwise"
     assert {"decoder", "process", "pairwise", "weighted"} <= kinds
-    assert [kind for kind in kinds if f"| `{kind}` |" not in page] == []
+    assert [kind for kind in kinds if f"`{kind}`" not in page] == []
     assert [each.name for each in FAMILIES if each.name.split()[0].split("-")[0] not in page] == []
+
+
+# --- docs/judges.md ----------------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_judges_have_the_described_results(names_after):
+    names, _ = names_after(DOCS / "judges.md")
+    assert names["scores"].rewards.tolist() == [0.5]
+    assert names["scores"].infos["position_consistent"].tolist() == [0.0]
+    assert names["observations"][0][-1] == {"role": "user", "content": "How?"}
+
+
+def test_the_page_of_judges_names_real_options():
+    names = {*JudgeOptions.model_fields, *SimulatedUserOptions.model_fields, *LocalChatOptions.model_fields, "model"}
+    listed = re.findall(r"^\| (`.*?) \|", text_of(DOCS / "judges.md"), re.MULTILINE)
+    assert {name for row in listed for name in re.findall(r"`(\w+)`", row)} <= names
 
 
 # --- docs/scoring.md ---------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ FLOORS = {
     "engine/executors": 3,
     "engine/schedule": 3,
     "engine": 4,
+    "generation": 4,
+    "sandbox": 4,
     "scorers": 4,
     "envs": 5,
     "training": 5,

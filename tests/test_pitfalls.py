@@ -63,7 +63,7 @@ Using the scores
     tests/reports/test_metrics.py::test_length_correlation_of_a_reward_for_length and
     tests/scorers/test_combined.py::test_a_fitted_calibration_is_stored_with_the_hash_of_its_data
 30. Groups are mixed up.
-    tests/agents/test_grpo.py::test_permuting_rows_permutes_the_advantages_exactly
+    tests/agents/test_advantages.py::test_permuting_rows_permutes_the_advantages_bit_for_bit
 31. The last state of an episode is lost.
     tests/envs/test_vector_episodes.py::test_a_one_turn_episode_ends_at_every_step_and_returns_final_obs
 32. The loss of a pair overflows. tests/training/test_losses.py::test_loss_and_gradient_are_finite_at_large_differences
@@ -81,7 +81,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
-from agents.grpo import group_advantages
+from agents.grpo import estimate_advantages
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConfigError
 
@@ -201,7 +201,8 @@ def test_11_identical_replies_have_identical_scores_and_no_advantage(architectur
     scores = scorer_of(architecture).score([*gsm8k_groups[0], *group, *gsm8k_groups[1]])
     rewards = scores.rewards[4:12]
     assert len(set(rewards.tolist())) == 1
-    assert group_advantages(rewards, np.zeros(8, dtype=int), std_floor=BOUND).tolist() == [0.0] * 8
+    advantages = estimate_advantages(rewards, np.zeros(8, dtype=int), estimator="grpo", std_floor=BOUND)
+    assert advantages.tolist() == [0.0] * 8
 
 
 def test_13_precision_is_only_reduced_on_request_and_is_reported(saved_model, tmp_path):

@@ -15,8 +15,8 @@ from gym_rm import ConfigError, Prompt, Scores, ScoringError
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds import KINDS
 from gym_rm.scorer import SCORER_KINDS, Scorer, _entry_point, acquire_scorer, load_scorer, release_scorer, try_score
-from gym_rm.scorers.combined import WeightedScorer
 from gym_rm.scorers.function import FunctionScorer
+from gym_rm.scorers.weighted import WeightedScorer
 from tests import tiny_models
 
 SAID = [[{"role": "user", "content": "say"}, {"role": "assistant", "content": text}] for text in ("one", "three", "")]
@@ -151,7 +151,7 @@ def test_a_class_by_name_is_created_with_the_options():
 
 
 def test_a_scorer_of_this_package_by_name():
-    scorer = load_scorer("gym_rm.scorers.combined:WeightedScorer", scorers={"length": length}, weights={"length": 2.0})
+    scorer = load_scorer("gym_rm.scorers.weighted:WeightedScorer", scorers={"length": length}, weights={"length": 2.0})
     assert scorer.score(SAID).rewards.tolist() == [6, 10, 0]
 
 
@@ -219,6 +219,11 @@ def test_the_error_of_an_unknown_kind_suggests_a_similar_one():
 def test_an_invalid_option_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         load_scorer(options)
+
+
+def test_a_kind_given_as_a_path_is_named():
+    with pytest.raises(ConfigError, match=r"'math' is a kind of scorer, not a model; write \{'kind': 'math'\}"):
+        gym_rm.load_scorer("math")
 
 
 def test_every_kind_can_be_imported_and_has_a_unique_name():

@@ -218,8 +218,12 @@ DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox"
 ENCODERS = ("bert", "roberta", "deberta_v2", "modernbert")
 
 
+# Architectures that transformers has no classifier for.
+POLICIES = {"granite": ("granite", "qwen", {key: GROUPED[key] for key in GROUPED if key != "head_dim"})}
+
+
 def _config(architecture: str, tokenizer: PreTrainedTokenizerFast, **overrides: Any) -> Any:
-    model_type, _, settings = ARCHITECTURES[architecture]
+    model_type, _, settings = (ARCHITECTURES | POLICIES)[architecture]
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
     tokens = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}
     return AutoConfig.for_model(model_type, **({"vocab_size": len(tokenizer)} | tokens | settings | overrides))
@@ -278,11 +282,15 @@ def plain_rewards(folder: Path | str, conversations: list[list[dict[str, str]]])
     return np.array(rewards)
 
 
+def policy(architecture: str = "qwen3", *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
+    """Return a random causal language model in float32."""
+    config = _config(architecture, tokenizer((ARCHITECTURES | POLICIES)[architecture][1]), **overrides)
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention(config)).float().eval()
+
+
 def save_policy(folder: Path | str, architecture: str = "qwen3", *, seed: int = 0, **overrides: Any) -> Path:
     """Save a random causal language model with its tokenizer and template, and return the folder."""
-    tok = tokenizer(ARCHITECTURES[architecture][1])
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(_config(architecture, tok, **overrides)).float()
-    model.save_pretrained(folder)
-    tok.save_pretrained(folder)
+    policy(architecture, seed=seed, **overrides).save_pretrained(folder)
+    tokenizer((ARCHITECTURES | POLICIES)[architecture][1]).save_pretrained(folder)
     return Path(folder)

@@ -16,7 +16,7 @@ from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import answer_text, prompt_of_columns
 from gym_rm.errors import ConfigError, logger, nearest
 from gym_rm.reports.metrics import reward_metrics
-from gym_rm.scorer import Scorer, acquire_scorer, release_scorer, try_score
+from gym_rm.scorer import SCORER_KINDS, Scorer, acquire_scorer, release_scorer, try_score
 from gym_rm.types import Conversation, Prompt
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ class RewardModelEnvironment:
     """NeMo RL environment that scores message logs; every episode has one reply.
 
     Args:
-        config: the `reward_model` section of NeMo RL's `env` (see `read_config`), or `{"scorer": scorer}`.
+        config: the `reward_model` section of NeMo RL's `env` (see `read_config`), a section with the `kind` of another
+            scorer and its options (`{"kind": "math"}`), or `{"scorer": scorer}`.
         policy_tokenizer: the policy's tokenizer, or its folder or hub id. It is needed if the data processor stores
             prompts as rendered text (as `math_hf_data_processor` does): the messages are parsed from that text.
         fallback_reward: reward of a message log that cannot be scored; None raises ScoringError instead.
@@ -77,6 +78,10 @@ class RewardModelEnvironment:
         self._texts = None if policy_tokenizer is None else PolicyTexts(policy_tokenizer)
         if set(config) == {"scorer"}:
             self.scorer: Scorer = acquire_scorer(config["scorer"], {})
+            return
+        if config.get("kind") in SCORER_KINDS:
+            options = {key: value for key, value in config.items() if key not in ("enabled", "processor")}
+            self.scorer = acquire_scorer(options, {})
             return
         read = read_config(config)
         for key, reason in read.without_effect.items():

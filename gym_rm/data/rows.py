@@ -26,6 +26,9 @@ from gym_rm.errors import ConfigError
 
 Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | None"
 
+EMBEDDED = {"embedded": "prompts.jsonl", "embedded:code": "code_prompts.jsonl"}
+"""Files of the package by their name as a source; None is the first one."""
+
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".zst")
 _READ_ERRORS = (OSError, EOFError, zlib.error)
@@ -78,8 +81,9 @@ def _without_errors(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]
 
 
 def _rows_of(source: Source, argument: str, max_row_bytes: int | None) -> Iterator[tuple[str, Any]]:
-    if source is None:
-        text = importlib.resources.files("gym_rm").joinpath("assets", "prompts.jsonl").read_bytes()
+    if source is None or (isinstance(source, str) and source in EMBEDDED):
+        name = EMBEDDED[source or "embedded"]
+        text = importlib.resources.files("gym_rm").joinpath("assets", name).read_bytes()
         return rows_in(io.BytesIO(text), "embedded prompts", "jsonl")
     if isinstance(source, str | os.PathLike):
         return _stored_rows(os.fspath(source), argument, max_row_bytes)

@@ -153,26 +153,33 @@ class TrainingLimits:
             raise ConfigError(f"{name}={value} exceeds the plan, which allows {limit}: {line}.")
 
 
-def training_limits(source: PlanSource, *, dtype: str, gradient_checkpointing: bool) -> TrainingLimits:
-    """Return what a plan allows an agent that trains and generates in one process, on one GPU or CPU.
+def training_limits(
+    source: PlanSource, *, dtype: str, gradient_checkpointing: bool, num_processes: int = 1, fsdp: bool = False
+) -> TrainingLimits:
+    """Return what a plan allows an agent that trains and generates in the same processes, each on one GPU or CPU.
 
     Args:
         source: the plan.
         dtype: dtype of the agent's weights.
         gradient_checkpointing: whether the agent computes activations again in the backward.
+        num_processes: number of processes of the agent.
+        fsdp: whether the agent shards the policy over its processes.
 
     Raises:
-        ConfigError: the plan is for several processes, another engine, or needs less memory than the agent takes.
+        ConfigError: the plan is for other processes, another engine, or needs less memory than the agent takes.
     """
     lines = read_lines(source)
     components = {each.role: each for pool in lines.plan.pools for each in pool.components}
     policy, generation = components.get(Role.POLICY), components.get(Role.GENERATION)
     if policy is None or generation is None:
         raise ConfigError(f"{lines.name} has no policy; plan one: policy: {{model: ...}}.")
-    for field in ("num_replicas", "fsdp_size", "tensor_parallel_size"):
-        if getattr(policy, field) > 1:
+    ways = {"num_replicas": 1 if fsdp else num_processes, "fsdp_size": num_processes if fsdp else 1}
+    for field, ours in {**ways, "tensor_parallel_size": 1}.items():
+        if getattr(policy, field) != ours:
             raise ConfigError(
-                f"{lines.of(policy, field)}, but this agent runs in one process; plan with policy.num_gpus=1."
+                f"{lines.of(policy, field)}, but this agent has {ours}: it runs in {num_processes} processes (torchrun "
+                f"--nproc-per-node) with optimizer.fsdp={str(fsdp).lower()}. Start it as planned, or plan with other "
+                "policy.num_gpus."
             )
     if generation not in lines.plan.pool_of(policy.name).components or generation.dtype != policy.dtype:
         raise ConfigError(

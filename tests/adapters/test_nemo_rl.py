@@ -1,6 +1,6 @@
 import pytest
 import torch
-from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, RecordingScorer, answer_must_be_text, chat
+from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, RecordingScorer, answer_must_be_text, chat, mixture
 
 from gym_rm import ConfigError, ScoringError
 from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
@@ -208,6 +208,32 @@ def test_a_rendered_prompt_keeps_its_metadata(verifier, policy_path):
     prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
     assert environment.step([log(prompt, "4<|im_end|>")], [{"ground_truth": "4"}]).rewards.tolist() == [1.0]
     assert verifier.prompts[0].messages == tuple(chat("How much is 2 + 2?"))
+
+
+def test_a_section_of_the_kind_math_grades_answers():
+    environment = RewardModelEnvironment({"enabled": True, "kind": "math"})
+    metadata = [{"ground_truth": "40"}, {"ground_truth": 40.0}, {"ground_truth": "40"}]
+    logs = [log("90 - 50?", reply) for reply in ("It is 40.", "\\boxed{40}", "It is 37.")]
+    assert environment.step(logs, metadata).rewards.tolist() == [1.0, 1.0, 0.0]
+    environment.shutdown()
+
+
+def test_a_section_of_the_kind_code_jaccard_compares_with_the_ground_truth():
+    environment = RewardModelEnvironment({"kind": "code_jaccard"})
+    metadata = [{"ground_truth": "return 2 * x"}, {"ground_truth": "a b c"}]
+    assert environment.step([log("q", "return 2 * x"), log("q", "d e f")], metadata).rewards.tolist() == [1.0, 0.0]
+
+
+def test_a_section_of_the_kind_weighted_routes_by_the_metadata():
+    environment = RewardModelEnvironment(mixture("task"))
+    metadata = [{"ground_truth": "40", "task": "math"}, {"ground_truth": "x = 40", "task": "code_jaccard"}]
+    assert environment.step([log("q", "It is 40.")] * 2, metadata).rewards.tolist()[0] == 1.0
+    assert environment.step([log("q", "x = 40")] * 2, metadata).rewards.tolist() == [1.0, 1.0]
+
+
+def test_an_unknown_option_of_a_kind_is_refused():
+    with pytest.raises(ConfigError, match="surprise"):
+        RewardModelEnvironment({"kind": "math", "surprise": 1})
 
 
 # --- the configuration ---------------------------------------------------------------------------------------------

@@ -138,6 +138,18 @@ def test_an_exception_in_a_verifier_is_raised(policy_path):
         RewardFunction(answer_must_be_text, policy_tokenizer=policy_path)([query("40")], [PROMPT], [None])
 
 
+def test_labels_are_the_answers_of_the_math_verifier(policy_path):
+    reward_function = RewardFunction({"kind": "math"}, policy_tokenizer=policy_path)
+    result = reward_function([query(reply) for reply in REPLIES], [PROMPT] * 2, ["40", "40"])
+    assert result["rewards"].tolist() == [1.0, 0.0]
+
+
+def test_labels_are_the_references_of_code_jaccard(policy_path):
+    reward_function = RewardFunction({"kind": "code_jaccard"}, policy_tokenizer=policy_path)
+    result = reward_function([query("x = 40"), query("d e f")], [PROMPT] * 2, ["x = 40", "a b c"])
+    assert result["rewards"].tolist() == [1.0, 0.0]
+
+
 # --- OpenRLHF's client ---------------------------------------------------------------------------------------------
 
 

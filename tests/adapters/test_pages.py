@@ -43,6 +43,7 @@ def is_installed(module):
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_and_shows_a_higher_reward(page, tmp_path):
     library = LIBRARIES[page.stem]

@@ -5,7 +5,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat
+from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat, mixture
 
 from gym_rm import ConfigError, Prompt, ScoringError
 from gym_rm.adapters.trl import AsyncRewardModelReward, EnvironmentRollout, RewardModelReward
@@ -260,6 +260,32 @@ def test_online_dpo_raises_for_completions_without_an_answer(make_trainer, verif
     trainer = make_trainer("online dpo", RewardModelReward(verifier, on_unscored="raise"), rows=rows)
     with pytest.raises(ScoringError):
         trainer.train()
+
+
+def test_grpo_trains_on_verified_mathematics(make_trainer):
+    rows = [{"prompt": list(prompt.messages), "answer": prompt.answer} for prompt in load_prompts()]
+    trainer = make_trainer("grpo", RewardModelReward({"kind": "math"}, name="math"), rows=rows)
+    trainer.train()
+    assert logged(trainer, "math/unscored") == [0.0, 0.0]
+    assert all(0.0 <= mean <= 1.0 for mean in logged(trainer, "rewards/math/mean"))
+
+
+def test_a_column_routes_completions_to_verifiers():
+    columns = {"answer": ["40", "x = 40", "40"], "task": ["math", "code_jaccard", "math"]}
+    rewards = RewardModelReward(mixture("task"))(["q"] * 3, ["It is 40.", "x = 40", "It is 37."], **columns)
+    assert rewards == [1.0, 1.0, 0.0]
+
+
+def test_the_columns_of_humaneval_reach_the_code_verifier():
+    try:
+        reward = RewardModelReward({"kind": "code"})
+        replies = [f"```python\ndef f(x):\n    return {value}\n```" for value in ("x + 1", "x")]
+        columns = {"entry_point": ["f"] * 2, "test": ["def check(candidate):\n    assert candidate(1) == 2\n"] * 2}
+        assert reward(["Write f(x)."] * 2, replies, **columns) == [1.0, 0.0]
+    except ConfigError as error:
+        if "sandbox" not in str(error):
+            raise
+        pytest.skip(f"no sandbox: {error}")
 
 
 # --- rollouts through the environment ------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from recording import NO_ANSWERS, answer_must_be_text, chat, merged
+from recording import NO_ANSWERS, answer_must_be_text, chat, merged, mixture
 
 from gym_rm import ScoringError
 from gym_rm.adapters.verifiers import TraceReward, group_reward_function, reward_function
@@ -130,6 +130,18 @@ def test_the_task_data_of_the_library_reaches_a_verifier(verifier):
     ]
 
 
+def test_a_trace_is_graded_by_the_math_verifier():
+    score = TraceReward({"kind": "math"})
+    assert asyncio.run(score(trace("2 + 2?", "5", "sure?", "No, 4.", answer="4"))) == 1.0
+    assert asyncio.run(score(trace("2 + 2?", "5", answer="4"))) == 0.0
+
+
+def test_the_data_of_a_task_routes_a_trace():
+    score = TraceReward(mixture("level"))
+    assert asyncio.run(score(trace("2 + 2?", "It is 4.", answer="4", level="math"))) == 1.0
+    assert asyncio.run(score(trace("q", "x = 4", answer="x = 4", level="code_jaccard"))) == 1.0
+
+
 # --- rubrics of earlier releases -----------------------------------------------------------------------------------
 
 
@@ -190,3 +202,9 @@ def test_a_group_with_a_missing_answer_keeps_the_other_rewards(verifier):
 def test_a_reward_function_returns_nan_if_the_verifier_raises():
     function = reward_function(answer_must_be_text)
     assert math.isnan(asyncio.run(function(prompt="q", completion="4", answer=None)))
+
+
+def test_the_task_of_a_rollout_routes_it():
+    function = group_reward_function(mixture("task"))
+    rows = {"answers": ["4", "x = 4"], "infos": [{}, {}], "tasks": ["math", "code_jaccard"]}
+    assert asyncio.run(function(prompts=["q"] * 2, completions=["It is 4.", "x = 4"], **rows)) == [1.0, 1.0]

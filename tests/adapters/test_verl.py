@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from recording import NO_ANSWERS, answer_must_be_text, chat, merged
+from recording import NO_ANSWERS, answer_must_be_text, chat, merged, mixture
 from transformers import AutoTokenizer
 
 from gym_rm import ConfigError, ScoringError
@@ -189,6 +189,17 @@ def test_an_answer_in_the_extra_info_stays_in_the_metadata(verifier):
     assert verifier.prompts[0].metadata["answer"] == "90 - 50 = 40. #### 40"
 
 
+def test_the_function_grades_mathematics():
+    info = {"question": QUESTION}
+    assert [score_one(reply, "40", info, {"kind": "math"}) for reply in REPLIES] == [1.0, 0.0, 0.0]
+
+
+def test_the_batched_function_routes_by_the_data_source():
+    columns = [["math", "code_jaccard"], ["It is 40.", "x = 40"], ["40", "x = 40"], [{"question": QUESTION}] * 2]
+    results = compute_scores(*columns, reward_model=mixture("data_source"))
+    assert [result["score"] for result in results] == [1.0, 1.0]
+
+
 # --- the manager ---------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +273,12 @@ def test_a_batch_without_the_ground_truth_column_is_an_error_for_a_verifier(toke
     del batch.non_tensor_batch["reward_model"]
     with pytest.raises(ScoringError, match="3 of 3"):
         RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
+
+
+def test_the_manager_grades_mathematics(tokenizer):
+    batch = make_batch(tokenizer, REPLIES, answers=["40", "40", "37"])
+    rewards = RewardModelManager(tokenizer=tokenizer, reward_model={"kind": "math"})(batch)
+    assert rewards[torch.arange(3), last_tokens(batch)].tolist() == [1.0, 0.0, 0.0]
 
 
 # --- verl's classes ------------------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def test_conversations_over_max_length_fail_only_their_rows(scorer_of):
 @pytest.mark.parametrize("overlong", ["drop_turns", "truncate_left"])
 def test_cut_tokens_are_counted_and_warned_of_once(overlong, saved_model, logged):
     scorer = gym_rm.load_scorer(saved_model("qwen3"), max_length=200, overlong=overlong)
-    endless = dialogue(*["What is 12 + 30?", "It is 42."] * 5000)
+    endless = dialogue(*["What is 12 + 30?", "It is 42."] * 500)
     scores = scorer.score([endless, dialogue("q", "a"), endless])
     whole = len(Renderer(scorer.renderer.tokenizer).encode([endless])[0].input_ids)
     assert scores.num_tokens[0] <= 200

@@ -36,6 +36,7 @@ class DecoderBackbone:
         code: code that the fused forward may replace; if the modules change, the model's own forward runs.
         fuse_gradients: whether `trained_forward` may replace the model's own where gradients are enabled.
         checkpointing: whether `trained_forward` keeps only the input of each layer.
+        same_as_training: whether trees run without gradients as with them, so that values have the same bits.
     """
 
     def __init__(self, model: PreTrainedModel, prefix_cache: PrefixCache | None = None) -> None:
@@ -43,7 +44,7 @@ class DecoderBackbone:
         self.prefix_cache = prefix_cache
         self.code = fusable_code(model.base_model)
         self.fuse = self.code is not None
-        self.fuse_gradients = self.checkpointing = False
+        self.fuse_gradients = self.checkpointing = self.same_as_training = False
 
     def hidden_states(self, batch: Batch) -> torch.Tensor:
         """Return the last hidden states where the batch is read, `[R, hidden_size]`; with gradients if enabled."""
@@ -53,7 +54,7 @@ class DecoderBackbone:
             rows, positions = to_device(np.ascontiguousarray(batch.read_positions.T), device)
             hidden: torch.Tensor = backbone(**plain_inputs(batch, self.model), use_cache=False).last_hidden_state
             return hidden[rows.to(hidden.device), positions.to(hidden.device)]
-        gradients = torch.is_grad_enabled()
+        gradients = torch.is_grad_enabled() or self.same_as_training
         # The products of the fused forward for scoring add in place, which autocast does not cover.
         training = gradients or torch.is_autocast_enabled(device.type)
         fuse = (self.fuse_gradients if training else self.fuse) and fusable_code(backbone) == self.code

@@ -217,6 +217,16 @@ class TokenLogits:
         return layer(rows)[0].to(expected.device), expected
 
 
+def logit_scale_and_cap(model: PreTrainedModel) -> tuple[float, float | None]:
+    """Return the scale and the soft cap between the output layer of a causal language model and its logits.
+
+    Raises:
+        ConfigError: the model has no output layer, or computes its logits in another way.
+    """
+    logits = TokenLogits(model)
+    return logits._scale, logits._cap
+
+
 def _scaled_and_capped(logits: Tensor, scale: float, cap: float | None) -> Tensor:
     logits = logits * scale
     return logits if cap is None else cap * torch.tanh(logits / cap)

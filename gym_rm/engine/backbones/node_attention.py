@@ -1,9 +1,9 @@
-"""Attention over a token tree for training on a CPU: one call of SDPA per node, with the keys of the node's path.
+"""Attention over a token tree for training on a CPU: one call of SDPA per node or small subtree, with its path's keys.
 
 Pages (see `tree_attention`) give scores the same bits in every batch, at the price of copies. Training needs no equal
 bits, so here the keys of a node are slices, and their gradients are added up without scattering.
 
-A node is a run of tokens without a branching point, so that its tokens follow each other in the tree.
+A node is a run of tokens without a branching point. The tokens of a node, and those of a subtree, follow each other.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
+SMALL = 96  # tokens of a subtree that runs in one call: its masked products cost less than calls for its nodes
+
 
 @dataclass(frozen=True, slots=True)
-class NodeQueries:
-    """Queries of one node, and what they attend to.
+class PartQueries:
+    """Queries of one part of the tree, and what they attend to.
 
     Attributes:
-        count: number of queries; they follow those of the node before.
-        path: the nodes from the root to this one.
+        count: number of queries; they follow those of the part before.
+        path: the parts from the root to this one.
         mask: float32 `[count, keys]`, 0 for keys that a query attends to and -inf for others; None if the queries are
             all tokens of a root, so that attention is causal.
     """
@@ -43,15 +45,15 @@ class NodeAttention:
 
     def __init__(self, tree: TokenTree) -> None:
         self.tree = tree
-        starts = tree.node_starts
+        starts = self._starts = part_starts(tree)
         self.sizes: list[int] = np.diff(starts, append=len(tree)).tolist()
         parents = tree.parents[starts]
         above = np.where(parents < 0, -1, np.searchsorted(starts, parents, side="right") - 1).tolist()
         paths: list[tuple[int, ...]] = []
-        for node, parent in enumerate(above):
-            paths.append((*paths[parent], node) if parent >= 0 else (node,))
-        self._starts, self._paths = starts, paths
-        self._queries: dict[tuple[int | None, bool], list[NodeQueries]] = {}
+        for part, parent in enumerate(above):
+            paths.append((*paths[parent], part) if parent >= 0 else (part,))
+        self._paths = paths
+        self._queries: dict[tuple[int | None, bool], list[PartQueries]] = {}
 
     def attend(
         self,
@@ -76,49 +78,62 @@ class NodeAttention:
         """
         queries = self._queries_of(window, only_reads)
         keys, values = (torch.split(states.transpose(0, 1), self.sizes, dim=1) for states in (key, value))
-        tiles = torch.split(query.transpose(0, 1), [node.count for node in queries], dim=1)
-        parts = []
-        for node, tile in zip(queries, tiles, strict=True):
-            if not node.count:
+        tiles = torch.split(query.transpose(0, 1), [part.count for part in queries], dim=1)
+        found = []
+        for part, tile in zip(queries, tiles, strict=True):
+            if not part.count:
                 continue
             k, v = (
-                states[node.path[0]] if len(node.path) == 1 else torch.cat([states[n] for n in node.path], dim=1)
+                states[part.path[0]] if len(part.path) == 1 else torch.cat([states[n] for n in part.path], dim=1)
                 for states in (keys, values)
             )
-            part = scaled_dot_product_attention(
+            attended = scaled_dot_product_attention(
                 tile.unsqueeze(0),
                 k.unsqueeze(0),
                 v.unsqueeze(0),
-                attn_mask=None if node.mask is None else node.mask.to(tile.dtype),
+                attn_mask=None if part.mask is None else part.mask.to(tile.dtype),
                 dropout_p=dropout,
-                is_causal=node.mask is None,
+                is_causal=part.mask is None,
                 scale=scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
-            parts.append(part[0].transpose(0, 1))
-        return torch.cat(parts)
+            found.append(attended[0].transpose(0, 1))
+        return torch.cat(found)
 
-    def _queries_of(self, window: int | None, only_reads: bool) -> list[NodeQueries]:
+    def _queries_of(self, window: int | None, only_reads: bool) -> list[PartQueries]:
         if (window, only_reads) not in self._queries:
             self._queries[window, only_reads] = self._make_queries(window, only_reads)
         return self._queries[window, only_reads]
 
-    def _make_queries(self, window: int | None, only_reads: bool) -> list[NodeQueries]:
+    def _make_queries(self, window: int | None, only_reads: bool) -> list[PartQueries]:
         made = []
-        depths = self.tree.depths
-        for node, path in enumerate(self._paths):
-            start = self._starts[node]
-            stop = start + self.sizes[node]
+        depths, ends = self.tree.depths, self.tree.subtree_end
+        for part, path in enumerate(self._paths):
+            start = self._starts[part]
+            stop = start + self.sizes[part]
             rows = np.arange(start, stop)
+            branches = (ends[start:stop] != ends[start]).any()
             if only_reads:
                 reads = self.tree.read_indices
                 rows = reads[np.searchsorted(reads, start) : np.searchsorted(reads, stop)]
             mask = None
-            if only_reads or len(path) > 1 or (window is not None and len(rows) > window):
+            if only_reads or branches or len(path) > 1 or (window is not None and len(rows) > window):
                 keys: IntArray = np.concatenate([np.arange(self.sizes[n]) + self._starts[n] for n in path])
-                hidden = depths[keys] > depths[rows][:, None]
+                hidden = (keys > rows[:, None]) | (ends[keys] <= rows[:, None])
                 if window is not None:
                     hidden |= depths[rows][:, None] - depths[keys] >= window
                 mask = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0)))
-            made.append(NodeQueries(len(rows), path, mask))
+            made.append(PartQueries(len(rows), path, mask))
         return made
+
+
+def part_starts(tree: TokenTree) -> IntArray:
+    """Return where the parts of a tree start: subtrees of at most `SMALL` tokens, and the nodes above them."""
+    nodes = tree.node_starts
+    small = tree.subtree_end[nodes] - nodes <= SMALL
+    parents = tree.parents[nodes]
+    parent_small = np.zeros(len(nodes), dtype=np.bool_)
+    inside = parents >= 0
+    above = np.searchsorted(nodes, parents[inside], side="right") - 1
+    parent_small[inside] = small[above]
+    return nodes[~(small & parent_small)]

@@ -26,14 +26,14 @@ HUB_SECONDS = 10  # to find out whether a hub repository exists
 
 
 @contextlib.contextmanager
-def refusing_malformed(source: str) -> Iterator[None]:
+def refusing_malformed(source: str, role: str = "a reward model") -> Iterator[None]:
     """Turn every error of reading a checkpoint into a ConfigError, because its files can be malformed in any way."""
     try:
         yield
     except (ConfigError, torch.OutOfMemoryError, MemoryError):
         raise
     except Exception as error:
-        raise ConfigError(f"cannot load {source!r} as a reward model: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"cannot load {source!r} as {role}: {type(error).__name__}: {error}") from error
 
 
 def require_source(source: str, revision: str | None = None, *, option: str = "path") -> None:

@@ -69,6 +69,21 @@ def _content(message: Mapping[str, Any], where: str) -> Any:
     return content
 
 
+def reply_text(conversation: Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of the last message, which must be a reply.
+
+    Raises:
+        ConversationError: it is no reply, or its content is no text.
+    """
+    last = conversation[-1] if conversation else {}
+    if last.get("role") != "assistant":
+        raise ConversationError(f"the last message must be a reply with the role 'assistant', got {last!r:.100}")
+    content = _content(last, "the reply")
+    if not isinstance(content, str):
+        raise ConversationError(f"the content of the reply must be a text, got {content!r:.100}")
+    return content
+
+
 def warn_about_roles(roles: Sequence[str], named: Collection[str] | None, *, answers: bool) -> None:
     """Warn about roles that are probably misspelled, and about a conversation without a reply at its end.
 
