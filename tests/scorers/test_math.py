@@ -308,7 +308,9 @@ def gone(pids):
 
 def start(**options):
     scorer = MathScorer(num_workers=1, **options)
-    grade(scorer, ("x", box("\\sqrt{y}")))
+    for _ in range(10):  # the first formula may be late on a busy machine, and the child is then a new one
+        if verdicts(scorer, ("x", box("\\sqrt{y}"))) == ["wrong"]:
+            break
     (pid,) = scorer.pids
     return scorer, [pid, *children(pid)]
 
@@ -323,21 +325,28 @@ SLOW = ("x+1", box("+".join(f"\\int_0^{k} e^{{\\sin(x^x)}} dx" for k in range(1,
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("needs_workers")
-@pytest.mark.parametrize(
-    ("which", "kill"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (1, signal.SIGSTOP)], ids=["all", "child", "stopped"]
-)
-def test_a_row_whose_worker_is_killed_or_stopped_is_tried_again(which, kill):
-    scorer, pids = start(timeout=2.0)
+@pytest.mark.parametrize("which", [0, 1], ids=["all", "child"])
+def test_a_row_whose_worker_is_killed_is_tried_again(which):
+    scorer, pids = start(timeout=4.0)
     hit = []
 
     def end():
-        os.kill([pids[0], *children(pids[0])][which], kill)
+        os.kill(pids[which], signal.SIGKILL)
         hit.append(which)
 
-    threading.Timer(0.0 if kill == signal.SIGSTOP else 0.5, end).start()
-    time.sleep(0.2 if kill == signal.SIGSTOP else 0)
+    threading.Timer(0.5, end).start()
     assert verdicts(scorer, ("x+1", box("1+x")), SLOW, ("x+1", box("x"))) == ["right", "timeout", "wrong"]
     assert hit
+    scorer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_workers")
+def test_rows_of_a_worker_that_is_stopped_are_tried_again():
+    scorer, (_, child) = start(timeout=2.0)
+    os.kill(child, signal.SIGSTOP)
+    assert verdicts(scorer, ("x+1", box("1+x")), ("x+1", box("x"))) == ["right", "wrong"]
+    assert not alive(child)
     scorer.close()
 
 
