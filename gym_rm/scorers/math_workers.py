@@ -159,7 +159,7 @@ class _Call:
                 self._read(worker)
             self._stop_late()
         for worker in self.workers:
-            if worker.state == "busy":
+            if worker.state == "busy" and worker.rows:  # without rows, only `done` has not arrived yet
                 self._stop(worker)
             worker.rows.clear()
         return [_LATE if outcome is None else outcome for outcome in self.outcomes]

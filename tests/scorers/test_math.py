@@ -365,6 +365,15 @@ def test_a_child_that_is_stopped_before_it_is_ready_is_replaced():
 
 
 @pytest.mark.usefixtures("needs_workers")
+def test_a_child_that_has_graded_its_rows_is_kept():
+    scorer, (process, child) = start()
+    for number in range(50):
+        assert verdicts(scorer, ("x+1", box(f"\\sqrt{{{number}}}"))) == ["wrong"]
+    assert children(process) == [child]
+    scorer.close()
+
+
+@pytest.mark.usefixtures("needs_workers")
 def test_a_row_whose_worker_is_killed_twice_is_named():
     scorer, pids = start(timeout=30.0)
     done = threading.Event()
