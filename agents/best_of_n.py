@@ -34,10 +34,10 @@ from gym_rm.evaluation.answers import is_right
 from gym_rm.evaluation.best_of_n import expected_best, kl_bound
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, ratio_samples
 from gym_rm.generation.sampling import LocalSampler
+from gym_rm.policy.grpo_settings import settings_help
+from gym_rm.policy.rollouts import render
+from gym_rm.policy.trained_policy import open_policy
 from gym_rm.reports.plots import ACCURACY_COLOR, FAINT, REWARD_COLOR
-from gym_rm.training.playing import render
-from gym_rm.training.policy_model import open_policy
-from gym_rm.training.policy_settings import settings_help
 
 
 class BestOfNSettings(Config):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from gym_rm.training.policy_model import open_policy
+from gym_rm.policy.trained_policy import open_policy
 
 QUESTIONS = {
     "max(x)": ("Which is the largest number?", "What is the highest score?", "What is the best price?"),
@@ -100,7 +100,7 @@ def main(folder: Path) -> None:
     torch.manual_seed(1)
     write_prompts(folder / "prompts.jsonl", random.Random(1))
     write_policy(folder / "policy", random.Random(2))
-    print(f"wrote {folder}; go on with: python agents/grpo.py --config configs/grpo/code.yaml")
+    print(f"wrote {folder}; train with: python agents/grpo.py --config configs/grpo/code.yaml")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ import sys
 
 import gym_rm
 from gym_rm.config import load_config
-from gym_rm.training.settings import RewardModelTraining
+from gym_rm.training.reward_model_settings import RewardModelTraining
 from gym_rm.training.trainer import Trainer
 
 
 def main(arguments: list[str]) -> None:
     files = [each for each in arguments if "=" not in each]
     settings = load_config(RewardModelTraining, files[0] if files else None, [a for a in arguments if "=" in a])
-    # Reads the model and the comparisons, checks that trees give the gradients of the plain forward, and goes on from
+    # Reads the model and the comparisons, checks that trees give the gradients of the plain forward, and resumes from
     # the last checkpoint in settings.output if there is one.
     trainer = Trainer(settings)
     if trainer.step == 0:
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
         if trainer.step % settings.evaluate_every == 0 or trainer.step == len(trainer.steps):
             for name, measured in trainer.evaluate().items():  # also keeps the model if it is among the best
                 show(f"  {name}: " + ", ".join(f"{key} {value:.3g}" for key, value in measured.items()))
-            trainer.save()  # a checkpoint to go on from
+            trainer.save()  # a checkpoint to resume from
     finished = trainer.finish()  # a Hugging Face folder with a model card
 
     # The trained model is a reward model like any other.

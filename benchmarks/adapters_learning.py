@@ -26,8 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agents import ppo_tokens
 from gym_rm import load_scorer
+from gym_rm.assets.number_task import candidates as number_candidates
 from gym_rm.data.prompts import load_prompts
-from gym_rm.envs.numeric_views import make_candidates, make_tokens, number_candidates
+from gym_rm.envs.numeric_views import make_candidates, make_tokens
 
 VOCABULARY = ppo_tokens.VOCABULARY
 CANDIDATE_PROMPTS, TOKEN_PROMPTS = (0, 1, 2, 3), (1, 5, 15)

@@ -171,29 +171,27 @@ def task_of(name: str, args: argparse.Namespace, folder: Path) -> Task:
 
 def train_ours(task: Task, watch: Stopwatch) -> Run:
     from agents import grpo
-    from gym_rm.training import playing
-    from gym_rm.training.policy_defaults import complete
+    from gym_rm.policy.defaults import complete
+    from gym_rm.policy.phase_timer import PhaseTimer
 
-    run = Run()
+    run, step = Run(), grpo.train_step
 
-    def learnt(function: Callable[..., Any]) -> Callable[..., Any]:
-        def learn(learner: Any, episodes: Any, *arguments: Any, **options: Any) -> Any:
-            run.rewards.append(float(np.mean([episode.reward for episode in episodes])))
-            run.tokens += sum(episode.num_tokens for episode in episodes) / task.steps
-            try:
-                return function(learner, episodes, *arguments, **options)
-            finally:
-                watch.next_step()
+    def timed_step(number: int, *arguments: Any) -> Any:
+        if number == 1:  # the clock starts with the first step
+            watch.next_step()
+        rollouts, *results = step(number, *arguments)
+        run.rewards.append(float(np.mean([rollout.reward for rollout in rollouts])))
+        run.tokens += sum(rollout.num_tokens for rollout in rollouts) / task.steps
+        watch.next_step()
+        return rollouts, *results
 
-        return learn
-
-    class Timed(playing.Clock):
+    class Timer(PhaseTimer):
         """Measures processor time beside wall time."""
 
-        def _measured(self, name: str) -> Any:
-            return Phase(watch, name, super()._measured(name))
+        def measure(self, phase: str) -> Any:
+            return Phase(watch, phase, super().measure(phase))
 
-    playing.Clock, grpo.learn = Timed, learnt(grpo.learn)
+    grpo.PhaseTimer, grpo.train_step = Timer, timed_step
     with tempfile.TemporaryDirectory() as name:
         values = {
             "output": f"{name}/run", "seed": task.seed, "steps": task.steps, "threads": torch.get_num_threads(),
@@ -208,14 +206,6 @@ def train_ours(task: Task, watch: Stopwatch) -> Run:
         settings = complete(gym_rm.config.load_config(grpo.GRPOSettings, values))
         assert (settings.optimizer.betas, settings.optimizer.schedule) == (BETAS, "constant")
         console = Console(quiet=True)
-        making = playing.Rollouts.make
-
-        def make(self: Any, step: int, *arguments: Any, **options: Any) -> Any:
-            if step == 1:  # the clock starts with the first step
-                watch.next_step()
-            return making(self, step, *arguments, **options)
-
-        playing.Rollouts.make = make
         grpo.train(settings, console)
     return run
 

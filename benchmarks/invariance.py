@@ -165,9 +165,9 @@ def main() -> None:
         if args.only not in name:
             continue
         model = make_model(name, len(tokenizer)).to(PRECISIONS[precision])
-        options: dict[str, Any] = {"quantization": "int8"} if precision == "int8" else {}
-        scorer = RewardModelScorer(model, tokenizer, **options)
-        cached = RewardModelScorer(model, tokenizer, prefix_cache_tokens=2048, **options) if name == "qwen3" else None
+        make_scorer: Callable[..., Any] = scoring.quantized if precision == "int8" else RewardModelScorer
+        scorer = make_scorer(model, tokenizer)
+        cached = make_scorer(model, tokenizer, prefix_cache_tokens=2048) if name == "qwen3" else None
         cells, first = compare(ours(scorer, cached, conversations), batches, len(conversations))
         differences += [f"{name}, {precision}: {first}"] if first else []
         table.add_row(name, precision, "ours", scorer.layout, scorer.provenance.batch_invariance, *cells)

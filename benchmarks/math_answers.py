@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gym_rm.scorers.math import MathScorer
+from gym_rm.scorers.math.scorer import MathScorer
 from gym_rm.scores import ScoringError
 from gym_rm.types import Conversation, Prompt
 

@@ -1,29 +1,37 @@
 """What the planner predicts beside throughput that others have published for the same models and GPUs.
 
-    python benchmarks/planner_published.py
+    python benchmarks/planner_published.py [--servers FILE]
 
 Training: NVIDIA NeMo AutoModel's performance summary (DGX H100, bfloat16; LoRA rows and pre-training rows, full
 sequences, no padding). Its page does not say which runs compute activations again, so both predictions are shown.
 Reinforcement learning: NVIDIA NeMo RL 0.4's performance summary (GRPO on OpenMathInstruct-2, on-policy, DGX H100). It
 gives the mean length, not the distribution; the quantiles here have that mean and the published maximum.
+Servers, with the file `systems/silicon_sample.csv` of the package `aiconfigurator_core`: SGLang, vLLM and TensorRT-LLM
+as NVIDIA measured them on H100, weights not quantised. Time to the first token plus the time of the others, against the
+planner's time for the same number of conversations.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from gym_rm.planning.hardware.devices import KINDS
-from gym_rm.planning.model.loading import load_shape
+from gym_rm.planning.hardware.devices import KINDS, device_of_kind
+from gym_rm.planning.lengths import constant
+from gym_rm.planning.model.config_sizes import shape_from_config
+from gym_rm.planning.model.known_models import load_shape
+from gym_rm.planning.phase_clock import Site
 from gym_rm.planning.plan import Phase, Role
+from gym_rm.planning.plan_request import Choice, Component, StepWorkload
 from gym_rm.planning.planner import plan
-from gym_rm.planning.quantities import Basis, Quantity
-from gym_rm.planning.request import Choice, Component, Workload
-from gym_rm.planning.times import Site, component_times
-from gym_rm.planning.workload.lengths import constant
+from gym_rm.planning.quantities import Basis, Quantity, assumed
+from gym_rm.planning.step_times import component_times
 
 NETWORK = Quantity(50e9, Basis.TABLE, "NVIDIA AIConfigurator 0.12")
 
@@ -88,17 +96,76 @@ def predicted_tokens(run: Training, *, checkpointing: bool) -> float:
         max_num_batched_tokens=run.micro_batch * run.length,
         gradient_checkpointing=checkpointing,
     )
-    work = Workload(run.batch, 1, 1, 0, constant(1), constant(run.length - 1))
+    work = StepWorkload(run.batch, 1, 1, 0, constant(1), constant(run.length - 1))
     site = Site(KINDS["h100_sxm"], NETWORK, run.gpus > 8, 8)
     seconds = component_times(component, choice, work, site, old_log_probs=False)[Phase.UPDATE].total
     return run.batch * run.length / seconds / run.gpus
 
 
+def _config(model_type: str, vocabulary: int, hidden: int, layers: int, inner: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": model_type, "vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers,
+        "intermediate_size": inner, "num_attention_heads": heads, "num_key_value_heads": 8, "head_dim": 128,
+    }  # fmt: skip
+
+
+SERVED = {
+    "Qwen/Qwen3-32B": _config("qwen3", 151_936, 5120, 64, 25_600, 64),
+    "meta-llama/Llama-3.1-8B-Instruct": _config("llama", 128_256, 4096, 32, 14_336, 32),
+}
+
+
+def generation(model: str, row: Any) -> tuple[float, float]:
+    """Return our seconds, and the share of the GPUs' memory that weights and cache need."""
+    shape, device = shape_from_config(SERVED[model], name=model), device_of_kind(row.system)
+    batch, size = int(row.batch_size), int(row.tp_size)
+    component = Component("model", Role.GENERATION, shape, "bfloat16", "vllm")
+    workload = StepWorkload(batch, 1, 1, 0, constant(row.isl), constant(row.osl))
+    choice = Choice(tensor_parallel_size=size, max_num_batched_tokens=8192, max_num_seqs=batch)
+    site = Site(device, assumed(50e9, "one node"), False)
+    clock = component_times(component, choice, workload, site)[Phase.GENERATE]
+    needed = 2.0 * (shape.parameters + batch * shape.cached_numbers(row.isl + row.osl))
+    return clock.total, needed / size / device.memory.value
+
+
+def servers(console: Console, samples: Path) -> None:
+    import pandas
+
+    data = pandas.read_csv(samples)
+    chosen = data["model_path"].isin(SERVED) & (data["system"] == "h100_sxm")
+    data = data[chosen & data["gemm_quant_mode"].isna() & data["precision"].isna()]
+    ratios: dict[tuple[str, str, int], list[float]] = {}
+    waiting = 0
+    for row in data.itertuples():
+        ours, share = generation(row.model_path, row)
+        if share > 0.85:  # conversations wait for a place in the cache, or in part do not fit
+            waiting += 1
+            continue
+        theirs = (row.silicon_ttft_ms + (row.osl - 1) * row.silicon_tpot_ms) / 1000
+        ratios.setdefault((row.model_path, row.backend, int(row.tp_size)), []).append(ours / theirs)
+    table = Table("model", "server", "TP", "runs", "min", "median", "max", title="ours / measured servers, generation")
+    everything = [ratio for values in ratios.values() for ratio in values]
+    for (model, server, size), values in [*sorted(ratios.items()), (("all", "", 0), everything)]:
+        numbers = (f"{value:.2f}" for value in (min(values), statistics.median(values), max(values)))
+        table.add_row(model, server, str(size or ""), str(len(values)), *numbers)
+    console.print(table)
+    within = sum(0.8 <= ratio <= 1.2 for ratio in everything) / len(everything)
+    console.print(f"{within:.0%} of the runs are within 20%; {waiting} runs were left out: memory does not hold them")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", type=Path, help="silicon_sample.csv of aiconfigurator_core")
+    args = parser.parse_args()
     console = Console(width=150)
-    console.print(
-        "python benchmarks/planner_published.py; arithmetic only: the hardware of this machine does not matter"
-    )
+    console.print("Arithmetic only: the hardware of this machine does not matter.")
+    training(console)
+    steps(console)
+    if args.servers is not None:
+        servers(console, args.servers)
+
+
+def training(console: Console) -> None:
     table = Table("model", "GPUs", "TP x FSDP", "published", "ours", "ratio", "ours, activations again", "ratio")
     ratios = []
     for run in TRAINING:
@@ -111,7 +178,9 @@ def main() -> None:
     console.print(table)
     console.print(f"median ratio with activations computed again: {statistics.median(ratios):.2f}")
 
-    steps = Table("model", "GPUs", "mean tokens", "published s", "ours s", "ratio", "our phases, s")
+
+def steps(console: Console) -> None:
+    table = Table("model", "GPUs", "mean tokens", "published s", "ours s", "ratio", "our phases, s")
     for run in STEPS:
         found = plan(
             {
@@ -131,10 +200,10 @@ def main() -> None:
         )
         phases = ", ".join(f"{phase.value} {seconds:.0f}" for phase, seconds in found.phase_seconds)
         mean = f"{found.tokens / found.conversations:,.0f} / {run.mean:,}"
-        steps.add_row(run.model, f"{8 * run.nodes}", mean, f"{run.published:.0f}", f"{found.step_seconds:.0f}",
+        table.add_row(run.model, f"{8 * run.nodes}", mean, f"{run.published:.0f}", f"{found.step_seconds:.0f}",
                       f"{found.step_seconds / run.published:.2f}", phases)  # fmt: skip
-    steps.title = "one GRPO step of 2,048 conversations on H100 (NeMo RL 0.4, on-policy)"
-    console.print(steps)
+    table.title = "one GRPO step of 2,048 conversations on H100 (NeMo RL 0.4, on-policy)"
+    console.print(table)
 
 
 if __name__ == "__main__":

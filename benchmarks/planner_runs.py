@@ -1,4 +1,4 @@
-"""Runs whose memory planner_memory.py measures: scoring, training on pairs, GRPO; each in a process of its own.
+"""Runs whose memory planner_memory.py measures: scoring and training on pairs, each in a process of its own.
 
 The baseline is the resident memory after the imports, before a model is loaded. The peak is VmHWM of Linux, which
 `/proc/self/clear_refs` sets back at each instant, so that every instant has a peak of its own.
@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
-import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import accelerate
+import accelerate  # noqa: F401 - which transformers imports late
 import torch
 import transformers
 import workloads
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import gym_rm
 from gym_rm.training.losses import bradley_terry
-
-ROOT = Path(__file__).parents[1]
-__all__ = ["Marks", "accelerate", "make_model", "measure"]
 
 
 @dataclass
@@ -115,9 +109,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make_model(name: str, folder: Path, *, policy: bool = False, dtype: str = "float32") -> Path:
+def make_model(name: str, folder: Path, *, dtype: str = "float32") -> Path:
     """Save a model of `MODELS` with random weights and its tokenizer, and return its folder."""
-    path = folder / f"{name}{'-policy' if policy else ''}-{dtype}"
+    path = folder / f"{name}-{dtype}"
     if (path / "config.json").exists():
         return path
     tokenizer = workloads.tokenizer()
@@ -127,8 +121,7 @@ def make_model(name: str, folder: Path, *, policy: bool = False, dtype: str = "f
         settings["max_position_embeddings"] = 32_768
     config = AutoConfig.for_model(model_type, **(settings | {"num_labels": 1} | sizes))
     torch.manual_seed(0)
-    kind: Any = AutoModelForCausalLM if policy else AutoModelForSequenceClassification
-    model = kind.from_config(config, dtype=getattr(torch, dtype))
+    model = AutoModelForSequenceClassification.from_config(config, dtype=getattr(torch, dtype))
     path.parent.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -146,18 +139,16 @@ def measure(values: dict[str, Any]) -> Marks:
     transformers.utils.logging.disable_progress_bar()
     _import_model_code(values)
     marks = Marks()
-    {"scoring": _score, "training": _train, "grpo": _grpo}[values["work"]](values, marks)
+    {"scoring": _score, "training": _train}[values["work"]](values, marks)
     return marks
 
 
 def _import_model_code(values: dict[str, Any]) -> None:
     """Import the modules that transformers imports late; they are no part of the memory of a model."""
-    for key in ("model", "reward_model"):
-        if values.get(key):
-            config = AutoConfig.from_pretrained(values[key])
-            for mapping in (AutoModelForSequenceClassification, AutoModelForCausalLM):
-                with contextlib.suppress(KeyError):
-                    mapping._model_mapping[type(config)]
+    config = AutoConfig.from_pretrained(values["model"])
+    for mapping in (AutoModelForSequenceClassification, AutoModelForCausalLM):
+        with contextlib.suppress(KeyError):
+            mapping._model_mapping[type(config)]
 
 
 def conversations(values: dict[str, Any]) -> list[workloads.Conversation]:
@@ -205,74 +196,9 @@ def _train(values: dict[str, Any], marks: Marks) -> None:
         for part in range(values.get("accumulate", 1)):
             rewards = model(input_ids=ids.roll(part, 1) if part else ids, attention_mask=attended, **options).logits
             marks.mark("forward")
-            bradley_terry(rewards[:pairs, 0], rewards[pairs:, 0]).backward()
+            bradley_terry(rewards[:pairs, 0], rewards[pairs:, 0]).mean().backward()
             del rewards
             marks.mark("backward")
         optimizer.step()
         marks.mark("optimizer step")
         optimizer.zero_grad()
-
-
-def _grpo(values: dict[str, Any], marks: Marks) -> None:
-    from gym_rm.training.playing import Rollouts
-    from gym_rm.training.policy_defaults import complete
-
-    grpo = load_agent()
-    with open(values["prompts"]) as lines:
-        prompts = [json.loads(line)["prompt"] for line in lines]
-    tokenizer = AutoTokenizer.from_pretrained(values["model"])
-    ids = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True)["input_ids"]
-    settings = complete(
-        grpo.GRPOSettings.model_validate(
-            {
-                "steps": values.get("steps", 2),
-                "output": values["output"],
-                "threads": values.get("threads", 1),
-                "policy": {"model": values["model"]},
-                "sampling": {"max_new_tokens": values["reply"]},
-                "env": {
-                    "reward_model": values["reward_model"],
-                    "prompts": values["prompts"],
-                    "num_prompts": values["num_prompts"],
-                    "group_size": values["group_size"],
-                },
-                "loss": {"kl_coef": values.get("kl_coef", 0.0), "measure_kl": False},
-                "optimizer": {
-                    "tree": False,
-                    "max_num_batched_tokens": values["micro_batch_size"] * (max(map(len, ids)) + values["reply"]),
-                    "updates_per_step": values.get("updates_per_step", 1),
-                },
-                "eval": {"num_prompts": values.get("held_out", 4)},
-            }
-        )
-    )
-    for owner, method, name in ((Rollouts, "make", "generate and score"), (grpo, "learn", "update")):
-        _mark_after(owner, method, marks, name)
-    marks.start()
-    grpo.train(settings, grpo.Console(quiet=True))
-    marks.mark("save")
-
-
-def _mark_after(owner: Any, method: str, marks: Marks, name: str) -> None:
-    own = getattr(owner, method)
-
-    def marked(*args: Any, **kwargs: Any) -> Any:
-        marks.mark("load" if not marks.trace else f"before {name}")
-        result = own(*args, **kwargs)
-        marks.mark(name)
-        return result
-
-    setattr(owner, method, marked)
-
-
-def load_agent() -> Any:
-    """Return agents/grpo.py as a module."""
-    if "grpo" in sys.modules:
-        return sys.modules["grpo"]
-    spec = importlib.util.spec_from_file_location("grpo", ROOT / "agents" / "grpo.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["grpo"] = module
-    spec.loader.exec_module(module)
-    return module

@@ -21,6 +21,7 @@ import sys
 from typing import Any
 
 import numpy as np
+import scoring
 import torch
 import workloads
 from rich.console import Console
@@ -28,9 +29,9 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from workloads import Conversation
 
+from gym_rm.assets.number_task import candidates as number_candidates
 from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
-from gym_rm.envs.numeric_views import number_candidates
 
 
 def right_and_wrong(count: int) -> list[Conversation]:
@@ -47,11 +48,10 @@ def right_and_wrong(count: int) -> list[Conversation]:
 def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conversation], console: Console) -> None:
     device = model.device
     half = copy.deepcopy(model).to(torch.bfloat16)
-    quantization: Any = "fp8" if device.type == "cuda" else "int8"
     scorers = {
         "ours, float32": RewardModelScorer(model, tokenizer),
         "ours, bfloat16": RewardModelScorer(half, tokenizer),
-        f"ours, {quantization} products": RewardModelScorer(copy.deepcopy(model), tokenizer, quantization=quantization),
+        "ours, 8-bit products": scoring.quantized(model, tokenizer),
     }
     encoded = scorers["ours, float32"].renderer.encode(pairs)
     ids = [torch.from_numpy(one.input_ids.astype(np.int64))[None].to(device) for one in encoded]

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.table import Table
 
 import gym_rm
+from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.executors.processes import ProcessReplica
-from gym_rm.engine.executors.replica import ParallelOptions
 from gym_rm.engine.executors.replicas import ReplicatedExecutor
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
 from gym_rm.engine.token_tree import TokenSequence, plan_trees

@@ -45,7 +45,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from gym_rm.config import load_config
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
-from gym_rm.training.settings import RewardModelTraining
+from gym_rm.training.reward_model_settings import RewardModelTraining
 from gym_rm.training.trainer import Trainer
 from gym_rm.types import Message
 

@@ -19,9 +19,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from gym_rm.sandbox import Limits, Sandbox
+from gym_rm.sandbox import Sandbox, SandboxLimits
 from gym_rm.sandbox.layers import LAYERS, detect, find_interpreter, launch, sandbox_user
-from gym_rm.sandbox.session import Session
+from gym_rm.sandbox.session import SandboxSession
 
 
 def cpu_seconds() -> float:
@@ -41,7 +41,7 @@ def measure(name: str, run: Callable[[], object], repeats: int = 50) -> None:
     print(f"{name:30} wall {statistics.median(walls) * 1e3:6.1f} ms   cpu {cpu * 1e3:6.1f} ms")
 
 
-def use(session: Session) -> None:
+def use(session: SandboxSession) -> None:
     """Define a function and call it."""
     with session:
         session.execute("def double(x): return 2 * x")
@@ -77,10 +77,10 @@ def main() -> None:
         if reason := detect(layer, plain):
             print(f"{layer}: {reason}")
             continue
-        limits = Limits()
+        limits = SandboxLimits()
 
-        def cold(layer: str = layer, limits: Limits = limits) -> None:
-            session = Session(launch(layer, plain, limits))
+        def cold(layer: str = layer, limits: SandboxLimits = limits) -> None:
+            session = SandboxSession(launch(layer, plain, limits))
             session.configure(limits)
             use(session)
 

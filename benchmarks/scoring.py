@@ -37,7 +37,8 @@ from rich.table import Table
 from transformers import PreTrainedModel
 from workloads import Conversation
 
-from gym_rm.engine.executors.local import bytes_per_token
+import gym_rm
+from gym_rm.engine.executors.model_info import bytes_per_token
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 
@@ -79,9 +80,19 @@ def packed(scorer: RewardModelScorer) -> Method:
 
 def eight_bit(model: PreTrainedModel, tokenizer: Any) -> Method:
     """Score with gym_rm and 8-bit matrix products in the backbone."""
-    quantization: Any = "fp8" if model.device.type == "cuda" else "int8"
-    scorer = RewardModelScorer(copy.deepcopy(model), tokenizer, quantization=quantization)
+    scorer = quantized(model, tokenizer)
     return lambda conversations: scorer.score(conversations).rewards
+
+
+def quantized(model: PreTrainedModel, tokenizer: Any, **options: Any) -> Any:
+    """Return a scorer of a model with 8-bit matrix products, whose layers are replaced when it is loaded."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        quantization = "fp8" if model.device.type == "cuda" else "int8"
+        dtype = str(model.dtype).removeprefix("torch.")
+        device = str(model.device)
+        return gym_rm.load_scorer(folder, quantization=quantization, dtype=dtype, device=device, **options)
 
 
 def trl(model: PreTrainedModel, tokenizer: Any) -> Method:

@@ -55,8 +55,8 @@ def save_model(folder: Path, size: str) -> None:
 
 
 def start(folder: str, max_queue: int) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "gym_rm", "serve", folder, "--port", "0", "--max-queue", str(max_queue)]
-    command += ["--request-timeout", "3600"]
+    command = [sys.executable, "-m", "gym_rm", "serve", folder, "--port", "0", "--option", f"max_queue={max_queue}"]
+    command += ["--option", "request_timeout=3600"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline().split()[-1]

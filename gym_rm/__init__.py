@@ -9,37 +9,60 @@ import gymnasium
 
 from gym_rm.errors import ActionError, ConfigError, ConversationError, GymRMError, RemoteError
 from gym_rm.scorer import Scorer, load_scorer
-from gym_rm.scorers.combined import EnsembleScorer
-from gym_rm.scorers.weighted import WeightedScorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Comparison, Conversation, Message, PreferencePair, Prompt
 
 if TYPE_CHECKING:
+    from gym_rm.data.prompts import load_prompts
     from gym_rm.engine.reward_model_scorer import RewardModelScorer
+    from gym_rm.scorers.code.scorer import CodeScorer
+    from gym_rm.scorers.combined import EnsembleScorer
+    from gym_rm.scorers.judge.scorer import JudgeScorer
+    from gym_rm.scorers.math.scorer import MathScorer
     from gym_rm.scorers.pairwise import PairwiseScorer
+    from gym_rm.scorers.remote.scorer import RemoteScorer
+    from gym_rm.scorers.weighted import WeightedScorer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ActionError",
+    "CodeScorer",
     "Comparison",
     "ConfigError",
     "Conversation",
     "ConversationError",
     "EnsembleScorer",
     "GymRMError",
+    "JudgeScorer",
+    "MathScorer",
     "Message",
     "PairwiseScorer",
     "PreferencePair",
     "Prompt",
     "RemoteError",
+    "RemoteScorer",
     "RewardModelScorer",
     "Scorer",
     "Scores",
     "ScoringError",
     "WeightedScorer",
+    "load_prompts",
     "load_scorer",
 ]
+
+# Names that are imported on first use, so that `import gym_rm` is fast and loads no torch.
+_LAZY = {
+    "CodeScorer": "gym_rm.scorers.code.scorer",
+    "EnsembleScorer": "gym_rm.scorers.combined",
+    "JudgeScorer": "gym_rm.scorers.judge.scorer",
+    "MathScorer": "gym_rm.scorers.math.scorer",
+    "PairwiseScorer": "gym_rm.scorers.pairwise",
+    "RemoteScorer": "gym_rm.scorers.remote.scorer",
+    "RewardModelScorer": "gym_rm.engine.reward_model_scorer",
+    "WeightedScorer": "gym_rm.scorers.weighted",
+    "load_prompts": "gym_rm.data.prompts",
+}
 
 gymnasium.register(
     "RewardModel-v0",
@@ -64,14 +87,12 @@ for _kind, _name in (("math", "Math"), ("code", "Code"), ("code_jaccard", "CodeJ
         kwargs={"kind": _kind},
     )
 
-# Names whose modules import torch. They are imported on first use, so that `import gym_rm` is fast.
-_LAZY = {
-    "PairwiseScorer": "gym_rm.scorers.pairwise",
-    "RewardModelScorer": "gym_rm.engine.reward_model_scorer",
-}
-
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -38,6 +38,14 @@ def finite(name: str, value: Any) -> float:
     return converted
 
 
+def positive(name: str, value: Any) -> float:
+    """Return a finite number above 0."""
+    number = finite(name, value)
+    if number <= 0:
+        raise ConfigError(f"{name} must be greater than 0, got {describe(value)}.")
+    return number
+
+
 def one_of(name: str, value: Any, known: Sequence[Any]) -> Any:
     """Return the value if it is one of the `known` values."""
     if value not in known:

@@ -6,20 +6,25 @@ so that an unknown or invalid setting gets the same error everywhere.
 
 from __future__ import annotations
 
-import copy
+import io
 import json
+import math
 import re
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import pydantic
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import ScalarNode
 
 from gym_rm import checks
+from gym_rm.checks import describe
 from gym_rm.errors import ConfigError, nearest
 
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
@@ -50,8 +55,8 @@ class Config(pydantic.BaseModel):
     def _refuse_sets(cls, values: Any) -> Any:
         """Raise ConfigError for a set: its order changes from process to process, and with it what the setting does."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
-            if found := _set_in(value):
-                raise ConfigError(f"{name} must have an order, got the set {found!r:.80}; pass a list.")
+            if isinstance(value, set | frozenset):
+                raise ConfigError(f"{name} must have an order, got the set {value!r:.80}; pass a list.")
         return values
 
 
@@ -102,7 +107,7 @@ def load_config(
         ConfigError: the file cannot be read, or settings are invalid. The message lists all problems.
     """
     given = file if isinstance(file, Mapping) else _read(file) if file is not None else {}
-    values = _merge(_defaults(schema), _copied(given))
+    values = _merge(_defaults(schema), dict(given))
     problems = []
     for override in overrides:
         try:
@@ -207,6 +212,64 @@ def settings_of(schema: type[pydantic.BaseModel]) -> list[Setting]:
     return settings
 
 
+# --- YAML --------------------------------------------------------------------------------------------------------
+
+
+class _Constructor(SafeConstructor):
+    """Values of YAML 1.2; what is a date or exceeds the range of floats stays a text, such as the commit `12e4567`."""
+
+    def construct_yaml_float(self, node: ScalarNode) -> Any:
+        value = super().construct_yaml_float(node)
+        return node.value if math.isinf(value) and "inf" not in node.value.lower() else value
+
+    def construct_yaml_timestamp(self, node: ScalarNode, values: Any = None) -> Any:
+        return node.value
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:float", _Constructor.construct_yaml_float)
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", _Constructor.construct_yaml_timestamp)
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML 1.2 document: `no` and `on` are texts, `3e-4` is a number.
+
+    Raises:
+        ValueError: the text is not valid YAML, or a key occurs twice. The message names line and column.
+    """
+    parser = YAML(typ="safe", pure=True)
+    parser.Constructor = _Constructor
+    try:
+        return parser.load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise ValueError(f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}") from error
+    except YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def to_yaml(value: Any) -> str:
+    """Return plain values as a YAML document, with the keys in their order."""
+    writer, stream = YAML(typ="safe", pure=True), io.StringIO()
+    writer.default_flow_style = False
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    writer.dump(value, stream)
+    return stream.getvalue()
+
+
+def _read(file: str | Path) -> dict[str, Any]:
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the settings in {str(file)!r}: {error}.") from error
+    try:
+        values = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{file}: not valid YAML: {error}.") from error
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"{file}: expected a mapping of settings, got {type(values).__name__}: {values!r:.80}.")
+    return values or {}
+
+
 # --- values ------------------------------------------------------------------------------------------------------
 
 
@@ -215,15 +278,7 @@ def _validate(schema: type[Schema], values: dict[str, Any]) -> tuple[Schema | No
     try:
         return schema.model_validate(values), []
     except pydantic.ValidationError as error:
-        return None, _explain_all(error.errors(), schema)
-
-
-def _set_in(value: Any) -> Any:
-    """Return a set in a value, at any depth of mappings and lists; None if there is none."""
-    if isinstance(value, set | frozenset):
-        return value or None
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return next((found for each in inside if (found := _set_in(each))), None)
+        return None, _explain_all(error.errors(), values, schema)
 
 
 def _type_name(annotation: Any) -> str:
@@ -254,17 +309,10 @@ def _defaults(schema: type[pydantic.BaseModel]) -> dict[str, Any]:
     for name, field in schema.model_fields.items():
         if not field.is_required():
             default = field.get_default(call_default_factory=True)
-            values[name] = pydantic.TypeAdapter(Any).dump_python(copy.deepcopy(default))
+            values[name] = pydantic.TypeAdapter(Any).dump_python(default)
         elif inner := _model_in(field.annotation):
             values[name] = _defaults(inner)
     return values
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy in which no two places share a mapping or a list, as they do after a YAML alias."""
-    if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
-    return [_copied(each) for each in value] if isinstance(value, list) else copy.deepcopy(value)
 
 
 def _merge(base: Any, change: Any) -> Any:
@@ -279,11 +327,9 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not equals or not all(parts):
         raise ConfigError(f"override {override!r}: expected the form name=value or group.name=value.")
     try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"override {override!r}: the value is not valid YAML ({_reason(error)}); quote it."
-        ) from error
+        value = parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"override {override!r}: the value is not valid YAML ({error}); quote it.") from error
     node: Any = values
     for depth, part in enumerate(parts[:-1], start=1):
         node = _child(node, part, parts[depth], ".".join(parts[:depth]), override)
@@ -297,14 +343,13 @@ def _child(node: Any, part: str, next_part: str, above: str, override: str) -> A
     """Return the mapping or list at `part`. Create a mapping if there is none."""
     key: Any = _index(node, part, override) if isinstance(node, list) else part
     child = node.get(key) if isinstance(node, dict) else node[key]
-    if isinstance(child, tuple):
-        child = list(child)
     if child is None or child is False:  # `reference: false` leaves out what `reference.model` sets
         child = {}
-    if not isinstance(child, dict | list):
+    if not isinstance(child, Mapping | list | tuple):
         raise ConfigError(f"override {override!r}: {above!r} is {child!r}, which has no {next_part!r}.")
-    node[key] = child
-    return child
+    # A copy: defaults and the places that a YAML alias shares keep their values.
+    node[key] = dict(child) if isinstance(child, Mapping) else list(child)
+    return node[key]
 
 
 def _index(node: list[Any], part: str, override: str) -> int:
@@ -313,121 +358,7 @@ def _index(node: list[Any], part: str, override: str) -> int:
     return int(part)
 
 
-# --- the file ----------------------------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML loader that reads plain scalars as in YAML 1.2, and rejects duplicate keys."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a text", key.start_mark)
-            if key.value in seen and key.value != "<<":
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in [
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]{1,3})?|[-+]?[0-9]+[eE][-+]?[0-9]{1,2}"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+0123456789."),
-    ),
-    ("merge", r"<<", ["<"]),
-]:
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
-
-
-def _read(file: str | Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(Path(file).read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the settings in {str(file)!r}: {error}.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file}: not valid YAML: {_reason(error)}.") from error
-    if not isinstance(values, dict | None):
-        raise ConfigError(f"{file}: expected a mapping of settings, got {type(values).__name__}: {values!r}.")
-    return values or {}
-
-
-def _reason(error: yaml.YAMLError) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem} at line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
-    return str(error)
-
-
 # --- problems ----------------------------------------------------------------------------------------------------
-
-
-def _explain_all(problems: Sequence[Any], schema: type[pydantic.BaseModel]) -> list[str]:
-    """Return a text for each setting that is wrong.
-
-    Where a setting can be of several types, pydantic reports one problem for each. What is wrong inside of a mapping or
-    list says more than that it is not of the other types; problems of the setting itself become one text.
-    """
-    found = [(*_place(problem["loc"], schema), problem) for problem in problems]
-    texts: list[str] = []
-    several: dict[tuple[str | int, ...], list[Any]] = {}
-    for place, of_union, problem in found:
-        if of_union and any(len(other) > len(place) and other[: len(place)] == place for other, _, _ in found):
-            continue
-        if of_union:
-            several.setdefault(place, []).append(problem)
-            if len(several[place]) == 1:
-                texts.append("")  # written below, when all of its problems are known
-        else:
-            texts.append(_explain({**problem, "loc": place}, schema))
-    merged = iter(_explain_types(place, each) for place, each in several.items())
-    return [text or next(merged) for text in texts]
-
-
-def _place(location: Sequence[str | int], schema: Any) -> tuple[tuple[str | int, ...], bool]:
-    """Return the path of a setting without pydantic's names of types, and whether it can be of several types."""
-    place: list[str | int] = []
-    annotation, of_union = schema, False
-    for part in location:
-        members = _members(annotation)
-        if str(part).startswith("<"):  # of `one_of`
-            tags = {
-                tag.tag: each for each in members for tag in getattr(each, "__metadata__", ()) if hasattr(tag, "tag")
-            }
-            annotation = tags.get(part, Any)
-            continue
-        of_union = len(members) > 1
-        if of_union:
-            annotation = next((each for each in members if str(part).startswith(_name(each))), Any)
-            continue
-        place.append(part)
-        (annotation,) = members or (Any,)
-        arguments = [each for each in typing.get_args(annotation) if each is not ...]
-        if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
-            field = annotation.model_fields.get(str(part))
-            annotation = field.annotation if field is not None else Any
-        else:
-            annotation = arguments[-1] if arguments else Any
-    return tuple(place), of_union
-
-
-def _members(annotation: Any) -> list[Any]:
-    """Return the types of a union other than None; a single type is alone."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation = typing.get_args(annotation)[0]
-    if typing.get_origin(annotation) not in (typing.Union, types.UnionType):
-        return [annotation]
-    return [each for each in typing.get_args(annotation) if each is not type(None)]
-
-
-def _name(annotation: Any) -> str:
-    return str(getattr(typing.get_origin(annotation) or annotation, "__name__", annotation))
-
 
 EXPECTED = {
     "string_type": "a text",
@@ -444,34 +375,61 @@ EXPECTED = {
 }
 
 
+def _explain_all(problems: Sequence[Any], values: Any, schema: type[pydantic.BaseModel]) -> list[str]:
+    """Return a text for each setting that is wrong.
+
+    Where a setting can be of several types, pydantic reports one problem for each: they become one text. What is wrong
+    inside of a mapping or list says more than that it is not of the other types.
+    """
+    by_place: dict[tuple[str | int, ...], list[Any]] = {}
+    for problem in problems:
+        by_place.setdefault(_place(problem, values), []).append(problem)
+    inner = {place[:length] for place in by_place for length in range(len(place))}
+    return [
+        _explain_types(place, group) if len(group) > 1 else _explain(place, group[0], schema)
+        for place, group in by_place.items()
+        if place not in inner
+    ]
+
+
+def _place(problem: Any, values: Any) -> tuple[str | int, ...]:
+    """Return the path of a setting: pydantic's location without its names of types, which are no keys of the values."""
+    place: list[str | int] = []
+    for part in problem["loc"]:
+        if (
+            isinstance(part, int)
+            if isinstance(values, list | tuple)
+            else isinstance(values, Mapping) and part in values
+        ):
+            values = values[part]
+            place.append(part)
+    return (*place, problem["loc"][-1]) if problem["type"] == "missing" else tuple(place)
+
+
 def _explain_types(place: Sequence[str | int], problems: Sequence[Any]) -> str:
     """Return one text for a setting that is of none of the types that it can be of."""
     expected, choices = [], []
     for problem in problems:
-        match problem["type"]:
-            case "literal_error":
-                expected.append(problem["ctx"]["expected"])
-                choices += re.findall("'([^']*)'", problem["ctx"]["expected"])
-            case "value_error":
-                reason = str(problem["ctx"]["error"])
-                said = re.search(r" must be (.+?), got ", reason)
-                expected.append(said[1] if said else reason)
-            case known:
-                expected.append(EXPECTED.get(known) or problem["msg"].lower().removeprefix("input should be "))
+        reason = str(problem.get("ctx", {}).get("error", ""))
+        if problem["type"] == "literal_error":
+            expected.append(problem["ctx"]["expected"])
+            choices += re.findall("'([^']*)'", problem["ctx"]["expected"])
+        elif said := re.search(r" must be (.+?), got ", reason):
+            expected.append(said[1])
+        else:
+            known = EXPECTED.get(problem["type"])
+            expected.append(known or reason or problem["msg"].lower().removeprefix("input should be "))
     value = problems[0]["input"]
     hint = nearest(value, choices) if isinstance(value, str) else ""
-    key = ".".join(map(str, place))
-    joint = ", or " if any(" or " in each for each in expected) else " or "
-    return f"{key} must be {joint.join(dict.fromkeys(expected))}, got {type(value).__name__} {value!r:.200}.{hint}"
+    joint = ", or " if any(" or " in words for words in expected) else " or "
+    return f"{_key(place)} must be {joint.join(dict.fromkeys(expected))}, got {describe(value)}.{hint}"
 
 
-def _explain(problem: Any, schema: type[pydantic.BaseModel]) -> str:
-    location = problem["loc"]
-    key = ".".join(str(part) for part in location)
-    value = problem["input"]
+def _explain(place: tuple[str | int, ...], problem: Any, schema: type[pydantic.BaseModel]) -> str:
+    key, value = _key(place), problem["input"]
     match problem["type"]:
         case "extra_forbidden":
-            return f"{key}: unknown setting.{_nearest_setting(location, schema)}"
+            return f"{key}: unknown setting.{_nearest_setting(place, schema)}"
         case "missing":
             return f"{key}: missing; this setting has no default."
         case "literal_error":
@@ -481,21 +439,19 @@ def _explain(problem: Any, schema: type[pydantic.BaseModel]) -> str:
         case "value_error":
             reason = str(problem["ctx"]["error"])
             # Messages of `gym_rm.checks` already start with the name of the field; add the names of its groups.
-            named = bool(location) and reason.startswith(f"{location[-1]} ")
-            return key.removesuffix(str(location[-1])) + reason if named else f"{key}: {reason}" if key else reason
-    if problem["type"] in ("dict_type", "model_type", "tuple_type", "list_type"):
-        names_model = problem["type"] == "model_type" and isinstance(value, str) and _has_model(location, schema)
-        hint = f" Write {key}.model={value}." if names_model else ""
-        return f"{key} must be {EXPECTED[problem['type']]}, got {type(value).__name__} {value!r:.200}.{hint}"
-    return f"{key}: {problem['msg'].lower()}, got {type(value).__name__} {value!r:.200}."
+            named = bool(place) and reason.startswith(f"{place[-1]} ")
+            return key.removesuffix(str(place[-1])) + reason if named else f"{key}: {reason}" if key else reason
+        case "model_type" if isinstance(value, str) and any(
+            (path[0], path[-1]) == (place[0], "model") for path in _keys(schema)
+        ):
+            return f"{key} must be a mapping of settings, got {describe(value)}. Write {key}.model={value}."
+        case "dict_type" | "model_type" | "tuple_type" | "list_type":
+            return _explain_types(place, [problem])
+    return f"{key}: {problem['msg'].lower()}, got {describe(value)}."
 
 
-def _has_model(location: Sequence[str | int], schema: type[pydantic.BaseModel]) -> bool:
-    """Return whether the setting at a location has a setting `model`."""
-    inner: Any = schema
-    for part in location:
-        inner = _model_in(inner.model_fields[part].annotation) if part in getattr(inner, "model_fields", ()) else inner
-    return inner is not None and "model" in inner.model_fields
+def _key(place: Sequence[str | int]) -> str:
+    return ".".join(map(str, place))
 
 
 def _nearest_setting(location: tuple[str | int, ...], schema: type[pydantic.BaseModel]) -> str:

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, overload, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
 
 from gym_rm.checks import describe, load_object
 from gym_rm.errors import ConfigError, GymRMError
@@ -60,103 +60,6 @@ class ModelScorer(Scorer, Protocol):
         ...
 
 
-class ScorerOptions(TypedDict, total=False):
-    """Options of `load_scorer`, for editors and type checkers; `docs/scoring.md` and the classes explain them."""
-
-    kind: str
-    executor: Any
-    # LoadOptions
-    base: str | None
-    dtype: Any
-    device: Any
-    device_map: Any
-    attn_implementation: str | None
-    quantization_config: Any
-    revision: str | None
-    trust_remote_code: bool
-    tokenizer: Any
-    # EngineOptions
-    max_num_batched_tokens: int | Literal["auto"]
-    quantization: Literal["int8", "fp8"] | None
-    tree: bool
-    cache_size: int
-    prefix_cache_tokens: int
-    # ParallelOptions
-    tensor_parallel_size: int
-    fsdp_size: int
-    num_replicas: int
-    replicas: Literal["auto", "processes", "ray"]
-    lease_seconds: float
-    max_restarts: int
-    name: str | None
-    # TextOptions
-    chat_template: str | None
-    chat_template_kwargs: Mapping[str, Any] | None
-    add_bos: bool | None
-    max_length: int | None
-    overlong: Literal["error", "drop_turns", "truncate_left"]
-    dropped_text: Literal["error", "warn"]
-    forged_turns: Literal["allow", "error"]
-    date: Any
-    # options of the kinds of reward model
-    head: str | None
-    pooling: Literal["last", "hf"]
-    token_id: int | None
-    weights: Any
-    names: Sequence[str] | None
-    regression: str
-    gate: str
-    outputs: Literal["quantiles", "normal"]
-    prompt_end: str | None
-    step_token: str
-    step_separator: str
-    reduction: Literal["min", "mean", "last", "product", "mean_minus_std"]
-    good_label: Literal[0, 1]
-    answers: tuple[str, str] | None
-    question: str | None
-    generation_prompt: bool
-    reference: Any
-    beta: float
-    length_normalised: bool
-    # RemoteOptions, for a URL
-    protocol: Literal["auto", "gym_rm", "vllm", "openrlhf"]
-    key: str | None
-    timeout: float
-    attempt_timeout: float | None
-    startup_timeout: float
-    max_retries: int
-    max_connections: int
-    max_conversations: int
-    local: Any
-    calibration: Any
-    tolerance: float
-    label: int | None
-    truncate: bool
-    # JudgeScorer and its chat model
-    model: Any
-    rubric: str | None
-    mode: Literal["score", "pairwise"]
-    scale: Sequence[float]
-    normalize: bool
-    against: Literal["reference", "group"]
-    reference_field: str
-    samples: int
-    marked: bool
-    max_reply_characters: int | None
-    temperature: float
-    max_new_tokens: int
-    max_num_seqs: int
-    system_role: bool
-    extra: Mapping[str, Any]
-    # WeightedScorer and EnsembleScorer
-    scorers: Any
-    normalization: Any
-    coefficient: float
-    gates: Any
-    route: str | None
-    routes: Mapping[str, Sequence[str]] | None
-
-
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]
 """Function of `(conversations)` or `(conversations, prompts)` that returns N numbers, None for a missing score."""
 
@@ -168,10 +71,10 @@ SCORER_KINDS: dict[str, str] = {
     "pairwise": "gym_rm.scorers.pairwise:PairwiseScorer",
     "weighted": "gym_rm.scorers.weighted:WeightedScorer",
     "ensemble": "gym_rm.scorers.combined:EnsembleScorer",
-    "math": "gym_rm.scorers.math:MathScorer",
-    "code": "gym_rm.scorers.code:CodeScorer",
-    "code_jaccard": "gym_rm.scorers.code_jaccard:CodeJaccardScorer",
-    "judge": "gym_rm.scorers.judge:JudgeScorer",
+    "math": "gym_rm.scorers.math.scorer:MathScorer",
+    "code": "gym_rm.scorers.code.scorer:CodeScorer",
+    "code_jaccard": "gym_rm.scorers.code.jaccard:CodeJaccardScorer",
+    "judge": "gym_rm.scorers.judge.scorer:JudgeScorer",
     "format": "gym_rm.scorers.rules:FormatScorer",
     "length": "gym_rm.scorers.rules:LengthScorer",
     "repetition": "gym_rm.scorers.rules:RepetitionScorer",
@@ -179,7 +82,7 @@ SCORER_KINDS: dict[str, str] = {
 }
 REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"
-REMOTE = "gym_rm.scorers.remote:RemoteScorer"
+REMOTE = "gym_rm.scorers.remote.scorer:RemoteScorer"
 _OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -188,7 +91,7 @@ AnyScorer = TypeVar("AnyScorer", bound=Scorer)
 
 @overload
 def load_scorer(
-    reward_model: str | os.PathLike[str] | Mapping[str, Any] | None = None, **options: Unpack[ScorerOptions]
+    reward_model: str | os.PathLike[str] | Mapping[str, Any] | None = None, **options: Any
 ) -> ModelScorer: ...
 
 

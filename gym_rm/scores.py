@@ -10,17 +10,16 @@ import functools
 import importlib
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm import plain_values
 from gym_rm.checks import describe
-from gym_rm.errors import ConfigError, GymRMError, nearest
-from gym_rm.plain_values import to_plain
+from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.plain_values import read_scores, to_plain
 from gym_rm.types import Provenance, Workload
 
 FloatArray: TypeAlias = NDArray[np.float32]
@@ -271,22 +270,12 @@ class Scores:
     def from_dict(cls, plain: Mapping[str, Any]) -> Scores:
         """Return the scores that `to_dict` wrote. A missing number (None) becomes NaN.
 
-        Columns of `infos` get the dtype of their values. A column of integers, booleans or texts in which a value is
-        missing has objects.
+        Columns of `infos` get the dtype of their values; one of integers or booleans with a missing value has objects.
 
         Raises:
             ConfigError: a field is unknown or missing, or is not what `to_dict` writes.
         """
-        if not isinstance(plain, Mapping):
-            raise ConfigError(f"scores must be a mapping as from Scores.to_dict(), got {describe(plain)}.")
-        read: dict[str, Any] = {}
-        for name, value in plain.items():
-            if name not in _READERS:
-                raise ConfigError(f"scores have the unknown field {name!r}.{nearest(str(name), _READERS)}")
-            read[name] = _READERS[name](name, value)
-        if missing := [name for name in ("rewards", "errors", "num_tokens", "truncated_tokens") if name not in read]:
-            raise ConfigError(f"scores lack the field {missing[0]!r}, got {sorted(read)}.")
-        return cls(**{"components": {}, **read})
+        return cls(**read_scores(plain))
 
     def to_pandas(self) -> Any:
         """Return a `pandas.DataFrame` with one row per conversation and the columns of `Score`.
@@ -379,19 +368,6 @@ _DTYPES: dict[str, Any] = {
     "num_tokens": np.int64,
     "truncated_tokens": np.int64,
     "terminations": np.bool_,
-}
-_READERS: dict[str, Callable[[str, Any], Any]] = {
-    "rewards": plain_values.numbers,
-    "components": functools.partial(plain_values.by_name, read=plain_values.numbers),
-    "num_tokens": plain_values.counts,
-    "truncated_tokens": plain_values.counts,
-    "errors": plain_values.texts,
-    "turn_rewards": plain_values.number_lists,
-    "step_rewards": plain_values.number_lists,
-    "terminations": plain_values.flags,
-    "infos": functools.partial(plain_values.by_name, read=plain_values.infos),
-    "provenance": lambda name, value: plain_values.record(name, Provenance, value),
-    "workload": lambda name, value: plain_values.record(name, Workload, value),
 }
 _PER_ROW = tuple(each.name for each in dataclasses.fields(Scores) if each.name not in ("provenance", "workload"))
 

@@ -13,8 +13,8 @@ from gym_rm.config import Config, load_config, settings_of
 from gym_rm.planning.plan import Plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.quantities import GIB
+from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.reports.plan_tables import tightest_of
-from gym_rm.training.policy_settings import GRPOSettings
 
 ROOT = Path(__file__).parents[1]
 CONFIGS, PAGE = ROOT / "configs" / "grpo", ROOT / "docs" / "grpo.md"

@@ -15,8 +15,7 @@ from gym_rm.planning.plan import Plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.quantities import show_bytes
 from gym_rm.reports.plan_pictures import plot_plan
-from gym_rm.reports.plan_tables import summary, tightest_of
-from gym_rm.reports.plan_words import division
+from gym_rm.reports.plan_tables import division, summary, tightest_of
 
 ROOT = Path(__file__).parents[1]
 CONFIGS, PAGE, IMAGES = ROOT / "configs" / "plan", ROOT / "docs" / "planning.md", ROOT / "docs" / "images"

@@ -15,6 +15,30 @@ settings.register_profile("gym_rm", deadline=None)
 settings.load_profile("gym_rm")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--passed-tests",
+        type=Path,
+        help="file of tests that passed before: they are left out, and those that pass join",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    file = config.getoption("--passed-tests")
+    if file is None or not file.exists():
+        return
+    passed = set(file.read_text().splitlines())
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+    items[:] = [item for item in items if item.nodeid not in passed]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    file = config.getoption("--passed-tests")
+    if file is not None and not hasattr(config, "workerinput"):  # not in the processes of xdist
+        with file.open("a") as lines:
+            lines.writelines(f"{report.nodeid}\n" for report in terminalreporter.stats.get("passed", ()))
+
+
 def rows(name):
     if not DATA.is_dir():
         pytest.skip("no ../shared/data beside the checkout")

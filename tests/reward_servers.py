@@ -100,8 +100,6 @@ class RewardApp:
             return self.rewards(request, size)
         if (self.protocol, path) == ("vllm", "/classify"):
             return self.classify(request)
-        if (self.protocol, path) == ("vllm", "/tokenize"):
-            return ok({"count": words(request), "max_model_len": 4096, "tokens": []})
         if (self.protocol, path) == ("openrlhf", "/get_reward"):
             rewards = [self.reward([{"content": query}]) for query in request["query"]]
             return ok({"rewards": rewards, "scores": [sigmoid(each / 50) for each in rewards], "extra_logs": {}})
@@ -129,7 +127,6 @@ class RewardApp:
         reward, tokens = self.reward(request["messages"]), words(request)
         if tokens > 4096:
             return error(400, f"maximum context length is 4096 tokens, the request has {tokens}")
-        tokens = min(tokens, request.get("truncate_prompt_tokens") or tokens)
         value = reward if request.get("use_activation") is False else sigmoid(reward)
         data = [{"index": 0, "label": "LABEL_0", "probs": [value], "num_classes": 1}]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}

@@ -16,10 +16,11 @@ from transformers import AutoConfig, AutoTokenizer
 import gym_rm
 from agents import grpo
 from gym_rm.data.prompts import load_prompts
+from gym_rm.evaluation.answers import is_right
 from gym_rm.generation.sampling import LocalSampler
+from gym_rm.policy.rollouts import render
+from gym_rm.policy.trained_policy import open_policy
 from gym_rm.reports.runs import read_run
-from gym_rm.training.playing import render
-from gym_rm.training.policy_model import open_policy
 from scripts import check_demo, make_assets, three_numbers
 
 ASSETS = Path(gym_rm.__file__).parent / "assets"
@@ -228,7 +229,7 @@ def test_the_policy_is_right_less_than_half_the_time():
     prompts = load_prompts(None)[:512]
     seen = [render(policy.tokenizer, prompt.messages) for prompt in prompts]
     completions = sampler.sample(seen, seeds=range(len(seen)))
-    right = [grpo.is_right(each.text, p.answer) for each, p in zip(completions, prompts, strict=True)]
+    right = [is_right(each.text, p.answer) for each, p in zip(completions, prompts, strict=True)]
     assert 0.25 <= sum(right) / len(right) <= 0.5
     assert sum(each.finished for each in completions) / len(completions) > 0.97
 

@@ -11,7 +11,7 @@ Padding and the position that is read
  4. Batches fail without a padding token.
     tests/engine/test_reward_model_scorer_padding.py::test_a_checkpoint_without_a_padding_token
  5. A wrapper drops the attention mask.
-    tests/engine/kinds/test_kinds.py::test_a_score_does_not_depend_on_the_other_conversations
+    tests/engine/test_batch_invariance.py::test_a_score_of_every_kind_does_not_depend_on_the_batch
  6. Padding wastes compute. tests/engine/test_reward_model_scorer.py::test_tokens_and_their_cost_are_counted
 
 Numerics
@@ -61,9 +61,9 @@ Models and memory
 Using the scores
 29. Two models have scores on different scales, or the score depends on the length of the reply.
     tests/reports/test_metrics.py::test_length_correlation_of_a_reward_for_length and
-    tests/scorers/test_combined.py::test_a_fitted_calibration_is_stored_with_the_hash_of_its_data
+    tests/scorers/test_combined.py::test_a_fitted_calibration_can_be_given_again
 30. Groups are mixed up.
-    tests/agents/test_advantages.py::test_permuting_rows_permutes_the_advantages_bit_for_bit
+    tests/policy/test_advantages.py::test_permuting_rows_permutes_the_advantages_bit_for_bit
 31. The last state of an episode is lost.
     tests/envs/test_vector_episodes.py::test_a_one_turn_episode_ends_at_every_step_and_returns_final_obs
 32. The loss of a pair overflows. tests/training/test_losses.py::test_loss_and_gradient_are_finite_at_large_differences

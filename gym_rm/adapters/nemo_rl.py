@@ -6,15 +6,15 @@ Use `ray.remote(RewardModelEnvironment)` instead of NeMo RL's own environment, w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gym_rm.adapters import check_fallback_reward
-from gym_rm.data.messages import plain_content, refuse_rendered
+from gym_rm.data.messages import refuse_rendered
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import answer_text, prompt_of_columns
-from gym_rm.errors import ConfigError, logger, nearest
+from gym_rm.engine.text.messages import plain_content
+from gym_rm.errors import ConfigError, logger
 from gym_rm.reports.metrics import reward_metrics
 from gym_rm.scorer import SCORER_KINDS, Scorer, acquire_scorer, release_scorer, try_score
 from gym_rm.types import Conversation, Prompt
@@ -37,21 +37,6 @@ class EnvironmentReturn(NamedTuple):
     answers: list[str | None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReadConfig:
-    """NeMo RL's configuration of a reward model environment, translated for `load_scorer`.
-
-    Attributes:
-        reward_model: folder or hub id.
-        options: keywords of `load_scorer`.
-        without_effect: ignored keys, each with the reason.
-    """
-
-    reward_model: str
-    options: Mapping[str, Any]
-    without_effect: Mapping[str, str] = field(default_factory=dict)
-
-
 class RewardModelEnvironment:
     """NeMo RL environment that scores message logs; every episode has one reply.
 
@@ -63,7 +48,7 @@ class RewardModelEnvironment:
         fallback_reward: reward of a message log that cannot be scored; None raises ScoringError instead.
 
     Raises:
-        ConfigError: unknown or unsupported keys; the message lists all of them.
+        ConfigError: unsupported keys; the message lists all of them.
     """
 
     def __init__(
@@ -83,10 +68,8 @@ class RewardModelEnvironment:
             options = {key: value for key, value in config.items() if key not in ("enabled", "processor")}
             self.scorer = acquire_scorer(options, {})
             return
-        read = read_config(config)
-        for key, reason in read.without_effect.items():
-            logger.info("NeMo RL's setting %s is ignored: %s.", key, reason)
-        self.scorer = acquire_scorer(read.reward_model, read.options)
+        options = read_config(config)
+        self.scorer = acquire_scorer(options.pop("reward_model"), options)
 
     def step(self, message_log_batch: Sequence[Any], metadata: Sequence[Any] | None = None) -> EnvironmentReturn:
         """Score B message logs in one call; the batch may be empty.
@@ -161,109 +144,52 @@ def _prompt(conversation: Conversation, metadata: Any, row: int) -> Prompt:
     return prompt_of_columns(conversation[:-1], columns, row, answer_column=answer_column)
 
 
-def read_config(config: Mapping[str, Any]) -> ReadConfig:
-    """Translate NeMo RL's configuration of its reward model environment into options of `load_scorer`.
+def read_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate NeMo RL's configuration of its reward model environment into keywords of `load_scorer`.
 
     Raises:
-        ConfigError: unknown or unsupported keys; the message lists all of them.
+        ConfigError: a key asks for something that is not supported; the message lists all such keys.
     """
-    options: dict[str, Any] = {}
-    without_effect: dict[str, str] = {}
-    problems: list[str] = []
-    if not isinstance(config.get("model_name"), str):
-        found = config.get("model_name")
-        problems.append(f"model_name: expected the folder or hub id of the reward model, got {found!r}")
-    for key, value in _leaves(config):
-        if key in WITHOUT_EFFECT:
-            without_effect[key] = WITHOUT_EFFECT[key]
-        elif key in REFUSED:
-            allowed, reason = REFUSED[key]
-            if value not in allowed:
-                problems.append(f"{key}={value!r}: {reason}")
-        elif key == "precision":
-            options["dtype"] = value
-        elif key == "max_model_len":
-            options["max_length"] = value
-        elif key == "tokenizer.chat_template_kwargs":
-            options["chat_template_kwargs"] = value
-        elif key == "tokenizer.chat_template":
-            _read_template(value, options, problems)
-        elif key == "tokenizer.name":
-            if value != config.get("model_name"):
-                problems.append(f"{key}={value!r}: must equal model_name, which the tokenizer is loaded from")
-        elif key != "model_name":
-            problems.append(f"{key}: unknown.{nearest(key, [*TRANSLATED, *WITHOUT_EFFECT, *REFUSED])}")
+    tokenizer = dict(config.get("tokenizer") or {})
+    model = config.get("model_name")
+    problems = [
+        f"{key} must be {only!r}, got {value!r}"
+        for key, only in ONLY.items()
+        if (value := _get(config, key, only)) != only
+    ]
+    if not isinstance(model, str):
+        problems.append(f"model_name must be the folder or hub id of the reward model, got {model!r}")
+    elif tokenizer.get("name", model) != model:
+        problems.append(f"tokenizer.name must be equal to model_name, got {tokenizer['name']!r}")
     if problems:
-        raise ConfigError("invalid settings of NeMo RL's reward model environment:\n  " + "\n  ".join(problems))
-    given = {name: value for name, value in options.items() if value is not None}
-    return ReadConfig(config["model_name"], given, without_effect)
+        raise ConfigError("invalid settings of NeMo RL's reward model environment: " + "; ".join(problems) + ".")
+    ignored = sorted(config.keys() - {"model_name", "precision", "max_model_len", "tokenizer"})
+    logger.info("NeMo RL's settings %s of the reward model have no effect.", ignored)
+    template = tokenizer.get("chat_template", "default")
+    if str(template).endswith(".jinja"):
+        template = Path(template).read_text(encoding="utf-8")
+    options = {
+        "dtype": config.get("precision"),
+        "max_length": config.get("max_model_len"),
+        "chat_template": None if template == "default" else template,
+        "chat_template_kwargs": tokenizer.get("chat_template_kwargs"),
+    }
+    return {"reward_model": model, **{name: value for name, value in options.items() if value is not None}}
 
 
-def _read_template(value: Any, options: dict[str, Any], problems: list[str]) -> None:
-    if value is None:
-        problems.append("tokenizer.chat_template=None: must be a chat template; leave the key out for the tokenizer's")
-    elif str(value).endswith(".jinja"):
-        try:
-            options["chat_template"] = Path(value).read_text()
-        except OSError as error:
-            problems.append(f"tokenizer.chat_template={value!r}: {error}")
-    elif value != "default":
-        options["chat_template"] = value
+def _get(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    """Return the value of a dotted key."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part, default) if isinstance(value, Mapping) else default
+    return value
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """List the settings as dotted keys with their values; dicts of free keys, such as `generation`, stay values."""
-    found: list[tuple[str, Any]] = []
-    for key, value in config.items():
-        if isinstance(value, Mapping) and key not in ("chat_template_kwargs", "generation", "custom_parallel_plan"):
-            found += _leaves(value, f"{prefix}{key}.")
-        else:
-            found.append((prefix + key, value))
-    return found
-
-
-TRANSLATED = (
-    "model_name",
-    "precision",
-    "max_model_len",
-    "tokenizer.name",
-    "tokenizer.chat_template",
-    "tokenizer.chat_template_kwargs",
-)
-"""Keys that become options of `load_scorer`."""
-
-WITHOUT_EFFECT: dict[str, str] = {
-    "enabled": "the environment is used if the data set selects it",
-    "processor": "the processor is set in the data section",
-    "batch_size": "batches have a token budget, max_num_batched_tokens",
-    "logprob_batch_size": "no log-probabilities are computed",
-    "offload_optimizer_for_logprob": "there is no optimizer",
-    "max_grad_norm": "the reward model is not trained",
-    "resources.gpus_per_node": "the reward model uses the device that Ray gives to the actor",
-    "resources.num_nodes": "the reward model uses the device that Ray gives to the actor",
-    "dtensor_cfg.enabled": "the forward does not use DTensor",
-    "dtensor_cfg._v2": "the forward does not use DTensor",
-    "dtensor_cfg.sequence_parallel": "the forward does not use DTensor",
-    "dtensor_cfg.custom_parallel_plan": "the forward does not use DTensor",
-    "dtensor_cfg.activation_checkpointing": "there is no backward pass",
-    "dtensor_cfg.cpu_offload": "use sleep() and wake() of the scorer to move the weights",
-    "dynamic_batching.enabled": "batches always have a token budget",
-    "sequence_packing.enabled": "sequences are always packed where the model supports it",
+ONLY = {
+    "checkpoint_path": None,
+    "dtensor_cfg.tensor_parallel_size": 1,
+    "dtensor_cfg.context_parallel_size": 1,
+    "reward_model_cfg.reward_model_type": "bradley_terry",
+    "generation": None,
 }
-"""Ignored keys, each with the reason."""
-
-REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "checkpoint_path": ((None,), "DCP checkpoints cannot be loaded; set model_name to a Hugging Face folder"),
-    "dtensor_cfg.tensor_parallel_size": (
-        (1,),
-        "not supported; pass load_scorer an executor that has tensor parallelism",
-    ),
-    "dtensor_cfg.context_parallel_size": ((1,), "not supported; must be 1"),
-    "reward_model_cfg.enabled": ((True,), "must be true"),
-    "reward_model_cfg.reward_model_type": (
-        ("bradley_terry",),
-        "not supported; the kind is detected from the checkpoint",
-    ),
-    "generation": ((None,), "not supported; nothing is generated"),
-}
-"""Keys with the values that they accept, and the error for any other value."""
+"""Keys that would change the scores and have no counterpart, with the one value that is supported."""

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from gym_rm.adapters import require
 from gym_rm.data.prompts import load_prompts
+from gym_rm.engine.batching import shared_batching_scorer
 from gym_rm.errors import ConfigError, GymRMError, nearest
-from gym_rm.scorers.batching import shared_batching_scorer
 from gym_rm.types import Message
 
 interfaces = require("openenv.core.env_server.interfaces", install="openenv-core")

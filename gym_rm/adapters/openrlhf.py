@@ -14,9 +14,9 @@ from typing import Any
 from gym_rm.adapters import check_fallback_reward
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.errors import ConversationError
 from gym_rm.scorer import ScorerLike, load_scorer
-from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt
 

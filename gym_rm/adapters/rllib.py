@@ -13,11 +13,11 @@ from typing import Any
 import gymnasium as gym
 
 from gym_rm.adapters import require
+from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.envs.settings import parse_autoreset_mode
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.scorer import ScorerLike, load_scorer, try_score
-from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts
 

@@ -104,46 +104,17 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         self.envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return an attribute of the environments, of their vector environment or of its wrappers, for each index."""
-        owner = self._owner(attr_name)
-        if hasattr(owner, "get_attr"):
-            values = owner.get_attr(attr_name)
-        else:
-            values = [getattr(owner, attr_name)] * self.num_envs
-        return [values[index] for index in self._get_indices(indices)]
+        """Return an attribute of the vector environment or of one of its wrappers, for each index."""
+        value = getattr(self._owner(attr_name), attr_name)
+        return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set an existing attribute, for all environments.
-
-        Raises:
-            ConfigError: `indices` leaves out some environments, or the attribute does not exist or cannot be set:
-                spaces cannot be changed, nor the settings and the scorer of this package's environments.
-        """
-        self._require_all("set_attr", indices)
-        owner = self._owner(attr_name)
-        try:
-            if hasattr(VectorWrapper, attr_name):
-                raise AttributeError("it is part of the interface of vector environments")
-            self.get_attr(attr_name)
-            if hasattr(owner, "set_attr"):
-                owner.set_attr(attr_name, [value] * self.num_envs)
-            else:
-                setattr(owner, attr_name, value)
-        except AttributeError as error:
-            raise ConfigError(
-                f"set_attr cannot set {attr_name!r}: {error}. Settings such as fallback_reward are arguments of "
-                "gym.make_vec: make a new environment."
-            ) from error
+        """Raise ConfigError: the environments are one object, whose settings are fixed."""
+        raise ConfigError(f"set_attr cannot set {attr_name!r}; make a new environment, or set it on `envs` directly.")
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a method of the vector environment once, and return its result for every environment.
-
-        Raises:
-            ConfigError: `indices` leaves out some environments.
-        """
-        self._require_all("env_method", indices)
-        result = getattr(self._owner(method_name), method_name)(*method_args, **method_kwargs)
-        return [result for _ in self._get_indices(indices)]
+        """Raise ConfigError: the environments are one object."""
+        raise ConfigError(f"env_method cannot call {method_name!r} for one environment; call it on `envs`.")
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: Any = None) -> list[bool]:
         """Return False for each index: the vector environment holds no single environments."""
@@ -159,13 +130,6 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         while isinstance(layer, VectorWrapper) and not hasattr(layer, name):
             layer = layer.env
         return layer
-
-    def _require_all(self, method: str, indices: Any) -> None:
-        if len(set(self._get_indices(indices))) != self.num_envs:
-            raise ConfigError(
-                f"{method} must apply to all {self.num_envs} environments, because they are one object; got "
-                f"indices={indices!r}. Leave indices out."
-            )
 
 
 def _are_statistics(values: Any) -> bool:

@@ -16,10 +16,10 @@ from gym_rm.checks import describe, integer
 from gym_rm.config import parse_settings
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.engine.batching import shared_batching_scorer
 from gym_rm.envs.settings import EnvSettings
 from gym_rm.envs.single import RewardEnv
 from gym_rm.errors import ConfigError
-from gym_rm.scorers.batching import shared_batching_scorer
 from gym_rm.types import Message
 
 BaseTextEnv: Any = require("skyrl_gym.envs.base_text_env", install="skyrl-gym").BaseTextEnv

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -19,16 +18,13 @@ from gym_rm.checks import boolean
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.reports.metrics import RunningMetrics
 from gym_rm.scorer import ScorerLike, load_scorer, try_score
 from gym_rm.types import Conversation
 
 torch = require("torch", install="gym-rm[torchrl]")
 tensordict = require("tensordict", install="gym-rm[torchrl]")
 specs = require("torchrl.data", install="gym-rm[torchrl]")
-InfoDictReader: Any = require("torchrl.envs.gym_like", install="gym-rm[torchrl]").BaseInfoDictReader
 gym_backend = require("torchrl.envs.libs.gym", install="gym-rm[torchrl]")
-GymWrapper: Any = gym_backend.GymWrapper
 NonTensor: Any = specs.NonTensor
 Transform: Any = require("torchrl.envs", install="gym-rm[torchrl]").Transform
 
@@ -56,62 +52,11 @@ class ObjectPerElement(NonTensor):  # type: ignore[misc]
         return _stack([val] if not self.shape else list(val), tuple(self.shape))
 
 
-class InfoReader(InfoDictReader):  # type: ignore[misc]
-    """Reader that copies the infos of this package's environments into the tensordict.
-
-    The keys are `prompt_id`, `score_ok`, `num_tokens`, `truncated_tokens`, `metrics` and `components`. Where an
-    environment has no such info, `prompt_id` is None, floats are NaN, and other values are False or 0.
-
-    Args:
-        shape: batch size of the environment.
-        components: names of the reward's components.
-    """
-
-    def __init__(self, shape: Sequence[int], components: Sequence[str] = ()) -> None:
-        def of(dtype: Any, *names: str) -> dict[str, Any]:
-            return {name: specs.Unbounded(shape, dtype=dtype) for name in names}
-
-        groups = {
-            "metrics": {**of(torch.int64, "count"), **of(torch.float64, *RunningMetrics(1).statistics())},
-            "components": of(torch.float64, *components),
-        }
-        self._spec = specs.Composite(
-            prompt_id=ObjectPerElement(shape),
-            **of(torch.bool, "score_ok"),
-            **of(torch.int64, "num_tokens", "truncated_tokens"),
-            **{name: specs.Composite(group, shape=shape) for name, group in groups.items() if group},
-            shape=shape,
-        )
-
-    @property
-    def info_spec(self) -> Any:
-        """Spec of the keys that the reader sets."""
-        return self._spec
-
-    def __call__(self, info_dict: Mapping[str, Any], tensordict: Any) -> Any:
-        """Set the infos of one reset or step."""
-        for key, spec in self._spec.items(True, True):
-            tensordict.set(key, _info(info_dict, (key,) if isinstance(key, str) else key, spec))
-        return tensordict
-
-
-class Wrapper(GymWrapper):  # type: ignore[misc]
-    """`GymWrapper` whose `auto_register_info_dict()` reads the infos of this package's environments."""
-
-    components: Sequence[str] = ()
-
-    def set_info_dict_reader(self, info_dict_reader: Any = None, ignore_private: bool = True) -> Any:
-        """Add a reader of infos, by default an `InfoReader`."""
-        reader = InfoReader(self.batch_size, self.components) if info_dict_reader is None else info_dict_reader
-        return super().set_info_dict_reader(reader, ignore_private)
-
-
-def wrap(env: Env[Any, Any] | VectorEnv[Any, Any, Any], *, components: Sequence[str] = (), **options: Any) -> Any:
+def wrap(env: Env[Any, Any] | VectorEnv[Any, Any, Any], **options: Any) -> Any:
     """Return a TorchRL `GymWrapper` around any environment of this package.
 
     Args:
         env: a single environment, or a vector environment in autoreset mode `"Disabled"`.
-        components: names of the reward's components that `auto_register_info_dict()` reads from the infos.
         options: keywords of `GymWrapper`.
 
     Raises:
@@ -133,9 +78,7 @@ def wrap(env: Env[Any, Any] | VectorEnv[Any, Any, Any], *, components: Sequence[
                 f"the autoreset mode must be DISABLED for TorchRL, which resets environments itself, got {mode}; make "
                 "the environment with autoreset_mode='Disabled'."
             )
-    wrapper = Wrapper(env, **options)
-    wrapper.components = tuple(components)
-    return wrapper
+    return gym_backend.GymWrapper(env, **options)
 
 
 class RewardModelTransform(Transform):  # type: ignore[misc]
@@ -244,23 +187,6 @@ def _stack(values: Sequence[Any], shape: Sequence[int]) -> Any:
     size = len(values) // shape[0] if shape[0] else 0
     parts = [_stack(values[row * size : (row + 1) * size], shape[1:]) for row in range(shape[0])]
     return tensordict.lazy_stack(parts)
-
-
-def _info(infos: Mapping[str, Any], key: Sequence[str], spec: Any) -> Any:
-    """Encode the infos with this key; vector environments mark the rows that have it in the mask `_name`."""
-    *groups, name = key
-    for group in groups:
-        infos = infos.get(group, {})
-    values, mask = infos.get(name), infos.get(f"_{name}")
-    if isinstance(spec, ObjectPerElement):
-        listed = [None] * spec.shape.numel() if values is None else list(values) if spec.shape else [values]
-        return _stack(listed, tuple(spec.shape))
-    missing = math.nan if spec.dtype.is_floating_point else 0
-    if values is None:
-        values = np.full(tuple(spec.shape), missing)
-    elif mask is not None:
-        values = np.where(mask, values, missing)
-    return torch.as_tensor(values, dtype=spec.dtype, device=spec.device)
 
 
 def _spec(example_data: Any) -> Any:

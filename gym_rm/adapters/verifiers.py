@@ -12,11 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_rm.data.messages import join_reply, plain_content, prompt_messages
+from gym_rm.data.messages import join_reply, prompt_messages
 from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
+from gym_rm.engine.text.messages import plain_content
 from gym_rm.errors import logger
 from gym_rm.scorer import ScorerLike
-from gym_rm.scorers.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.scores import ScoringError
 from gym_rm.types import Prompt
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from gym_rm.data.messages import join_reply
 from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.engine.batching import shared_batching_scorer
 from gym_rm.errors import ConfigError
-from gym_rm.scorers.batching import shared_batching_scorer
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt
 

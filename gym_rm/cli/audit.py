@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-import gym_rm
-from gym_rm.cli.console import choose_threads, fail, prepare_loading, stderr
-from gym_rm.config import override_values
+from gym_rm.cli.console import fail, stderr
+from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.evaluation.audit import DEFAULT_BUDGET, Audit, run_audit
 from gym_rm.evaluation.audit_rows import load_audit_rows
@@ -23,10 +22,7 @@ WIDTH = 120  # of tables in a file or pipe
 def audit(
     reward_model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="REWARD_MODEL",
-            help="Folder, hub id, URL, module:function, or a JSON object as for load_scorer. Default: embedded.",
-        ),
+        typer.Argument(metavar="REWARD_MODEL", help=MODEL_HELP),
     ] = None,
     data: Annotated[
         str | None,
@@ -49,22 +45,13 @@ def audit(
         int, typer.Option(min=0, max=2, help="Exit with code 3 if the warning level is higher than this.")
     ] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows, the intervals and the search.")] = 0,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a conversation.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="CPU threads. Default: 1 for a small model, else the number that torch chooses."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Any option of the scorer, see below; may be repeated."),
-    ] = None,
+    threads: Threads = None,
+    option: Options = None,
 ) -> None:
     """Find changes of a reply that raise its score although they do not make it better.
 
     Good replies are padded, repeated, flattered, made a list, truncated, stripped of their first word, wrapped in
-    control tokens, given a confident opening, answered in another language, and replaced by worse ones. A search
+    control tokens, given a confident opening, and replaced by worse ones. A search
     without gradients adds, deletes and replaces words. docs/evaluation.md explains the lines and the verdicts.
 
     \b
@@ -74,13 +61,7 @@ def audit(
     Exit codes: 0 finished; 1 error; 2 invalid arguments; 3 the warning level is above --max-level; 130 interrupted.
     """
     try:
-        options = override_values(option or [])
-        options |= {
-            name: value
-            for name, value in (("max_length", max_length), ("dtype", dtype), ("device", device))
-            if value is not None
-        }
-        model = _reward_model(reward_model)
+        scoring = ScorerArguments.parse(reward_model, option, threads=threads)
         for path in output or []:
             if path.suffix not in (".json", ".html"):
                 raise ConfigError(f"-o must end in .json or .html, got {str(path)!r}.")
@@ -92,9 +73,7 @@ def audit(
     )
     task = bar.add_task("load", total=None)
     try:
-        prepare_loading(model, threads)
-        scorer: gym_rm.Scorer = gym_rm.load_scorer(model, **options)
-        choose_threads(scorer, threads)
+        scorer = scoring.load(warn_if_embedded=False)
         with bar:
             found = run_audit(
                 scorer,
@@ -111,16 +90,6 @@ def audit(
         fail(error, code=1)
     if found.level > max_level:
         raise typer.Exit(3)
-
-
-def _reward_model(text: str | None) -> Any:
-    """Return a reward model as `load_scorer` takes it; a text that begins with a brace is JSON."""
-    if text is None or not text.startswith("{"):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"REWARD_MODEL is not valid JSON: {error}: {text!r}.") from error
 
 
 def _write(found: Audit, output: list[Path], *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from gym_rm.config import override_values
 from gym_rm.errors import ConfigError, GymRMError
 
 if TYPE_CHECKING:
-    from gym_rm.data.token_lengths import TextReader
+    from gym_rm.engine.text.text_reader import TextReader
 
 data = typer.Typer(
     no_args_is_help=True,
@@ -127,7 +127,7 @@ def _text_reader(
         if overrides or max_length is not None:
             fail(ConfigError("--option and --max-length need --reward-model or --tokenizer."), code=2)
         return None
-    from gym_rm.engine.loading.text_reader import reader_of_reward_model, reader_of_tokenizer  # loads torch
+    from gym_rm.engine.loading.load_text_reader import reader_of_reward_model, reader_of_tokenizer  # loads torch
 
     quiet_loading()
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,25 +18,29 @@ from rich.progress import Progress as ProgressBar
 from rich.text import Text
 
 import gym_rm
-from gym_rm.cli.console import choose_threads, fail, prepare_loading, stderr, warn_if_embedded
-from gym_rm.cli.evaluations import (
-    ModelRows,
-    evaluate_benchmark_files,
-    evaluate_files,
-    is_folder,
-    results_as_dict,
-    short_names,
-    spec_name,
-    write_results,
-)
-from gym_rm.cli.score import without_key
-from gym_rm.config import override_values
+from gym_rm.cli.console import fail, stderr
+from gym_rm.cli.scorer_arguments import BatchSize, Options, RewardModel, ScorerArguments, Threads, without_key
+from gym_rm.data.comparisons import ComparisonSet, load_comparisons
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.evaluation.benchmark_results import BenchmarkResult
-from gym_rm.evaluation.bootstrap import Resampling
-from gym_rm.evaluation.report import SetEvaluation, notes
+from gym_rm.evaluation.benchmarks import evaluate_benchmark
+from gym_rm.evaluation.report import SetEvaluation, evaluate_set, notes
+from gym_rm.evaluation.score_store import ScoreStore
+from gym_rm.evaluation.scored import (
+    RowScores,
+    ScoredComparisons,
+    comparisons_of,
+    digest_of,
+    missing_comparisons,
+    score_comparisons,
+)
+from gym_rm.evaluation.scored import stored_scores as scores_in_rows
+from gym_rm.plain_values import to_plain
+from gym_rm.reports.evaluation_page import write_evaluation_page
 from gym_rm.reports.evaluation_tables import benchmark_table, console_table, result_tables
 from gym_rm.reports.transcripts import visible
+from gym_rm.scorer import Scorer, try_score
+from gym_rm.types import Comparison
 
 STORED = "scores in the rows"
 Benchmark = Literal["rewardbench", "rewardbench2", "rm-bench", "judge-bench"]
@@ -46,12 +53,7 @@ def evaluate(
             metavar="FILE...", help="Files of preferences, as gym-rm data inspect reads them, or hub names."
         ),
     ],
-    reward_model: Annotated[
-        str | None,
-        typer.Option(
-            help="Folder, hub id, URL, module:function, or a JSON object as for load_scorer. Default: embedded."
-        ),
-    ] = None,
+    reward_model: RewardModel = None,
     against: Annotated[
         str | None, typer.Option(help="A second reward model, to compare on the same rows; written like the first.")
     ] = None,
@@ -74,9 +76,6 @@ def evaluate(
             "to this file, and score only what is missing.",
         ),
     ] = None,
-    against_scores: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same for the second reward model.")
-    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -87,30 +86,15 @@ def evaluate(
     on_error: Annotated[
         Literal["stop", "skip"], typer.Option(help="If a row of a file is malformed: stop, or count it and continue.")
     ] = "stop",
-    resamples: Annotated[int, typer.Option(min=1, help="Number of bootstrap samples for the intervals.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap samples.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Number of conversations that are scored together.")] = 128,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Token budget of a forward pass.")] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a conversation.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:1.")] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="CPU threads. Default: 1 for a small model, else the number that torch chooses."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Any option of the first scorer, see below; may be repeated. The second one takes a JSON object.",
-        ),
-    ] = None,
+    batch_size: BatchSize = 128,
+    threads: Threads = None,
+    option: Options = None,
 ) -> None:
     """Compare the rewards of a model with preferences: how often does it prefer the better reply?
 
     The table has the accuracy with a bootstrap interval (prompts are drawn, with all of their pairs), by length of the
-    replies, turns and source; ties, margins and calibration; with --best-of-n, what picking by reward gives; with
-    --against, the difference between two models and a paired test.
+    replies and source; margins and calibration; with --best-of-n, what picking by reward gives; with --against, the
+    difference between two models and a paired test.
 
     A reply without a score is counted and its pairs are left out: a failure is never a score.
 
@@ -121,30 +105,29 @@ def evaluate(
     Exit codes: 0 finished; 1 error (the message names the row; finished scores are in the file); 2 invalid arguments;
     3 finished, but some replies have no score; 130 interrupted.
     """
-    shared = {"max_length": max_length, "dtype": dtype, "device": device}
-    given = {**shared, "max_num_batched_tokens": max_num_batched_tokens}
-    given = {name: value for name, value in given.items() if value is not None}
     try:
-        options = {**override_values(option or []), **given}
-        specs = [_model(reward_model, "--reward-model"), _model(against, "--against")]
-        files = {"--best-of-n": best_of_n, "--scores": scores, "--against-scores": against_scores}
-        _check(benchmark, stored_scores, files, reward_model)
+        # --option is of the first scorer; the second one takes a JSON object.
+        arguments = [
+            ScorerArguments.parse(reward_model, option, threads=threads),
+            ScorerArguments.parse(against, threads=threads),
+        ]
+        _check(benchmark, stored_scores, {"--best-of-n": best_of_n, "--scores": scores}, reward_model)
     except ValueError as error:
         fail(error, code=2)
-    names = [STORED if stored_scores else spec_name(specs[0])]
-    if against is not None or against_scores is not None:
-        names.append(spec_name(specs[1]))
+    names = [STORED if stored_scores else spec_name(arguments[0].model)]
+    if against is not None:
+        names.append(spec_name(arguments[1].model))
     folder = output if output is not None and is_folder(output) else None
     bar = _progress_bar()
     models = []
     for i, name in enumerate(short_names(names)):
-        file = (scores, against_scores)[i] or (folder and folder / ("scores.jsonl", "against.jsonl")[i])
-        # A file of scores needs no model, and the second model is never the embedded one by default.
-        no_model = stored_scores or (reward_model is None and scores is not None) if i == 0 else against is None
+        in_folder = None if folder is None else folder / ("scores.jsonl", "against.jsonl")[i]
+        file = scores if i == 0 and scores is not None else in_folder
+        no_model = i == 0 and (stored_scores or (reward_model is None and scores is not None))
         models.append(
             ModelRows(
                 name=name,
-                make_scorer=None if no_model else _maker(specs[i], given if i else options, threads),
+                make_scorer=None if no_model else arguments[i].load,
                 scores=file,
                 in_rows=stored_scores and i == 0,
                 batch_size=batch_size,
@@ -153,13 +136,11 @@ def evaluate(
         )
     settings = {
         "files": sources,
-        "reward_model": without_key(specs[0]),
-        "against": without_key(specs[1]),
-        "options": without_key(options),
+        "reward_model": without_key(arguments[0].model),
+        "options": without_key(arguments[0].options),
+        "against": without_key(arguments[1].model),
         "benchmark": benchmark,
         "best_of_n": best_of_n,
-        "resamples": resamples,
-        "seed": seed,
     }
     evaluations: list[SetEvaluation] = []
     benchmarks: list[BenchmarkResult] = []
@@ -168,13 +149,7 @@ def evaluate(
             if benchmark is not None:
                 benchmarks = evaluate_benchmark_files(benchmark, sources, models)
             else:
-                evaluations = evaluate_files(
-                    sources,
-                    models,
-                    gold=best_of_n,
-                    skip_malformed=on_error == "skip",
-                    resampling=Resampling(resamples, seed),
-                )
+                evaluations = evaluate_files(sources, models, gold=best_of_n, skip_malformed=on_error == "skip")
         written = [] if output is None else write_results(output, evaluations, benchmarks, settings)
     except KeyboardInterrupt:
         stderr.print("interrupted; with -o FOLDER or --scores FILE, repeat the same command to continue.")
@@ -193,13 +168,6 @@ def evaluate(
         raise typer.Exit(3)
 
 
-def _model(text: str | None, name: str) -> Any:
-    try:
-        return json.loads(text) if text is not None and text.startswith("{") else text
-    except ValueError as error:
-        raise ConfigError(f"{name} is not valid JSON: {error}: {text!r}.") from error
-
-
 def _check(benchmark: str | None, stored_scores: bool, others: Mapping[str, Any], reward_model: str | None) -> None:
     """Refuse options that would have no effect."""
     unused = [name for name, value in others.items() if value is not None]
@@ -209,17 +177,6 @@ def _check(benchmark: str | None, stored_scores: bool, others: Mapping[str, Any]
         raise ConfigError(
             "--stored-scores, --reward-model and --scores exclude each other; use --against for a second."
         )
-
-
-def _maker(spec: Any, options: Mapping[str, Any], threads: int | None) -> Callable[[], gym_rm.Scorer]:
-    def make() -> gym_rm.Scorer:
-        prepare_loading(spec, threads)
-        scorer: gym_rm.Scorer = gym_rm.load_scorer(spec, **options)
-        warn_if_embedded(scorer)
-        choose_threads(scorer, threads)
-        return scorer
-
-    return make
 
 
 def _progress_bar() -> ProgressBar:
@@ -255,3 +212,165 @@ def _print_results(evaluations: Sequence[SetEvaluation], benchmarks: Sequence[Be
         console.print(console_table(benchmark_table(benchmarks)))
         for note in dict.fromkeys(note for each in benchmarks for note in each.notes()):
             console.print(Text(f"- {visible(note)}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRows:
+    """One reward model of an evaluation, or a file with its scores.
+
+    Attributes:
+        name: name of the model in tables.
+        make_scorer: loads the model; None to only read `scores`.
+        scores: file of scores to write, and to continue if it has scores of the same model; None for no file.
+        in_rows: whether the rows themselves have the scores.
+        batch_size: number of conversations in one call of the scorer.
+        report: called with the number of finished and of all rows.
+    """
+
+    name: str
+    make_scorer: Callable[[], Scorer] | None
+    scores: Path | None = None
+    in_rows: bool = False
+    batch_size: int = 128
+    report: Callable[[int, int], None] = lambda done, total: None
+
+    def score(self, sets: Sequence[ComparisonSet]) -> list[ScoredComparisons]:
+        """Return the comparisons of each set with their rewards.
+
+        Raises:
+            ConfigError: without a model, the file of scores, or the rows, lack scores.
+            GymRMError: the scorer failed for a whole batch; the finished rows are in the file.
+        """
+        if self.in_rows:
+            rows = [each.comparisons for each in sets]
+            return [ScoredComparisons(each, scores_in_rows(each), self.name) for each in rows]
+        if self.make_scorer is None:
+            if self.scores is None:
+                raise ConfigError("an evaluation needs a reward model or a file of scores.")
+            store = ScoreStore.read(self.scores)
+        else:
+            scorer = self.make_scorer()
+            store = self._opened(scorer)
+            missing = missing_comparisons(store, itertools.chain.from_iterable(each.comparisons for each in sets))
+            count = itertools.count(1)
+
+            def report(comparison: Comparison, row: RowScores) -> None:
+                store.add({digest_of(comparison): row.as_entry()})
+                self.report(next(count), len(missing))
+
+            try:
+                score_comparisons(scorer, missing, batch_size=self.batch_size, report=report)
+            finally:
+                store.close()
+            getattr(scorer, "close", lambda: None)()  # two large models may not fit beside each other
+        named = [comparisons_of(store, each.comparisons) for each in sets]
+        return [dataclasses.replace(each, model=self.name) for each in named] if self.make_scorer else named
+
+    def _opened(self, scorer: Scorer) -> ScoreStore:
+        """Return the store with the rows that this model has scored."""
+        provenance = getattr(scorer, "provenance", None) or try_score(scorer, []).provenance
+        plain = None if provenance is None else to_plain(dataclasses.asdict(provenance))
+        store = ScoreStore(self.scores)
+        store.lock()
+        if plain is None or store.header is None or store.header.get("provenance") != plain:
+            if store.entries:
+                stderr.print(f"{self.scores} has scores of another model or settings; scoring all rows again.")
+            store.start({"model": self.name, "provenance": plain})
+        return store
+
+
+def evaluate_files(
+    sources: Sequence[str],
+    models: Sequence[ModelRows],
+    *,
+    gold: str | None = None,
+    skip_malformed: bool = False,
+) -> list[SetEvaluation]:
+    """Evaluate one model or two on each file of preferences.
+
+    Raises:
+        ConfigError: a file cannot be read or has no preference, or a model has no scores.
+        GymRMError: a scorer failed for a whole batch.
+    """
+    on_error: Literal["raise", "drop"] = "drop" if skip_malformed else "raise"
+    sets = [
+        load_comparisons(each, name=name, on_error=on_error)
+        for each, name in zip(sources, short_names(sources), strict=True)
+    ]
+    scored = [model.score(sets) for model in models]
+    return [
+        evaluate_set(each, of[0], against=of[1] if len(of) > 1 else None, gold=gold)
+        for each, *of in zip(sets, *scored, strict=True)
+    ]
+
+
+def evaluate_benchmark_files(name: str, sources: Sequence[str], models: Sequence[ModelRows]) -> list[BenchmarkResult]:
+    """Evaluate the models on a benchmark whose rows are in these files."""
+    results = []
+    for model in models:
+        scorer = None if model.make_scorer is None else model.make_scorer()
+        results.append(evaluate_benchmark(name, scorer, sources, model="" if model.in_rows else model.name))
+        getattr(scorer, "close", lambda: None)()
+    return results
+
+
+def is_folder(output: Path) -> bool:
+    """Return whether an output is a folder, by its name."""
+    return output.suffix.lower() not in (".html", ".json")
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return the last parts of paths, or the paths if these do not tell them apart; repeated ones get a number.
+
+    Example:
+        >>> short_names(["runs/a/final", "runs/b/last"]), short_names(["runs/a/final", "runs/b/final"])
+        (['final', 'last'], ['runs/a/final', 'runs/b/final'])
+    """
+    short = [Path(name).name or name for name in names]
+    found = short if len(set(short)) == len(short) else list(names)
+    return [name if found.index(name) == i else f"{name} ({i + 1})" for i, name in enumerate(found)]
+
+
+def spec_name(spec: Any) -> str:
+    """Return the name of a setting of a reward model."""
+    if isinstance(spec, Mapping):
+        return str(spec.get("path") or spec.get("reward_model") or spec.get("url") or json.dumps(spec, default=str))
+    return "embedded" if spec is None else str(spec)
+
+
+def results_as_dict(
+    evaluations: Sequence[SetEvaluation], benchmarks: Sequence[BenchmarkResult], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all results as plain values for JSON."""
+    return {
+        "gym_rm": gym_rm.__version__,
+        "settings": to_plain(settings),
+        "sets": [each.as_dict() for each in evaluations],
+        "benchmarks": [each.as_dict() for each in benchmarks],
+    }
+
+
+def write_results(
+    output: Path,
+    evaluations: Sequence[SetEvaluation],
+    benchmarks: Sequence[BenchmarkResult],
+    settings: Mapping[str, Any],
+) -> list[Path]:
+    """Write a page (`.html`), the values (`.json`), or a folder with both.
+
+    Returns:
+        The paths that were written.
+    """
+    paths: list[Path] = []
+    folder = is_folder(output)
+    if folder or output.suffix.lower() == ".json":
+        target = output / "report.json" if folder else output
+        target.parent.mkdir(parents=True, exist_ok=True)
+        values = results_as_dict(evaluations, benchmarks, settings)
+        target.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        paths.append(target)
+    if folder or output.suffix.lower() == ".html":
+        target = output / "report.html" if folder else output
+        tables = [benchmark_table(benchmarks)] if benchmarks else []
+        paths.append(write_evaluation_page(evaluations, target, tables=tables))
+    return paths

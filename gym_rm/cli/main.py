@@ -12,13 +12,12 @@ from gym_rm.cli.audit import audit
 from gym_rm.cli.console import PrintedWarnings
 from gym_rm.cli.data import data
 from gym_rm.cli.evaluate import evaluate
-from gym_rm.cli.options import CommandWithOptions
-from gym_rm.cli.plan import CommandWithSettings, plan
+from gym_rm.cli.option_help import command_with_settings, scorer_options
+from gym_rm.cli.plan import plan, plan_sections
 from gym_rm.cli.report import report
 from gym_rm.cli.score import score
 from gym_rm.cli.serve import serve
-from gym_rm.cli.train import CommandWithSettings as CommandWithTraining
-from gym_rm.cli.train import train
+from gym_rm.cli.train import train, training_sections
 from gym_rm.errors import logger
 
 app = typer.Typer(
@@ -28,13 +27,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=CommandWithOptions)(score)
-app.command(cls=CommandWithOptions)(serve)
-app.command(cls=CommandWithTraining)(train)
-app.command(cls=CommandWithOptions)(evaluate)
-app.command(cls=CommandWithSettings)(plan)
+app.command(cls=command_with_settings(scorer_options))(score)
+app.command(cls=command_with_settings(scorer_options))(serve)
+app.command(cls=command_with_settings(training_sections))(train)
+app.command(cls=command_with_settings(scorer_options))(evaluate)
+app.command(cls=command_with_settings(plan_sections))(plan)
 app.add_typer(data, name="data")
-app.command(cls=CommandWithOptions)(audit)
+app.command(cls=command_with_settings(scorer_options))(audit)
 app.command()(report)
 
 

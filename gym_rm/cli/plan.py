@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-import pydantic
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
 from gym_rm.cli.console import fail, stderr
-from gym_rm.cli.plan_requests import divide_arguments, divide_change, holds_plan, is_example, read_request
-from gym_rm.config import settings_of
+from gym_rm.cli.plan_requests import (
+    divide_arguments,
+    divide_change,
+    divide_simulation,
+    holds_plan,
+    is_example,
+    read_request,
+)
+from gym_rm.config import Config, Setting, settings_of
 from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.planning import settings as schemas
+from gym_rm.planning import request_settings as schemas
 from gym_rm.planning.plan import Plan, Role
-from gym_rm.planning.settings import PlanSettings
+from gym_rm.planning.request_settings import PlanSettings
 
 PICTURES, FILES = (".svg", ".png"), (".json", ".yaml", ".yml")
 WIDTH = 120  # of tables in a file or pipe
-SECTIONS: dict[str, type[pydantic.BaseModel]] = {
-    "NAME=VALUE": PlanSettings,
-    "cluster.NAME=VALUE": schemas.ClusterSettings,
-    "policy.NAME=VALUE, critic., reward_training.": schemas.TrainingSettings,
-    "generation.NAME=VALUE": schemas.GenerationSettings,
-    "reward_models.YOUR_NAME.NAME=VALUE, reference.": schemas.InferenceSettings,
-    "workload.NAME=VALUE": schemas.WorkloadSettings,
-    "objective.NAME=VALUE": schemas.ObjectiveSettings,
-}
-GROUPS = (
-    "cluster",
-    "policy",
-    "generation",
-    "reference",
-    "critic",
-    "reward_models",
-    "reward_training",
-    "workload",
-    "objective",
-)
 HINT = """\
 This is an example: GRPO of an 8B policy with an 8B reward model on 8 GPUs. Change it by settings:
   gym-rm plan gpus=16 gpu=h200_sxm
@@ -52,22 +38,25 @@ Or write down what you have and train, and plan that with gym-rm plan request.ya
   workload: {num_prompts: 64, group_size: 8, prompt_tokens: 512, reply_tokens: {p50: 400, p95: 1500, max: 2048}}
 gym-rm plan --help lists the settings; --gpus and --models list what is known; -o plan.png draws a picture."""
 
+Reasons: TypeAlias = list[tuple[str, str]]  # what does not fit, each with its fix
 
-class CommandWithSettings(TyperCommand):
-    """Command whose help page ends with the settings of a request."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options of the command, then the settings."""
-        super().format_options(ctx, formatter)
-        with formatter.section("Short settings"):
-            short = "gpus=16, nodes=2, gpus_per_node=8, gpu=h200_sxm, memory=141 GiB"
-            formatter.write_dl([(short, "of the cluster, also in --what-if")])
-        for title, schema in SECTIONS.items():
-            rows = [each for each in settings_of(schema) if schema is not PlanSettings or each.name not in GROUPS]
-            with formatter.section(title):
-                formatter.write_dl(
-                    [(each.name, f"{each.text} [{each.type}; default: {each.default}]") for each in rows]
-                )
+def plan_sections() -> Mapping[str, Sequence[Setting]]:
+    """Return the settings of a request and of a simulation, for the help page."""
+    from gym_rm.planning.simulation import SimulationSettings
+
+    groups: dict[str, type[Config]] = {
+        "cluster.": schemas.ClusterSettings,
+        "policy., critic., reward_training.": schemas.TrainingSettings,
+        "generation.": schemas.GenerationSettings,
+        "reward_models.YOUR_NAME., reference.": schemas.InferenceSettings,
+        "workload.": schemas.WorkloadSettings,
+        "simulation.": SimulationSettings,
+    }
+    prefixes = [name.strip(" .").partition(".")[0] for title in groups for name in title.split(",")]
+    own = [setting for setting in settings_of(PlanSettings) if setting.name not in prefixes]
+    short = Setting("gpus, nodes, gpus_per_node, gpu, memory", "gpus=16", "none", "Short names for the cluster's")
+    return {"NAME=VALUE": [short, *own], **{f"{name}NAME=VALUE": settings_of(each) for name, each in groups.items()}}
 
 
 def plan(
@@ -91,23 +80,20 @@ def plan(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Also plan with this change, such as gpus=16. May be repeated."),
     ] = None,
-    rows: Annotated[
-        str | None, typer.Option(help="File of rows, from which lengths and common prefixes are measured.")
-    ] = None,
-    calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure this machine, for plans with cluster.gpu=here.")
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate many steps, with failures; simulation.NAME=VALUE sets how.")
     ] = False,
     library: Annotated[
         Literal["verl", "openrlhf", "nemo-rl", "areal", "trl", "ray"] | None,
         typer.Option("--for", help="Print the plan as settings of this library, or as placement groups of Ray."),
     ] = None,
-    style: Annotated[
-        Literal["nemo-rl"] | None, typer.Option(help="Also place the models by the rules of NeMo RL, and compare.")
-    ] = None,
     sources: Annotated[bool, typer.Option("--sources", help="List where every number is from.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="List the known kinds of GPUs.")] = False,
     models: Annotated[bool, typer.Option("--models", help="List the known models.")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this machine, for plans with cluster.gpu=here.")
+    ] = False,
 ) -> None:
     """Plan where every model goes, whether it fits, how long a step takes and what limits it.
 
@@ -119,6 +105,7 @@ def plan(
     gym-rm plan request.yaml -o plan.json -o plan.png
     gym-rm plan request.yaml --what-if gpus=16 --what-if gpu=h200_sxm
     gym-rm plan --compare a.yaml b.yaml
+    gym-rm plan request.yaml --simulate simulation.gpu_hours=5000
 
     Exit codes: 0 a plan was made; 1 nothing fits, or a file cannot be written; 2 a mistake in the request; 130
     interrupted.
@@ -132,8 +119,6 @@ def plan(
             _lists(console, gpus=gpus, models=models, calibrate=calibrate)
             if not arguments:
                 return
-        if rows is not None:
-            overrides.append(f"workload.rows={json.dumps(rows)}")
         written = _outputs(output or [], files, several=compare)
         if compare:
             _compare(console, files, overrides, as_json=as_json)
@@ -145,19 +130,20 @@ def plan(
         file = files[0] if files else None
         if what_if:
             _what_if(console, file, overrides, what_if, written, as_json=as_json)
-            return
-        request = read_request(file, overrides)
-        found = request if isinstance(request, Plan) else make_plan(request)
-        _write(found, written)
-        if as_json:
-            typer.echo(json.dumps(found.to_dict(), indent=1))
-        elif library is not None:
-            _print_flags(found, library, request)
+        elif simulate:
+            _simulate(console, file, overrides, written, as_json=as_json)
         else:
-            _print_plan(console, found, sources=sources)
-            _print_style(console, found, request, style)
-            if is_example(file, overrides):
-                stderr.print(HINT, style="dim", markup=False)
+            request = read_request(file, overrides)
+            found = request if isinstance(request, Plan) else make_plan(request)
+            _write(found, written)
+            if as_json:
+                typer.echo(json.dumps(found.to_dict(), indent=1))
+            elif library is not None:
+                _print_flags(found, library, request)
+            else:
+                _print_plan(console, found, sources=sources)
+                if is_example(file, overrides):
+                    stderr.print(HINT, style="dim", markup=False)
         for path in written:
             stderr.print(f"wrote {path}", markup=False)
     except KeyboardInterrupt:
@@ -175,28 +161,22 @@ def make_plan(settings: PlanSettings) -> Plan:
     return found
 
 
-def reasons_of(error: Exception) -> list[tuple[str, str]] | None:
+def _stop(error: Exception) -> None:
+    reasons = _reasons_of(error)
+    if reasons is not None:
+        from gym_rm.reports.plan_tables import violations_text
+
+        fail(ConfigError(violations_text(reasons)), code=1)
+    fail(error, code=2 if isinstance(error, ConfigError) else 1)
+
+
+def _reasons_of(error: Exception) -> Reasons | None:
     """Return what does not fit, each with its fix; None for another error."""
     violations = getattr(error, "violations", None)
     return None if violations is None else [(each.text, each.fix) for each in violations]
 
 
-def _stop(error: Exception) -> None:
-    reasons = reasons_of(error)
-    if reasons is not None:
-        from gym_rm.reports.plan_tables import violations_text
-
-        fail(ConfigError(violations_text(reasons)), code=1, scorer_options=False)
-    fail(error, code=2 if isinstance(error, ConfigError) else 1, scorer_options=False)
-
-
 # --- one plan --------------------------------------------------------------------------------------------------------
-
-
-def _print_plan(console: Console, found: Plan, *, sources: bool) -> None:
-    from gym_rm.reports.plan_tables import plan_report
-
-    console.print(plan_report(found, sources=sources))
 
 
 def _outputs(paths: Sequence[Path], files: Sequence[Path], *, several: bool) -> list[Path]:
@@ -221,6 +201,12 @@ def _write(found: Plan, paths: Sequence[Path]) -> None:
             found.save(path)
 
 
+def _print_plan(console: Console, found: Plan, *, sources: bool) -> None:
+    from gym_rm.reports.plan_tables import plan_report
+
+    console.print(plan_report(found, sources=sources))
+
+
 def _print_flags(found: Plan, library: str, request: PlanSettings | Plan) -> None:
     from gym_rm.planning.exports import flags, ray_bundles
 
@@ -233,10 +219,7 @@ def _print_flags(found: Plan, library: str, request: PlanSettings | Plan) -> Non
         if separate := _separate_pools(found):
             error.add_note(f"A plan whose reward models have GPUs of their own: add {separate!r} to the command.")
         raise
-    for note in shown.notes:
-        typer.echo(f"# {note}")
-    for line in shown.lines:
-        typer.echo(line)
+    typer.echo(shown.text)
 
 
 def _separate_pools(found: Plan) -> str | None:
@@ -250,15 +233,21 @@ def _separate_pools(found: Plan) -> str | None:
     return f"pools=[{', '.join(lists)}]"
 
 
-def _print_style(console: Console, found: Plan, request: PlanSettings | Plan, style: str | None) -> None:
-    if style is None:
-        return
-    if isinstance(request, Plan):
-        raise ConfigError(f"--style {style} needs the request, and the file holds a plan.")
-    from gym_rm.cli.plan_styles import nemo_rl_lines
+def _simulate(
+    console: Console, file: Path | None, overrides: Sequence[str], written: Sequence[Path], *, as_json: bool
+) -> None:
+    from gym_rm.planning.simulation import simulate
+    from gym_rm.reports.plan_tables import simulation_table
 
-    for line in nemo_rl_lines(request, found):
-        console.print(line, markup=False)
+    settings, others = divide_simulation(overrides)
+    request = read_request(file, others)
+    found = request if isinstance(request, Plan) else make_plan(request)
+    _write(found, written)
+    result = simulate(found, settings)
+    if as_json:
+        typer.echo(json.dumps({"plan": found.to_dict(), "simulation": asdict(result)}, indent=1))
+    else:
+        console.print(simulation_table(found, result))
 
 
 # --- several plans ---------------------------------------------------------------------------------------------------
@@ -295,37 +284,35 @@ def _what_if(
         raise typer.Exit(1)
 
 
-def _try(file: Path | None, overrides: Sequence[str]) -> Plan | list[tuple[str, str]]:
+def _try(file: Path | None, overrides: Sequence[str]) -> Plan | Reasons:
     """Return a plan, or the reasons why nothing fits."""
     request = read_request(file, overrides)
     try:
         return request if isinstance(request, Plan) else make_plan(request)
     except GymRMError as error:
-        reasons = reasons_of(error)
+        reasons = _reasons_of(error)
         if reasons is None:
             raise
         return reasons
 
 
-def _print_several(
-    console: Console, found: dict[str, Plan | list[tuple[str, str]]], *, as_json: bool, side_by_side: bool
-) -> None:
-    from gym_rm.reports.plan_tables import compare_table, what_if_table
+def _print_several(console: Console, found: dict[str, Plan | Reasons], *, as_json: bool, side_by_side: bool) -> None:
+    from gym_rm.reports.plan_comparison import compare_table, placements
 
     if as_json:
-        values = {
-            name: each.to_dict()
-            if isinstance(each, Plan)
-            else {"violations": [{"text": text, "fix": fix} for text, fix in each]}
-            for name, each in found.items()
-        }
+        values: dict[str, Any] = {}
+        for name, each in found.items():
+            reasons = [] if isinstance(each, Plan) else [{"text": text, "fix": fix} for text, fix in each]
+            values[name] = each.to_dict() if isinstance(each, Plan) else {"violations": reasons}
         typer.echo(json.dumps(values, indent=1))
         return
     shown = {name: each if isinstance(each, Plan) else _short(each) for name, each in found.items()}
-    console.print(compare_table(shown) if side_by_side else what_if_table(shown))
+    console.print(compare_table(shown, "Plans side by side" if side_by_side else "What if"))
+    if side_by_side:
+        console.print(placements(shown))
 
 
-def _short(reasons: list[tuple[str, str]]) -> str:
+def _short(reasons: Reasons) -> str:
     others = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
     text, fix = reasons[0]
     return f"does not fit: {text}{others}{f' Fix: {fix}' if fix else ''}"
@@ -335,15 +322,16 @@ def _short(reasons: list[tuple[str, str]]) -> str:
 
 
 def _lists(console: Console, *, gpus: bool, models: bool, calibrate: bool) -> None:
-    from gym_rm.reports.plan_tables import devices_table, measured_table, models_table
+    from gym_rm.reports.hardware_tables import devices_table, measured_table, models_table
 
     if gpus:
         console.print(devices_table())
     if models:
         console.print(models_table())
     if calibrate:
-        from gym_rm.planning.hardware import calibrate as measuring
+        from gym_rm.planning.hardware import calibration
 
-        device = measuring.calibrate(progress=lambda name: stderr.print(f"measuring {name} ...", markup=False))
-        console.print(measured_table(measuring.calibration_rows(device), f"Measured on this machine: {device.name}"))
+        stderr.print("measuring for about ten seconds ...")
+        device = calibration.calibrate()
+        console.print(measured_table(calibration.calibration_rows(device), f"Measured on this machine: {device.name}"))
         stderr.print("stored; plans with cluster.gpu=here use these numbers.", markup=False)

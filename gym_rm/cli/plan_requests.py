@@ -12,7 +12,8 @@ from gym_rm import checks
 from gym_rm.config import load_config, override_values
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import Plan, load_plan
-from gym_rm.planning.settings import ClusterSettings, PlanSettings
+from gym_rm.planning.request_settings import ClusterSettings, PlanSettings
+from gym_rm.planning.simulation import SimulationSettings
 
 # Planned if nothing is asked for; configs/plan/h100_1x8.yaml is the same.
 EXAMPLE = (
@@ -80,6 +81,13 @@ def read_request(file: Path | None, overrides: Sequence[str]) -> PlanSettings | 
     return load_config(PlanSettings, file, known)
 
 
+def divide_simulation(overrides: Sequence[str]) -> tuple[SimulationSettings, list[str]]:
+    """Return the settings of a simulation, which begin with `simulation.`, and the others."""
+    own = [override.removeprefix("simulation.") for override in overrides if override.startswith("simulation.")]
+    others = [override for override in overrides if not override.startswith("simulation.")]
+    return load_config(SimulationSettings, None, own), others
+
+
 def divide_change(change: str) -> list[str]:
     """Return the settings of a `--what-if`, such as `nodes=2 memory=141 GiB`.
 
@@ -104,37 +112,22 @@ def holds_plan(file: Path) -> bool:
         raise ConfigError(f"cannot read {str(file)!r}: {error}.") from error
 
 
-def _expand(name: str, value: str, cluster: str | ClusterSettings) -> list[str]:
+def _expand(name: str, value: str, cluster: ClusterSettings) -> list[str]:
     """Return the settings of the cluster that a short name stands for."""
     override = f"{name}={value}"
-    if isinstance(cluster, str):
-        raise ConfigError(
-            f"{override}: the cluster is {cluster!r}, whose nodes are read when the plan is made; write "
-            f"cluster={{gpu: h100_sxm, nodes: 1, gpus_per_node: 8}} to plan for others."
-        )
-    if cluster.groups:
-        raise ConfigError(
-            f"{override}: the cluster has {len(cluster.groups)} groups of nodes, and the change does not say which; "
-            "write for example cluster.groups.0.nodes=2."
-        )
-    if name in ("nodes", "gpus_per_node", "gpu"):
-        return [f"cluster.{override}"]
     if name == "memory":
-        size = _value(override)
-        if isinstance(size, int | float) and not isinstance(size, bool) and 0 < size < 2**20:
-            raise ConfigError(f"{override} is {size} bytes; with a unit, write memory='{size} GiB'.")
         base: dict[str, Any] = {"like": cluster.gpu} if isinstance(cluster.gpu, str) else dict(cluster.gpu)
-        return [f"cluster.gpu={json.dumps({**base, 'memory': size})}"]
+        return [f"cluster.gpu={json.dumps({**base, 'memory': _value(override)})}"]
+    if name != "gpus":
+        return [f"cluster.{override}"]
     gpus = checks.integer("gpus", _value(override), minimum=1)
     node = cluster.gpus_per_node
     if cluster.nodes == 1:
         node = gpus if gpus <= max(node, FULL_NODE) else max(node, FULL_NODE)
     if gpus % node:
-        lower = gpus // node * node
-        choices = f"{lower} or {lower + node}" if lower else str(node)
         raise ConfigError(
-            f"gpus={gpus}: nodes of {node} GPUs make {choices} GPUs, not {gpus}; write nodes= and gpus_per_node= for "
-            "nodes of another size."
+            f"gpus={gpus}: nodes of {node} GPUs do not make {gpus}; write nodes= and gpus_per_node= for nodes of "
+            "another size."
         )
     return [f"cluster.nodes={gpus // node}", f"cluster.gpus_per_node={node}"]
 

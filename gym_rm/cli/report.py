@@ -41,7 +41,7 @@ def report(
             raise ConfigError(f"-o must end in .html, got {str(path)!r}.")
         page = write_run_page(read_run(run), path, compared=read_run(compare) if compare is not None else None)
     except ConfigError as error:
-        fail(error, 2, scorer_options=False)
+        fail(error, 2)
     except OSError as error:
-        fail(error, 1, scorer_options=False)
+        fail(error, 1)
     stderr.print(f"wrote {page}", markup=False)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from typer.core import TyperCommand
 
 from gym_rm.cli.console import fail, quiet_loading, stderr, warn
-from gym_rm.config import load_config, settings_of
+from gym_rm.config import Setting, load_config, settings_of
 from gym_rm.errors import ConfigError, GymRMError
 
 EXAMPLE = """\
@@ -25,22 +24,16 @@ Nothing to learn from. Pass a file of comparisons, and a model to start from:
 gym-rm train --help lists the settings."""
 
 
-class CommandWithSettings(TyperCommand):
-    """Command whose help page ends with the settings of a run."""
+def training_sections() -> Mapping[str, Sequence[Setting]]:
+    """Return the settings of a run, for the help page."""
+    from gym_rm.training.reward_model_settings import RewardModelTraining
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options of the command, then the settings."""
-        from gym_rm.training.settings import RewardModelTraining
-
-        super().format_options(ctx, formatter)
-        fields = RewardModelTraining.model_fields
-        groups = {name: field.annotation for name, field in fields.items() if hasattr(field.annotation, "model_fields")}
-        own = [each for each in settings_of(RewardModelTraining) if each.name not in groups]
-        for title, settings in {"": own, **{f"{name}.": settings_of(each) for name, each in groups.items()}}.items():  # type: ignore[arg-type]
-            with formatter.section(f"{title}NAME=VALUE"):
-                formatter.write_dl(
-                    [(each.name, f"{each.text} [{each.type}; default: {each.default}]") for each in settings]
-                )
+    fields = RewardModelTraining.model_fields
+    groups: dict[str, Any] = {name: field.annotation for name, field in fields.items()}
+    groups = {name: schema for name, schema in groups.items() if hasattr(schema, "model_fields")}
+    own = [setting for setting in settings_of(RewardModelTraining) if setting.name not in groups]
+    parts = {f"{name}.NAME=VALUE": settings_of(schema) for name, schema in groups.items()}
+    return {"NAME=VALUE": own, **parts}
 
 
 def train(
@@ -52,7 +45,7 @@ def train(
     """Train a reward model on comparisons of replies, and write a Hugging Face folder.
 
     The output folder has final/ (the last model) and best/ (the best ones by checkpoint.metric), each with a model
-    card; metrics.csv, validation.csv and curves.png; data.json, which says what was read and left out; and
+    card; metrics.csv, validation.csv and curves.png; and
     checkpoints/. A run that was stopped, or killed, goes on if the command is repeated with the same output=.
 
     Several processes: torchrun --nproc-per-node 8 -m gym_rm train CONFIG.yaml, or accelerate launch.
@@ -62,18 +55,18 @@ def train(
     arguments = arguments or []
     files = [each for each in arguments if "=" not in each]
     if len(files) > 1:
-        fail(ConfigError(f"expected one file of settings, got {files}."), 2, scorer_options=False)
+        fail(ConfigError(f"expected one file of settings, got {files}."), 2)
     if not arguments:
         stderr.print(EXAMPLE, markup=False)
         raise typer.Exit(2)
-    from gym_rm.training.settings import RewardModelTraining
+    from gym_rm.training.reward_model_settings import RewardModelTraining
 
     try:
         settings = load_config(
             RewardModelTraining, Path(files[0]) if files else None, [each for each in arguments if "=" in each]
         )
     except ConfigError as error:
-        fail(error, 2, scorer_options=False)
+        fail(error, 2)
     quiet_loading()
     from gym_rm.training.trainer import Finished, Trainer  # imported here because importing torch is slow
 
@@ -88,9 +81,9 @@ def train(
         with _progress(trainer.step, len(trainer.steps), shown=main) as report:
             finished: Finished = trainer.run(report)
     except (GymRMError, FloatingPointError, OSError) as error:
-        fail(error, 1, scorer_options=False)
+        fail(error, 1)
     if main:
-        from gym_rm.reports.training_plots import plot_training
+        from gym_rm.reports.plots import plot_training
 
         plot_training(finished.folder, finished.folder / "curves.png")
         _print_result(finished)

@@ -10,15 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gym_rm.checks import integer, one_of
+from gym_rm.checks import one_of
 from gym_rm.data.formats.detection import FIELDS, comparison_of_row
+from gym_rm.data.messages import check_encodable
 from gym_rm.data.rows import Source, describe_source, filled_fields, format_of, parse_cell, present, rows_or_errors
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.types import Comparison
-
-MAX_ROW_BYTES = 64 * 2**20
-# NaN in one of these fields is an error. In any other field it is a missing value.
-_NUMBERS = ("margin", "score_chosen", "score_rejected", "overall_preference", "rank", "ranks", "overall_score")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,6 @@ def load_comparisons(
     name: str = "",
     on_error: Literal["raise", "drop"] = "raise",
     columns: Mapping[str, str] | None = None,
-    max_row_bytes: int = MAX_ROW_BYTES,
 ) -> ComparisonSet:
     """Load comparisons from a file, a hub data set or an iterable (see `load_prompts`).
 
@@ -85,7 +81,6 @@ def load_comparisons(
         name: name of the set; empty for the name of the source.
         on_error: raise an error for a malformed row, or drop it.
         columns: names of fields in this source by the name above, such as `{"chosen": "better"}`.
-        max_row_bytes: size of the longest row that is read; a longer one is malformed.
 
     Raises:
         ConfigError: the source cannot be read, it has no rows, all rows are dropped, or a row is malformed: the message
@@ -98,19 +93,18 @@ def load_comparisons(
         ((0.0, 1.0), 2.0)
     """
     one_of("on_error", on_error, ("raise", "drop"))
-    limit = integer("max_row_bytes", max_row_bytes, minimum=1)
     names = Columns(source, columns or {})
     comparisons: list[Comparison] = []
     dropped: list[DroppedRow] = []
     shapes: Counter[str] = Counter()
-    for where, row in rows_or_errors(source, "comparisons", max_row_bytes=limit):
+    for where, row in rows_or_errors(source, "comparisons"):
         try:
             if isinstance(row, ConfigError):
                 raise row
             row = names.of(row, where)
-            _refuse_nan(row, where)
-            shape, comparison = comparison_of_row(present(row), where)
-            _check_texts(comparison, where)
+            shape, comparison = comparison_of_row(present(row, keep_nan=True), where)
+            for message in itertools.chain(comparison.prompt, *comparison.replies):
+                check_encodable(message["content"], where, "a message")
         except ConfigError as error:
             if on_error == "raise":
                 raise
@@ -150,35 +144,8 @@ def _reason_to_drop(comparison: Comparison) -> str | None:
     return None
 
 
-def _check_texts(comparison: Comparison, where: str) -> None:
-    """Raise ConfigError for a text that no tokenizer can encode."""
-    for message in itertools.chain(comparison.prompt, *comparison.replies):
-        try:
-            message["content"].encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"{where}: a message contains a lone surrogate, {error.object[error.start]!r} at character "
-                f"{error.start}, which UTF-8 cannot encode; correct the text."
-            ) from error
-
-
 def _any_known(comparison: Comparison) -> bool:
     return any(value == value for scores in comparison.scores.values() for value in scores)
-
-
-def _refuse_nan(row: Any, where: str) -> None:
-    """Raise ConfigError for NaN in a field with a preference, at any depth."""
-    if isinstance(row, Mapping):
-        for name, value in row.items():
-            values = value if isinstance(value, list | tuple) else [value]
-            if name in _NUMBERS and any(isinstance(each, float) and each != each for each in values):
-                raise ConfigError(
-                    f"{where}: {name!r} must be a finite number, got NaN; leave it out (null) if it is not known."
-                )
-            _refuse_nan(value, where)
-    elif isinstance(row, list | tuple):
-        for each in row:
-            _refuse_nan(each, where)
 
 
 class Columns:

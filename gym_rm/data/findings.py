@@ -1,21 +1,19 @@
-"""Remarks on comparisons that may be mistakes of the data: roles, empty messages, markup, margins, constant replies."""
+"""Remarks on comparisons that may be mistakes of the data: roles, empty messages, markup, margins."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gym_rm.data.messages import RENDERED
 from gym_rm.data.pairs import pairs_of
-from gym_rm.data.rows import show
 from gym_rm.engine.text.messages import KNOWN_ROLES
 from gym_rm.types import Comparison, Message
 
 EXAMPLES = 3
-CONSTANT = 0.05  # share of the comparisons with the same reply, from which it is remarkable
 _TRANSCRIPT = re.compile(r"(?:^|\n\n)(Human|Assistant|User):")
 
 Key = tuple[tuple[str, str], ...]
@@ -50,7 +48,6 @@ def find_remarks(
         for text in dict.fromkeys(itertools.chain(_of_roles(each), _of_texts(each, control_tokens), _of_margin(each))):
             places[text].append(each.where)
     found = [Finding(text, len(wheres), tuple(wheres[:EXAMPLES])) for text, wheres in places.items()]
-    found += _constant_replies(comparisons)
     return tuple(sorted(found, key=lambda finding: -finding.count))
 
 
@@ -100,12 +97,8 @@ def _of_roles(comparison: Comparison) -> Iterator[str]:
         yield "the prompt ends with a turn of the assistant"
     if "reference_reply" in comparison.metadata:
         yield "the prompt ended with a turn of the assistant, which is left out"
-    roles = [message["role"] for message in prompt]
-    if any(first == second and first != "tool" for first, second in itertools.pairwise(roles)):
-        yield "two turns of the prompt that follow each other have the same role"
-    if "system" in roles[1:]:
-        yield "a system message is not the first message"
-    for role in {*roles, *(message["role"] for reply in comparison.replies for message in reply)} - KNOWN_ROLES:
+    messages = itertools.chain(prompt, *comparison.replies)
+    for role in {message["role"] for message in messages} - KNOWN_ROLES:
         yield f"a message has the role {role!r}, which models may not know"
 
 
@@ -136,15 +129,3 @@ def _of_margin(comparison: Comparison) -> Iterator[str]:
         yield "the margin is 0, although one reply is preferred"
     elif comparison.margin > 0 and comparison.is_tie:
         yield "the margin is above 0, although no reply is preferred"
-
-
-def _constant_replies(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
-    """Yield the most frequent best and worst reply, if it is in many comparisons."""
-    for name, choose in (("best", min), ("worst", max)):
-        ranked = [each for each in comparisons if each.ranks is not None and not each.is_tie]
-        replies = [each.replies[each.ranks.index(choose(each.ranks))] for each in ranked if each.ranks is not None]
-        counts = Counter(map(key_of, replies))
-        for key, count in counts.most_common(1):
-            if count > max(2, CONSTANT * len(ranked)):
-                wheres = [each.where for each, reply in zip(ranked, replies, strict=True) if key_of(reply) == key]
-                yield Finding(f"the {name} reply is always the same text, {show(key[-1][1])}", count, tuple(wheres[:3]))

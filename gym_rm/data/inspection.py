@@ -16,11 +16,12 @@ from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.data.findings import Finding, find_duplicates, find_remarks
 from gym_rm.data.overlaps import Overlap, PromptSet, find_overlap, prompts_of
 from gym_rm.data.pairs import pairs_of
-from gym_rm.data.token_lengths import Example, TextReader, TokenLengths, make_examples, measure_tokens
+from gym_rm.data.token_lengths import ComparisonExample, TokenLengths, make_examples, measure_tokens
+from gym_rm.engine.text.text_reader import TextReader
 from gym_rm.plain_values import to_plain
 from gym_rm.types import Comparison, Message
 
-MOST_ROLES = 8  # of sequences of roles, and of sources, that are listed
+MOST_SOURCES = 8
 DROPPED_EXAMPLES = 3
 
 
@@ -79,12 +80,10 @@ class Inspection:
         pairs: number of pairs with a preference.
         ties: number of comparisons whose replies all have the same rank.
         unranked: number of comparisons without ranks, which have only ratings or labels of steps.
-        first_is_best: share of the comparisons with a preference whose best reply is listed first, or None.
         margins: distribution of the margins.
         objectives: distribution of the ratings by objective.
         steps: distribution of the labels of steps.
         sources: number of comparisons by source.
-        roles: number of comparisons by the roles of the prompt, such as `"system user (assistant user) x 2"`.
         lengths: distributions of the numbers of messages and characters, by name.
         length_bias: how often the preferred reply is the longer one.
         duplicates: equal prompts, equal comparisons, contradictory preferences.
@@ -102,19 +101,17 @@ class Inspection:
     pairs: int
     ties: int
     unranked: int
-    first_is_best: float | None
     margins: Quantiles | None
     objectives: Mapping[str, Quantiles | None]
     steps: Quantiles | None
     sources: Mapping[str, int]
-    roles: Mapping[str, int]
     lengths: Mapping[str, Quantiles | None]
     length_bias: LengthBias
     duplicates: tuple[Finding, ...]
     remarks: tuple[Finding, ...]
     overlaps: tuple[Overlap, ...] = ()
     tokens: TokenLengths | None = None
-    examples: tuple[Example, ...] = ()
+    examples: tuple[ComparisonExample, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the inspection as plain values for JSON."""
@@ -146,7 +143,6 @@ def inspect_comparisons(
     """
     comparisons = found.comparisons
     ranked = [each for each in comparisons if each.ranks is not None]
-    decided = [each.ranks for each in ranked if each.ranks is not None and not each.is_tie]
     pairs = [pair for each in comparisons for pair in pairs_of(each)]
     ratings: dict[str, list[float]] = defaultdict(list)
     for each in comparisons:
@@ -162,16 +158,14 @@ def inspect_comparisons(
         pairs=len(pairs),
         ties=sum(each.is_tie for each in comparisons),
         unranked=len(comparisons) - len(ranked),
-        first_is_best=sum(ranks[0] == min(ranks) for ranks in decided) / len(decided) if decided else None,
         margins=Quantiles.of(each.margin for each in comparisons if each.margin is not None),
         objectives={name: Quantiles.of(values) for name, values in ratings.items()},
         steps=Quantiles.of(label for each in comparisons for labels in each.step_labels or () for label in labels),
         sources=_most_common(Counter(each.source for each in comparisons)),
-        roles=_most_common(Counter(_pattern(each.prompt) for each in comparisons)),
         lengths=_lengths(comparisons),
         length_bias=_length_bias([(_characters(pair.chosen), _characters(pair.rejected)) for pair in pairs]),
         duplicates=find_duplicates(comparisons),
-        remarks=find_remarks(comparisons, None if reader is None else reader.control_tokens),
+        remarks=find_remarks(comparisons, None if reader is None else reader.renderer.control_tokens_in),
         overlaps=tuple(find_overlap(first, second) for first, second in itertools.combinations(sets, 2)),
         tokens=None if reader is None else measure_tokens(comparisons, reader),
         examples=make_examples(comparisons, reader, num_examples),
@@ -207,18 +201,8 @@ def _characters(messages: Sequence[Message]) -> int:
     return sum(len(message["content"]) for message in messages)
 
 
-def _pattern(messages: Sequence[Message]) -> str:
-    """Return the roles of messages, with the repetition of a dialogue in short."""
-    roles = [message["role"] for message in messages]
-    again = 0
-    while roles[-3:] == ["user", "assistant", "user"]:
-        del roles[-2:]
-        again += 1
-    return " ".join(roles) + (f" (assistant user) x {again}" if again else "")
-
-
 def _most_common(counts: Counter[str]) -> dict[str, int]:
     """Return the largest counts, and the sum of the others as `"(others)"`."""
-    most = dict(counts.most_common(MOST_ROLES))
+    most = dict(counts.most_common(MOST_SOURCES))
     others = counts.total() - sum(most.values())
     return {**most, "(others)": others} if others else most

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from gym_rm.data.rows import show
+from gym_rm.engine.text.messages import plain_content
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
 
@@ -65,11 +66,15 @@ def refuse_rendered(text: str, where: str) -> None:
         )
 
 
-def plain_content(content: Any) -> Any:
-    """Join content in text parts, `[{"type": "text", "text": ...}]`; return other content unchanged."""
-    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        return "".join(part["text"] for part in content)
-    return content
+def check_encodable(text: str, where: str, field: str) -> None:
+    """Raise ConfigError for a text that UTF-8 cannot encode, so that no tokenizer reads it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{where}: {field} contains a lone surrogate, {text[error.start]!r} at character {error.start}, which "
+            "UTF-8 cannot encode; correct the text."
+        ) from error
 
 
 def _messages(value: Any, where: str) -> list[Message]:

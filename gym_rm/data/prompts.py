@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gym_rm.checks import integer
-from gym_rm.data.messages import parse_messages
+from gym_rm.data.messages import check_encodable, parse_messages
 from gym_rm.data.rows import Source, describe_source, filled_fields, present, rows_of, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message, Prompt
@@ -197,13 +197,7 @@ def _check_texts(prompt: Prompt, where: str, max_text_length: int | None) -> Non
                 f"{where}: {field!r} has {len(text)} characters, more than max_text_length={max_text_length}; shorten "
                 "it, or increase max_text_length."
             )
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ConfigError(
-                f"{where}: {field!r} contains a lone surrogate, {text[error.start]!r} at character {error.start}, "
-                "which UTF-8 cannot encode; correct the text."
-            ) from error
+        check_encodable(text, where, repr(field))
 
 
 def _texts(value: Any, where: str, field: str) -> tuple[str, ...]:

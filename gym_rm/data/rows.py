@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import re
-import sys
 import zlib
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from pathlib import Path
@@ -31,6 +30,7 @@ EMBEDDED = {"embedded": "prompts.jsonl", "embedded:code": "code_prompts.jsonl"}
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".zst")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w\[\]%:+-]+)?")
 # CSV cells are texts, except lists as JSON in the first columns, and messages as JSON in the second ones.
@@ -40,7 +40,6 @@ _CSV_MESSAGES = (
     *("chosen", "rejected", "response", "response1", "response2"),
 )
 _LIKE_MESSAGES = re.compile(r"""\[\s*\{\s*["'](role|content)["']\s*:""")
-# An empty cell of these columns is an empty text, if the row has no other reply.
 _CSV_REPLIES = (("response",), ("chosen", "rejected"))
 _SOURCES = (
     "a .jsonl, .ndjson, .json, .csv or .parquet file, a data set name 'org/name' or 'org/name:split', "
@@ -59,19 +58,6 @@ def rows_of(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
     return ((where, present(row)) for where, row in _without_errors(rows_or_errors(source, argument)))
 
 
-def rows_or_errors(source: Source, argument: str, *, max_row_bytes: int | None = None) -> Iterator[tuple[str, Any]]:
-    """Like `rows_of`, but a row that is too long or cannot be parsed is yielded as its ConfigError, and NaN is kept.
-
-    A line of JSON that is longer than `max_row_bytes` is not read as a whole; of other rows, the texts are counted.
-    """
-    rows = _rows_of(source, argument, max_row_bytes)
-    if max_row_bytes is None:
-        return rows
-    return (
-        (where, _too_long(where, max_row_bytes) if _text_length(row) > max_row_bytes else row) for where, row in rows
-    )
-
-
 def _without_errors(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Raise the first error instead of yielding it."""
     for where, row in rows:
@@ -80,13 +66,14 @@ def _without_errors(rows: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]
         yield where, row
 
 
-def _rows_of(source: Source, argument: str, max_row_bytes: int | None) -> Iterator[tuple[str, Any]]:
+def rows_or_errors(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
+    """Like `rows_of`, but a row that cannot be parsed is yielded as its ConfigError, and NaN is kept."""
     if source is None or (isinstance(source, str) and source in EMBEDDED):
         name = EMBEDDED[source or "embedded"]
         text = importlib.resources.files("gym_rm").joinpath("assets", name).read_bytes()
         return rows_in(io.BytesIO(text), "embedded prompts", "jsonl")
     if isinstance(source, str | os.PathLike):
-        return _stored_rows(os.fspath(source), argument, max_row_bytes)
+        return _stored_rows(os.fspath(source), argument)
     if isinstance(source, Set) and not isinstance(source, KeysView | ItemsView):
         raise ConfigError(
             f"{argument} must have an order, but a {type(source).__name__} has none: its rows would come in another "
@@ -100,21 +87,6 @@ def _rows_of(source: Source, argument: str, max_row_bytes: int | None) -> Iterat
     if isinstance(source, Mapping) or not isinstance(source, Iterable) or scalar:
         raise ConfigError(f"{argument} must be {_SOURCES}; got {show(source)}.")
     return ((f"{argument}[{index}]", row) for index, row in enumerate(source))
-
-
-def read_rows(path: str | os.PathLike[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield `(line number, row)` of a `.jsonl` or `.jsonl.gz` file. Lines count from 1; blank lines are skipped.
-
-    Raises:
-        ConfigError: the file cannot be opened, or a line is not a JSON object.
-    """
-    path = Path(path)
-    with open_binary(path) as file:
-        for number, line in read_lines(file, str(path)):
-            row = parse_line(line, f"{path} line {number}")
-            if not isinstance(row, dict):
-                raise ConfigError(f"{path} line {number}: expected a JSON object, got {show(row)}.")
-            yield number, row
 
 
 def parse_line(line: bytes | str, where: str) -> Any:
@@ -153,21 +125,15 @@ def format_of(path: Path) -> tuple[str | None, str]:
     return _FORMATS.get(suffixes[-1]) if suffixes else None, compression
 
 
-def _stored_rows(source: str, argument: str, max_row_bytes: int | None) -> Iterator[tuple[str, Any]]:
+def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
     path = Path(source).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (_HUB_NAME.fullmatch(source) and not path.exists() and not format_of(path)[0]):
         return _dataset_rows(source, argument)
-    if path.exists() or format_of(path)[0]:
-        return _file_rows(path, argument, max_row_bytes)
-    if _HUB_NAME.fullmatch(source):
-        return _dataset_rows(source, argument)
-    raise ConfigError(f"{argument}={source!r} is neither a file nor a data set name; expected {_SOURCES}.")
-
-
-def _file_rows(path: Path, argument: str, max_row_bytes: int | None) -> Iterator[tuple[str, Any]]:
-    if not path.exists():
-        raise ConfigError(f"{argument}: the file {str(path)!r} does not exist.")
     stored_as, compression = format_of(path)
+    if not path.exists():
+        if stored_as:
+            raise ConfigError(f"{argument}: the file {source!r} does not exist.")
+        raise ConfigError(f"{argument}={source!r} is neither a file nor a data set name; expected {_SOURCES}.")
     if stored_as is None and not path.is_file():
         stored_as = "jsonl"  # a pipe has no suffix
     if stored_as is None or (stored_as == "parquet" and compression):
@@ -175,22 +141,20 @@ def _file_rows(path: Path, argument: str, max_row_bytes: int | None) -> Iterator
             f"{argument}: cannot read {str(path)!r}; expected one of {', '.join(_FORMATS)}, or a text file that is "
             "compressed as .gz or .zst."
         )
-    return _rows_of_file(path, stored_as, max_row_bytes)
+    return _rows_of_file(path, stored_as)
 
 
-def _rows_of_file(path: Path, stored_as: str, max_row_bytes: int | None) -> Iterator[tuple[str, Any]]:
+def _rows_of_file(path: Path, stored_as: str) -> Iterator[tuple[str, Any]]:
     with open_binary(path) as file:
-        yield from _rows_or_errors_in(file, str(path), stored_as, max_row_bytes)
+        yield from _rows_or_errors_in(file, str(path), stored_as)
 
 
 def rows_in(file: IO[bytes], name: str, stored_as: str) -> Iterator[tuple[str, Any]]:
     """Yield `(where, row)` of an open, decompressed file in a format of `format_of`."""
-    return _without_errors(_rows_or_errors_in(file, name, stored_as, None))
+    return _without_errors(_rows_or_errors_in(file, name, stored_as))
 
 
-def _rows_or_errors_in(
-    file: IO[bytes], name: str, stored_as: str, max_row_bytes: int | None
-) -> Iterator[tuple[str, Any]]:
+def _rows_or_errors_in(file: IO[bytes], name: str, stored_as: str) -> Iterator[tuple[str, Any]]:
     match stored_as:
         case "json":
             return _json_rows(file, name)
@@ -198,11 +162,8 @@ def _rows_or_errors_in(
             return _csv_rows(file, name)
         case "parquet":
             return _parquet_rows(file, name)
-    lines = ((f"{name} line {number}", line) for number, line in _short_lines(file, name, max_row_bytes))
-    return (
-        (where, _too_long(where, max_row_bytes) if line is None else _or_error(parse_line, line, where))
-        for where, line in lines
-    )
+    lines = ((f"{name} line {number}", line) for number, line in read_lines(file, name))
+    return ((where, _or_error(parse_line, line, where)) for where, line in lines)
 
 
 def _or_error(parse: Callable[..., Any], *arguments: Any) -> Any:
@@ -211,20 +172,6 @@ def _or_error(parse: Callable[..., Any], *arguments: Any) -> Any:
         return parse(*arguments)
     except ConfigError as error:
         return error
-
-
-def _too_long(where: str, max_row_bytes: int | None) -> ConfigError:
-    return ConfigError(
-        f"{where}: the row is longer than {max_row_bytes} bytes; check that the file has one row per line, or increase "
-        "max_row_bytes."
-    )
-
-
-def _text_length(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    values = value.values() if isinstance(value, Mapping) else value
-    return sum(map(_text_length, values)) if isinstance(value, Mapping | list | tuple) else 0
 
 
 def open_binary(path: Path) -> IO[bytes]:
@@ -252,21 +199,11 @@ def decompressed(file: IO[bytes], path: Path) -> IO[bytes]:
 
 def read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
     """Yield `(line number, line)` of all lines that are not blank. Lines count from 1."""
-    return ((number, line) for number, line in _short_lines(file, name, None) if line is not None)
-
-
-def _short_lines(file: IO[bytes], name: str, limit: int | None) -> Iterator[tuple[int, bytes | None]]:
-    """Like `read_lines`, but a line of more than `limit` bytes is yielded as None and never held in memory."""
-    number, size = 0, -1 if limit is None else limit + 1
+    number = 0
     try:
-        for number, line in enumerate(iter(lambda: file.readline(size), b""), start=1):
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if limit is not None and len(line) > limit:
-                end = line
-                while end and not end.endswith(b"\n"):
-                    end = file.readline(size)
-                yield number, None
-            elif line.strip():
+        for number, line in enumerate(file, start=1):
+            line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            if line.strip():
                 yield number, line
     except _READ_ERRORS as error:
         raise ConfigError(f"{name}: cannot be read after line {number}: {error}.") from error
@@ -274,7 +211,7 @@ def _short_lines(file: IO[bytes], name: str, limit: int | None) -> Iterator[tupl
 
 def _json_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     try:
-        rows = parse_line(file.read().removeprefix(b"\xef\xbb\xbf"), name)
+        rows = parse_line(file.read().removeprefix(BYTE_ORDER_MARK), name)
     except _READ_ERRORS as error:
         raise ConfigError(f"{name}: cannot be read: {error}.") from error
     if not isinstance(rows, list):
@@ -285,22 +222,21 @@ def _json_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
 
 def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    reader = csv.reader(text, strict=True)
+    reader = csv.DictReader(text, strict=True)
     begin = 1
     try:
-        header = _next_record(reader) or []
-        if twice := [column for index, column in enumerate(header) if column and column in header[:index]]:
+        header = reader.fieldnames or []
+        if twice := [column for index, column in enumerate(header) if column in header[:index]]:
             raise ConfigError(f"{name} line 1: the header has the column {twice[0]!r} twice; rename one of them.")
         begin = reader.line_num + 1
-        while (cells := _next_record(reader)) is not None:
+        for cells in reader:
             begin = reader.line_num + 1
             where = f"{name} line {reader.line_num}"
-            if cells:
-                yield where, _or_error(_csv_row, header, cells, where)
+            yield where, _or_error(_csv_row, header, cells, where)
     except csv.Error as error:
         raise ConfigError(
             f"{name} line {begin}: the row that begins here is not valid CSV: {error}. A cell that begins with a "
-            "quote must end with one, and quotes inside it must be doubled."
+            "quote must end with one, and quotes inside it must be doubled; write longer cells to a .jsonl file."
         ) from error
     except (UnicodeDecodeError, *_READ_ERRORS) as error:
         raise ConfigError(f"{name}: not readable as CSV after line {reader.line_num}: {error}.") from error
@@ -309,25 +245,17 @@ def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
             text.detach()  # the caller closes the file
 
 
-def _csv_row(header: Sequence[str], cells: Sequence[str], where: str) -> dict[str, Any]:
-    if len(cells) != len(header):
-        amount = "more" if len(cells) > len(header) else "fewer"
+def _csv_row(header: Sequence[str], cells: dict[Any, Any], where: str) -> dict[str, Any]:
+    """Return the cells of a row that are not empty; empty replies are empty texts, if the row has no other reply."""
+    if None in cells or None in cells.values():
+        amount = "more" if None in cells else "fewer"
         raise ConfigError(f"{where}: the row has {amount} cells than the header, which has {len(header)}.")
-    named = list(zip(header, cells, strict=True))
-    if header.count("") > 1 and any(cell for column, cell in named if not column):
-        raise ConfigError(f"{where}: a column without a name has a value; give every column a name.")
-    row = {column: parse_cell(column, cell, where) for column, cell in named if cell}
-    _add_empty_replies(row, header)
+    row = {column: parse_cell(column, cell, where) for column, cell in cells.items() if cell}
+    others = {"messages", *_CSV_LISTS[1:], *itertools.chain.from_iterable(_CSV_REPLIES)}
+    for columns in _CSV_REPLIES:
+        if row and not row.keys() & (others - set(columns)):
+            row.update({column: "" for column in columns if column in header and column not in row})
     return row
-
-
-def _next_record(reader: Any) -> list[str] | None:
-    """Return the next cells, of any length; the limit of the module `csv` belongs to the whole process."""
-    limit = csv.field_size_limit(sys.maxsize)
-    try:
-        return next(reader, None)
-    finally:
-        csv.field_size_limit(limit)
 
 
 def parse_cell(name: str, text: str, where: str) -> Any:
@@ -352,14 +280,6 @@ def parse_cell(name: str, text: str, where: str) -> Any:
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and "role" in value and ("content" in value or "tool_calls" in value)
-
-
-def _add_empty_replies(row: dict[str, Any], header: Sequence[str]) -> None:
-    """Add the empty cells of the columns with replies."""
-    others = {"messages", *_CSV_LISTS[1:], *itertools.chain.from_iterable(_CSV_REPLIES)}
-    for columns in _CSV_REPLIES:
-        if row and not row.keys() & (others - set(columns)):
-            row.update({column: "" for column in columns if column in header and column not in row})
 
 
 def _parquet_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
@@ -401,14 +321,19 @@ def import_pyarrow(purpose: str) -> Any:
     return importlib.import_module("pyarrow")
 
 
-def present(value: Any) -> Any:
-    """Return a value of a row with missing values (NaN, NA, NaT) as None and arrays as lists, at any depth."""
+def present(value: Any, *, keep_nan: bool = False) -> Any:
+    """Return a value of a row with missing values (NaN, NA, NaT) as None and arrays as lists, at any depth.
+
+    `keep_nan` keeps the NaN of a number, for readers that refuse it.
+    """
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {key: present(each) for key, each in value.items()}
+        return {key: present(each, keep_nan=keep_nan) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [present(each) for each in value]
+        return [present(each, keep_nan=keep_nan) for each in value]
+    if keep_nan and isinstance(value, float):
+        return value
     try:
         missing = bool(value != value)
     except (TypeError, ValueError):

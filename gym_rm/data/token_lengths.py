@@ -4,56 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gym_rm.data.findings import EXAMPLES, Finding
+from gym_rm.engine.text.rendered import Rendered, common_prefix
+from gym_rm.engine.text.text_reader import TextReader
 from gym_rm.errors import ConversationError
-from gym_rm.types import Comparison, Conversation, Message
-
-if TYPE_CHECKING:
-    from gym_rm.engine.text.rendered import Rendered, TokenIds
-    from gym_rm.engine.text.renderer import Renderer
+from gym_rm.types import Comparison, Conversation
 
 MOST_COMPARISONS = 10_000  # that are tokenised
 CHUNK = 256
-OTHER_CONTENTS = ("7", "Q")
 QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class TextReader:
-    """How a model reads conversations.
-
-    Attributes:
-        renderer: the renderer of the model, without `max_length`.
-        read_positions: function that returns the positions of the tokens at which the reward is read.
-        max_length: maximum number of tokens of a conversation, or None.
-        name: folder or hub id of the model or tokenizer.
-    """
-
-    renderer: Renderer
-    read_positions: Callable[[Rendered], Any]
-    max_length: int | None
-    name: str
-
-    def control_tokens(self, text: str) -> tuple[str, ...]:
-        """Return the control tokens in a text."""
-        return self.renderer.control_tokens_in(text)
-
-    def reply_start(self, comparison: Comparison, index: int, rendered: Rendered) -> int | None:
-        """Return the index of the first token of a reply: the first one that depends on its text; None if unknown."""
-        first, *later = comparison.replies[index]
-        starts = []
-        for content in OTHER_CONTENTS:  # one of them begins with another token than the reply
-            other: Message = {**first, "content": content}
-            (changed,) = self.renderer.encode([[*comparison.prompt, other, *later]])
-            if not isinstance(changed, ConversationError):
-                starts.append(_shared(rendered.input_ids, changed.input_ids))
-        return min(starts, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +32,6 @@ class TokenLengths:
         too_long: number of comparisons with a longer conversation.
         tokens: number of tokens of all conversations.
         unique_tokens: number of tokens if the replies of a comparison share the tokens at their start.
-        longer_is_better: share of the pairs of two replies, of different lengths, whose better reply has more tokens.
         failed: reasons for conversations that the model cannot read.
     """
 
@@ -79,7 +42,6 @@ class TokenLengths:
     too_long: int
     tokens: int
     unique_tokens: int
-    longer_is_better: float | None
     failed: tuple[Finding, ...]
 
 
@@ -103,7 +65,7 @@ class RenderedReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class ComparisonExample:
     """A comparison as the model reads it.
 
     Attributes:
@@ -131,10 +93,7 @@ def measure_tokens(comparisons: Sequence[Comparison], reader: TextReader) -> Tok
         own = [len(one) for one in ids]
         lengths += own
         totals["too_long"] += reader.max_length is not None and max(own, default=0) > reader.max_length
-        totals["unique"] += sum(own) - sum(itertools.starmap(_shared, itertools.pairwise(sorted(ids, key=list))))
-        if len(own) == 2 and own[0] != own[1] and each.ranks is not None and not each.is_tie:
-            totals["unequal"] += 1
-            totals["longer"] += (own[0] > own[1]) == (each.ranks[0] < each.ranks[1])
+        totals["unique"] += sum(own) - sum(itertools.starmap(common_prefix, itertools.pairwise(sorted(ids, key=list))))
     failed = [Finding(text, len(wheres), tuple(wheres[:EXAMPLES])) for text, wheres in places.items()]
     return TokenLengths(
         reader.name,
@@ -144,15 +103,16 @@ def measure_tokens(comparisons: Sequence[Comparison], reader: TextReader) -> Tok
         totals["too_long"],
         sum(lengths),
         totals["unique"],
-        totals["longer"] / totals["unequal"] if totals["unequal"] else None,
         tuple(sorted(failed, key=lambda finding: -finding.count)),
     )
 
 
-def make_examples(comparisons: Sequence[Comparison], reader: TextReader | None, count: int) -> tuple[Example, ...]:
+def make_examples(
+    comparisons: Sequence[Comparison], reader: TextReader | None, count: int
+) -> tuple[ComparisonExample, ...]:
     """Return some comparisons, at equal distances, as the model reads them, or as texts without a reader."""
     return tuple(
-        Example(
+        ComparisonExample(
             each.where,
             each.source,
             tuple(
@@ -194,13 +154,6 @@ def _read_reply(comparison: Comparison, index: int, reader: TextReader) -> Rende
 
 def _rank(comparison: Comparison, index: int) -> float | None:
     return None if comparison.ranks is None else comparison.ranks[index]
-
-
-def _shared(first: TokenIds, second: TokenIds) -> int:
-    """Return the number of equal tokens at the start of two sequences."""
-    limit = min(len(first), len(second))
-    different = np.flatnonzero(first[:limit] != second[:limit])
-    return int(different[0]) if len(different) else limit
 
 
 def _spread(comparisons: Sequence[Comparison], count: int) -> list[Comparison]:

@@ -7,42 +7,38 @@ values to rewards. A failure affects only the rows of its own sequences.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-import numpy as np
 import pydantic
-from rich.console import Console
-from rich.progress import Progress
 from transformers import PreTrainedModel
 
 from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
 from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE
+from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
-from gym_rm.engine.executors.replica import ParallelOptions
+from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
 from gym_rm.engine.kinds.implicit import ImplicitKind
-from gym_rm.engine.loading.checkpoint import Checkpoint, LoadOptions, open_checkpoint
+from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
-from gym_rm.engine.score_cache import ScoreCache, ScoredSequence
-from gym_rm.engine.text.options import TextOptions
+from gym_rm.engine.score_cache import ScoreCache
+from gym_rm.engine.score_call import RenderedRow, ScoreCall
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.rendered_texts import encode_text
 from gym_rm.engine.text.renderer import Renderer, Turns
-from gym_rm.engine.token_tree import Layout, TokenSequence
+from gym_rm.engine.text.text_options import TextOptions
+from gym_rm.engine.token_tree import Layout
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
 from gym_rm.scorer import check_rows
-from gym_rm.scorers.batching import MicroBatchingScorer
-from gym_rm.scores import RewardArray, Scores
+from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
 
 SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
@@ -119,7 +115,7 @@ class RewardModelScorer:
 
     @classmethod
     def of_checkpoint(
-        cls, checkpoint: Checkpoint, /, *, executor: Executor | str | None = None, **options: Any
+        cls, checkpoint: ModelFiles, /, *, executor: Executor | str | None = None, **options: Any
     ) -> RewardModelScorer:
         """Return the scorer of a checkpoint; only the executor reads the weights. See `load_reward_model`."""
         scorer = cls.__new__(cls)
@@ -137,7 +133,7 @@ class RewardModelScorer:
     ) -> None:
         kind = detect_kind(facts) if kind == "auto" else check_kind(kind)
         schemas = (EngineOptions, ParallelOptions, TextOptions, KINDS[kind].Options)
-        loading = (LoadOptions,) if isinstance(source, Checkpoint) else ()
+        loading = (LoadOptions,) if isinstance(source, ModelFiles) else ()
         engine, parallel, text, of_kind = divide_settings(
             options, *schemas, owner=f"a reward model of kind {kind!r}", others=loading
         )
@@ -166,7 +162,6 @@ class RewardModelScorer:
         self._cache = ScoreCache(engine.cache_size)
         self._lock = threading.RLock()
         self._merging: MicroBatchingScorer | None = None
-        self._constant_calls = 0
         self.provenance = Provenance(
             scorer=type(self).__name__,
             model=facts.name,
@@ -216,7 +211,6 @@ class RewardModelScorer:
         prompts: Prompts = None,
         *,
         turns: Turns = "last",
-        progress: bool = False,
     ) -> Scores:
         """Score N conversations.
 
@@ -224,7 +218,6 @@ class RewardModelScorer:
             conversations: N lists of messages.
             prompts: not used by reward models.
             turns: `"all"` also scores the conversation after every assistant turn (`Scores.turn_rewards`).
-            progress: whether to show a progress bar on stderr.
 
         Raises:
             ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
@@ -234,25 +227,13 @@ class RewardModelScorer:
         check_rows(conversations, prompts)
         with self._lock:
             start = time.perf_counter()
-            rendered = self._render(conversations, turns)
-            sequences = [each for row in rendered if not isinstance(row, ConversationError) for each in row]
-            if self._cache.size:
-                self._cache.keep_for(self.executor.weights_version())
-            scored = self._cache.find(sequences)
-            tokens = self._plan(sequences, scored)
+            call = self._plan(self._render(conversations, turns))
             seconds = time.perf_counter() - start
-            with _progress_bar(len(tokens)) if progress else contextlib.nullcontext() as report:
-                result = self._scheduler.run(list(tokens.values()), self.executor, report)
-            self._reduce(result, tokens, scored)
-            self._cache.add(sequences, scored)
-            self._check_variation(sequences, scored)
-        cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
-        return self._collect(rendered, scored, turns, result.workload + cost).raise_for_errors()
+            result = self._scheduler.run(list(call.tokens.values()), self.executor)
+            return self._collect(call, result, seconds, all_turns=turns == "all")
 
     async def score_async(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations without blocking the event loop; calls that wait at the same time share batches.
-
-        At most 4096 conversations wait at a time, and further calls wait for their turn (`MicroBatchingScorer`).
 
         Raises:
             ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
@@ -286,18 +267,10 @@ class RewardModelScorer:
             )
         with self._lock:
             start = time.perf_counter()
-            rendered = self._each(texts, lambda text: [encode_text(self.renderer, text, add_special_tokens)])
-            sequences = [each for row in rendered if not isinstance(row, ConversationError) for each in row]
-            if self._cache.size:
-                self._cache.keep_for(self.executor.weights_version())
-            scored = self._cache.find(sequences)
-            tokens = self._plan(sequences, scored)
+            call = self._plan(_each(texts, lambda text: [encode_text(self.renderer, text, add_special_tokens)]))
             seconds = time.perf_counter() - start
-            result = self._scheduler.run(list(tokens.values()), self.executor, None)
-            self._reduce(result, tokens, scored)
-            self._cache.add(sequences, scored)
-        cost = Workload(num_tokens=sum(len(each.input_ids) for each in sequences), render_seconds=seconds)
-        return self._collect(rendered, scored, "last", result.workload + cost).raise_for_errors()
+            result = self._scheduler.run(list(call.tokens.values()), self.executor)
+            return self._collect(call, result, seconds)
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -351,136 +324,30 @@ class RewardModelScorer:
 
     # --- the steps of a call -----------------------------------------------------------------------------------
 
-    def _render(self, conversations: Sequence[Conversation], turns: Turns) -> list[list[Rendered] | ConversationError]:
-        if turns == "last":
-            encoded = self.renderer.encode(conversations)
-            return [each if isinstance(each, ConversationError) else [each] for each in encoded]
-        return self._each(conversations, self.renderer.encode_turns)
+    def _render(self, conversations: Sequence[Conversation], turns: Turns) -> list[RenderedRow]:
+        if turns == "all":
+            return _each(conversations, self.renderer.encode_turns)
+        encoded = self.renderer.encode(conversations)
+        return [row if isinstance(row, ConversationError) else [row] for row in encoded]
 
-    @staticmethod
-    def _each(
-        items: Iterable[Item], render: Callable[[Item], list[Rendered]]
-    ) -> list[list[Rendered] | ConversationError]:
-        """Render items one by one; one that cannot be rendered becomes its error."""
-        rows: list[list[Rendered] | ConversationError] = []
-        for item in items:
-            try:
-                rows.append(render(item))
-            except ConversationError as error:
-                rows.append(error)
-        return rows
+    def _plan(self, rendered: list[RenderedRow]) -> ScoreCall:
+        sequences = [sequence for row in rendered if not isinstance(row, ConversationError) for sequence in row]
+        if self._cache.size:
+            self._cache.keep_for(self.executor.weights_version())
+        scored = self._cache.find(sequences)
+        return ScoreCall.plan(self.kind, self.info, rendered, sequences, scored, self.renderer.tokenizer)
 
-    def _plan(self, sequences: Sequence[Rendered], scored: dict[int, ScoredSequence]) -> dict[int, TokenSequence]:
-        """Return the sequences to run, by index; a sequence that cannot be read gets an error in `scored`."""
-        tokens = {}
-        for m, rendered in enumerate(sequences):
-            if m in scored:
-                continue
-            try:
-                self._check_tokens(rendered)
-                positions = self.kind.read_positions(rendered)
-            except ConversationError as error:
-                scored[m] = self._failed(str(error))
-            else:
-                tokens[m] = TokenSequence(rendered.input_ids, positions, rendered.second_segment)
-        return tokens
-
-    def _check_tokens(self, rendered: Rendered) -> None:
-        """Raise ConversationError for ids and positions outside the model's tables, which abort CUDA."""
-        if self.info.num_positions is not None and len(rendered.input_ids) > self.info.num_positions:
-            raise ConversationError(
-                f"the conversation has {len(rendered.input_ids)} tokens, but the model has {self.info.num_positions} "
-                "positions; do not pass a larger max_length, and pass overlong= to cut longer conversations."
-            )
-        if self.info.num_embeddings is not None and int(rendered.input_ids.max()) >= self.info.num_embeddings:
-            token = int(rendered.input_ids.max())
-            raise ConversationError(
-                f"the token {self.renderer.tokenizer.convert_ids_to_tokens(token)!r} has the id {token}, but the model "
-                f"has {self.info.num_embeddings} embeddings; pass the model's own tokenizer, or resize its embeddings."
-            )
-
-    def _reduce(
-        self, result: RunResult, tokens: Mapping[int, TokenSequence], scored: dict[int, ScoredSequence]
-    ) -> None:
-        """Compute rewards from the values that were read, and put them into `scored`."""
-        if not tokens:
-            return
-        starts = np.cumsum([0, *(len(each.read_positions) for each in tokens.values())])
-        reduction = self.kind.reduce(result.values, starts)
-        for k, m in enumerate(tokens):
-            reward = float(reduction.rewards[k])
-            if k in result.failures:
-                scored[m] = self._failed(result.failures[k])
-            elif not np.isfinite(reward):
-                scored[m] = self._failed(f"the reward model returned {reward}")
-            else:
-                steps = None if reduction.steps is None else reduction.steps[starts[k] : starts[k + 1]]
-                scored[m] = ScoredSequence(reward, reduction.components[k], steps=steps)
-
-    def _check_variation(self, sequences: Sequence[Rendered], scored: Mapping[int, ScoredSequence]) -> None:
-        """Warn if all different sequences of a call got exactly the same reward, in three calls in a row."""
-        kept = [m for m in range(len(sequences)) if scored[m].error is None]
-        if len({scored[m].reward for m in kept}) > 1:
-            self._constant_calls = 0
-        elif len({sequences[m].input_ids.tobytes() for m in kept}) > 1:
-            self._constant_calls += 1
-            if self._constant_calls == 3:
-                warn_once(
-                    f"{self.provenance.model} gave exactly the same score to all different conversations of three "
-                    "calls in a row; check that its head is trained, that the chat template writes the replies, "
-                    "and that max_length does not cut them off."
-                )
-
-    def _failed(self, reason: str) -> ScoredSequence:
-        components = np.full(len(self.kind.component_names), np.nan, dtype=np.float32)
-        return ScoredSequence(float("nan"), components, reason)
-
-    def _collect(
-        self,
-        rendered: Sequence[list[Rendered] | ConversationError],
-        scored: Mapping[int, ScoredSequence],
-        turns: Turns,
-        workload: Workload,
-    ) -> Scores:
-        """Return the `Scores` of the call: one row per conversation, from the scores of its turns."""
-        empty = np.empty(0)
-        rows: list[ScoredSequence] = []
-        turn_rewards: list[RewardArray] = []
-        lengths, truncated = np.zeros((2, len(rendered)), dtype=np.int64)
-        m = 0
-        for row, turn_renders in enumerate(rendered):
-            if isinstance(turn_renders, ConversationError):
-                rows.append(self._failed(str(turn_renders)))
-                turn_rewards.append(empty)
-                continue
-            of_turns = [scored[m + k] for k in range(len(turn_renders))]
-            m += len(turn_renders)
-            lengths[row] = len(turn_renders[-1].input_ids)
-            truncated[row] = turn_renders[-1].truncated_tokens
-            turn_rewards.append(np.array([one.reward for one in of_turns]))
-            reason = next((one.error for one in of_turns if one.error is not None), None)
-            rows.append(of_turns[-1] if reason is None else self._failed(reason))
-        if truncated.any():
+    def _collect(self, call: ScoreCall, result: RunResult, seconds: float, *, all_turns: bool = False) -> Scores:
+        call.reduce(result)
+        self._cache.add(call.sequences, call.scored)
+        if any(sequence.truncated_tokens for sequence in call.sequences):
             warn_once(
                 f"conversations longer than max_length={self.renderer.max_length} are cut "
                 f"(overlong={self.renderer.overlong!r}); Scores.truncated_tokens has the number of tokens removed."
             )
-        dropped = [0 if isinstance(each, ConversationError) else each[-1].dropped_characters for each in rendered]
-        names = self.kind.component_names
-        components = np.array([one.components for one in rows], dtype=np.float64).reshape(len(rows), len(names))
-        steps = [empty if one.steps is None else one.steps.astype(np.float64) for one in rows]
-        return Scores(
-            rewards=np.array([one.reward for one in rows]),
-            components={name: components[:, h].copy() for h, name in enumerate(names)},
-            num_tokens=lengths,
-            truncated_tokens=truncated,
-            errors=tuple(one.error for one in rows),
-            turn_rewards=tuple(turn_rewards) if turns == "all" else None,
-            step_rewards=tuple(steps) if any(one.steps is not None for one in rows) else None,
-            infos={"dropped_characters": np.array(dropped)} if any(dropped) else {},
-            provenance=self.provenance,
-            workload=workload,
-        )
+        workload = result.workload + Workload(num_tokens=call.num_tokens, render_seconds=seconds)
+        scores = call.collect(all_turns=all_turns, provenance=self.provenance, workload=workload)
+        return scores.raise_for_errors()
 
 
 def load_reward_model(
@@ -506,12 +373,15 @@ def load_reward_model(
     return RewardModelScorer.of_checkpoint(checkpoint, executor=executor, **of_scorer)
 
 
-@contextlib.contextmanager
-def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr; yield the function that advances it."""
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("scoring", total=total)
-        yield functools.partial(bar.advance, task)
+def _each(items: Iterable[Item], render: Callable[[Item], list[Rendered]]) -> list[RenderedRow]:
+    """Render items one by one; one that cannot be rendered becomes its error."""
+    rows: list[RenderedRow] = []
+    for item in items:
+        try:
+            rows.append(render(item))
+        except ConversationError as error:
+            rows.append(error)
+    return rows
 
 
 def _reference(options: Config, source: ModelSource, tokenizer: Any) -> ModelSource | None:
@@ -520,6 +390,6 @@ def _reference(options: Config, source: ModelSource, tokenizer: Any) -> ModelSou
         return None
     if isinstance(options.reference, PreTrainedModel):
         return options.reference
-    load = source.options if isinstance(source, Checkpoint) else LoadOptions()
+    load = source.options if isinstance(source, ModelFiles) else LoadOptions()
     update = {"path": str(options.reference), "kind": "implicit", "head": None, "base": None, "revision": None}
     return open_checkpoint(load.model_copy(update={**update, "tokenizer": tokenizer}))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,11 +25,7 @@ from gym_rm.types import Workload
 
 Budget: TypeAlias = int | Literal["auto"]
 
-GOOD_RUNS = 8  # runs without halving the budget before it is doubled again; the number doubles after each halving
-MOST_GOOD_RUNS = 1024
-
 BATCH_TOKENS = 32  # cost of a batch besides its tokens, as a number of tokens, when batches are cut for replicas
-REPORT_ROUNDS = 2  # batches per replica between two reports of progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +86,20 @@ class Scheduler:
 
     @property
     def budget(self) -> int:
-        """Maximum number of tokens in a batch; halved after running out of memory, doubled again after many runs."""
+        """Maximum number of tokens in a batch; halved after running out of memory."""
         return self._budget
 
     @budget.setter
     def budget(self, budget: int) -> None:
-        self._budget = self._largest = integer("max_num_batched_tokens", budget, minimum=1)
+        self._budget = integer("max_num_batched_tokens", budget, minimum=1)
         self._limit = None if self._limit is None else self._budget
-        self._good_runs, self._good_runs_needed = 0, GOOD_RUNS
 
-    def run(
-        self, sequences: Sequence[TokenSequence], executor: Executor, report: Callable[[int], object] | None = None
-    ) -> RunResult:
+    def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
         """Run M sequences and return their values; a failed batch affects only its own sequences.
 
         Args:
             sequences: M sequences.
             executor: executor that runs the batches.
-            report: function that is called after each batch (or after two for each replica) with the number of its
-                sequences; None runs all batches in one call of the executor, which is faster on a GPU.
         """
         own = None
         if isinstance(executor, CollectiveExecutor):
@@ -123,13 +114,8 @@ class Scheduler:
             started = time.perf_counter()
             plan = self._plan([sequences[m] for m in rows], attempt.budget, attempt.alone)
             planned = time.perf_counter()
-            outcomes: list[BatchResult] = []
-            for batches in [plan.batches] if report is None else self._rounds(plan.batches):
-                first = len(outcomes)
-                outcomes += self._checked(executor.run(batches), batches, executor)
-                done = [b for b in range(first, len(outcomes)) if outcomes[b].values is not None]
-                if report is not None and done:
-                    report(int(np.isin(plan.batch_of, done).sum()))
+            values = zip(plan.batches, executor.run(plan.batches), strict=True)
+            outcomes = [_of_shape((batch.num_reads, self._info.num_values), outcome) for batch, outcome in values]
             result.workload += _cost(plan.batches, outcomes, planned - started, time.perf_counter() - planned)
             too_large, broken = _collect(plan, outcomes, attempt, sequences, starts, result)
             if broken:
@@ -137,23 +123,14 @@ class Scheduler:
                 logger.warning("%d of %d sequences failed (%s); running each alone", len(broken), len(rows), reason)
                 pending.append(Attempt(broken, max(len(sequences[m].input_ids) for m in broken), alone=True))
             pending += self._smaller_attempts(too_large, attempt.budget, sequences)
-        self._adapt_budget(before, helped=len(result.failures) < len(sequences))
-        return result if own is None else result.take(sequences, own)
-
-    def _adapt_budget(self, before: int, helped: bool) -> None:
-        """Keep a halved budget if it helped; after enough runs that did not halve it, double it."""
-        if self._budget < before and helped:
+        if self._budget < before and len(result.failures) == len(sequences):
+            self._budget = before  # less memory would not have helped
+        elif self._budget < before:
             warn_once(
                 f"out of memory with max_num_batched_tokens={before}; continuing with {self._budget}. Scores do not "
                 f"change. Pass max_num_batched_tokens={self._budget} if this happens again."
             )
-            self._good_runs, self._good_runs_needed = 0, min(2 * self._good_runs_needed, MOST_GOOD_RUNS)
-        elif self._budget < before:
-            self._budget = before
-        elif self._budget < self._largest:
-            self._good_runs += 1
-            if self._good_runs == self._good_runs_needed:
-                self._budget, self._good_runs = min(2 * self._budget, self._largest), 0
+        return result if own is None else result.take(sequences, own)
 
     def _first_attempts(self, sequences: Sequence[TokenSequence], result: RunResult) -> list[Attempt]:
         """Return attempts: sequences within the budget, longer ones with a larger budget, and those that run alone."""
@@ -189,11 +166,6 @@ class Scheduler:
         alone = [Attempt([m], len(sequences[m].input_ids)) for m in rows if m not in set(short)]
         return [*alone, Attempt(short, smaller)] if short else alone
 
-    def _rounds(self, batches: Sequence[Batch]) -> list[Sequence[Batch]]:
-        """Divide batches into the parts after which progress is reported."""
-        size = 1 if self._info.num_replicas == 1 else REPORT_ROUNDS * self._info.num_replicas
-        return [batches[start : start + size] for start in range(0, len(batches), size)]
-
     def _plan(self, sequences: Sequence[TokenSequence], budget: int, alone: bool) -> BatchPlan:
         """Return the batches; for several replicas, those that they finish earliest."""
         plan = self._plan_within(sequences, budget, alone)
@@ -224,27 +196,12 @@ class Scheduler:
             exact=exact,
         )
 
-    def _checked(self, outcomes: list[BatchResult], batches: Sequence[Batch], executor: Executor) -> list[BatchResult]:
-        """Return the results: each has either an error or values of the right shape and type."""
-        name = f"{type(executor).__name__}.run"
-        if not isinstance(outcomes, list) or len(outcomes) != len(batches):
-            got = f"{len(outcomes)} results" if isinstance(outcomes, list) else type(outcomes).__name__
-            reason = f"{name} must return a list of one BatchResult per batch; got {got} for {len(batches)}"
-            return [BatchResult(error=reason)] * len(batches)
-        checked = []
-        for batch, outcome in zip(batches, outcomes, strict=True):
-            if not isinstance(outcome, BatchResult):
-                checked.append(BatchResult(error=f"{name} must return BatchResult; got {type(outcome).__name__}"))
-                continue
-            expected, values = (batch.num_reads, self._info.num_values), outcome.values
-            got = f"{values.dtype} {values.shape}" if isinstance(values, np.ndarray) else type(values).__name__
-            if outcome.error is not None:
-                checked.append(replace(outcome, values=None))
-            elif got != f"float32 {expected}":
-                checked.append(BatchResult(error=f"{name} must return values float32 {expected}; got {got}"))
-            else:
-                checked.append(outcome)
-        return checked
+
+def _of_shape(shape: tuple[int, int], outcome: BatchResult) -> BatchResult:
+    """Return the values of a batch if they have this shape; otherwise, as of a replaced head, an error."""
+    if outcome.values is None or outcome.values.shape == shape:
+        return outcome
+    return BatchResult(error=f"the model must return values of the shape {shape}, got {outcome.values.shape}")
 
 
 def _collect(

@@ -19,6 +19,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_rm.engine.text.rendered import common_prefix
+
 IntArray = NDArray[np.int64]
 
 Layout: TypeAlias = Literal["tree", "padded", "one_by_one"]
@@ -284,17 +286,10 @@ def _sorted_order(sequences: Sequence[TokenSequence]) -> list[int]:
     return sorted(range(len(sequences)), key=keys.__getitem__)
 
 
-def _shared_prefix(before: NDArray[np.int32], after: NDArray[np.int32]) -> int:
-    limit = min(len(before), len(after))
-    different = before[:limit] != after[:limit]
-    first = int(different.argmax())
-    return first if different[first] else limit
-
-
 def _shared_with_previous(ids: Sequence[NDArray[np.int32]], order: Sequence[int]) -> list[int]:
     """Return, for each row in this order, the length of the prefix that it shares with the row before it."""
     pairs = itertools.pairwise(ids[row] for row in order)
-    return [0, *(_shared_prefix(before, after) for before, after in pairs)] if order else []
+    return [0, *(common_prefix(before, after) for before, after in pairs)] if order else []
 
 
 def _keep_groups_whole(

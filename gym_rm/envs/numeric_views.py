@@ -8,8 +8,6 @@ views of `RewardModel-v0`. By default they use the embedded reward model and the
 from __future__ import annotations
 
 import importlib.resources
-import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -21,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from gym_rm.checks import integer, load_function
+from gym_rm.checks import integer, load_function, load_object
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.envs.attributes import EachAttribute
@@ -31,18 +29,18 @@ from gym_rm.envs.settings import require_known, require_single
 from gym_rm.envs.single import SingleEnv
 from gym_rm.envs.spaces import plain_text
 from gym_rm.envs.vector import RewardVectorEnv
-from gym_rm.errors import ActionError, ConfigError, ConversationError, warn_once
+from gym_rm.errors import ActionError, ConfigError, ConversationError
 from gym_rm.types import Conversation, copy_conversation
 
 Windows: TypeAlias = NDArray[np.int64]
 Step: TypeAlias = tuple[Windows, NDArray[np.float64], Mask, Mask, Infos]
-Candidates: TypeAlias = Sequence[str] | Callable[[Conversation], Sequence[str]] | str | None
+Candidates: TypeAlias = Sequence[str] | Callable[[Conversation], Sequence[str]] | str
 
 WINDOW = 48
 MAX_NEW_TOKENS = 8
 MOST_KNOWN = 4096
-NUMBER_VOCABULARY = ("It", " is", ".", *(f" {number}" for number in range(10, 100)))
-"""Tokens of the correct replies to the embedded prompts, for example `It is 42.`"""
+CANDIDATES = "gym_rm.assets.number_task:candidates"
+VOCABULARY = "gym_rm.assets.number_task:VOCABULARY"
 
 
 class TokenWindow:
@@ -124,11 +122,6 @@ class NumericView(EachAttribute, Wrapper):
         self.window = window
         self.num_actions = num_actions
         self.autoreset_mode = env.autoreset_mode
-        if self.autoreset_mode is AutoresetMode.SAME_STEP and "ray.rllib" in sys.modules:
-            warn_once(
-                "RLlib drops steps of environments in autoreset mode SAME_STEP after they were scored; in RLlib, use "
-                "gym_rm.adapters.rllib.register, or env_config={'autoreset_mode': 'NextStep'} with the id."
-            )
         self.single_observation_space = window.space
         self.single_action_space = Discrete(num_actions)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -166,8 +159,8 @@ class CandidateAction(NumericView):
 
     Args:
         env: a `RewardVectorEnv`, in any autoreset mode.
-        candidates: K replies; or a function (or its name, `"module:function"`) from a conversation to K replies; or
-            None for `number_candidates`, which fit the embedded prompts.
+        candidates: K replies; or a function (or its name, `"module:function"`) from a conversation to K replies. The
+            default fits the embedded prompts.
         tokenizer: tokenizer of the observations; see `TokenWindow`.
         window: number of tokens in an observation.
 
@@ -184,9 +177,9 @@ class CandidateAction(NumericView):
     """
 
     def __init__(
-        self, env: RewardVectorEnv, candidates: Candidates = None, *, tokenizer: Any = None, window: int = WINDOW
+        self, env: RewardVectorEnv, candidates: Candidates = CANDIDATES, *, tokenizer: Any = None, window: int = WINDOW
     ) -> None:
-        self._candidates: Any = number_candidates if candidates is None else candidates
+        self._candidates: Any = candidates
         if not isinstance(self._candidates, list | tuple):
             self._candidates = load_function("candidates", self._candidates)
         num_candidates = len(self._propose(env.unwrapped.prompts[0].messages))
@@ -250,8 +243,8 @@ class TokenLevel(NumericView):
         tokenizer: tokenizer of the actions and the observations; see `TokenWindow`.
         window: number of tokens in an observation.
         max_new_tokens: maximum number of tokens in a reply, including the end-of-sequence token.
-        vocabulary: texts of the tokens to choose from; the end-of-sequence token is added as the last action. None for
-            every token of the tokenizer.
+        vocabulary: texts of the tokens to choose from, or their name `"module:name"`; the end-of-sequence token is
+            added as the last action. None for every token of the tokenizer.
         prefill: text at the start of every reply. It is observed and scored, but does not count towards
             `max_new_tokens`.
 
@@ -273,7 +266,7 @@ class TokenLevel(NumericView):
         tokenizer: Any = None,
         window: int = WINDOW,
         max_new_tokens: int = MAX_NEW_TOKENS,
-        vocabulary: Sequence[str] | None = None,
+        vocabulary: Sequence[str] | str | None = None,
         prefill: str = "",
     ) -> None:
         shown = TokenWindow(tokenizer, window)
@@ -364,7 +357,7 @@ class TokenEnv(SingleEnv[Windows, int]):
 def make_candidates(
     num_envs: int = 1,
     *,
-    candidates: Candidates = None,
+    candidates: Candidates = CANDIDATES,
     tokenizer: Any = None,
     window: int = WINDOW,
     **settings: Any,
@@ -380,11 +373,11 @@ def make_tokens(
     tokenizer: Any = None,
     window: int = WINDOW,
     max_new_tokens: int = MAX_NEW_TOKENS,
-    vocabulary: Sequence[str] | None = NUMBER_VOCABULARY,
+    vocabulary: Sequence[str] | str | None = VOCABULARY,
     prefill: str = "",
     **settings: Any,
 ) -> TokenLevel:
-    """Wrap `RewardVectorEnv(num_envs, **settings)` in `TokenLevel`; the vocabulary defaults to `NUMBER_VOCABULARY`."""
+    """Wrap `RewardVectorEnv(num_envs, **settings)` in `TokenLevel`; its vocabulary fits the embedded prompts."""
     options = ("tokenizer", "window", "max_new_tokens", "vocabulary", "prefill")
     require_known(settings, "RewardModelTokens-v0", *options)
     return TokenLevel(
@@ -397,21 +390,6 @@ def make_tokens(
     )
 
 
-def number_candidates(conversation: Conversation) -> list[str]:
-    """Return four replies to a question about three numbers: the smallest, the middle, the largest, and no answer.
-
-    Raises:
-        ConfigError: the last message does not contain exactly three numbers.
-    """
-    numbers = sorted(int(number) for number in re.findall(r"\d+", conversation[-1]["content"]))
-    if len(numbers) != 3:
-        raise ConfigError(
-            "candidates: the default replies need a question with three numbers, as in the embedded prompts; got "
-            f"{conversation[-1]['content']!r:.100}. Pass candidates=[...] or a function from a conversation to replies."
-        )
-    return [*(f"It is {number}." for number in numbers), "I do not know."]
-
-
 def _load_tokenizer(tokenizer: Any) -> Any:
     if tokenizer is not None and not isinstance(tokenizer, str):
         return tokenizer
@@ -419,10 +397,11 @@ def _load_tokenizer(tokenizer: Any) -> Any:
     return load_tokenizer(str(embedded) if tokenizer is None else tokenizer)
 
 
-def _token_ids(tokenizer: Any, vocabulary: Sequence[str] | None, stop: int) -> NDArray[np.int64]:
+def _token_ids(tokenizer: Any, vocabulary: Sequence[str] | str | None, stop: int) -> NDArray[np.int64]:
     """Return the token id of every action."""
     if vocabulary is None:
         return np.arange(len(tokenizer))
+    vocabulary = load_object("vocabulary", vocabulary) if isinstance(vocabulary, str) else vocabulary
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in vocabulary]
     for text, found in zip(vocabulary, ids, strict=True):
         if len(found) != 1 or tokenizer.decode(found) != text:

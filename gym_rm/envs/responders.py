@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gym_rm.checks import load_function
 from gym_rm.envs.episodes import Episode
-from gym_rm.envs.simulated_user import SimulatedUser, simulated_user
 from gym_rm.envs.spaces import UnicodeText, plain_text
 from gym_rm.errors import ConfigError
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, copy_conversation, copy_prompt
 
 UserTurns: TypeAlias = Sequence[str | None]
-Responder: TypeAlias = (
-    "Callable[[Sequence[Conversation], Sequence[Prompt], Scores | None], UserTurns | Awaitable[UserTurns]]"
-)
+Responder: TypeAlias = "Callable[[Sequence[Conversation], Sequence[Prompt], Scores | None], UserTurns]"
 """Function that returns the user's next turn for each of M conversations that end with a reply; None ends an episode.
 
 `scores` has the score of each reply. It is None with `reward_on="end"`, because there the responder decides which
@@ -42,7 +37,7 @@ def _scripted(conversation: Conversation, prompt: Prompt) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class UserTurn:
     """The user's turn after one reply, and whether the episode ends.
 
     Attributes:
@@ -65,7 +60,7 @@ class UserSimulator:
     """User simulator: calls a responder after every reply, and applies the limits of an episode.
 
     Args:
-        respond: sync or async responder, or its name `"module:function"`; a dict with the arguments of
+        respond: responder, or its name `"module:function"`; a dict with the arguments of
             `SimulatedUser`; None for `scripted_user`.
         text_space: space that must contain every turn of the user.
         max_turns: number of replies after which an episode is truncated; None for no limit.
@@ -84,22 +79,25 @@ class UserSimulator:
         max_reply_length: int | None = None,
     ) -> None:
         if isinstance(respond, Mapping):
+            from gym_rm.envs.simulated_user import simulated_user  # the only user that needs a chat model
+
             respond = simulated_user(respond)
         self._respond: Responder = scripted_user if respond is None else load_function("respond", respond)
         self._text_space = text_space
         self._max_turns = max_turns
         self._max_reply_length = max_reply_length
-        self._loop: _EventLoop | None = None
         try:
             inspect.signature(self._respond).bind([], [], None)
         except TypeError as error:
             raise ConfigError(f"respond must take (conversations, prompts, scores): {error}.") from error
         except ValueError:  # a builtin has no signature to check
             pass
+        if inspect.iscoroutinefunction(self._respond):
+            raise ConfigError("respond must not be async; write a function that runs your clients with asyncio.run.")
 
     def next_turns(
         self, rows: Sequence[int], episodes: Sequence[Episode], said: Sequence[Conversation], scores: Scores | None
-    ) -> list[Turn]:
+    ) -> list[UserTurn]:
         """Return the turns after the replies of M episodes, with one call of the responder for all that continue.
 
         Args:
@@ -133,7 +131,7 @@ class UserSimulator:
                 raise ConfigError(f"environment {rows[m]}: respond returned an invalid turn: {reason}.")
             terminated = ended[m] or (m in answers and user is None)
             truncated = too_long or (out_of_turns and not terminated)
-            turns.append(Turn(None if truncated else user, terminated, truncated))
+            turns.append(UserTurn(None if truncated else user, terminated, truncated))
         return turns
 
     def _limits(self, episode: Episode, said: Conversation) -> tuple[bool, bool]:
@@ -145,10 +143,6 @@ class UserSimulator:
         self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
     ) -> Sequence[str | None]:
         answer: Any = self._respond(conversations, prompts, scores)
-        if inspect.isawaitable(answer):
-            if self._loop is None or not self._loop.is_alive():  # a fork copies no threads
-                self._loop = _EventLoop()
-            answer = self._loop.run(_wait_for(answer))
         if isinstance(answer, str) or not isinstance(answer, Sequence) or len(answer) != len(conversations):
             length = f" of length {len(answer)}" if isinstance(answer, Sequence) else ""
             raise ConfigError(
@@ -158,46 +152,5 @@ class UserSimulator:
         return [plain_text(user) for user in answer]
 
     def close(self) -> None:
-        """Stop the thread that runs an async responder, and let go of a user that other environments share."""
-        if isinstance(self._respond, SimulatedUser):
-            self._respond = scripted_user
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loop": None}
-
-
-class _EventLoop:
-    """An event loop in its own thread.
-
-    All steps use the same loop, because the connections of async clients belong to one loop. The loop has its own
-    thread, because the caller may already run a loop (a notebook, an async trainer).
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gym_rm user simulator", daemon=True)
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        """Return whether the thread runs in this process."""
-        return self._thread.is_alive()
-
-    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # after Ctrl-C the result is not needed
-            raise
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _wait_for(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable
+        """Release the responder: environments share a simulated user as long as one of them has it."""
+        self._respond = scripted_user

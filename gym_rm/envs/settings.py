@@ -10,10 +10,10 @@ import pydantic
 from gymnasium.vector import AutoresetMode
 
 from gym_rm.config import Finite, PositiveInt
-from gym_rm.engine.executors.replica import ParallelOptions
+from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.envs.spaces import MAX_LENGTH
 from gym_rm.errors import ConfigError, nearest
-from gym_rm.planning.follow import follow_scoring
+from gym_rm.plan_file import planned_scorer
 
 RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
 """Metadata of the environments. Gymnasium requires a frame rate, which has no effect here."""
@@ -59,8 +59,8 @@ class EnvSettings(ParallelOptions):
     max_turns: PositiveInt | None = None
     """Number of replies after which an episode is truncated if the user has not ended it; None for no limit."""
     respond: Any = None
-    """User simulator: a sync or async function, or its name `"module:function"`. It is called once per step for all
-    rows that continue: `respond(conversations, prompts, scores) -> list[str | None]`. None in the list ends an
+    """User simulator: a function, or its name `"module:function"`. It is called once per step for all rows that
+    continue: `respond(conversations, prompts, scores) -> list[str | None]`. None in the list ends an
     episode. `{"model": ..., "instructions": ...}` is a chat model that plays the user, see `SimulatedUser`. By default,
     the method `respond` of the scorer if it has one, else the `user_turns` of the prompts."""
     max_reply_length: PositiveInt | None = None
@@ -88,7 +88,7 @@ def planned(settings: EnvSettings, num_envs: int) -> tuple[Any, dict[str, Any]]:
     options = reward_model_options(settings)
     if settings.plan is None:
         return settings.reward_model, options
-    return follow_scoring(settings.plan, settings.reward_model, options, conversations=num_envs)
+    return planned_scorer(settings.plan, settings.reward_model, options, conversations=num_envs)
 
 
 def reward_model_options(settings: EnvSettings) -> dict[str, Any]:

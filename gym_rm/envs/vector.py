@@ -26,7 +26,7 @@ from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.attributes import EachAttribute
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
-from gym_rm.envs.responders import Turn, UserSimulator
+from gym_rm.envs.responders import UserSimulator, UserTurn
 from gym_rm.envs.settings import (
     RENDERING,
     EnvSettings,
@@ -417,7 +417,7 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
                 parts.append(Scores.from_rewards([np.nan] * len(group), errors=[reason] * len(group)))
         return Scores.concatenate(parts)
 
-    def _next_turns(self, rows: list[int], said: list[list[Message]], scores: StepScores | None) -> list[Turn]:
+    def _next_turns(self, rows: list[int], said: list[list[Message]], scores: StepScores | None) -> list[UserTurn]:
         """Return the user's turn after the reply of each of these rows."""
         episodes = [self.state.episodes[row] for row in rows]
         return self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores.take(rows))

@@ -15,10 +15,10 @@ import numpy as np
 
 from gym_rm.checks import integer
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.audit_lines import Line, RowScores, make_line
+from gym_rm.evaluation.audit_lines import AuditLine, ReplyScores, make_line
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, other_replies
-from gym_rm.evaluation.audit_search import FAMILIES, SEARCHED_REPLIES, Search, first_replies, vocabulary
-from gym_rm.evaluation.perturbations import PERTURBATIONS, Markup, Perturbation, Reply, markup_of
+from gym_rm.evaluation.audit_search import SEARCHED_REPLIES, apply_edits, first_replies, search_edits, vocabulary
+from gym_rm.evaluation.perturbations import PERTURBATIONS, Markup, Perturbation, ReplyToChange, markup_of
 from gym_rm.scorer import Scorer
 
 DEFAULT_BUDGET = 12_000
@@ -63,7 +63,7 @@ class Audit:
         spread: unit of the changes: the standard deviation of the margins, or without pairs that of the scores; 0 if
             all are equal.
         lines: one line per change.
-        search: one line per search; the rows of a search are not in its line.
+        search: the line of the search, whose rows are not in it; empty without a search.
         scored: number of scored conversations.
         seed: seed of the rows, the bootstrap and the search.
     """
@@ -77,8 +77,8 @@ class Audit:
     margin_mean: float | None
     margin_std: float | None
     spread: float
-    lines: tuple[Line, ...]
-    search: tuple[Line, ...]
+    lines: tuple[AuditLine, ...]
+    search: tuple[AuditLine, ...]
     scored: int
     seed: int
 
@@ -87,7 +87,7 @@ class Audit:
         """Warning level: 0 none, 1 watch, 2 exploitable."""
         return self.record.level
 
-    def in_spreads(self, line: Line) -> float | None:
+    def in_spreads(self, line: AuditLine) -> float | None:
         """Return the mean change of a line in units of the spread; None if there is none."""
         return None if line.mean is None or not self.spread else line.mean.value / self.spread
 
@@ -129,7 +129,7 @@ def run_audit(
     """
     integer("budget", budget, minimum=0)
     what = "changes"
-    scores = RowScores(scorer, rows.rows, lambda scored: report(what, scored))
+    scores = ReplyScores(scorer, rows.rows, lambda scored: report(what, scored))
     scores.of([(row, text) for row, each in enumerate(rows.rows) for text in (*each.good, *each.bad)])
     best = {row: found for row, each in enumerate(rows.rows) if (found := scores.best(row, each.good)) is not None}
     if len(best) < 2:
@@ -142,10 +142,10 @@ def run_audit(
     margins = np.array([best[row][1] - found[1] for row, found in worse.items() if found is not None])
     spread = (float(margins.std()) if len(margins) > 1 else 0.0) or float(values.std())
     lines = _lines(scores, rows.rows, list(best), markup_of(scorer), spread=spread, seed=seed)
-    search: list[Line] = []
+    search: list[AuditLine] = []
     if budget:
         what = "search"
-        search = _search(scorer, scores, rows.rows, list(best), budget=budget, spread=spread, seed=seed)
+        search = [_search(scorer, scores, rows.rows, list(best), budget=budget, spread=spread, seed=seed)]
     return Audit(
         record=_record(scorer, scores, rows, [*lines, *search]),
         num_rows=len(best),
@@ -164,14 +164,14 @@ def run_audit(
 
 
 def _lines(
-    scores: RowScores,
+    scores: ReplyScores,
     rows: tuple[AuditRow, ...],
     used: list[int],
     markup: Markup,
     *,
     spread: float,
     seed: int,
-) -> list[Line]:
+) -> list[AuditLine]:
     """Return the line of every perturbation that changes a reply."""
     others = other_replies(rows)
 
@@ -179,7 +179,7 @@ def _lines(
         """Return the different changed replies of a row."""
         each = rows[row]
         replies = [
-            Reply(
+            ReplyToChange(
                 text,
                 question=each.messages[-1]["content"],
                 answer=each.prompt.answer,
@@ -205,28 +205,25 @@ def _lines(
 
 def _search(
     scorer: Scorer,
-    scores: RowScores,
+    scores: ReplyScores,
     rows: tuple[AuditRow, ...],
     used: list[int],
     *,
     budget: int,
     spread: float,
     seed: int,
-) -> list[Line]:
-    """Search for edits on some of the rows, and return their lines for all others."""
+) -> AuditLine:
+    """Search for edits on some of the rows, and return their line for all others."""
     rng = np.random.default_rng(seed)
     order = [int(row) for row in rng.permutation(used)]
     searched = first_replies({row: rows[row].good for row in order[: len(order) // 2]}, SEARCHED_REPLIES)
-    search = Search(scores, searched, vocabulary(scorer, rows, rng), budget=budget // len(FAMILIES), rng=rng)
-    lines = []
-    for family in FAMILIES:
-        found = search.run(family)
-        changed = {row: tuple(found.apply(text) for text in rows[row].good) for row in order if row not in searched}
-        lines.append(make_line(str(found), "search", "not higher", scores, rows, changed, spread=spread, seed=seed))
-    return lines
+    edits, _ = search_edits(scores, searched, vocabulary(scorer, rows, rng), budget=budget, rng=rng)
+    changed = {row: tuple(apply_edits(edits, text) for text in rows[row].good) for row in order if row not in searched}
+    name = ", then ".join(map(str, edits)) or "nothing found"
+    return make_line(name, "search", "not higher", scores, rows, changed, spread=spread, seed=seed)
 
 
-def _record(scorer: Scorer, scores: RowScores, rows: AuditRows, lines: list[Line]) -> AuditRecord:
+def _record(scorer: Scorer, scores: ReplyScores, rows: AuditRows, lines: list[AuditLine]) -> AuditRecord:
     def named(verdict: str) -> tuple[str, ...]:
         found = [line for line in lines if line.verdict == verdict]
         return tuple(line.name for line in sorted(found, key=lambda line: -(line.mean.value if line.mean else 0.0)))

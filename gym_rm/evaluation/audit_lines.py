@@ -24,7 +24,7 @@ MOST_EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
+class AuditExample:
     """A row whose score rose, or fell the least.
 
     Attributes:
@@ -43,7 +43,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class AuditLine:
     """How the scores of rows move by one change. The change of a row is its best score after minus the best before.
 
     Attributes:
@@ -54,7 +54,7 @@ class Line:
         failed: number of rows whose changed reply the scorer did not score.
         mean: mean change of the score, with a bootstrap interval over rows; None without rows.
         rises: share of the rows whose score rises, with a Wilson interval; None without rows.
-        verdict: see `judge`.
+        verdict: see `judge`; `"not judged"` without rows.
         examples: the rows with the largest changes.
     """
 
@@ -66,10 +66,10 @@ class Line:
     mean: Interval | None
     rises: Interval | None
     verdict: Verdict
-    examples: tuple[Example, ...] = ()
+    examples: tuple[AuditExample, ...] = ()
 
 
-class RowScores:
+class ReplyScores:
     """Scores replies of rows, each different reply once, and counts them.
 
     Args:
@@ -125,17 +125,17 @@ def make_line(
     name: str,
     group: str,
     expected: Expected,
-    scores: RowScores,
+    scores: ReplyScores,
     rows: Sequence[AuditRow],
     changed: dict[int, tuple[str, ...]],
     *,
     spread: float,
     seed: int,
-) -> Line:
+) -> AuditLine:
     """Return the line of a change.
 
     Args:
-        name, group, expected: see `Line`.
+        name, group, expected: see `AuditLine`.
         scores: scores of the rows.
         rows: the rows.
         changed: the changed replies of each row to which the change applies, by its index.
@@ -147,10 +147,10 @@ def make_line(
     for row, texts in changed.items():
         before, after = scores.best(row, rows[row].good), scores.best(row, texts)
         if before is not None and after is not None:
-            examples.append(Example(rows[row].messages[-1]["content"], before[0], after[0], before[1], after[1]))
+            examples.append(AuditExample(rows[row].messages[-1]["content"], before[0], after[0], before[1], after[1]))
     size, failed = len(examples), len(changed) - len(examples)
     if not size:
-        return Line(name, group, expected, 0, failed, None, None, "not judged")
+        return AuditLine(name, group, expected, 0, failed, None, None, "not judged")
     changes = np.array([each.score_after - each.score_before for each in examples], dtype=np.float64)
     resampling = Resampling(seed=seed, confidence=CONFIDENCE)
     drawn = np.random.default_rng(seed).integers(size, size=(resampling.resamples, size), dtype=np.int32)
@@ -159,7 +159,9 @@ def make_line(
     rises = wilson_interval(float((changes > 0).mean()), size, confidence=CONFIDENCE)
     worst = [examples[index] for index in np.argsort(-changes, kind="stable")[:MOST_EXAMPLES]]
     shown = tuple(each for each in worst if each.before != each.after)
-    return Line(name, group, expected, size, failed, mean, rises, judge(expected, mean, rises, spread=spread), shown)
+    return AuditLine(
+        name, group, expected, size, failed, mean, rises, judge(expected, mean, rises, spread=spread), shown
+    )
 
 
 def judge(expected: Expected, mean: Interval, rises: Interval, *, spread: float) -> Verdict:
@@ -169,10 +171,8 @@ def judge(expected: Expected, mean: Interval, rises: Interval, *, spread: float)
       ends of their intervals.
     - `"suspicious"`: the lower end of one interval is above 0 or above one half; or the score must fall, and the
       interval of the mean change reaches 0.
-    - `"ok"`: otherwise. `"not judged"`: nothing is expected.
+    - `"ok"`: otherwise.
     """
-    if expected == "any":
-        return "not judged"
     if mean.low > SMALL * spread and rises.low > 0.5:
         return "exploitable"
     if mean.low > 0 or rises.low > 0.5 or (expected == "lower" and mean.high >= 0):

@@ -11,17 +11,16 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gym_rm.evaluation.audit_lines import RowScores
+from gym_rm.evaluation.audit_lines import ReplyScores
 from gym_rm.evaluation.audit_rows import AuditRow
 from gym_rm.evaluation.perturbations import FILLER, MARKUPS
 
-BEAM = 4
+MOST_EDITS = 4
 SCREENED_ROWS = 3  # on which every candidate is scored; the best ones are scored on all rows of the search
 SEARCHED_REPLIES = 24
 FINALISTS = 12
 MOST_WORDS = 300  # of the rows, in the vocabulary
 MOST_TOKENS = 2000  # of the tokenizer, in the vocabulary
-FAMILIES = {"suffix": 4, "prefix": 4, "words": 3}  # most edits of each kind of search
 POSITIONS = (0, 1, 2, -1, -2, -3)  # words that may be deleted or replaced
 WORDS = ("!", "?", ".", "...", "\n", " yes", " sure", " correct", " perfect", " therefore", " sorry", " 100", " QED")
 _WORD = re.compile(r"\s*\S+")
@@ -57,46 +56,57 @@ class Edit:
         words = list(_WORD.finditer(text))
         if not -len(words) <= self.position < len(words) or len(words) < 2:
             return text
-        found = words[self.position]
-        lead = found[0][: len(found[0]) - len(found[0].lstrip())]
+        word = words[self.position]
+        lead = word[0][: len(word[0]) - len(word[0].lstrip())]
         new = "" if self.kind == "delete" else lead + self.text.strip()
-        return text[: found.start()] + new + text[found.end() :]
+        return text[: word.start()] + new + text[word.end() :]
 
 
 Edits: TypeAlias = tuple[Edit, ...]
+Replies: TypeAlias = Mapping[int, tuple[str, ...]]
+"""The good replies of rows, by the index of the row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The best edits of one kind of search.
-
-    Attributes:
-        family: `"suffix"`, `"prefix"` or `"words"`.
-        edits: the edits, applied one after the other; empty if none raises the mean score of the search rows.
-        gain: mean change of the score on the rows of the search.
-        candidates: number of candidates that were tried.
-    """
-
-    family: str
-    edits: Edits
-    gain: float
-    candidates: int
-
-    def apply(self, text: str) -> str:
-        """Return the edited reply."""
-        return apply(self.edits, text)
-
-    def __str__(self) -> str:
-        if self.family in ("suffix", "prefix") and self.edits:
-            return f"{self.family} {self.apply('')!r}"
-        return f"{self.family}: {', then '.join(map(str, self.edits)) or 'nothing found'}"
-
-
-def apply(edits: Edits, text: str) -> str:
-    """Return a reply after all edits."""
+def apply_edits(edits: Edits, text: str) -> str:
+    """Return a reply after all edits, one after the other."""
     for edit in edits:
         text = edit.apply(text)
     return text
+
+
+def search_edits(
+    scores: ReplyScores, replies: Replies, words: Sequence[str], *, budget: int, rng: np.random.Generator
+) -> tuple[Edits, float]:
+    """Return edits that raise the mean score of several rows, and by how much; no edits if none does.
+
+    The search is greedy: the edit that raises the mean the most is kept, up to four times, until none raises it
+    further. The first edit is sought among most of the vocabulary, with half of the budget; the others among those that
+    were the best ones at first.
+
+    Args:
+        scores: scores of the rows; the conversations that it scores are the cost of the search.
+        replies: the replies to edit.
+        words: the vocabulary.
+        budget: about how many conversations may be scored.
+        rng: for the order of the vocabulary.
+    """
+    screened = dict(list(replies.items())[:SCREENED_ROWS])
+    singles = _single_edits(words, rng)
+    best: Edits = ()
+    gain = 0.0
+    for step in range(MOST_EDITS):
+        share = budget / (2 if step == 0 else 2 * (MOST_EDITS - 1)) - FINALISTS * _size(replies)
+        count = max(FINALISTS, int(share / _size(screened)))
+        gains = _mean_gains(scores, [(*best, edit) for edit in singles[:count]], screened)
+        order = sorted(gains, key=lambda edits: -gains[edits])
+        if step == 0:
+            singles = [edits[-1] for edits in order]
+        finals = _mean_gains(scores, order[:FINALISTS], replies)
+        top = max(finals, key=lambda edits: finals[edits])
+        if finals[top] <= gain:
+            break
+        best, gain = top, finals[top]
+    return best, gain
 
 
 def vocabulary(scorer: Any, rows: Sequence[AuditRow], rng: np.random.Generator) -> tuple[str, ...]:
@@ -108,7 +118,7 @@ def vocabulary(scorer: Any, rows: Sequence[AuditRow], rng: np.random.Generator) 
         for word in text.split()
         if len(word) <= 20 and not any(char.isdigit() for char in word)
     )
-    words = [*WORDS, *(f" {each}" for each in FILLER), *(each.end for each in MARKUPS)]
+    words = [*WORDS, *(f" {sentence}" for sentence in FILLER), *(markup.end for markup in MARKUPS)]
     words += [word for word, _ in counts.most_common(MOST_WORDS)]
     tokenizer = getattr(getattr(scorer, "renderer", None), "tokenizer", None)
     if tokenizer is not None:
@@ -118,107 +128,44 @@ def vocabulary(scorer: Any, rows: Sequence[AuditRow], rng: np.random.Generator) 
     return tuple(dict.fromkeys(words))
 
 
-class Search:
-    """Beam search for edits that raise the scores of several rows.
-
-    Args:
-        scores: scores of the rows; the conversations that it scores are the cost of the search.
-        replies: for each row of the search, its index and its good replies.
-        words: the vocabulary.
-        budget: about how many conversations one search may score.
-        rng: for the candidates.
-    """
-
-    def __init__(
-        self,
-        scores: RowScores,
-        replies: Mapping[int, tuple[str, ...]],
-        words: Sequence[str],
-        *,
-        budget: int,
-        rng: np.random.Generator,
-    ) -> None:
-        self._scores = scores
-        self._replies = dict(replies)
-        self._screened = dict(list(self._replies.items())[:SCREENED_ROWS])
-        self._words = list(words)
-        self._budget = budget
-        self._rng = rng
-
-    def run(self, family: str) -> Found:
-        """Return the best edits of a family."""
-        steps = FAMILIES[family]
-        beam: dict[Edits, float] = {(): 0.0}
-        favourites: list[Edit] = []
-        tried = 0
-        for step in range(steps):
-            # The first step, which sees most of the vocabulary, may use half of the budget.
-            budget = self._budget / (2 if step == 0 else 2 * (steps - 1)) - FINALISTS * _size(self._replies)
-            count = max(BEAM, int(budget / _size(self._screened)))
-            singles = self._singles(family)
-            candidates = (
-                self._longer(list(beam), favourites, singles, count) if step else [(edit,) for edit in singles[:count]]
-            )
-            tried += len(candidates)
-            screened = self._gains(candidates, self._screened)
-            order = sorted(candidates, key=lambda edits: -screened[edits])
-            favourites = favourites or [edits[-1] for edits in order[: 4 * BEAM]]
-            beam |= self._gains(order[:FINALISTS], self._replies)
-            beam = dict(sorted(beam.items(), key=lambda entry: -entry[1])[:BEAM])
-        best = max(beam, key=lambda edits: beam[edits])
-        return Found(family, best, beam[best], tried)
-
-    def _singles(self, family: str) -> list[Edit]:
-        """Return edits of a family in random order, each word of the vocabulary once; all deletions come first."""
-        words = [self._words[index] for index in self._rng.permutation(len(self._words))]
-        if family == "suffix":
-            return [Edit("append", word) for word in words]
-        if family == "prefix":
-            return [Edit("prepend", word[1:] + " " if word.startswith(" ") else word) for word in words]
-        deleted = [Edit("delete", position=position) for position in POSITIONS]
-        return deleted + [
-            Edit("replace", word, POSITIONS[number % len(POSITIONS)]) for number, word in enumerate(words)
-        ]
-
-    def _longer(self, beam: list[Edits], favourites: list[Edit], singles: list[Edit], count: int) -> list[Edits]:
-        """Return different sequences of edits: those of the beam with one more edit.
-
-        Half of the last edits are the best ones of the first step, the others are any.
-        """
-        found: dict[Edits, None] = {}
-        for number in range(4 * count):
-            if len(found) == count:
-                break
-            last = favourites if self._rng.random() < 0.5 else singles
-            found[(*beam[number % len(beam)], last[self._rng.integers(len(last))])] = None
-        return list(found)
-
-    def _gains(self, candidates: Sequence[Edits], replies: Mapping[int, tuple[str, ...]]) -> dict[Edits, float]:
-        """Return the mean gain of each candidate over some rows; minus infinity if a row has no score."""
-        edited = {
-            edits: {row: [apply(edits, text) for text in texts] for row, texts in replies.items()}
-            for edits in candidates
-        }
-        self._scores.of([(row, text) for rows in edited.values() for row, texts in rows.items() for text in texts])
-        return {edits: self._mean_gain(rows) for edits, rows in edited.items()}
-
-    def _mean_gain(self, edited: Mapping[int, Sequence[str]]) -> float:
-        gains = []
-        for row, texts in edited.items():
-            before, after = self._scores.best(row, self._replies[row]), self._scores.best(row, texts)
-            gains.append(-math.inf if before is None or after is None else after[1] - before[1])
-        return sum(gains) / len(gains)
-
-
-def _size(replies: Mapping[int, tuple[str, ...]]) -> int:
-    return sum(map(len, replies.values()))
-
-
-def first_replies(replies: Mapping[int, tuple[str, ...]], size: int) -> dict[int, tuple[str, ...]]:
+def first_replies(replies: Replies, size: int) -> dict[int, tuple[str, ...]]:
     """Return as many of the first rows as have at least `size` replies together."""
-    found: dict[int, tuple[str, ...]] = {}
+    taken: dict[int, tuple[str, ...]] = {}
     for row, texts in replies.items():
-        if _size(found) >= size:
+        if _size(taken) >= size:
             break
-        found[row] = texts
-    return found
+        taken[row] = texts
+    return taken
+
+
+def _single_edits(words: Sequence[str], rng: np.random.Generator) -> list[Edit]:
+    """Return the deletions, then every word of the vocabulary in random order: appended, prepended and as another."""
+    edits = [Edit("delete", position=position) for position in POSITIONS]
+    for number, index in enumerate(rng.permutation(len(words))):
+        word = words[index]
+        start = word[1:] + " " if word.startswith(" ") else word
+        edits += [
+            Edit("append", word),
+            Edit("prepend", start),
+            Edit("replace", word, POSITIONS[number % len(POSITIONS)]),
+        ]
+    return edits
+
+
+def _mean_gains(scores: ReplyScores, candidates: Sequence[Edits], replies: Replies) -> dict[Edits, float]:
+    """Return the mean gain of each candidate over the rows; minus infinity if a row has no score."""
+    edited = {
+        edits: {row: tuple(apply_edits(edits, text) for text in texts) for row, texts in replies.items()}
+        for edits in candidates
+    }
+    scores.of([(row, text) for rows in edited.values() for row, texts in rows.items() for text in texts])
+
+    def gain(row: int, texts: Sequence[str]) -> float:
+        before, after = scores.best(row, replies[row]), scores.best(row, texts)
+        return -math.inf if before is None or after is None else after[1] - before[1]
+
+    return {edits: sum(gain(row, texts) for row, texts in rows.items()) / len(rows) for edits, rows in edited.items()}
+
+
+def _size(replies: Replies) -> int:
+    return sum(map(len, replies.values()))

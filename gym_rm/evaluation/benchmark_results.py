@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,8 +20,6 @@ from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer
 from gym_rm.scores import ScoringError
 from gym_rm.types import Message
-
-RowsFormat: TypeAlias = Literal["columns", "list", "lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +56,6 @@ class BenchmarkResult:
         not_counted: subsets in the rows that are not part of the total.
         failed: rows without a score, by file and line, with the reason. They are in no value.
         details: other values of this benchmark.
-        rows: the scored rows, in the benchmark's own shape.
-        rows_format: how the benchmark stores scored rows: columns, a list, or JSON Lines.
 
     Example:
         >>> result = BenchmarkResult("rewardbench", "my-model", 0.75, {"Chat": 0.75}, {"alpacaeval-easy": 0.75}, {})
@@ -79,13 +73,10 @@ class BenchmarkResult:
     not_counted: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
-    rows: tuple[Mapping[str, Any], ...] = ()
-    rows_format: RowsFormat = "columns"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values for JSON, without the scored rows."""
-        names = [name for name in self.__slots__ if name not in ("rows", "rows_format")]
-        return {name: to_plain(getattr(self, name)) for name in names}
+        """Return all values for JSON."""
+        return {name: to_plain(getattr(self, name)) for name in self.__slots__}
 
     def table_rows(self) -> list[tuple[str, float | None, int | None]]:
         """Return `(name, value, number of rows)` of the total, the sections and the subsets, which are indented."""
@@ -105,34 +96,6 @@ class BenchmarkResult:
             where, reason = next(iter(self.failed.items()))
             notes.append(f"Rows without a score, in no value: {len(self.failed)}; the first is {where}: {reason}")
         return notes
-
-    def result_file(self) -> dict[str, Any]:
-        """Return the values by subset with the model, as RewardBench stores them under `eval-set/`."""
-        model = {"model": self.model, "model_type": "Seq. Classifier", "chat_template": "tokenizer"}
-        return {**to_plain(self.subsets), **model}
-
-    def write(self, folder: str | os.PathLike[str]) -> list[Path]:
-        """Write `eval-set/<model>.json` and `eval-set-scores/<model>.json`, and return their paths.
-
-        The first has the values by subset, the second the scored rows.
-        """
-        name = re.sub(r"^[./\\]+|\.\.", "", self.model) or "model"
-        suffix = ".jsonl" if self.rows_format == "lines" else ".json"
-        paths = [Path(folder, "eval-set", f"{name}.json"), Path(folder, "eval-set-scores", f"{name}{suffix}")]
-        for path, text in zip(paths, [_json(self.result_file()), self._rows_text()], strict=True):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        return paths
-
-    def _rows_text(self) -> str:
-        rows = to_plain(self.rows)
-        if self.rows_format == "lines":
-            return "".join(json.dumps(row) + "\n" for row in rows)
-        if self.rows_format == "list":
-            return _json(rows)
-        names = dict.fromkeys(name for row in rows for name in row)
-        model = {name: value for name, value in self.result_file().items() if name not in self.subsets}
-        return _json({**{name: [row.get(name) for row in rows] for name in names}, **model})
 
 
 def read_benchmark(
@@ -278,7 +241,3 @@ def _transposed(columns: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         shown = {name: len(column) for name, column in lists.items()}
         raise ConfigError(f"{where}: expected a list of rows, or columns of one length; got columns of {shown}.")
     return [{**shared, **dict(zip(lists, values, strict=True))} for values in zip(*lists.values(), strict=True)]
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=4, sort_keys=True) + "\n"

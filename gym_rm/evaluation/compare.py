@@ -1,4 +1,4 @@
-"""Two reward models on the same rows: is one of them better, and where do they disagree?"""
+"""Two reward models on the same rows: is one of them better?"""
 
 from __future__ import annotations
 
@@ -11,31 +11,10 @@ from numpy.typing import NDArray
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.best_of_n import curve_points, expected_best, graded_replies
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling, ratio_samples
-from gym_rm.evaluation.scored import PairTable, RowScores, ScoredComparisons, pair_table
+from gym_rm.evaluation.scored import RowScores, ScoredComparisons, pair_table
 
 FloatArray = NDArray[np.float64]
 EXACT_UP_TO = 1000  # the integers of the binomial sum grow with the number of pairs
-
-
-@dataclass(frozen=True, slots=True)
-class Disagreement:
-    """A pair that a model gets wrong, or that two models see differently.
-
-    Attributes:
-        row: index of the comparison.
-        first: index of the better reply.
-        second: index of the other reply.
-        margin: margin of the model.
-        against_margin: margin of the other model.
-        distance: difference of the margins, each divided by the root mean square margin of its model.
-    """
-
-    row: int
-    first: int
-    second: int
-    margin: float
-    against_margin: float | None = None
-    distance: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +31,6 @@ class ModelComparison:
         mcnemar: two-sided p of the exact McNemar test. It takes the pairs as independent: if a prompt has several
             pairs, trust the interval.
         agreement: share of the pairs on which both prefer the same reply.
-        disagreements: the pairs with the largest distance, largest first.
         best_of_n: mean grade of the pick of A minus that of B at the largest n, or None without grades.
     """
 
@@ -64,7 +42,6 @@ class ModelComparison:
     only_second: int
     mcnemar: float
     agreement: float
-    disagreements: tuple[Disagreement, ...]
     best_of_n: Interval | None = None
 
 
@@ -73,7 +50,6 @@ def compare_models(
     second: ScoredComparisons,
     *,
     gold: str | None = None,
-    num_disagreements: int = 10,
     resampling: Resampling = DEFAULT_RESAMPLING,
 ) -> ModelComparison:
     """Compare two models on the pairs that both of them scored.
@@ -102,7 +78,6 @@ def compare_models(
         only_second=only_second,
         mcnemar=mcnemar_exact(only_first, only_second),
         agreement=float(np.mean(np.sign(pairs.margins) == np.sign(against.margins))),
-        disagreements=_disagreements(pairs, against, num_disagreements),
         best_of_n=None if gold is None else _best_of_n_difference(a, b, gold, resampling),
     )
 
@@ -145,25 +120,6 @@ def _paired(differences: FloatArray, prompts: NDArray[np.int64], resampling: Res
     counts = np.bincount(prompts).astype(np.float64)
     value, samples = ratio_samples(totals[:, None], counts[:, None], resampling=resampling)
     return resampling.interval(value[0], samples[:, 0])
-
-
-def _disagreements(pairs: PairTable, against: PairTable, limit: int) -> tuple[Disagreement, ...]:
-    def scaled(margins: FloatArray) -> FloatArray:
-        return margins / (np.sqrt(np.mean(margins**2)) or 1.0)
-
-    distances = scaled(pairs.margins) - scaled(against.margins)
-    order = np.argsort(-np.abs(distances), kind="stable")[:limit]
-    return tuple(
-        Disagreement(
-            int(pairs.rows[i]),
-            int(pairs.first[i]),
-            int(pairs.second[i]),
-            float(pairs.margins[i]),
-            float(against.margins[i]),
-            float(distances[i]),
-        )
-        for i in order
-    )
 
 
 def _best_of_n_difference(

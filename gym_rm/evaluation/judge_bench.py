@@ -53,8 +53,6 @@ def evaluate_judge_bench(scorer: Scorer | None, rows: Source, *, model: str = ""
         missing=tuple(source for source in SOURCES if source not in accuracies),
         failed=failed,
         details={"ties": sum(_agreement(row) == 0 for row in scored)},
-        rows=tuple(_judged(row) for row in scored),
-        rows_format="lines",
     )
 
 
@@ -76,13 +74,11 @@ def _accuracy(rows: Sequence[BenchmarkRow]) -> float:
 
 def _agreement(row: BenchmarkRow) -> float:
     scores = row.scores or ()
-    return scores[0] if len(scores) == 1 else agreement(row.fields["label"], [each for each, _ in _decisions(scores)])
-
-
-def _decisions(scores: Sequence[float]) -> list[tuple[str, Sequence[float]]]:
-    """Return the decisions in both orders, each with the scores in its order."""
-    orders = (scores, scores[::-1])
-    return [("A>B" if a > b else "B>A" if a < b else "A=B", (a, b)) for a, b in orders]
+    if len(scores) == 1:
+        return scores[0]
+    # Both orders of a pair have the same scores, so the two decisions never contradict each other.
+    decision = "A>B" if scores[0] > scores[1] else "B>A" if scores[0] < scores[1] else None
+    return agreement(row.fields["label"], [decision])
 
 
 def _read(row: Mapping[str, Any], where: str) -> BenchmarkRow:
@@ -107,10 +103,3 @@ def _label(row: Mapping[str, Any], where: str) -> str:
 def _source(row: Mapping[str, Any], where: str) -> str:
     source = text_field(row, "source", where)
     return next((known for known in SOURCES if source.startswith(known)), source)
-
-
-def _judged(row: BenchmarkRow) -> Mapping[str, Any]:
-    if not row.conversations:
-        return row.fields
-    judgments = [{"judgment": {"scores": pair}, "decision": each} for each, pair in _decisions(row.scores or ())]
-    return {**row.fields, "judge_name": "reward_model", "judgments": judgments}

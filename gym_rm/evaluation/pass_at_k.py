@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from gym_rm.checks import integer
 from gym_rm.errors import ConfigError
-from gym_rm.scorers.math_answers import normal_text
-from gym_rm.scorers.math_numbers import parse_number
+from gym_rm.scorers.math.answers import normal_text
+from gym_rm.scorers.math.numbers import parse_number
 
 Groups = Sequence[Sequence[float]]
 

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling, mean_intervals, wilson_interval
-from gym_rm.evaluation.length_control import LengthControl, length_control
 from gym_rm.evaluation.pairs import CalibrationBins, PairMetrics, calibration_bins, pair_metrics
 from gym_rm.evaluation.scored import PairTable, ScoredComparisons, pair_table
-from gym_rm.types import Comparison
 
-LENGTH_BINS = 5
-MANY_TURNS = 6  # prompts with this many user turns or more are one group
-Key = TypeVar("Key", int, str)
+FloatArray = NDArray[np.float64]
+MOST_REFITS = 200  # bootstrap samples of a regression: each is a fit of its own
+PRIOR_PRECISION = 1e-2  # keeps the weights finite if the length decides every pair
+STEPS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LengthControl:
+    """Length-controlled accuracy of P pairs.
+
+    Attributes:
+        accuracy: probability that the model prefers the chosen reply of a pair with equal lengths.
+        length_weight: change of the log-odds of that preference per `tanh` of one standard deviation of the length
+            difference; positive if the model is right more often where the chosen reply is the longer one.
+        margin_beyond_length: weight of the standardised margin in a regression of the label on margin and length, with
+            the pair seen from both sides. Near 0 or below, the rewards say nothing that the lengths do not.
+    """
+
+    accuracy: Interval
+    length_weight: float
+    margin_beyond_length: float
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Accuracy of the pairs that have something in common, such as a source or a number of turns."""
+    """Accuracy of the pairs that have something in common, such as a source."""
 
     name: str
     num_pairs: int
     accuracy: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class TieMetrics:
-    """Pairs of replies that the data rates equally good. They are in no other number.
-
-    Attributes:
-        num_pairs: number of such pairs with two rewards.
-        equal: share of them with equal rewards.
-        margin_p50: median of their `|margin|`; compare it with that of the other pairs.
-        decided_margin_p50: median `|margin|` of the pairs with different ranks.
-    """
-
-    num_pairs: int
-    equal: float
-    margin_p50: float
-    decided_margin_p50: float | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +50,8 @@ class PreferenceReport:
 
     Attributes:
         num_comparisons: number of rows.
-        num_unranked: rows without a preference.
+        num_unranked: rows without ranks.
+        num_ties: rows whose replies all have the same rank; they are in no other number.
         num_failed: rows with at least one reply without a reward. Pairs with such a reply are left out, not wrong.
         num_pairs_left_out: number of these pairs.
         num_truncated: number of replies of which tokens were cut.
@@ -62,16 +61,14 @@ class PreferenceReport:
         chosen_shorter: pairs whose better reply is the shorter one.
         chosen_longer: pairs whose better reply is the longer one.
         length_control: accuracy at equal lengths.
-        by_length: five bins by the length of the better reply minus that of the other one, with equal numbers of pairs.
-        by_turns: pairs by the number of user turns of the prompt; six and more are one group.
         by_source: pairs by source.
         calibration: stated and observed probabilities.
-        ties: pairs that the data rates equally good, or None if there are none.
         pairs: the pairs.
     """
 
     num_comparisons: int
     num_unranked: int
+    num_ties: int
     num_failed: int
     num_pairs_left_out: int
     num_truncated: int
@@ -81,11 +78,8 @@ class PreferenceReport:
     chosen_shorter: Group | None
     chosen_longer: Group | None
     length_control: LengthControl | None
-    by_length: tuple[Group, ...]
-    by_turns: tuple[Group, ...]
     by_source: tuple[Group, ...]
     calibration: CalibrationBins
-    ties: TieMetrics | None
     pairs: PairTable
 
 
@@ -101,13 +95,14 @@ def evaluate_preferences(scored: ScoredComparisons, *, resampling: Resampling = 
 
     Example:
         >>> replies = tuple(({"role": "assistant", "content": text},) for text in ("4", "5"))
-        >>> row = Comparison(({"role": "user", "content": "2 + 2?"},), replies, ranks=(0, 1))
         >>> from gym_rm.evaluation.scored import RowScores
+        >>> from gym_rm.types import Comparison
+        >>> row = Comparison(({"role": "user", "content": "2 + 2?"},), replies, ranks=(0, 1))
         >>> scored = ScoredComparisons((row,), (RowScores((1.5, 0.5), (None, None)),))
         >>> evaluate_preferences(scored).accuracy.value
         1.0
     """
-    pairs, tied = pair_table(scored), pair_table(scored, ties=True)
+    pairs = pair_table(scored)
     rewards = [row.rewards for row in scored.scores]
     chosen, rejected = (
         np.array([rewards[row][reply] for row, reply in zip(pairs.rows, replies, strict=True)], dtype=np.float64)
@@ -117,56 +112,45 @@ def evaluate_preferences(scored: ScoredComparisons, *, resampling: Resampling = 
     metrics = pair_metrics(
         chosen, rejected, chosen_tokens=pairs.length_differences, rejected_tokens=np.zeros(chosen.size)
     )
-    shorter, longer = pairs.length_differences < 0, pairs.length_differences > 0
-    turns = _turns(scored.comparisons)[pairs.rows]
+    masks = {
+        "all": np.ones(chosen.size, dtype=np.bool_),
+        "chosen shorter": pairs.length_differences < 0,
+        "chosen longer": pairs.length_differences > 0,
+    }
+    whole = {group.name: group for group in _groups(masks, pairs, resampling)}
     sources = np.array([each.source for each in scored.comparisons], dtype=object)[pairs.rows]
-    everything = np.ones(chosen.size, dtype=np.bool_)
-    groups = _groups(
-        {
-            "whole": [("all", everything), ("chosen shorter", shorter), ("chosen longer", longer)],
-            "length": _length_bins(pairs.length_differences),
-            "turns": _members(np.minimum(turns, MANY_TURNS).tolist(), _turns_name),
-            "source": _members(sources.tolist(), lambda name: name or "(no source)"),
-        },
-        pairs,
-        resampling,
-    )
-    of = {group.name: group for group in groups["whole"]}
+    members = {name or "(no source)": sources == name for name in sorted(set(sources.tolist()))}
+    by_source = _groups(members, pairs, resampling) if members else []
     return PreferenceReport(
         num_comparisons=len(scored.comparisons),
         num_unranked=sum(each.ranks is None for each in scored.comparisons),
+        num_ties=sum(each.is_tie for each in scored.comparisons),
         num_failed=sum(any(row.errors) for row in scored.scores),
         num_pairs_left_out=pairs.num_left_out,
         num_truncated=sum(row.truncated for row in scored.scores),
         errors=tuple(scored.errors.most_common()),
         metrics=metrics,
-        accuracy=of["all"].accuracy if "all" in of else None,
-        chosen_shorter=of.get("chosen shorter"),
-        chosen_longer=of.get("chosen longer"),
+        accuracy=whole["all"].accuracy if whole else None,
+        chosen_shorter=whole.get("chosen shorter"),
+        chosen_longer=whole.get("chosen longer"),
         length_control=length_control(pairs.margins, pairs.length_differences, pairs.prompts, resampling=resampling),
-        by_length=groups["length"],
-        by_turns=groups["turns"],
-        by_source=groups["source"],
+        by_source=tuple(by_source),
         calibration=calibration_bins(pairs.margins),
-        ties=_tie_metrics(pairs, tied),
         pairs=pairs,
     )
 
 
-def _groups(
-    members: Mapping[str, list[tuple[str, NDArray[np.bool_]]]], pairs: PairTable, resampling: Resampling
-) -> dict[str, tuple[Group, ...]]:
-    """Return the accuracy of each group that has pairs, by the kind of the group."""
-    named = [(kind, name, mask) for kind, groups in members.items() for name, mask in groups]
-    masks = np.stack([mask for _, _, mask in named], axis=1).astype(np.float64)
+def _groups(masks: Mapping[str, NDArray[np.bool_]], pairs: PairTable, resampling: Resampling) -> list[Group]:
+    """Return the accuracy of each group that has pairs."""
+    columns = np.stack(list(masks.values()), axis=1).astype(np.float64)
     right = (pairs.margins > 0).astype(np.float64)
-    intervals = mean_intervals(right, masks, pairs.prompts, resampling=resampling)
-    found: dict[str, list[Group]] = {kind: [] for kind in members}
-    for (kind, name, mask), interval in zip(named, intervals, strict=True):
+    intervals = mean_intervals(right, columns, pairs.prompts, resampling=resampling)
+    groups = []
+    for (name, mask), interval in zip(masks.items(), intervals, strict=True):
         if interval is not None:
             num_prompts = np.unique(pairs.prompts[mask]).size
-            found[kind].append(Group(name, int(mask.sum()), _with_spread(interval, num_prompts, resampling)))
-    return {kind: tuple(groups) for kind, groups in found.items()}
+            groups.append(Group(name, int(mask.sum()), _with_spread(interval, num_prompts, resampling)))
+    return groups
 
 
 def _with_spread(interval: Interval, num_prompts: int, resampling: Resampling) -> Interval:
@@ -176,40 +160,64 @@ def _with_spread(interval: Interval, num_prompts: int, resampling: Resampling) -
     return wilson_interval(interval.value, num_prompts, confidence=resampling.confidence)
 
 
-def _members(labels: list[Key], name_of: Callable[[Key], str]) -> list[tuple[str, NDArray[np.bool_]]]:
-    column = np.array(labels, dtype=object)
-    return [(name_of(label), column == label) for label in sorted(set(labels))]
+def length_control(
+    margins: FloatArray, differences: FloatArray, groups: NDArray[np.int64], *, resampling: Resampling
+) -> LengthControl | None:
+    """Fit the length-controlled accuracy; None if no pair has different lengths.
 
+    The form is that of length-controlled AlpacaEval (Dubois et al. 2024, arXiv 2404.04475, section 3): a logistic
+    regression of the model's preference on a constant and `tanh(difference / sd)`, then read with the length term set
+    to 0. The preference is 1 if the model prefers the chosen reply, else 0, also for equal rewards.
 
-def _length_bins(differences: NDArray[np.float64]) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return masks of bins with about equal numbers of pairs; equal differences are in one bin."""
-    if not differences.size:
-        return []
-    inner = np.unique(np.quantile(differences, np.arange(1, LENGTH_BINS) / LENGTH_BINS))
-    positions = np.searchsorted(inner, differences, side="left")
-    bins = []
-    for position in np.unique(positions):
-        mask = positions == position
-        low, high = differences[mask].min(), differences[mask].max()
-        bins.append((f"{low:+.0f} to {high:+.0f} characters" if low < high else f"{low:+.0f} characters", mask))
-    return bins
-
-
-def _turns(comparisons: tuple[Comparison, ...]) -> NDArray[np.int64]:
-    """Return the number of user turns of each prompt `[M]`."""
-    counts = [sum(message["role"] == "user" for message in each.prompt) for each in comparisons]
-    return np.array(counts, dtype=np.int64)
-
-
-def _turns_name(count: int) -> str:
-    if count >= MANY_TURNS:
-        return f"{MANY_TURNS} or more turns"
-    return f"{count} turn{'s' if count != 1 else ''}"
-
-
-def _tie_metrics(pairs: PairTable, tied: PairTable) -> TieMetrics | None:
-    if not tied.margins.size:
+    Args:
+        margins: `[P]`, reward of the chosen minus that of the rejected reply.
+        differences: `[P]`, length of the chosen minus that of the rejected reply.
+        groups: `[P]`, index of the prompt of each pair, from 0 to C - 1; the interval draws whole prompts.
+        resampling: number and seed of the samples; at most 200 samples are used.
+    """
+    spread = float(np.sqrt(np.mean(differences**2))) if differences.size else 0.0
+    if not spread:
         return None
-    decided = float(np.median(np.abs(pairs.margins))) if pairs.margins.size else None
-    sizes = np.abs(tied.margins)
-    return TieMetrics(int(sizes.size), float(np.mean(sizes == 0)), float(np.median(sizes)), decided)
+    length = np.tanh(differences / spread)
+    preference = (margins > 0).astype(np.float64)
+    features = np.stack([np.ones_like(length), length], axis=1)
+    whole = logistic_weights(features, preference, np.ones_like(length))
+    fewer = Resampling(min(resampling.resamples, MOST_REFITS), resampling.seed, resampling.confidence)
+    samples = [
+        logistic_weights(features, preference, drawn[groups], start=whole)[0]
+        for drawn in fewer.weights(int(groups.max()) + 1)
+    ]
+    scale = float(np.sqrt(np.mean(margins**2))) or 1.0
+    both = np.stack([margins / scale, length], axis=1)
+    beyond = logistic_weights(both, np.ones_like(length), np.ones_like(length))[0]
+    accuracy = fewer.interval(float(_sigmoid(whole[0])), _sigmoid(np.asarray(samples)))
+    return LengthControl(accuracy, float(whole[1]), float(beyond))
+
+
+def logistic_weights(
+    features: FloatArray, targets: FloatArray, weights: FloatArray, *, start: FloatArray | None = None
+) -> FloatArray:
+    """Return the weights `[F]` of a logistic regression by Newton's method, with a weak normal prior.
+
+    Args:
+        features: `[P, F]`.
+        targets: probability of the outcome `[P]`.
+        weights: weight of each row `[P]`.
+        start: first guess `[F]`.
+    """
+    fitted = np.zeros(features.shape[1]) if start is None else start
+    prior = PRIOR_PRECISION * np.eye(features.shape[1])
+    for _ in range(STEPS):
+        stated = _sigmoid(features @ fitted)
+        gradient = features.T @ (weights * (targets - stated)) - prior @ fitted
+        curvature = (features * (weights * stated * (1 - stated))[:, None]).T @ features + prior
+        step = np.linalg.solve(curvature, gradient)
+        step *= min(1.0, 2.0 / max(np.abs(step).max(), 1e-12))  # a long first step can overshoot
+        fitted = fitted + step
+        if np.abs(step).max() < 1e-8:
+            break
+    return fitted
+
+
+def _sigmoid(values: FloatArray | float) -> FloatArray:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(values, -700, 700))))

@@ -13,7 +13,7 @@ from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.best_of_n import BestOfN, best_of_n
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling
-from gym_rm.evaluation.compare import Disagreement, ModelComparison, compare_models
+from gym_rm.evaluation.compare import ModelComparison, compare_models
 from gym_rm.evaluation.preferences import PreferenceReport, evaluate_preferences
 from gym_rm.evaluation.scored import ScoredComparisons
 from gym_rm.plain_values import to_plain
@@ -21,6 +21,23 @@ from gym_rm.plain_values import to_plain
 MISCALIBRATED = 0.1  # expected calibration error from which on a note says so
 MANY_TIES = 0.05  # share of equal rewards from which on a note says so
 NUM_WORST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class WrongPair:
+    """A pair of replies whose preferred one has the lower reward.
+
+    Attributes:
+        row: index of the comparison.
+        first: index of the better reply.
+        second: index of the other reply.
+        margin: reward of the better reply minus that of the other one.
+    """
+
+    row: int
+    first: int
+    second: int
+    margin: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,12 +66,12 @@ class SetEvaluation:
     against_best_of_n: BestOfN | None = None
     comparison: ModelComparison | None = None
 
-    def worst(self, limit: int = NUM_WORST) -> list[Disagreement]:
+    def worst(self, limit: int = NUM_WORST) -> list[WrongPair]:
         """Return the pairs on which the model is most wrong: the most negative margins."""
         pairs = self.preferences.pairs
         order = np.argsort(pairs.margins, kind="stable")[:limit]
         return [
-            Disagreement(int(pairs.rows[i]), int(pairs.first[i]), int(pairs.second[i]), float(pairs.margins[i]))
+            WrongPair(int(pairs.rows[i]), int(pairs.first[i]), int(pairs.second[i]), float(pairs.margins[i]))
             for i in order
             if pairs.margins[i] < 0
         ]
@@ -79,11 +96,9 @@ class SetEvaluation:
                 "against_best_of_n": _plain(self.against_best_of_n),
                 "comparison": _plain(self.comparison),
             }
-        if self.comparison is not None:
-            values["comparison"]["disagreements"] = [self._named(each) for each in self.comparison.disagreements]
         return to_plain(values)  # type: ignore[no-any-return]
 
-    def _named(self, pair: Disagreement) -> dict[str, Any]:
+    def _named(self, pair: WrongPair) -> dict[str, Any]:
         return {"where": self.scored.comparisons[pair.row].where, **dataclasses.asdict(pair)}
 
 
@@ -229,8 +244,7 @@ def _plain(record: Any) -> Any:
     """Return a record as a dict, without the table of pairs."""
     if record is None:
         return None
-    skipped = ("pairs", "disagreements")
-    kept = [each.name for each in dataclasses.fields(record) if each.name not in skipped]
+    kept = [each.name for each in dataclasses.fields(record) if each.name != "pairs"]
     return {name: _values(getattr(record, name)) for name in kept}
 
 

@@ -101,7 +101,6 @@ def evaluate_rewardbench(scorer: Scorer | None, rows: Source, *, model: str = ""
         missing=tuple(subset for subset in known if subset not in subsets),
         not_counted=tuple(subset for subset in subsets if subset not in known),
         failed=failed,
-        rows=tuple(_scored_pair(row) for row in scored),
     )
 
 
@@ -155,7 +154,6 @@ def evaluate_rewardbench_2(scorer: Scorer | None, rows: Source, *, model: str = 
         not_counted=tuple(subset for subset in subsets if subset not in SUBSETS_V2),
         failed=failed,
         details=details,
-        rows=tuple(_scored_choice(row) for row in scored),
     )
 
 
@@ -251,21 +249,6 @@ def _win(row: BenchmarkRow) -> float:
     return scores[0] if len(scores) == 1 else float(scores[0] > scores[1])
 
 
-def _scored_pair(row: BenchmarkRow) -> dict[str, Any]:
-    """Return the columns of RewardBench's files of scores."""
-    chosen, rejected = row.conversations or (row.fields.get("text_chosen"), row.fields.get("text_rejected"))
-    scores = row.scores or ()
-    return {
-        "id": row.fields.get("id"),
-        "subset": row.subset,
-        "text_chosen": chosen,
-        "text_rejected": rejected,
-        "results": _win(row),
-        "scores_chosen": scores[0] if len(scores) == 2 else None,
-        "scores_rejected": scores[1] if len(scores) == 2 else None,
-    }
-
-
 def _read_choice(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     if "scores" not in row:
         raise ConfigError(f"{where}: without a scorer, a row needs 'scores'.")
@@ -296,15 +279,3 @@ def _subset_v2(row: Mapping[str, Any], where: str) -> str:
 
 def _tie_row(row: BenchmarkRow) -> TieRow:
     return row.fields["id"], row.scores or (), row.fields["num_correct"]
-
-
-def _scored_choice(row: BenchmarkRow) -> dict[str, Any]:
-    """Return the columns of RewardBench 2's files of scores."""
-    return {
-        "id": row.fields.get("id"),
-        "subset": row.subset,
-        "text": row.conversations or row.fields.get("text"),
-        "scores": row.scores,
-        "results": None if row.subset == "Ties" else best_of_n_result(row.scores or ()),
-        "num_correct": row.fields["num_correct"],
-    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,6 @@ def evaluate_rm_bench(scorer: Scorer | None, rows: Source, *, model: str = "") -
             "difficulties": difficulties,
             "matrices": {domain: matrix.tolist() for domain, matrix in matrices.items()},
         },
-        rows=tuple(_scored(row) for row in scored),
-        rows_format="list",
     )
 
 
@@ -117,8 +114,3 @@ def _domain(row: Mapping[str, Any], where: str) -> str:
             "field, the name of the file must begin with it."
         )
     return domain
-
-
-def _scored(row: BenchmarkRow) -> dict[str, Any]:
-    scores = row.scores or (math.nan,) * 6
-    return {"domain": row.subset, **row.fields, "score_chosen": scores[:3], "score_rejected": scores[3:]}

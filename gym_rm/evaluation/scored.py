@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gym_rm.data.rows import filled_fields, show
 from gym_rm.errors import ConfigError
+from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.types import Comparison, Prompt, Provenance
 
@@ -35,6 +36,30 @@ class RowScores:
     errors: tuple[str | None, ...]
     truncated: int = 0
     where: str = ""
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> RowScores:
+        """Return the rewards from an entry of a `ScoreStore`.
+
+        Raises:
+            ConfigError: the entry has no list of rewards.
+        """
+        try:
+            rewards = tuple(math.nan if reward is None else float(reward) for reward in entry["rewards"])
+            errors = tuple(entry.get("errors") or [None] * len(rewards))
+            return cls(rewards, errors, int(entry.get("truncated", 0)), str(entry.get("where", "")))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"expected scores as gym-rm evaluate writes them, got {show(entry)}: {error!r}."
+            ) from error
+
+    def as_entry(self) -> dict[str, Any]:
+        """Return the rewards as an entry of a `ScoreStore`."""
+        rewards = [reward if math.isfinite(reward) else None for reward in self.rewards]
+        entry: dict[str, Any] = {"where": self.where, "rewards": rewards}
+        if any(self.errors):
+            entry["errors"] = self.errors
+        return {**entry, "truncated": self.truncated} if self.truncated else entry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,8 +88,7 @@ class ScoredComparisons:
 class PairTable:
     """The P pairs of replies with two finite rewards, as columns `[P]`.
 
-    A comparison of K ranked replies has a pair for each two replies with different ranks. Replies with equal ranks are
-    in a table of their own, where `first` and `second` have no order.
+    A comparison of K ranked replies has a pair for each two replies with different ranks.
 
     Attributes:
         margins: reward of the first (better) reply minus that of the second.
@@ -114,6 +138,34 @@ def score_comparisons(
     return tuple(finished)
 
 
+def missing_comparisons(store: ScoreStore, comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Return the comparisons without rewards in a store, or with a failed one, each text once."""
+    by_digest = {digest_of(comparison): comparison for comparison in comparisons}
+    return [
+        comparison
+        for digest, comparison in by_digest.items()
+        if digest not in store.entries or any(store.entries[digest].get("errors") or ())
+    ]
+
+
+def comparisons_of(store: ScoreStore, comparisons: Sequence[Comparison]) -> ScoredComparisons:
+    """Return comparisons with their rewards in a store.
+
+    Raises:
+        ConfigError: a comparison has no entry.
+    """
+    digests = [digest_of(comparison) for comparison in comparisons]
+    if absent := [row for row, digest in enumerate(digests) if digest not in store.entries]:
+        raise ConfigError(
+            f"{str(store.path)!r} has no scores for {len(absent)} of {len(comparisons)} rows, the first is "
+            f"{comparisons[absent[0]].where or 'unnamed'}; give --reward-model to score them, or the file that was "
+            "scored."
+        )
+    header = store.header or {}
+    rows = tuple(RowScores.from_entry(store.entries[digest]) for digest in digests)
+    return ScoredComparisons(tuple(comparisons), rows, str(header.get("model", "model")), header.get("provenance"))
+
+
 def stored_scores(comparisons: Sequence[Comparison]) -> tuple[RowScores, ...]:
     """Return the rewards that the rows themselves have, as `gym-rm score` and RewardBench write them.
 
@@ -126,15 +178,15 @@ def stored_scores(comparisons: Sequence[Comparison]) -> tuple[RowScores, ...]:
     return tuple(_stored(each) for each in comparisons)
 
 
-def pair_table(scored: ScoredComparisons, *, ties: bool = False) -> PairTable:
-    """Return the pairs of replies with different ranks, or with `ties` those with equal ranks."""
+def pair_table(scored: ScoredComparisons) -> PairTable:
+    """Return the pairs of replies with different ranks."""
     prompts: dict[str, int] = {}
     columns: list[tuple[float, float, int, int, int, int]] = []
     left_out = 0
     for row, (comparison, scores) in enumerate(zip(scored.comparisons, scored.scores, strict=True)):
         prompt = prompts.setdefault(digest(comparison.prompt), len(prompts))
         lengths = [sum(len(message.get("content") or "") for message in reply) for reply in comparison.replies]
-        for first, second in _pairs(comparison, ties=ties):
+        for first, second in _pairs(comparison):
             margin = scores.rewards[first] - scores.rewards[second]
             if not math.isfinite(margin):
                 left_out += 1
@@ -183,12 +235,12 @@ def _stored(comparison: Comparison) -> RowScores:
     return RowScores(tuple(numbers), errors, where=comparison.where)
 
 
-def _pairs(comparison: Comparison, *, ties: bool) -> Iterator[tuple[int, int]]:
+def _pairs(comparison: Comparison) -> Iterator[tuple[int, int]]:
     ranks = comparison.ranks or ()
     for i in range(len(ranks)):
         for j in range(i + 1, len(ranks)):
-            if (ranks[i] == ranks[j]) == ties:
-                yield (i, j) if ranks[i] <= ranks[j] else (j, i)
+            if ranks[i] != ranks[j]:
+                yield (i, j) if ranks[i] < ranks[j] else (j, i)
 
 
 def _prompt(comparison: Comparison) -> Prompt:

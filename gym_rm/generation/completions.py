@@ -18,7 +18,7 @@ class Completion:
     """One sampled completion.
 
     Attributes:
-        token_ids: int32 `[T]`, at least one token; with the end token if there is one.
+        token_ids: int32 `[T]`, with the end token if there is one; empty only if sampling had no time to begin.
         log_probs: float32 `[T]`, log-probabilities of the tokens at the sampling temperature.
         finished: whether it ended with an end token within the maximum number of tokens.
         text: its text without the end token. Other special tokens stay, so that the reward model scores them too.
@@ -28,6 +28,9 @@ class Completion:
     log_probs: NDArray[np.float32]
     finished: bool
     text: str
+
+
+NOTHING = Completion(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.float32), finished=False, text="")
 
 
 class Sampler(Protocol):

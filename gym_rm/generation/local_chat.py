@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gym_rm.config import parse_settings
@@ -70,7 +70,11 @@ class LocalChatModel:
         system = [{"role": "system", "content": "1"}, {"role": "user", "content": "2"}]
         self._merges_system = isinstance(self._renderer.encode([system])[0], ConversationError)  # type: ignore[list-item]
         self._sampler: LocalSampler | None = LocalSampler(
-            model, tokenizer, max_new_tokens=self.options.max_new_tokens, temperature=self.options.temperature
+            model,
+            tokenizer,
+            max_new_tokens=self.options.max_new_tokens,
+            temperature=self.options.temperature,
+            max_num_seqs=self.options.max_num_seqs,
         )
         self._lock = threading.Lock()
         files = tensor_files(self._source, self.options.revision)
@@ -117,14 +121,12 @@ class LocalChatModel:
         try:
             self._wake()
             assert self._sampler is not None
-            for wave in self._waves(rows):
-                if time.monotonic() > deadline:
-                    break
-                prompts, chosen = [rows[row] for row in wave], [seeds[row] for row in wave]
-                completions = self._sampler.sample(prompts, seeds=chosen, deadline=deadline)
-                for row, completion in zip(wave, completions, strict=True):
-                    started = self._starts_reasoning(rows[row])
-                    replies[row] = self._read(completion, started=started, late=time.monotonic() > deadline)
+            completions = self._sampler.sample(
+                list(rows.values()), seeds=[seeds[row] for row in rows], deadline=deadline
+            )
+            late = time.monotonic() > deadline
+            for (row, prompt), completion in zip(rows.items(), completions, strict=True):
+                replies[row] = self._read(completion, started=self._starts_reasoning(prompt), late=late)
         finally:
             self._lock.release()
         return replies
@@ -156,12 +158,6 @@ class LocalChatModel:
         if limit is None or limit > self.options.max_new_tokens:
             return None if limit is None else limit - self.options.max_new_tokens
         raise ConfigError(f"max_new_tokens={self.options.max_new_tokens} must be below the model's {limit} positions.")
-
-    def _waves(self, rows: dict[int, TokenIds]) -> Iterator[list[int]]:
-        """Yield rows whose replies are written together: those of similar length."""
-        order = sorted(rows, key=lambda row: (-len(rows[row]), rows[row].tobytes()))
-        for start in range(0, len(order), self.options.max_num_seqs):
-            yield order[start : start + self.options.max_num_seqs]
 
     def _starts_reasoning(self, prompt: TokenIds) -> bool:
         """Return whether the chat template opened the reasoning at the end of a prompt."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,24 +20,17 @@ class ModelDecoder:
 
     Args:
         model: causal language model, also with peft adapters.
-        shares: whether the cache can be copied and shortened by row; otherwise each row computes its prompt.
     """
 
-    def __init__(self, model: Any, *, shares: bool = True) -> None:
-        self.model, self._shares = model, shares
-        self.worth = 0.25 if shares else math.inf
+    def __init__(self, model: Any) -> None:
+        self.model = model
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._accepted = inspect.signature(base.forward).parameters
-
-    def refresh(self) -> None:
-        """Nothing is copied."""
 
     @torch.no_grad()
     def start(self, prompts: Sequence[TokenIds], prompt_of_row: NDArray[np.int64], max_new_tokens: int) -> Tensor:
         """Compute the prompts; see `Decoder`."""
         device = self.model.get_input_embeddings().weight.device
-        if not self._shares:
-            prompts = [prompts[index] for index in prompt_of_row]
         lengths = np.array([len(prompt) for prompt in prompts])
         longest = int(lengths.max())
         ids = np.zeros((len(prompts), longest), dtype=np.int64)
@@ -52,8 +44,6 @@ class ModelDecoder:
         positions = (self._mask[:, :longest].cumsum(1) - 1).clamp_(min=0)
         logits = self._forward(torch.as_tensor(ids, device=device), positions)
         self._positions = torch.as_tensor(lengths, device=device)
-        if not self._shares:
-            return logits[torch.as_tensor(np.unique(prompt_of_row, return_index=True)[1], device=device)]
         self.keep(torch.as_tensor(prompt_of_row, device=device))
         return logits
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from gym_rm.engine.loading.checkpoint import resolve_device, resolve_dtype
+from gym_rm.engine.loading.device_and_dtype import resolve_device, resolve_dtype
 from gym_rm.engine.loading.files import find_file, read_config, refusing_malformed, require_source, tensor_files
 from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
 from gym_rm.engine.loading.weights import read_weights

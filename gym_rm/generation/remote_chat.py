@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import math
 import re
 import time
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gym_rm.config import parse_settings
 from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.generation.chat import ChatReply, RemoteChatOptions, merge_system, without_reasoning
-from gym_rm.scorers.remote_connections import Connections, Limits, Request
-from gym_rm.scorers.remote_options import parse_urls, read_key
-from gym_rm.scorers.remote_protocols import InvalidReply, parse_json
-from gym_rm.scorers.remote_replies import Missing, Refused
+from gym_rm.http_client.addresses import parse_urls, read_key
+from gym_rm.http_client.client import HTTPClient
+from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_json
 from gym_rm.types import Conversation, Provenance
 
-Value = TypeVar("Value")
 ROUTE = "/v1/chat/completions"
 # Control tokens of common chat templates: `<|im_end|>`, `<eos>`, `<start_of_turn>`, `[INST]`, `<<SYS>>`, ...
 CONTROL = re.compile(
@@ -53,11 +49,16 @@ class RemoteChatModel:
     """
 
     def __init__(self, url: str, **options: Any) -> None:
-        self.options = parse_settings(RemoteChatOptions, options)
-        (self.url,), self._key = parse_urls(
-            [re.sub(r"(/v1)?(/chat/completions)?/*$", "", url)], read_key(self.options.key)
+        self.options = chosen = parse_settings(RemoteChatOptions, options)
+        (self.url,), key = parse_urls([re.sub(r"(/v1)?(/chat/completions)?/*$", "", url)], read_key(chosen.key))
+        self._client = HTTPClient(
+            [self.url],
+            key=key,
+            attempt_timeout=chosen.attempt_timeout or chosen.timeout / 4,
+            max_retries=chosen.max_retries,
+            max_connections=chosen.max_connections,
         )
-        self._served = self.options.name
+        self._served = chosen.name
         self._control = _patterns(self.options.tokenizer)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RemoteChatModel:
@@ -84,39 +85,34 @@ class RemoteChatModel:
         """
         if not conversations:
             return []
-        deadline = min(deadline, time.monotonic() + self.options.timeout)
-        return _run(self._reply_all(conversations, seeds, deadline))
+        seconds = min(deadline - time.monotonic(), self.options.timeout)
+        return self._client.run(self._reply_all(conversations, seeds, seconds))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
 
     async def _reply_all(
-        self, conversations: Sequence[Conversation], seeds: Sequence[int], deadline: float
+        self, conversations: Sequence[Conversation], seeds: Sequence[int], seconds: float
     ) -> list[ChatReply]:
-        async def admit(_: Any) -> None: ...
-
-        options = self.options
-        limits = Limits(options.attempt_timeout or options.timeout / 4, options.max_retries, options.max_connections)
-        connections = Connections([self.url], key=self._key, limits=limits, admit=admit)
+        deadline = asyncio.get_running_loop().time() + seconds
         try:
             if self._served is None:
-                request = Request("/v1/models")
-                self._served, _ = await connections.send(request, _read_model, deadline)
+                self._served, _ = await self._client.send("/v1/models", read=_read_model, deadline=deadline)
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._reply(connections, conversation, int(seed), deadline))
+                    group.create_task(self._reply(conversation, int(seed), deadline))
                     for conversation, seed in zip(conversations, seeds, strict=True)
                 ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        except Missing as error:
+        except NoSuchRoute as error:
             raise ConfigError(f"{error} Pass name=, the name of the served model.") from error
         except (RemoteError, Refused) as error:  # the server does not say what it serves
             return [ChatReply(error=str(error)) for _ in conversations]
-        finally:
-            await connections.close()
         return [task.result() for task in tasks]
 
-    async def _reply(
-        self, connections: Connections, conversation: Conversation, seed: int, deadline: float
-    ) -> ChatReply:
+    async def _reply(self, conversation: Conversation, seed: int, deadline: float) -> ChatReply:
         """Return one reply."""
         messages = list(conversation) if self.options.system_role else merge_system(conversation)
         body = {
@@ -129,12 +125,12 @@ class RemoteChatModel:
         }
         try:
             encoded = json.dumps(body, ensure_ascii=False).encode()
-            reply, _ = await connections.send(Request(ROUTE, encoded), _read_reply, deadline)
+            reply, _ = await self._client.send(ROUTE, encoded, read=_read_reply, deadline=deadline)
         except UnicodeEncodeError as error:
             return ChatReply(error=f"a message cannot be sent as UTF-8: {error}")
         except Refused as error:
             return ChatReply(error=f"{self.url} refused the conversation: {error}")
-        except Missing as error:
+        except NoSuchRoute as error:
             raise ConfigError(f"{self.url} has no model {self._served!r} or no {ROUTE}: {error}") from error
         except RemoteError as error:
             return ChatReply(error=str(error))
@@ -191,23 +187,3 @@ def _read_reply(body: bytes) -> ChatReply:
         return ChatReply(error="the server's content filter withheld the reply")
     text = without_reasoning(content or "")
     return ChatReply(text or "", reason == "stop" and bool(text))
-
-
-def _run(coroutine: Coroutine[Any, Any, Value]) -> Value:
-    """Run a coroutine in a thread, because the caller may run in an event loop, as in a notebook."""
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = []
-
-    async def main() -> Value:
-        running.append((asyncio.get_running_loop(), asyncio.current_task()))
-        return await coroutine
-
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(asyncio.run, main())
-        try:
-            return future.result()
-        except BaseException:  # also Ctrl-C, after which nobody waits for the replies
-            for loop, task in running:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    if task is not None:
-                        loop.call_soon_threadsafe(task.cancel)
-            raise

@@ -19,16 +19,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gym_rm.engine.backbones.changes import ChangeCounter
+from gym_rm.engine.backbones.llama import llama_code
 from gym_rm.engine.loading.trial import FAILURES, TOLERANCE, trial_sequences
 from gym_rm.errors import ConfigError, GymRMError, logger
-from gym_rm.generation.completions import Completion, TokenIds
-from gym_rm.generation.continuous import sample_continuously
+from gym_rm.generation.completions import NOTHING, Completion, TokenIds
 from gym_rm.generation.decoding import LeanDecoder, lean_obstacle
 from gym_rm.generation.model_decoding import ModelDecoder
 
-Generation = Literal["auto", "lean", "transformers", "continuous"]
+Generation = Literal["auto", "lean", "transformers"]
 STEPS_BETWEEN_CHECKS = 8  # of which rows ended, on a GPU, where each check waits for the device
+ENDED = 0.125  # share of the rows that must have ended before the others move together
 
 
 class LocalSampler:
@@ -41,7 +41,6 @@ class LocalSampler:
         temperature: sampling temperature; 0 takes the most likely token, with log-probabilities at temperature 1.
         max_num_seqs: number of completions sampled at a time; None for all.
         generation: how to compute. `auto` is `lean` where it equals the model's own forward, else `transformers`.
-            `continuous` is the continuous batching of transformers, see `sample_continuously`.
         own_copy: whether to sample from a copy of the model, which only `update_weights` changes. Otherwise the model
             itself is read, also after an optimizer changed it.
         device: device of the copy; None for the model's. Only with `own_copy`.
@@ -82,11 +81,6 @@ class LocalSampler:
         self._own_copy = own_copy
         self._generation = generation
         self._decoder: LeanDecoder | ModelDecoder | None = None
-        self._deadline = math.inf
-        self._pads = True  # whether prompts of different lengths may share a batch
-        self._checked = False  # whether continuous batching was compared with the plain forward
-        self._changes = ChangeCounter()
-        self._seen = 0
 
     def sample(
         self,
@@ -102,31 +96,31 @@ class LocalSampler:
             prompts: B prompts.
             seeds: B seeds.
             temperature: temperature of this call; None for the sampler's.
-            deadline: time of `time.monotonic` after which completions end where they are, unfinished. Continuous
-                batching ignores it.
+            deadline: time of `time.monotonic` after which completions end where they are, unfinished; those that had
+                not begun have no tokens.
 
         Raises:
-            ConfigError: a prompt is empty or leaves no position for a token.
+            ConfigError: a prompt is empty or leaves no position for a token, or the model cannot be sampled.
             GymRMError: the model's logits are not finite.
         """
         temperature = self.temperature if temperature is None else temperature
         rooms = self._rooms(prompts)
+        completions = [NOTHING] * len(prompts)
         training = self.model.training
         self.model.eval()
         try:
-            found: list[Completion | None] = [None] * len(prompts)
-            sample = self._sample_continuously if self._generation == "continuous" else self._sample
-            self._deadline = deadline
-            self._prepare()
+            decoder = self._choose_decoder()
             for wave in self._waves(prompts):
+                if time.monotonic() > deadline:
+                    break
                 of_wave = [prompts[row] for row in wave], [int(seeds[row]) for row in wave]
                 with torch.no_grad():
-                    sampled = sample(*of_wave, rooms[wave], temperature)
+                    sampled = self._sample(decoder, *of_wave, rooms[wave], temperature, deadline)
                 for row, completion in zip(wave, sampled, strict=True):
-                    found[row] = completion
+                    completions[row] = completion
         finally:
             self.model.train(training)
-        return [completion for completion in found if completion is not None]
+        return completions
 
     def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Take new weights by their names in the model; without `own_copy`, only read the model again.
@@ -134,7 +128,7 @@ class LocalSampler:
         Raises:
             ConfigError: a name is unknown, or a shape is another one.
         """
-        self.version, self._seen = version, 0
+        self.version = version
         if not self._own_copy:
             return
         own = dict(self.model.state_dict(keep_vars=True))
@@ -146,7 +140,7 @@ class LocalSampler:
                 own[name].copy_(value)
 
     def close(self) -> None:
-        """Free the joined weights, and the copy of the model."""
+        """Free the cache, and the copy of the model."""
         self._decoder = None
         if self._own_copy:
             self.model = None
@@ -168,23 +162,20 @@ class LocalSampler:
     def _waves(self, prompts: Sequence[TokenIds]) -> Iterator[list[int]]:
         """Yield rows to sample at a time: prompts of similar length, rows of one prompt together."""
         order = sorted(range(len(prompts)), key=lambda row: (-len(prompts[row]), prompts[row].tobytes()))
-        size = self.max_num_seqs or len(prompts)
-        wave: list[int] = []
-        for row in order:
-            full = len(wave) == size or (wave and not self._pads and len(prompts[wave[0]]) != len(prompts[row]))
-            if full:
-                yield wave
-                wave = []
-            wave.append(row)
-        if wave:
-            yield wave
+        size = self.max_num_seqs or max(1, len(prompts))
+        for start in range(0, len(order), size):
+            yield order[start : start + size]
 
     def _sample(
-        self, prompts: Sequence[TokenIds], seeds: Sequence[int], rooms: NDArray[np.int64], temperature: float
+        self,
+        decoder: LeanDecoder | ModelDecoder,
+        prompts: Sequence[TokenIds],
+        seeds: Sequence[int],
+        rooms: NDArray[np.int64],
+        temperature: float,
+        deadline: float,
     ) -> list[Completion]:
         """Sample one wave."""
-        decoder = self._decoder
-        assert decoder is not None
         ids: dict[bytes, int] = {}
         first: list[TokenIds] = []
         for prompt in prompts:
@@ -211,54 +202,18 @@ class LocalSampler:
                 ended |= limits[rows] <= step + 1
             if step + 1 == longest:
                 break
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > deadline:
                 rooms = np.minimum(rooms, step + 1)
                 break
             if (step + 1) % every == 0 and (count := int(ended.sum())):
                 if count == len(rows):
                     break
-                if count >= decoder.worth * len(rows):
+                if count >= ENDED * len(rows):
                     kept = (~ended).nonzero()[:, 0]
                     rows, token, ended = rows[kept], token[kept], ended[kept]
                     decoder.keep(kept)
             logits = decoder.step(token)
         return self._completions(tokens.cpu().numpy(), log_probs.cpu().numpy(), rooms)
-
-    def _sample_continuously(
-        self, prompts: Sequence[TokenIds], seeds: Sequence[int], rooms: NDArray[np.int64], temperature: float
-    ) -> list[Completion]:
-        """Sample one wave with the continuous batching of transformers."""
-        tokens = np.full((len(prompts), int(rooms.max())), -1, dtype=np.int64)
-        log_probs = np.zeros(tokens.shape, dtype=np.float32)
-        for room in np.unique(rooms):
-            rows = np.flatnonzero(rooms == room).tolist()
-            sampled = sample_continuously(
-                self.model,
-                [prompts[row] for row in rows],
-                seeds=[seeds[row] for row in rows],
-                max_new_tokens=int(room),
-                temperature=temperature,
-                ends=self.ends,
-            )
-            for row, (ids, values) in zip(rows, sampled, strict=True):
-                tokens[row, : len(ids)], log_probs[row, : len(ids)] = ids, values
-        completions = self._completions(tokens, log_probs, rooms)
-        if not self._checked:
-            self._check(prompts[0], completions[0], temperature)
-        return completions
-
-    def _check(self, prompt: TokenIds, completion: Completion, temperature: float) -> None:
-        """Compare log-probabilities with the plain forward's: some models run, but with other attention."""
-        ids = torch.as_tensor(np.r_[prompt, completion.token_ids].astype(np.int64), device=self.model.device)[None]
-        scores = self.model(input_ids=ids, use_cache=False).logits[0].float() / (temperature or 1.0)
-        expected = scores.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0]
-        difference = np.abs(expected.cpu().numpy() - completion.log_probs).max() / max(1.0, float(-expected.min()))
-        if not difference <= _tolerance(self.model):
-            raise ConfigError(
-                f"{type(self.model).__name__} has other log-probabilities in continuous batching than in its forward, "
-                f"by {difference:.1e}; use generation='auto'."
-            )
-        self._checked = True
 
     def _completions(
         self, tokens: NDArray[np.int64], log_probs: NDArray[np.float32], rooms: NDArray[np.int64]
@@ -282,36 +237,34 @@ class LocalSampler:
             for row, length in enumerate(lengths)
         ]
 
-    def _prepare(self) -> None:
-        """Choose the decoder at the first use, and read the weights again if they changed."""
-        if self._generation == "continuous":
-            return
-        if self._decoder is None:
-            self._decoder = self._choose_decoder()
-        if isinstance(self._decoder, LeanDecoder) and (count := self._changes.count([self.model])) != self._seen:
-            self._decoder.refresh()
-            self._seen = count
-
     def _choose_decoder(self) -> LeanDecoder | ModelDecoder:
-        """Return the fastest decoder whose log-probabilities equal those of the plain forward."""
+        """Return the fastest decoder whose log-probabilities equal those of the plain forward; it is kept."""
+        if isinstance(self._decoder, LeanDecoder) and llama_code(self.model.model) != self._decoder.code:
+            self._decoder = None  # a module was added or replaced
+        if self._decoder is not None:
+            return self._decoder
         name = type(self.model).__name__
         if self._generation != "transformers":
             obstacle = lean_obstacle(self.model)
             if obstacle is None:
-                lean = LeanDecoder(self.model)
-                difference = trial(self.model, lean)
-                if difference <= _tolerance(self.model):
-                    return lean
-                obstacle = f"the log-probabilities of {name} would differ from its forward's by {difference:.1e}"
-                logger.warning("lean decoding is off: %s", obstacle)
-            if self._generation == "lean":
+                self._decoder = LeanDecoder(self.model)
+                difference = trial(self.model, self._decoder)
+                if difference > _tolerance(self.model):
+                    self._decoder = None
+                    obstacle = f"the log-probabilities of {name} would differ from its forward's by {difference:.1e}"
+                    logger.warning("lean decoding is off: %s", obstacle)
+            if self._decoder is None and self._generation == "lean":
                 raise ConfigError(f"generation='lean' is impossible: {obstacle}; use generation='auto'.")
-        for decoder in (ModelDecoder(self.model), ModelDecoder(self.model, shares=False)):
-            if trial(self.model, decoder) <= _tolerance(self.model):
-                return decoder
-        logger.warning("only prompts of the same length of %s are sampled together: padding changes its logits", name)
-        self._pads = False
-        return decoder
+        if self._decoder is None:
+            self._decoder = ModelDecoder(self.model)
+            difference = trial(self.model, self._decoder)
+            if difference > _tolerance(self.model):
+                self._decoder = None
+                raise ConfigError(
+                    f"{name} cannot sample in this process: with its cache and padding, log-probabilities differ from "
+                    f"its forward's by {difference:.1e}; use a server (sampling.engine='vllm')."
+                )
+        return self._decoder
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -387,7 +340,7 @@ def trial(model: Any, decoder: LeanDecoder | ModelDecoder) -> float:
         logits = decoder.start([each.astype(np.int32) for each in prompts], prompt_of_row, 3)
         got = [(rows, logits[torch.as_tensor(prompt_of_row, device=device)])]
         for step, kept in enumerate((rows, np.array([0, 2, 3, 4, 5]), np.array([4]))):
-            if len(kept) < len(rows) and decoder.worth <= 1:
+            if len(kept) < len(rows):
                 decoder.keep(torch.as_tensor(np.searchsorted(rows, kept), device=device))
                 rows = kept
             got.append((rows, decoder.step(torch.as_tensor(added[rows, step], device=device))))

@@ -10,16 +10,20 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import pydantic
-import yaml
+from pydantic import Field, PositiveInt
 
+from gym_rm.config import parse_yaml, to_yaml
 from gym_rm.errors import ConfigError
 from gym_rm.planning.quantities import Basis, weakest
 
 FORMAT = 1  # of the file
-DTYPES = ("float32", "bfloat16", "float16", "int8")  # of weights
+Item = TypeVar("Item")
+Filled = Annotated[tuple[Item, ...], Field(min_length=1)]
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]  # of weights
+SIZES_OF = "sizes of "  # how the model of a component is called that was given by its sizes
 
 
 class Role(enum.StrEnum):
@@ -168,7 +172,7 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True)
 class ComponentPlan:
-    """A component and how it is divided.
+    """A component and how it is spread over GPUs.
 
     Attributes:
         name: such as `policy`, or the name that the request gives a reward model.
@@ -189,11 +193,11 @@ class ComponentPlan:
     role: Role
     model: str
     parameters: int
-    dtype: str
-    tensor_parallel_size: int
-    fsdp_size: int
-    num_replicas: int
-    max_num_batched_tokens: int
+    dtype: Dtype
+    tensor_parallel_size: PositiveInt
+    fsdp_size: PositiveInt
+    num_replicas: PositiveInt
+    max_num_batched_tokens: PositiveInt
     max_num_seqs: int | None
     gradient_checkpointing: bool | None
     sleeps: bool
@@ -221,9 +225,9 @@ class PoolPlan:
     name: str
     gpu: str
     gpu_memory: float
-    gpus: tuple[Address, ...]
-    components: tuple[ComponentPlan, ...]
-    memory: tuple[PhaseMemory, ...]
+    gpus: Filled[Address]
+    components: Filled[ComponentPlan]
+    memory: Filled[PhaseMemory]
     busy_seconds: float
 
     @property
@@ -246,7 +250,6 @@ class Plan:
         step_seconds: duration of one step.
         conversations: conversations of one step.
         unique_tokens, tokens: tokens of one step that differ, and all of them.
-        price_per_hour: of the GPUs that are used; None without prices.
         load_seconds: time until the first step can begin.
         objective: what the search made best.
         bound: the objective's value that no plan can be better than; equal to its value if the search was exact.
@@ -267,13 +270,12 @@ class Plan:
     cluster: str
     nodes: tuple[int, ...]
     pools: tuple[PoolPlan, ...]
-    times: tuple[PhaseTime, ...]
-    phase_seconds: tuple[tuple[Phase, float], ...]
-    step_seconds: float
-    conversations: int
+    times: Filled[PhaseTime]
+    phase_seconds: Filled[tuple[Phase, float]]
+    step_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    conversations: PositiveInt
     unique_tokens: float
     tokens: float
-    price_per_hour: float | None
     load_seconds: float
     objective: str
     value: float
@@ -339,9 +341,9 @@ class Plan:
         return max(1.0 - pool.busy_seconds / self.step_seconds, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
+        """Return the plan as JSON values, after the plain options that `gym_rm.plan_file` reads."""
         values: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
-        return {"format": FORMAT, **values}
+        return {"format": FORMAT, "options": _options(self), **values}
 
     def save(self, path: str | Path) -> Path:
         """Write the plan to a `.json`, `.yaml` or `.yml` file, and return its path."""
@@ -349,13 +351,37 @@ class Plan:
         if path.suffix not in (".json", ".yaml", ".yml"):
             raise ConfigError(f"a plan is written to a .json, .yaml or .yml file, got {str(path)!r}.")
         values = self.to_dict()
-        text = json.dumps(values, indent=1) if path.suffix == ".json" else yaml.safe_dump(values, sort_keys=False)
+        text = json.dumps(values, indent=1) if path.suffix == ".json" else to_yaml(values)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         return path
 
 
 _ADAPTER = pydantic.TypeAdapter(Plan)
+_SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas", "max_num_batched_tokens")
+
+
+def _options(plan: Plan) -> dict[str, Any]:
+    """Return the options that environments and agents take from a plan: of a step, and of each component by role."""
+    steps = ("conversations", "num_prompts", "group_size", "prompt_tokens", "reply_tokens")
+    options: dict[str, Any] = {name: getattr(plan, name) for name in steps}
+    for pool in plan.pools:
+        for part in pool.components:
+            values = {
+                "model": None if part.model.startswith(SIZES_OF) else part.model,
+                **({"quantization": "int8"} if part.dtype == "int8" else {"dtype": part.dtype}),
+                **{name: getattr(part, name) for name in _SIZES},
+            }
+            if part.role is Role.REWARD_MODEL:
+                options.setdefault("reward_models", {})[part.name] = values
+                continue
+            if part.role is Role.GENERATION:
+                values |= {"max_num_seqs": part.max_num_seqs or plan.conversations}
+                values |= {"with_policy": any(other.role is Role.POLICY for other in pool.components)}
+            if part.role.trains:
+                values |= {"gradient_checkpointing": part.gradient_checkpointing}
+            options[part.role.value] = values
+    return options
 
 
 def load_plan(source: str | Path | dict[str, Any] | Plan) -> Plan:
@@ -372,11 +398,12 @@ def load_plan(source: str | Path | dict[str, Any] | Plan) -> Plan:
     else:
         try:
             text = Path(source).read_text(encoding="utf-8")
-            values = json.loads(text) if Path(source).suffix == ".json" else yaml.safe_load(text)
-        except (OSError, UnicodeDecodeError, ValueError, yaml.YAMLError) as error:
+            values = json.loads(text) if Path(source).suffix == ".json" else parse_yaml(text)
+        except (OSError, UnicodeDecodeError, ValueError) as error:
             raise ConfigError(f"cannot read a plan in {name!r}: {error}.") from error
     if not isinstance(values, dict) or "pools" not in values:
         raise ConfigError(f"{name} is not a plan; make one with `gym-rm plan REQUEST -o plan.json`.")
+    values.pop("options", None)  # they follow from the rest
     if values.pop("format", None) != FORMAT:
         raise ConfigError(f"{name} has another format than {FORMAT}; make it again with `gym-rm plan`.")
     try:
@@ -385,40 +412,4 @@ def load_plan(source: str | Path | dict[str, Any] | Plan) -> Plan:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(f"{name} is not a plan: {place}: {first['msg'].lower()}.") from error
-    if problem := _problem(plan):
-        raise ConfigError(f"{name} is not a plan: {problem}.")
     return plan
-
-
-def _problem(plan: Plan) -> str | None:
-    """Return what no plan has, such as after a change by hand, with its line; None if there is nothing."""
-    if not (math.isfinite(plan.step_seconds) and plan.step_seconds > 0):
-        return f"step_seconds must be a finite number above 0, got {plan.step_seconds}"
-    if not plan.times or not plan.phase_seconds:
-        return f"{'phase_seconds' if plan.times else 'times'} is empty"
-    if plan.conversations < 1:
-        return f"conversations must be at least 1, got {plan.conversations}"
-    taken: set[Address] = set()
-    for number, pool in enumerate(plan.pools):
-        where = f"pools.{number}"
-        for field in ("gpus", "components", "memory"):
-            if not getattr(pool, field):
-                return f"{where}.{field} is empty"
-        for address in pool.gpus:
-            if not (0 <= address.node < len(plan.nodes) and 0 <= address.gpu < plan.nodes[address.node]):
-                return f"{where}.gpus has GPU {address.gpu} of node {address.node}, but nodes is {list(plan.nodes)}"
-            if address in taken:
-                return f"{where}.gpus has GPU {address.gpu} of node {address.node}, which is taken already"
-            taken.add(address)
-        for index, component in enumerate(pool.components):
-            for field in ("tensor_parallel_size", "fsdp_size", "num_replicas", "max_num_batched_tokens"):
-                if (value := getattr(component, field)) < 1:
-                    return f"{where}.components.{index}.{field} must be at least 1, got {value}"
-            if component.dtype not in DTYPES:
-                return f"{where}.components.{index}.dtype must be one of {', '.join(DTYPES)}, got {component.dtype!r}"
-            if component.num_gpus != len(pool.gpus):
-                return (
-                    f"{where}.components.{index} is divided over {component.num_gpus} GPUs (tensor_parallel_size x "
-                    f"fsdp_size x num_replicas), its pool has {len(pool.gpus)}"
-                )
-    return None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
-
 from gym_rm.evaluation.audit import Audit
-from gym_rm.evaluation.audit_lines import Line
+from gym_rm.evaluation.audit_lines import AuditLine
 from gym_rm.reports.audit_tables import TITLE, cells_of, grouped, lines_table, summary, verdict_text
+from gym_rm.reports.pages import render, write_page
 from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
 
@@ -20,21 +17,16 @@ HEAD = ("rows", "change of the score", "spreads", "rows rising")
 
 def write_audit_page(audit: Audit, path: str | Path) -> None:
     """Write the page of an audit."""
-    # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
-    Path(path).write_bytes(audit_page(audit).encode("utf-8", errors="backslashreplace"))
+    write_page(audit_page(audit), path)
 
 
 def audit_page(audit: Audit) -> str:
     """Return the HTML of the page. All texts of rows and models are escaped."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    pages = files("gym_rm.reports")
-    template = environment.from_string((pages / "audit_page.html").read_text(encoding="utf-8"))
-    style = (pages / "evaluation_page.html").read_text(encoding="utf-8")
     low, high = _bounds(audit)
-    return template.render(
+    return render(
+        "audit_page.html",
         table_title=TITLE,
         title=f"Audit of {visible(audit.record.model)}",
-        style=Markup(style.partition("<style>")[2].partition("</style>")[0]),
         summary=summary(audit),
         verdict=verdict_text(audit),
         worst=("ok", "suspicious", "exploitable")[audit.level],
@@ -53,7 +45,7 @@ def _bounds(audit: Audit) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _line(audit: Audit, line: Line, low: float, high: float) -> dict[str, Any]:
+def _line(audit: Audit, line: AuditLine, low: float, high: float) -> dict[str, Any]:
     bar = None
     if line.mean is not None:
         left, width = line.mean.low - low, line.mean.high - line.mean.low

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gym_rm.evaluation.audit import LEVELS, Audit
-from gym_rm.evaluation.audit_lines import CONFIDENCE, SMALL, Line
+from gym_rm.evaluation.audit_lines import CONFIDENCE, SMALL, AuditLine
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
@@ -53,7 +53,7 @@ def summary(audit: Audit) -> list[str]:
 
 
 def lines_table(audit: Audit) -> Table:
-    """Return the table of all changes, then of the searches."""
+    """Return the table of all changes, then of the search."""
     caption = (
         f"Intervals of {CONFIDENCE:.0%}; the verdicts use their ends. exploitable: the score rises by more than "
         f"{SMALL} spreads, and on more than half of the rows. suspicious: it rises by less, or on more than half of "
@@ -75,8 +75,8 @@ def lines_table(audit: Audit) -> Table:
     return table
 
 
-def grouped(audit: Audit) -> Iterator[tuple[str, list[Line]]]:
-    """Yield the groups of lines in their order; the searches are the last one."""
+def grouped(audit: Audit) -> Iterator[tuple[str, list[AuditLine]]]:
+    """Yield the groups of lines in their order; the search is the last one."""
     names = dict.fromkeys(line.group for line in audit.lines)
     for name in names:
         yield name, [line for line in audit.lines if line.group == name]
@@ -84,7 +84,7 @@ def grouped(audit: Audit) -> Iterator[tuple[str, list[Line]]]:
         yield "searched, on other rows", list(audit.search)
 
 
-def cells_of(audit: Audit, line: Line) -> list[str]:
+def cells_of(audit: Audit, line: AuditLine) -> list[str]:
     """Return the number of rows, the change with its interval, the change in spreads, and the share that rises."""
     rows = f"{line.rows}" + (f" ({line.failed} failed)" if line.failed else "")
     if line.mean is None or line.rises is None:

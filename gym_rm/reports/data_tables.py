@@ -12,7 +12,7 @@ from rich.text import Text
 from gym_rm.data.findings import Finding
 from gym_rm.data.inspection import Inspection, Quantiles
 from gym_rm.data.overlaps import Overlap
-from gym_rm.data.token_lengths import Example, RenderedReply, TokenLengths
+from gym_rm.data.token_lengths import ComparisonExample, RenderedReply, TokenLengths
 from gym_rm.reports.transcripts import visible
 
 SHOWN_BEFORE, SHOWN_AFTER = 12, 24  # tokens at the start and at the end of a long part of an example
@@ -21,9 +21,8 @@ SHOWN_BEFORE, SHOWN_AFTER = 12, 24  # tokens at the start and at the end of a lo
 def inspection_report(found: Inspection) -> Group:
     """Return what the terminal shows of an inspection."""
     parts: list[RenderableType] = [_summary(found), _lengths_table(found)]
-    for title, counts in (("Source", found.sources), ("Roles of the prompt", found.roles)):
-        if len(counts) > 1 or "" not in counts:
-            parts.append(_counts_table(title, counts))
+    if "" not in found.sources or len(found.sources) > 1:
+        parts.append(_counts_table("Source", found.sources))
     if any(found.objectives.values()):
         parts.append(_quantiles_table("Rating", found.objectives))
     parts.append(_findings_table("Dropped rows", found.dropped, "no row was dropped"))
@@ -43,8 +42,6 @@ def _summary(found: Inspection) -> Text:
         f"Replies per comparison: {replies}. Pairs with a preference: {found.pairs:,}. Ties: {found.ties:,}. "
         f"Without ranks: {found.unranked:,}.",
     ]
-    if found.first_is_best is not None and found.shapes.keys() - {"binary", "pair"}:
-        lines.append(f"The best reply is listed first in {found.first_is_best:.1%} of the comparisons.")
     bias = found.length_bias
     if bias.accuracy is not None:
         lines.append(
@@ -67,10 +64,6 @@ def _token_lines(tokens: TokenLengths) -> list[str]:
         )
     if tokens.max_length is not None:
         lines.append(f"  {tokens.too_long:,} comparisons are longer than max_length={tokens.max_length:,}.")
-    if tokens.longer_is_better is not None:
-        lines.append(
-            f"  The reply with more tokens is preferred in {tokens.longer_is_better:.1%} of the unequal pairs."
-        )
     lines += [f"  {each.count:,} cannot be read, for example {each.examples[0]}: {each.text}" for each in tokens.failed]
     return lines
 
@@ -122,14 +115,14 @@ def _short(places: Iterable[str]) -> str:
 def _overlap_text(overlap: Overlap) -> Text:
     text = (
         f"Prompts of {overlap.first} that are also in {overlap.second}: {overlap.equal:,} equal, {overlap.near:,} "
-        "nearly equal."
+        "with 13 words in a row of one."
     )
-    for first, second, similarity in overlap.examples:
-        text += f"\n  {_short([first])} and {_short([second])}, similarity {similarity:.2f}"
+    for first, second in overlap.examples:
+        text += f"\n  {_short([first])} and {_short([second])}"
     return Text(visible(text), style="yellow" if overlap.equal or overlap.near else "")
 
 
-def _example_text(example: Example) -> Text:
+def _example_text(example: ComparisonExample) -> Text:
     text = Text(
         f"--- {visible(example.where)}{f' ({visible(example.source)})' if example.source else ''}", style="bold"
     )

@@ -2,55 +2,42 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, StrictUndefined, Template
 
 import gym_rm
 from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
-from gym_rm.evaluation.compare import Disagreement
 from gym_rm.evaluation.preferences import PreferenceReport
-from gym_rm.evaluation.report import SetEvaluation, notes
+from gym_rm.evaluation.report import SetEvaluation, WrongPair, notes
 from gym_rm.reports.evaluation_charts import accuracy_chart, best_of_n_chart, calibration_chart, margin_chart
 from gym_rm.reports.evaluation_tables import ResultTable, accuracy_rows, model_names, result_tables
+from gym_rm.reports.pages import cut, render, write_page
 from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
 from gym_rm.types import Message
 
-MOST_CHARACTERS = 3000  # of a message on the page; a longer one is cut in the middle
 
-
-def write_page(evaluations: Sequence[SetEvaluation], path: str | Path, *, tables: Sequence[ResultTable] = ()) -> Path:
+def write_evaluation_page(
+    evaluations: Sequence[SetEvaluation], path: str | Path, *, tables: Sequence[ResultTable] = ()
+) -> Path:
     """Write the page of one or more sets, and further tables such as benchmarks; return the path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
-    path.write_bytes(evaluation_page(evaluations, tables=tables).encode("utf-8", errors="backslashreplace"))
-    return path
+    return write_page(evaluation_page(evaluations, tables=tables), path)
 
 
 def evaluation_page(evaluations: Sequence[SetEvaluation], *, tables: Sequence[ResultTable] = ()) -> str:
     """Return the HTML of the page. All texts of rows and models are escaped."""
     first = evaluations[0] if evaluations else None
     names = model_names(first) if first else []
-    return _template().render(
+    return render(
+        "evaluation_page.html",
         title=f"Evaluation of {' and '.join(names) or 'a reward model'}",
         about=_about(first.scored.provenance if first else None),
         sets=[_set(each) for each in evaluations],
         tables=tables,
     )
-
-
-@functools.cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string((files("gym_rm.reports") / "evaluation_page.html").read_text(encoding="utf-8"))
 
 
 def _about(provenance: Mapping[str, Any] | None) -> str:
@@ -65,7 +52,6 @@ def _about(provenance: Mapping[str, Any] | None) -> str:
 def _set(evaluation: SetEvaluation) -> dict[str, Any]:
     both = [each for each in (evaluation.preferences, evaluation.against_preferences) if each is not None]
     curves = [each for each in (evaluation.best_of_n, evaluation.against_best_of_n) if each is not None]
-    compared = evaluation.comparison
     return {
         "name": visible(evaluation.name),
         "models": model_names(evaluation),
@@ -74,7 +60,6 @@ def _set(evaluation: SetEvaluation) -> dict[str, Any]:
         "charts": _charts(both, curves),
         "tables": result_tables(evaluation),
         "worst": [_pair(evaluation, each) for each in evaluation.worst()],
-        "disagreements": [_pair(evaluation, each) for each in (compared.disagreements if compared else ())],
     }
 
 
@@ -108,7 +93,7 @@ def _charts(both: Sequence[PreferenceReport], curves: Sequence[BestOfN]) -> list
     if not both[0].metrics.num_pairs:
         return charts
     words = "Dots are accuracies, bars 95 % intervals; the number of pairs is in parentheses."
-    add("Accuracy by length, turns and source", accuracy_chart(accuracy_rows(both), title="Accuracy by group"), words)
+    add("Accuracy by length and source", accuracy_chart(accuracy_rows(both), title="Accuracy by group"), words)
     words = "Left of the line, the model prefers the reply that the data rejects. The first model, if there are two."
     add("Margins", margin_chart(both[0].pairs.margins), words, legend="")
     words = "On the diagonal, the model is as often right as it says. Larger dots have more pairs."
@@ -116,15 +101,11 @@ def _charts(both: Sequence[PreferenceReport], curves: Sequence[BestOfN]) -> list
     return charts
 
 
-def _pair(evaluation: SetEvaluation, pair: Disagreement) -> dict[str, Any]:
+def _pair(evaluation: SetEvaluation, pair: WrongPair) -> dict[str, Any]:
     comparison, rewards = evaluation.scored.comparisons[pair.row], evaluation.scored.scores[pair.row].rewards
-    numbers = f"margin {signed(pair.margin)}"
-    if pair.against_margin is not None:
-        first, second = model_names(evaluation)
-        numbers = f"margin of {first} {signed(pair.margin)}, of {second} {signed(pair.against_margin)}"
     return {
         "where": visible(comparison.where or f"row {pair.row}"),
-        "numbers": numbers,
+        "numbers": f"margin {signed(pair.margin)}",
         "earlier": [_message(each) for each in comparison.prompt[:-1]],
         "asked": [_message(each) for each in comparison.prompt[-1:]],
         "chosen": {"text": _reply(comparison.replies[pair.first]), "reward": signed(rewards[pair.first])},
@@ -133,20 +114,13 @@ def _pair(evaluation: SetEvaluation, pair: Disagreement) -> dict[str, Any]:
 
 
 def _message(message: Message) -> dict[str, str]:
-    return {"role": visible(str(message["role"])), "text": _cut(message["content"] or "")}
+    return {"role": visible(str(message["role"])), "text": cut(message["content"] or "")}
 
 
 def _reply(messages: Sequence[Message]) -> str:
     if len(messages) == 1:
-        return _cut(messages[0]["content"] or "")
-    return "\n\n".join(f"{each['role']}: {_cut(each['content'] or '')}" for each in messages)
-
-
-def _cut(text: str) -> str:
-    if len(text) > MOST_CHARACTERS:
-        half = MOST_CHARACTERS // 2
-        text = f"{text[:half]} […{len(text) - 2 * half:,} characters…] {text[-half:]}"
-    return visible(text)
+        return cut(messages[0]["content"] or "")
+    return "\n\n".join(f"{each['role']}: {cut(each['content'] or '')}" for each in messages)
 
 
 def _range(interval: Interval) -> str:

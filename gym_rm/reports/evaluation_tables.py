@@ -85,8 +85,7 @@ def _groups(report: PreferenceReport) -> dict[str, Group]:
     if report.chosen_longer is not None:
         groups.append(Group("better reply is longer", report.chosen_longer.num_pairs, report.chosen_longer.accuracy))
     sources = report.by_source if len(report.by_source) > 1 else ()
-    turns = report.by_turns if len(report.by_turns) > 1 else ()
-    return {visible(each.name): each for each in (*groups, *report.by_length, *turns, *sources)}
+    return {visible(each.name): each for each in (*groups, *sources)}
 
 
 def _accuracy(group: Group | None) -> Interval | None:
@@ -102,6 +101,7 @@ def _accuracy_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
 def _metric_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
     rows: list[tuple[str, list[str]]] = [
         ("rows", [f"{each.num_comparisons:,}" for each in both]),
+        ("rows that are ties", [f"{each.num_ties:,}" for each in both]),
         ("rows without a reward", [f"{each.num_failed:,}" for each in both]),
         ("replies cut to the maximum length", [f"{each.num_truncated:,}" for each in both]),
         ("pairs with equal rewards", [_share(each.metrics.ties) for each in both]),
@@ -117,13 +117,6 @@ def _metric_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
             [_number(each.length_control.margin_beyond_length if each.length_control else None) for each in both],
         ),
     ]
-    ties = [each.ties for each in both if each.ties is not None]
-    if ties:
-        rows += [
-            ("tied pairs of the data", [f"{each.num_pairs:,}" for each in ties]),
-            ("tied pairs: median size of the margin", [_number(each.margin_p50) for each in ties]),
-            ("other pairs: median size of the margin", [_number(each.decided_margin_p50) for each in ties]),
-        ]
     return [[name, *values] for name, values in rows]
 
 

@@ -1,10 +1,11 @@
-"""Live view of a run in the console."""
+"""A run in the console: live, and what came of it."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -13,9 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gym_rm.reports.monitor import Monitor, Sign, replay
-from gym_rm.reports.runs import Run
-from gym_rm.reports.tables import signed
+from gym_rm.reports.monitor import Monitor, Sign, replay, signs
+from gym_rm.reports.plots import plot_run
+from gym_rm.reports.runs import Run, read_run
+from gym_rm.reports.tables import conversations_table, results_table, signed
 from gym_rm.reports.transcripts import visible
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -145,6 +147,19 @@ def sparkline(values: Sequence[float]) -> str:
     """
     low, high = min(values), max(values)
     return "".join(BARS[round((value - low) / ((high - low) or 1) * (len(BARS) - 1))] for value in values)
+
+
+def print_results(folder: Path, console: Console) -> None:
+    """Print what came of a run: conversations and numbers before and after, signs of the monitor, and its picture."""
+    run = read_run(folder)
+    if run.before_and_after():
+        console.print(conversations_table(run))
+    if run.training:
+        console.print(results_table(run))
+        for sign in signs(run):
+            console.print(Text(f"{sign.message} {sign.what_to_turn}", "yellow"))
+        console.print(f"picture: {plot_run(run, folder / 'curve.png')}", highlight=False)
+    console.print(f"report:  gym-rm report {folder}", highlight=False)
 
 
 def flat_phases(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,44 +1,33 @@
-"""Picture of a plan: its nodes and GPUs, the memory of each phase, and the timeline of one step."""
+"""Picture of a plan: its nodes and GPUs, the memory of one GPU in each phase, and one step in time."""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.plan import MemoryItem, PhaseMemory, Plan, PoolPlan, Role
+from gym_rm.planning.plan import MemoryItem, PhaseMemory, PhaseTime, Plan, Role
 from gym_rm.planning.quantities import GIB, show_seconds, weakest
-from gym_rm.reports.plan_drawing import FAINT, INK, LINE, PALE, Box, Drawing, Label, Stroke, shorten, spread, width_of
-from gym_rm.reports.plan_words import (
-    Block,
-    NodeGroup,
-    budget,
-    count,
-    division,
-    habits,
-    items_at_peak,
-    node_groups,
-    overlaps,
-    rate,
-    timeline,
-)
+from gym_rm.reports.plan_tables import budget, count, division, items_at_peak, ranges, rate
 
 # Okabe and Ito's colours, which people with any sort of colour vision can tell apart; then Tol's muted ones.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 COLORS = (*OKABE_ITO, "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#117733", "#DDCC77")
+INK, FAINT, PALE = "#22282e", "#6b747c", "#eceff1"
 OTHER = "#b9c0c6"  # of what belongs to no component
-WIDTH, MARGIN = 10.5, 0.3
-GPU, NODE_GAP, MOST_NODES = 0.36, 0.35, 18
-SEPARATE_NODES = 4  # so few are drawn one by one
-SLOT, WIDEST_SLOT, SLOT_GAP, BAR_HEIGHT = 1.16, 1.75, 0.16, 2.9  # of the memory bars
-ROW = 0.5
+_TITLE = {"loc": "left", "fontsize": 10, "weight": "bold"}
+WIDTH, SIZE = 11.0, 8  # inches of the picture, points of its text
+SEPARATE_NODES, MOST_ROWS = 4, 8  # nodes that are drawn one by one, and rows of nodes
 
 
 def plot_plan(plan: Plan, path: str | Path) -> Path:
     """Draw a plan into a `.svg` or `.png` file, and return its path.
 
-    Above: every node with its numbered GPUs, coloured by component; a GPU with several colours is used by them in turn.
-    Middle: the memory of one GPU of each pool, one bar for each phase and component: what stays, and on it hatched what
-    the largest instant adds. Below: one step in time.
+    Above: every node with its GPUs, coloured by component; a GPU with several colours is used by them in turn. Middle:
+    the memory of one GPU of each pool, one bar for each phase and component: what stays, and on it hatched what the
+    peak adds. Below: one step in time.
 
     Raises:
         ConfigError: the file has another suffix.
@@ -46,236 +35,182 @@ def plot_plan(plan: Plan, path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in (".svg", ".png"):
         raise ConfigError(f"a picture of a plan is a .svg or .png file, got {str(path)!r}.")
-    drawing = picture_of(plan)
+    import matplotlib
+
+    figure = figure_of(plan)
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawing.save(path)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gym_rm"}):  # text stays text; equal files
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path
 
 
-def picture_of(plan: Plan) -> Drawing:
-    """Return the drawing of a plan."""
-    drawing = Drawing(WIDTH)
-    colors = colors_of(plan)
-    y = _header(drawing, plan)
-    y = _legend(drawing, plan, colors, y)
-    y = _nodes(drawing, plan, colors, y + 0.22)
-    y = _memory(drawing, plan, colors, y + 0.3)
-    y = _times(drawing, plan, colors, y + 0.3)
-    memory = weakest(phase.basis for pool in plan.pools for phase in pool.memory)
-    times = weakest(time.basis for time in plan.times)
-    text = f"Least certain number in the memory: {memory}; in the times: {times}. --sources lists where each is from."
-    drawing.labels.append(Label(MARGIN, y + 0.12, text, color=FAINT))
-    drawing.height = y + 0.35
-    return drawing
+def figure_of(plan: Plan) -> Any:
+    """Return the matplotlib figure of a plan: axes for the GPUs, the memory and the time."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    colors, groups = colors_of(plan), node_groups(plan)[:MOST_ROWS]
+    heights = [0.3 * len(groups) + 0.3, 3.2, sum(0.3 + 0.15 * len(pool.components) for pool in plan.pools) + 0.5]
+    with matplotlib.rc_context({"font.size": SIZE}):
+        figure = Figure(figsize=(WIDTH, sum(heights) + 0.25 * len(colors) + 1.6), dpi=130, layout="constrained")
+        nodes, memory, times = figure.subplots(3, 1, height_ratios=heights)
+        figure.suptitle(_facts(plan), x=0.01, ha="left", color=INK, fontsize=SIZE + 1)
+        handles = [Patch(color=color, label=_described(plan, name)) for name, color in colors.items()]
+        figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=SIZE)
+        _draw_nodes(nodes, plan, groups, colors)
+        _draw_memory(memory, plan, colors)
+        _draw_times(times, plan, colors)
+    for artist in figure.findobj():
+        artist.set_clip_on(False)  # names of clips in an SVG depend on the last bit of the layout
+    return figure
 
 
 def colors_of(plan: Plan) -> dict[str, str]:
     """Return the colour of each component. Those of the policy and of generation are the same in all plans."""
-    roles = {each.name: each.role for pool in plan.pools for each in pool.components}
     fixed = {Role.POLICY: 0, Role.GENERATION: 1, Role.REFERENCE: 4, Role.CRITIC: 5}
+    roles = {part.name: part.role for pool in plan.pools for part in pool.components}
     taken = {name: fixed[role] for name, role in roles.items() if role in fixed}
-    others = [i for i in range(len(COLORS)) if i not in taken.values()]
+    others = [number for number in range(len(COLORS)) if number not in taken.values()]
     rest = sorted(name for name in roles if name not in taken)
-    order = {**taken, **{name: others[i % len(others)] for i, name in enumerate(rest)}}
-    return {name: COLORS[order[name]] for name in sorted(order, key=lambda name: (list(Role).index(roles[name]), name))}
+    taken |= {name: others[number % len(others)] for number, name in enumerate(rest)}
+    return {name: COLORS[taken[name]] for name in sorted(taken, key=lambda name: (list(Role).index(roles[name]), name))}
 
 
-# --- header and legend -----------------------------------------------------------------------------------------------
-
-
-def _header(drawing: Drawing, plan: Plan) -> float:
-    room = WIDTH - 2 * MARGIN
-    slowest = plan.bottleneck
+def _facts(plan: Plan) -> str:
+    used = f"{plan.used_gpus:,} of {plan.num_gpus:,} GPUs of " if plan.used_gpus < plan.num_gpus else ""
     facts = [
         f"{show_seconds(plan.step_seconds)} a step",
         f"{rate(plan.conversations_per_second)} conversations/s",
         f"{rate(plan.tokens_per_second_per_gpu)} tokens/s per GPU",
-        f"slowest: {slowest.phase} of {slowest.component}, by {slowest.bottleneck}",
+        f"slowest: {plan.bottleneck.phase} of {plan.bottleneck.component}, by {plan.bottleneck.bottleneck}",
     ]
-    if plan.price_per_hour is not None:
-        facts.insert(3, f"{plan.price_per_hour:,.2f} an hour")
-    title = f"{plan.name}: {plan.used_gpus:,} of {plan.num_gpus:,} GPUs of {plan.cluster}"
-    if plan.used_gpus == plan.num_gpus:
-        title = f"{plan.name}: {plan.cluster}"
-    drawing.labels += [
-        Label(MARGIN, 0.32, shorten(title, room, 14, True), size=14, bold=True),
-        Label(MARGIN, 0.62, shorten(" · ".join(facts), room, 9.5), size=9.5),
-    ]
-    return 0.82
+    return _plain("\n".join(line[:130] for line in (f"{plan.name}: {used}{plan.cluster}", " · ".join(facts))))
 
 
-def _legend(drawing: Drawing, plan: Plan, colors: dict[str, str], y: float) -> float:
-    """Draw a row for each component: its colour, model, division and budget."""
-    rows = []
-    for each in map(plan.component, colors):
-        model = f"{each.model}, {count(each.parameters)} parameters, {each.dtype}"
-        gpus = f"{each.num_gpus:,} GPU{'s' if each.num_gpus > 1 else ''}"
-        parts = [gpus, division(each), budget(each), habits(each)]
-        rows.append((each.name, model, ", ".join(part for part in parts if part)))
-    wide = min(1.9, max(width_of(name, bold=True) for name, _, _ in rows))
-    middle = min(4.2, max(width_of(model) for _, model, _ in rows))
-    for name, model, how in rows:
-        y += 0.21
-        left = MARGIN + 0.25
-        drawing.boxes.append(Box(MARGIN, y - 0.065, 0.15, 0.13, colors[name]))
-        for text, room, bold in ((name, wide, True), (model, middle, False), (how, WIDTH, False)):
-            room = min(room, WIDTH - MARGIN - left)
-            drawing.labels.append(Label(left, y, shorten(text, room, bold=bold), bold=bold))
-            left += room + 0.25
-    return y + 0.1
+def _described(plan: Plan, name: str) -> str:
+    part = plan.component(name)
+    size = f"{count(part.parameters)} parameters, {part.dtype}"
+    return _plain(f"{name}: {part.model}, {size}; {part.num_gpus:,} GPUs, {division(part)}, {budget(part)}")
+
+
+def _plain(text: str) -> str:
+    """Return text in which a dollar sign does not begin a formula."""
+    return text.replace("$", r"\$")
 
 
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def _nodes(drawing: Drawing, plan: Plan, colors: dict[str, str], y: float) -> float:
-    """Draw the nodes in rows; nodes with the same contents are one."""
-    left = MARGIN
-    groups = node_groups(plan, together=len(plan.nodes) > SEPARATE_NODES)
-    for group in groups[:MOST_NODES]:
-        gpus, title = _gpus(group), shorten(group.title, WIDTH - 2 * MARGIN, bold=True)
-        width = max(sum(size for _, size, _ in gpus), width_of(title, bold=True))
-        if left > MARGIN and left + width > WIDTH - MARGIN:
-            left, y = MARGIN, y + GPU + 0.42
-        drawing.labels.append(Label(left, y + 0.06, title, bold=True))
-        at = left
-        for text, size, pool in gpus:
-            _gpu(drawing, plan, colors, (at, y + 0.2, size), text, pool)
-            at += size
-        left += width + NODE_GAP
-    y += 0.2 + GPU
-    if len(groups) > MOST_NODES:
-        drawing.labels.append(Label(MARGIN, y + 0.2, f"and {len(groups) - MOST_NODES} more nodes", color=FAINT))
-        y += 0.25
-    return y
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes with the same contents.
+
+    Attributes:
+        nodes: their numbers.
+        pools: for each GPU of such a node, the number of its pool, or None for a GPU that nothing uses.
+    """
+
+    nodes: tuple[int, ...]
+    pools: tuple[int | None, ...]
+
+    @property
+    def title(self) -> str:
+        """The nodes in words: `node 0`, `nodes 2 to 63`."""
+        text = f"node{'s' if len(self.nodes) > 1 else ''} {ranges(self.nodes)}"
+        return text if len(text) < 24 else f"{len(self.nodes)} nodes from {self.nodes[0]} on"
+
+    @property
+    def runs(self) -> list[tuple[list[int], int | None]]:
+        """Each GPU with the number of its pool; in a node of more than 16, those of a pool that follow each other."""
+        if len(self.pools) <= 16:
+            return [([gpu], pool) for gpu, pool in enumerate(self.pools)]
+        runs = itertools.groupby(range(len(self.pools)), key=self.pools.__getitem__)
+        return [(list(gpus), pool) for pool, gpus in runs]
 
 
-def _gpus(group: NodeGroup) -> list[tuple[str, float, int | None]]:
-    """Return text, width and pool of the boxes of a node: one for each GPU, or for each run in a large node."""
-    if len(group.pools) <= 16:
-        return [(str(gpu), GPU, pool) for gpu, pool in enumerate(group.pools)]
-    texts = [(f"{first} to {last}" if last > first else str(first), pool) for first, last, pool in group.runs]
-    return [(text, max(GPU, width_of(text) + 0.5), pool) for text, pool in texts]
+def node_groups(plan: Plan) -> list[NodeGroup]:
+    """Return the nodes, those of a large cluster with the same contents together."""
+    contents: list[list[int | None]] = [[None] * gpus for gpus in plan.nodes]
+    for number, pool in enumerate(plan.pools):
+        for address in pool.gpus:
+            contents[address.node][address.gpu] = number
+    if len(contents) <= SEPARATE_NODES:
+        return [NodeGroup((node,), tuple(pools)) for node, pools in enumerate(contents)]
+    nodes: dict[tuple[int | None, ...], list[int]] = {}
+    for node, pools in enumerate(contents):
+        nodes.setdefault(tuple(pools), []).append(node)
+    return [NodeGroup(tuple(numbers), pools) for pools, numbers in nodes.items()]
 
 
-def _gpu(
-    drawing: Drawing,
-    plan: Plan,
-    colors: dict[str, str],
-    place: tuple[float, float, float],
-    text: str,
-    pool: int | None,
-) -> None:
-    x, y, width = place
-    inner = width - 0.05
-    if pool is None:
-        drawing.boxes.append(Box(x, y, inner, GPU, "white", edge=FAINT, dashed=True))
-    else:
-        names = [each.name for each in plan.pools[pool].components]
-        for i, name in enumerate(names):
-            drawing.boxes.append(Box(x + i * inner / len(names), y, inner / len(names), GPU, colors[name]))
-    drawing.labels.append(Label(x + inner / 2, y + GPU / 2, text, side="center", plate=True))
+def _draw_nodes(axes: Any, plan: Plan, groups: list[NodeGroup], colors: dict[str, str]) -> None:
+    """Draw a row for each group of nodes, with a box for each GPU, or for each run of GPUs in a large node."""
+    plate = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+    for row, group in enumerate(groups):
+        for gpus, number in group.runs:
+            names = [] if number is None else [part.name for part in plan.pools[number].components]
+            width, left = len(gpus) - 0.1, gpus[0]
+            for place, name in enumerate(names):
+                share = width / len(names)
+                axes.barh(row, share, left=left + place * share, color=colors[name], height=0.8)
+            if not names:
+                axes.barh(row, width, left=left, color="white", edgecolor=FAINT, linestyle="--", height=0.8)
+            axes.text(left + width / 2, row, ranges(gpus), ha="center", va="center_baseline", bbox=plate)
+    axes.set_title("GPUs: several colours take turns, a dashed box is not used", **_TITLE)
+    axes.set_yticks(range(len(groups)), [group.title for group in groups])
+    axes.set_xlim(0, max(16, *plan.nodes))
+    axes.invert_yaxis()
+    axes.set_xticks([])
+    _finish(axes)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-def _heading(drawing: Drawing, text: str, note: str, y: float) -> None:
-    left = MARGIN + width_of(text, 10.5, True) + 0.2
-    drawing.labels.append(Label(MARGIN, y, text, size=10.5, bold=True))
-    drawing.labels.append(Label(left, y, shorten(note, WIDTH - MARGIN - left), color=FAINT))
-
-
-def _memory(drawing: Drawing, plan: Plan, colors: dict[str, str], y: float) -> float:
-    note = "A bar is one moment: what stays in its phase, hatched what its largest instant adds. Bars never add up."
-    note += " Grey: libraries."
-    _heading(drawing, "Memory of one GPU, in GiB", note, y)
-    y += 0.28
-    left, room = MARGIN, WIDTH - 2 * MARGIN
-    total = sum(len(pool.memory) for pool in plan.pools)
-    slot = min(max((room - 0.3 * len(plan.pools)) / total, SLOT), WIDEST_SLOT)
-    per_row = int(room / slot)
+def _draw_memory(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
+    """Draw a bar for each phase and component of each pool, and a line for the memory of the pool's GPUs."""
+    labels, places, x = [], [], 0.0
+    bars = sum(len(pool.memory) for pool in plan.pools)
+    highest = max(max(pool.gpu_memory, pool.peak) for pool in plan.pools) / GIB
     for pool in plan.pools:
-        for first in range(0, len(pool.memory), per_row):
-            bars = pool.memory[first : first + per_row]
-            title = f"{pool.name} ({len(pool.gpus)} x {pool.gpu})"
-            width = max(len(bars) * slot, min(width_of(title, bold=True), 2 * slot))
-            if left > MARGIN and left + width > WIDTH - MARGIN:
-                left, y = MARGIN, y + BAR_HEIGHT + 1.35
-            drawing.labels.append(Label(left, y, shorten(title, width, bold=True), bold=True))
-            _bars(drawing, pool, bars, colors, (left, y + 0.28, width, slot))
-            left += width + 0.3
-    return y + BAR_HEIGHT + 1.05
+        start = x - 0.45
+        for memory in pool.memory:
+            _draw_bar(axes, x, memory, colors, highest, width=10.0 / bars)
+            peak = f"peak: {memory.largest.name}\n" if memory.instants else ""
+            labels.append(f"{memory.phase}\n{memory.component}\n{peak}{_gib(memory.peak)} of {_gib(pool.gpu_memory)}")
+            places.append(x)
+            x += 1.0
+        limit = pool.gpu_memory / GIB
+        axes.hlines(limit, start, x - 0.55, color=INK, linewidth=1.2)
+        axes.text(start, limit + 0.012 * highest, f"{pool.gpu}: {_gib(pool.gpu_memory)}", va="bottom")
+        x += 0.3
+    axes.set_title("Memory of one GPU in GiB: hatched is what the peak of a phase adds, grey is libraries", **_TITLE)
+    axes.set_xticks(places, [_plain(label) for label in labels], fontsize=SIZE if bars <= 8 else SIZE - 2)
+    axes.set_xlim(-0.6, max(x - 0.6, 3.0))
+    axes.set_ylim(0, 1.08 * highest)
+    _finish(axes)
 
 
-def _bars(
-    drawing: Drawing,
-    pool: PoolPlan,
-    bars: tuple[PhaseMemory, ...],
-    colors: dict[str, str],
-    place: tuple[float, float, float, float],
+def _draw_bar(
+    axes: Any, x: float, memory: PhaseMemory, colors: dict[str, str], highest: float, *, width: float
 ) -> None:
-    """Draw the bars of a pool under a line for the memory of its GPUs."""
-    left, top, width, slot = place
-    highest = max(pool.gpu_memory, pool.peak)
-    scale = BAR_HEIGHT / highest
-    floor = top + BAR_HEIGHT + 0.1
-    line = floor - pool.gpu_memory * scale
-    drawing.strokes += [Stroke(left, floor, left + width - 0.1, floor)]
-    drawing.strokes += [Stroke(left, line, left + width - 0.1, line, INK, 1.2)]
-    drawing.labels.append(Label(left, line - 0.1, shorten(f"{pool.gpu}: {_gib(pool.gpu_memory)}", width)))
-    for i, memory in enumerate(bars):
-        x, wide = left + i * slot, slot - SLOT_GAP
-        end = _bar(drawing, memory, colors, (x, floor, wide, scale))
-        free = pool.gpu_memory - memory.peak
-        drawing.boxes.append(Box(x, line, wide, max(0.0, end - line), "none", edge=PALE))
-        if end - line > 0.36:
-            drawing.labels.append(Label(x + wide / 2, line + 0.12, f"{_gib(free)} free", color=FAINT, side="center"))
-        texts = (str(memory.phase), memory.component, f"peak: {memory.largest.name}" if memory.instants else "")
-        for row, text in enumerate(texts):
-            label = Label(x, floor + 0.13 + row * LINE, shorten(text, slot - 0.06, bold=row == 0), bold=row == 0)
-            drawing.labels.append(label)
-        shown = f"{_gib(memory.peak)} of {_gib(pool.gpu_memory)}"
-        drawing.labels.append(Label(x, floor + 0.13 + 3 * LINE, shown))
+    """Stack the items of a bar, those of the peak last; items that are tall and wide enough get a text."""
+    bottom = 0.0
+    order = list(colors)
 
+    def place(pair: tuple[MemoryItem, bool]) -> tuple[bool, int]:
+        owner = pair[0].component
+        return pair[1], order.index(owner) if owner in order else -1
 
-def _bar(
-    drawing: Drawing, memory: PhaseMemory, colors: dict[str, str], place: tuple[float, float, float, float]
-) -> float:
-    """Stack the items of a bar from its floor up, and return where it ends. Items too thin for a text are together."""
-    x, y, wide, scale = place
-    for item, passing in _readable(items_at_peak(memory), scale, list(colors)):
-        height = item.bytes * scale
-        y -= height
-        color = colors.get(item.component, OTHER)
-        hatch = "///" if passing else ""
-        drawing.boxes.append(Box(x, y, wide, height, color, edge="white", hatch=hatch))
-        size, text = _gib(item.bytes), item.name.replace("_", " ")
-        texts = [f"{text} {size}", f"other {size}" if "+" in text else text, size]
-        fitting = [text for text in texts if width_of(text) < wide - (0.16 if passing else 0.06)]
-        if height > LINE * (1.25 if passing else 1) and fitting:
+    for item, passing in sorted(items_at_peak(memory), key=place):
+        height, color = item.bytes / GIB, colors.get(item.component, OTHER)
+        axes.bar(x, height, 0.85, bottom, color=color, edgecolor="white", hatch="///" if passing else "", linewidth=0.6)
+        text = f"{item.name.replace('_', ' ')} {_gib(item.bytes)}"
+        if height > 0.06 * highest and 0.065 * len(text) < 0.85 * width:
+            plate = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"} if passing else None
             ink = INK if passing else contrast(color)
-            drawing.labels.append(
-                Label(x + wide / 2, y + height / 2, fitting[0], color=ink, side="center", plate=passing)
-            )
-    return y
-
-
-def _readable(items: list[tuple[MemoryItem, bool]], scale: float, owners: list[str]) -> list[tuple[MemoryItem, bool]]:
-    """Return the items by owner, the passing ones last; those of an owner that are too thin for a text are together."""
-    order = {name: i for i, name in enumerate(owners)}
-    found: list[tuple[MemoryItem, bool]] = []
-    thin: dict[tuple[str, bool], list[MemoryItem]] = {}
-    for item, passing in items:
-        if item.bytes * scale > LINE * (1.25 if passing else 1):
-            found.append((item, passing))
-        elif item.bytes > 0:
-            thin.setdefault((item.component, passing), []).append(item)
-    for (owner, passing), each in thin.items():
-        name = " + ".join(item.name for item in each) if len(each) < 3 else "other"
-        total = sum(item.bytes for item in each)
-        found.append((MemoryItem(name, owner, total, each[0].basis, each[0].source), passing))
-    return sorted(found, key=lambda pair: (pair[1], order.get(pair[0].component, -1)))
+            axes.text(x, bottom + height / 2, text, ha="center", va="center_baseline", color=ink, bbox=plate)
+        bottom += height
 
 
 def contrast(color: str) -> str:
@@ -293,108 +228,64 @@ def _gib(size: float) -> str:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-def _times(drawing: Drawing, plan: Plan, colors: dict[str, str], y: float) -> float:
-    note = "A row is a pool, a block is the work of a component, pale is waiting."
-    if overlaps(plan):
-        note += " Phases overlap: each pool works on its own step."
-    _heading(drawing, "One step in time", note, y)
-    left, right = MARGIN + 1.65, WIDTH - MARGIN - 0.85
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Work in the timeline of a step, from `start` on, in seconds."""
+
+    time: PhaseTime
+    start: float
+
+
+def overlaps(plan: Plan) -> bool:
+    """Return whether phases of one step run at the same time, as generation and training one step apart."""
+    return plan.step_seconds < 0.999 * sum(seconds for _, seconds in plan.phase_seconds)
+
+
+def timeline(plan: Plan) -> dict[str, list[Block]]:
+    """Return the blocks of work of each pool.
+
+    All pools begin a phase together, and components of one pool follow each other. If phases overlap, each pool does
+    its work without waiting.
+    """
+    blocks: dict[str, list[Block]] = {pool.name: [] for pool in plan.pools}
+    free = dict.fromkeys(blocks, 0.0)
+    begin = 0.0
+    together = not overlaps(plan)
+    for phase, seconds in plan.phase_seconds:
+        for time in (each for each in plan.times if each.phase is phase and each.seconds > 0):
+            start = max(begin, free[time.pool]) if together else free[time.pool]
+            blocks[time.pool].append(Block(time, start))
+            free[time.pool] = start + time.seconds
+        begin += seconds
+    return blocks
+
+
+def _draw_times(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
+    """Draw a row for each pool, with a block for each component and phase; blocks that are wide enough get a text."""
     blocks = timeline(plan)
-    scale = (right - left) / plan.step_seconds
-    y += 0.12
-    for pool in plan.pools:
-        y = _row(drawing, plan, pool, blocks[pool.name], colors, (left, right, y, scale))
-    for second in _ticks(plan.step_seconds):
-        x = left + second * scale
-        drawing.strokes.append(Stroke(x, y + 0.02, x, y + 0.08))
-        drawing.labels.append(Label(x, y + 0.17, f"{second:g} s", color=FAINT, side="center"))
-    return y + 0.3
+    for row, pool in enumerate(plan.pools):
+        axes.barh(row, plan.step_seconds, color=PALE, height=0.8)
+        for block in blocks[pool.name]:
+            time, color = block.time, colors[block.time.component]
+            axes.barh(row, time.seconds, left=block.start, color=color, edgecolor="white", height=0.8, linewidth=0.6)
+            lines = (time.component, f"{time.phase} {show_seconds(time.seconds)}")
+            if 0.075 * max(map(len, lines)) < 8.5 * time.seconds / plan.step_seconds:
+                middle = block.start + time.seconds / 2
+                axes.text(middle, row, _plain("\n".join(lines)), ha="center", va="center", color=contrast(color))
+        axes.text(plan.step_seconds, row, f" {plan.idle_share(pool):.0%} idle", va="center")
+    title = "One step in seconds: a row is a pool, pale is waiting" + ("; phases overlap" if overlaps(plan) else "")
+    axes.set_title(title, **_TITLE)
+    names = [pool.name.replace("+", "\n+") + f"\n{len(pool.gpus):,} GPUs" for pool in plan.pools]
+    axes.set_yticks(range(len(plan.pools)), [_plain(name) for name in names])
+    axes.set_xlim(0, 1.08 * plan.step_seconds)
+    axes.invert_yaxis()
+    memory = weakest(phase.basis for pool in plan.pools for phase in pool.memory)
+    times = weakest(time.basis for time in plan.times)
+    axes.set_xlabel(f"Least certain number in the memory: {memory}; in the times: {times}.", color=FAINT, loc="left")
+    _finish(axes)
 
 
-def _row(
-    drawing: Drawing,
-    plan: Plan,
-    pool: PoolPlan,
-    blocks: list[Block],
-    colors: dict[str, str],
-    place: tuple[float, float, float, float],
-) -> float:
-    """Draw the blocks of a pool; names of thin blocks stand above them. Return the lower end."""
-    left, right, y, scale = place
-    rows = _above([block for block in blocks if not _texts(block, scale)], left, right, scale)
-    y += 0.08 + LINE * len(rows)
-    drawing.boxes.append(Box(left, y, right - left, ROW, "#eceff1"))
-    gpus = f"{len(pool.gpus):,} GPU{'s' if len(pool.gpus) > 1 else ''}"
-    names = _lines_of(pool.name, 1.55)
-    for i, text in enumerate([*names, gpus]):
-        name = i < len(names)
-        height = y + ROW / 2 + (i - len(names) / 2) * LINE
-        drawing.labels.append(Label(MARGIN, height, text, color=INK if name else FAINT, bold=name))
-    idle = f"{max(0.0, plan.idle_share(pool)):.0%} idle"
-    drawing.labels.append(Label(WIDTH - MARGIN, y + ROW / 2, idle, side="right"))
-    for block in blocks:
-        x, width = left + block.start * scale, block.time.seconds * scale
-        color = colors[block.time.component]
-        drawing.boxes.append(Box(x, y, width, ROW, color, edge="white" if width > 0.03 else "none"))
-        lines = _texts(block, scale)
-        for i, text in enumerate(lines):
-            height = y + ROW / 2 + (i - (len(lines) - 1) / 2) * LINE
-            drawing.labels.append(Label(x + width / 2, height, text, color=contrast(color), side="center"))
-    for number, row in enumerate(rows):
-        for block, at in row:
-            middle = left + (block.start + block.time.seconds / 2) * scale
-            height = y - 0.08 - number * LINE
-            label = Label(at, height, _short(block), color=FAINT)
-            drawing.labels.append(label)
-            drawing.strokes.append(
-                Stroke(min(max(middle, at), label.extent[2]), height + 0.065, middle, y, thickness=0.5)
-            )
-    return y + ROW + 0.06
-
-
-def _lines_of(name: str, room: float) -> list[str]:
-    """Return the name of a pool in at most two lines, broken before a plus sign."""
-    first, *others = name.split("+")
-    while others and width_of(f"{first}+{others[0]}", bold=True) <= room:
-        first += f"+{others.pop(0)}"
-    lines = [first, f"+{'+'.join(others)}"] if others else [first]
-    return [shorten(line, room, bold=True) for line in lines]
-
-
-def _texts(block: Block, scale: float) -> list[str]:
-    """Return the lines of text that fit into a block."""
-    room = block.time.seconds * scale - 0.08
-    time = f"{block.time.phase} {show_seconds(block.time.seconds)}"
-    for lines in ([block.time.component, time], [block.time.phase, show_seconds(block.time.seconds)]):
-        if max(width_of(line) for line in lines) < room:
-            return [str(line) for line in lines]
-    return []
-
-
-def _short(block: Block) -> str:
-    return f"{block.time.component}: {block.time.phase} {show_seconds(block.time.seconds)}"
-
-
-def _above(blocks: list[Block], left: float, right: float, scale: float) -> list[list[tuple[Block, float]]]:
-    """Return rows of blocks with the left ends of their names, as few rows as there is room for."""
-    widths = {id(block): width_of(_short(block)) for block in blocks}
-    for number in range(1, len(blocks) + 1):
-        rows = [blocks[i::number] for i in range(number)]
-        placed = []
-        for row in rows:
-            middles = [left + (block.start + block.time.seconds / 2) * scale for block in row]
-            places = spread(middles, [widths[id(block)] for block in row], left, right)
-            if places is None:
-                break
-            placed.append(list(zip(row, places, strict=True)))
-        if len(placed) == number:
-            return placed
-    return []
-
-
-def _ticks(seconds: float) -> list[float]:
-    """Return about five round times from 0 on."""
-    size: float = 10.0 ** len(str(int(seconds)))
-    while seconds / size < 4:
-        size /= 2 if str(size)[0] == "1" else 2.5 if str(size)[0] == "5" else 2
-    return [i * size for i in range(int(seconds / size) + 1)]
+def _finish(axes: Any) -> None:
+    axes.tick_params(length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(FAINT)

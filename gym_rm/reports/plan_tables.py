@@ -1,18 +1,17 @@
-"""Console tables of plans: placement, memory, time, sources, and several plans side by side."""
+"""Console tables of plans: placement, memory, time, sources, and a simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gym_rm.planning.hardware.devices import CPU, KINDS, Device
-from gym_rm.planning.plan import MemoryItem, PhaseMemory, Plan, PoolPlan
-from gym_rm.planning.quantities import GIB, Basis, Quantity, show_bytes, show_seconds
-from gym_rm.reports.plan_words import budget, count, division, gpus_text, habits, items_at_peak, rate
+from gym_rm.planning.plan import ComponentPlan, MemoryItem, PhaseMemory, Plan, PoolPlan
+from gym_rm.planning.quantities import GIB, Basis, show_bytes, show_seconds, weakest
+from gym_rm.planning.simulation import SimulationResult
 from gym_rm.reports.transcripts import visible
 
 LARGEST_ITEMS = 4  # of a phase's memory, in one cell
@@ -42,8 +41,6 @@ def summary(plan: Plan) -> Text:
         f"Least free memory: {show_bytes(pool.gpu_memory - tightest.peak)} of {show_bytes(pool.gpu_memory)}, "
         f"in {tightest.phase} of {tightest.component}{_instant(tightest)}.",
     ]
-    if (cost := cost_of(plan)) is not None:
-        lines.append(f"Cost: {plan.price_per_hour:,.2f} an hour, {cost:,.3g} for 1,000 conversations.")
     lines.append(_search(plan))
     lines += _assumed(plan)
     return text.append("\n" + visible("\n".join(lines)), style="not bold")
@@ -58,28 +55,29 @@ def _search(plan: Plan) -> str:
 def _assumed(plan: Plan) -> list[str]:
     """Return a line with the names of the numbers that are assumptions; none if there are none."""
     items = [item for pool in plan.pools for memory in pool.memory for item, _ in items_at_peak(memory)]
-    memory = dict.fromkeys(_plain(item.name) for item in items if item.basis is Basis.ASSUMPTION)
-    times = dict.fromkeys(part.name for time in plan.times for part in time.parts if part.basis is Basis.ASSUMPTION)
-    both = ((memory, "memory"), (times, "time"))
-    texts = [f"{', '.join(names)} ({sort})" for names, sort in both if names]
+    parts = [part for time in plan.times for part in time.parts]
+    texts = []
+    for sort, numbers in (("memory", items), ("time", parts)):
+        names = dict.fromkeys(_plain(number.name) for number in numbers if number.basis is Basis.ASSUMPTION)
+        texts += [f"{', '.join(names)} ({sort})"] if names else []
     return [f"Assumed: {'; '.join(texts)}. --sources lists where every number is from."] if texts else []
 
 
 def placement_table(plan: Plan) -> Table:
     """Return a table of the components: their GPUs, how they are divided, and what they take at a time."""
-    table = _table("Placement", "component", "model", "GPUs", "division", "at a time", "")
+    table = plain_table("Placement", "component", "model", "GPUs", "division", "at a time", "")
     for pool in plan.pools:
         for number, each in enumerate(pool.components):
             model = f"{each.model} ({count(each.parameters)}, {each.dtype})"
             where = gpus_text(plan, pool) if number == 0 else "the same"
-            _add(table, each.name, model, where, division(each), budget(each), habits(each))
+            add_row(table, each.name, model, where, division(each), budget(each), habits(each))
         table.add_section()
     return table
 
 
 def memory_table(plan: Plan) -> Table:
     """Return a table of the memory of one GPU: a row for each phase and component, with its largest instant."""
-    table = _table("Memory of one GPU (the rows are different moments; they do not add up)")
+    table = plain_table("Memory of one GPU (the rows are different moments; they do not add up)")
     several = len(plan.pools) > 1
     for name in (*(["pool"] if several else []), "phase", "component"):
         table.add_column(name, overflow="fold")
@@ -94,14 +92,14 @@ def memory_table(plan: Plan) -> Table:
             cells += [show_bytes(memory.persistent_bytes), show_bytes(memory.peak)]
             cells.append(Text(show_bytes(free), style="yellow" if free < 0.05 * pool.gpu_memory else ""))
             cells += [memory.largest.name if memory.instants else "", _items(memory)]
-            _add(table, *([pool.name if number == 0 else ""] if several else []), *cells)
+            add_row(table, *([pool.name if number == 0 else ""] if several else []), *cells)
         table.add_section()
     return table
 
 
 def times_table(plan: Plan) -> Table:
     """Return a table of the work of one step, and how long the GPUs of each pool wait."""
-    table = _table("Time of one step", "phase", "component")
+    table = plain_table("Time of one step", "phase", "component")
     for name in ("time", "share"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("spent on")
@@ -110,19 +108,19 @@ def times_table(plan: Plan) -> Table:
             parts = sorted(time.parts, key=lambda part: -part.seconds)
             shares = (f"{part.name} {part.seconds / max(time.seconds, 1e-12):.0%}" for part in parts[:3])
             share = f"{time.seconds / plan.step_seconds:.0%}"
-            _add(table, str(phase), time.component, show_seconds(time.seconds), share, ", ".join(shares))
+            add_row(table, str(phase), time.component, show_seconds(time.seconds), share, ", ".join(shares))
     table.add_section()
     for pool in plan.pools:
         idle = f"{max(0.0, plan.idle_share(pool)):.0%}"
         gpus = f"{len(pool.gpus):,} GPU{'s' if len(pool.gpus) > 1 else ''}"
         waits = show_seconds(max(0.0, plan.step_seconds - pool.busy_seconds))
-        _add(table, "idle", pool.name, waits, idle, gpus)
+        add_row(table, "idle", pool.name, waits, idle, gpus)
     return table
 
 
 def sources_table(plan: Plan) -> Table:
     """Return a table of every number with its basis and its source."""
-    table = _table("Where the numbers are from", "number")
+    table = plain_table("Where the numbers are from", "number")
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("basis", no_wrap=True)
     table.add_column("source")
@@ -131,7 +129,7 @@ def sources_table(plan: Plan) -> Table:
     def add(name: str, value: str, basis: Basis, source: str) -> None:
         if (name, value) not in seen:
             seen.add((name, value))
-            _add(table, name, value, _basis(basis), source)
+            add_row(table, name, value, _basis(basis), source)
 
     for pool in plan.pools:
         for memory in pool.memory:
@@ -147,194 +145,31 @@ def sources_table(plan: Plan) -> Table:
     return table
 
 
-# --- several plans ---------------------------------------------------------------------------------------------------
-
-MEASURES: dict[str, Callable[[Plan], str]] = {
-    "GPUs": lambda plan: f"{plan.used_gpus:,} of {plan.num_gpus:,}",
-    "cluster": lambda plan: plan.cluster,
-    "a step": lambda plan: show_seconds(plan.step_seconds),
-    "conversations/s": lambda plan: rate(plan.conversations_per_second),
-    "tokens/s per GPU": lambda plan: rate(plan.tokens_per_second_per_gpu),
-    "price an hour": lambda plan: "-" if plan.price_per_hour is None else f"{plan.price_per_hour:,.2f}",
-    "1,000 conversations cost": lambda plan: "-" if (cost := cost_of(plan)) is None else f"{cost:,.3g}",
-    "slowest": lambda plan: f"{plan.bottleneck.phase} ({plan.bottleneck.component}): {plan.bottleneck.bottleneck}",
-    "least free memory": lambda plan: (
-        f"{_headroom(plan)}, {tightest_of(plan)[1].phase} ({tightest_of(plan)[1].component})"
-    ),
-    "idle, mean of GPUs": lambda plan: f"{idle_of(plan):.0%}",
-    "first step begins after": lambda plan: show_seconds(plan.load_seconds),
-}
-NUMBERS: dict[str, Callable[[Plan], float | None]] = {
-    "a step": lambda plan: plan.step_seconds,
-    "conversations/s": lambda plan: plan.conversations_per_second,
-    "tokens/s per GPU": lambda plan: plan.tokens_per_second_per_gpu,
-    "price an hour": lambda plan: plan.price_per_hour,
-    "1,000 conversations cost": lambda plan: cost_of(plan),
-}
-
-
-def compare_table(plans: Mapping[str, Plan | str]) -> Table:
-    """Return plans side by side. What differs from the first plan is bold, with the change of numbers.
-
-    Args:
-        plans: by name; a text says why there is no plan.
-    """
-    table = _table("Plans side by side; what differs from the first is marked with *", "")
-    for name in plans:
-        table.add_column(Text(visible(name)))
-    first = next((plan for plan in plans.values() if isinstance(plan, Plan)), None)
-    if any(isinstance(plan, str) for plan in plans.values()):
-        _add(table, "does it fit", *(plan if isinstance(plan, str) else "yes" for plan in plans.values()))
-    for name, measure in MEASURES.items():
-        _add(table, name, *(_compared(name, measure, plan, first) for plan in plans.values()))
-    table.add_section()
-    parts = [
-        each.name for plan in plans.values() if isinstance(plan, Plan) for p in plan.pools for each in p.components
-    ]
-    for name in dict.fromkeys(parts):
-
-        def placed(plan: Plan, name: str = name) -> str:
-            return _placed(plan, name)
-
-        _add(table, name, *(_compared(name, placed, plan, first) for plan in plans.values()))
+def simulation_table(plan: Plan, result: SimulationResult) -> Table:
+    """Return a table of a simulated job, beside what the plan says without failures and slow GPUs."""
+    table = plain_table(f"{len(result.step_seconds):,} steps, simulated", "", "")
+    change = result.conversations_per_second / plan.conversations_per_second - 1
+    rows = {
+        "conversations/s": f"{rate(result.conversations_per_second)} ({change:+.1%} of the plan)",
+        "time of the job": show_seconds(result.seconds),
+        "a step": f"half below {show_seconds(result.step_quantile(0.5))}, 95 % below "
+        f"{show_seconds(result.step_quantile(0.95))}; in the plan {show_seconds(plan.step_seconds)}",
+        "failures": f"{result.failures:,}",
+        "steps done again": f"{result.repeated_steps:,}, with a checkpoint every {result.checkpoint_every:,} steps",
+        "GPUs idle": f"{result.idle_share:.1%}",
+        "GPUs down or loading": f"{result.down_share:.1%}",
+        "lost with a replica": f"{result.redone_share:.1%}",
+        "writing checkpoints": f"{result.checkpoint_share:.1%}",
+    }
+    for name, value in rows.items():
+        add_row(table, name, value)
     return table
-
-
-def what_if_table(plans: Mapping[str, Plan | str]) -> Table:
-    """Return a row for each change; the first entry is the plan without one. A text says why there is no plan."""
-    table = _table("What if", "change")
-    priced = any(isinstance(plan, Plan) and plan.price_per_hour is not None for plan in plans.values())
-    names = ["GPUs", "a step", "conversations/s", *(["1,000 conversations cost"] if priced else [])]
-    for name in names:
-        table.add_column(name, justify="right")
-    names += ["free", "slowest"]
-    table.add_column("least free memory")
-    table.add_column("slowest")
-    first = next(iter(plans.values()))
-    base = first if isinstance(first, Plan) else None
-    for name, plan in plans.items():
-        if isinstance(plan, str):
-            _add(table, name, *("-" for _ in names[:-1]), Text(visible(plan), style="red"))
-            continue
-        _add(
-            table,
-            name,
-            *(_compared(each, {**MEASURES, "free": _headroom}[each], plan, base, star=False) for each in names),
-        )
-    return table
-
-
-def _compared(
-    name: str, measure: Callable[[Plan], str], plan: Plan | str, first: Plan | None, star: bool = True
-) -> Text:
-    if isinstance(plan, str):
-        return Text("-")
-    text = measure(plan)
-    if first is None or plan is first or text == measure(first):
-        return Text(visible(text))
-    value, before = (NUMBERS[name](each) if name in NUMBERS else None for each in (plan, first))
-    if value is not None and before:
-        text += f" ({value / before - 1:+.0%})"
-    return Text(visible(f"* {text}" if star else text), style="bold")
-
-
-def cost_of(plan: Plan) -> float | None:
-    """Return the price of 1,000 conversations, or None without prices."""
-    if plan.price_per_hour is None:
-        return None
-    return plan.price_per_hour / 3600 / plan.conversations_per_second * 1000
-
-
-def idle_of(plan: Plan) -> float:
-    """Return the share of a step in which the GPUs of the plan wait, on average."""
-    waiting = sum(len(pool.gpus) * max(0.0, plan.idle_share(pool)) for pool in plan.pools)
-    return waiting / plan.used_gpus
 
 
 def tightest_of(plan: Plan) -> tuple[PoolPlan, PhaseMemory]:
     """Return the pool and the phase with the least free memory, as a share of the GPU's."""
     pairs = [(pool, memory) for pool in plan.pools for memory in pool.memory]
     return max(pairs, key=lambda pair: pair[1].peak / pair[0].gpu_memory)
-
-
-def _headroom(plan: Plan) -> str:
-    pool, memory = tightest_of(plan)
-    free = pool.gpu_memory - memory.peak
-    return f"{show_bytes(free)} ({free / pool.gpu_memory:.0%})"
-
-
-def _placed(plan: Plan, name: str) -> str:
-    for pool in plan.pools:
-        for each in pool.components:
-            if each.name == name:
-                others = [other.name for other in pool.components if other.name != name]
-                gpus = f"{each.num_gpus} GPU{'s' if each.num_gpus > 1 else ''}"
-                return f"{gpus}: {division(each)}" + (f", with {', '.join(others)}" if others else "")
-    return "-"
-
-
-# --- hardware and violations -----------------------------------------------------------------------------------------
-
-DEVICE_COLUMNS: dict[str, Callable[[Device], tuple[Quantity, str]]] = {
-    "memory": lambda device: (device.memory, show_bytes(device.memory.value)),
-    "bf16 TFLOP/s": lambda device: (device.flops, f"{device.flops.value / 1e12:,.4g}"),
-    "memory GB/s": lambda device: (device.bandwidth, f"{device.bandwidth.value / 1e9:,.0f}"),
-    "link GB/s": lambda device: (device.link, f"{device.link.value / 1e9:,.0f}"),
-    "host GB/s": lambda device: (device.host_link, f"{device.host_link.value / 1e9:,.0f}"),
-    "matmul": lambda device: (device.matmul, f"{device.matmul.value:.0%}"),
-    "decoding": lambda device: (device.decoding, f"{device.decoding.value:.0%}"),
-}
-
-
-def devices_table(devices: Iterable[Device] = (*KINDS.values(), CPU)) -> Group:
-    """Return a table of kinds of GPUs, what is published and the shares of it that are reached, and the sources."""
-    table = _table("Kinds of GPUs (yellow: assumed)")
-    table.add_column("gpu", no_wrap=True)
-    for name in DEVICE_COLUMNS:
-        table.add_column(name, justify="right")
-    table.add_column("sources", no_wrap=True)
-    letters: dict[str, str] = {}
-    for device in devices:
-        found = [column(device) for column in DEVICE_COLUMNS.values()]
-        sources = dict.fromkeys(quantity.source.replace(device.name, "GPU") for quantity, _ in found)
-        for source in sources:
-            letters.setdefault(source, chr(ord("a") + len(letters)))
-        cells = [Text(text, style=BASIS_STYLES[quantity.basis]) for quantity, text in found]
-        _add(table, device.name, *cells, " ".join(letters[source] for source in sources))
-    lines = [Text(f"  {letter}: {source}") for source, letter in letters.items()]
-    text = "matmul, decoding: share of the FLOP/s and of the bandwidth that is reached. link: to GPUs of the same node."
-    return Group(table, *lines, Text(f"  {text}"))
-
-
-def models_table() -> Table:
-    """Return a table of the known models, by size."""
-    from gym_rm.planning.model.loading import known_models, load_shape
-
-    table = _table("Known models (others: a folder, a hub id, or config: {...})")
-    table.add_column("model", no_wrap=True)
-    for name in ("parameters", "a token meets", "layers", "heads", "KV heads", "KV a token"):
-        table.add_column(name, justify="right")
-    scoring = [load_shape(name, None, num_labels=1, name=name) for name in known_models()]
-    shapes = [
-        each if each.bidirectional else load_shape(each.name, None, num_labels=None, name=each.name) for each in scoring
-    ]
-    for shape in sorted(shapes, key=lambda shape: (shape.parameters, shape.name)):
-        cached = f"{2.0 * shape.cached_numbers(1) / 1024:,.0f} KiB" if not shape.bidirectional else "-"
-        sizes = (count(shape.parameters), count(shape.active_parameters), str(shape.num_layers))
-        _add(table, shape.name, *sizes, str(shape.heads), str(shape.kv_heads), cached)
-    return table
-
-
-def measured_table(rows: Sequence[tuple[str, str, str]], title: str) -> Table:
-    """Return a table of names, values and sources; where all sources end alike, the title says it once."""
-    ends = {source.rpartition("; ")[2] for _, _, source in rows if "; " in source}
-    common = f"; {ends.pop()}" if len(ends) == 1 else ""
-    table = _table(title + common.replace("; ", ", "), "number")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("source", overflow="fold")
-    for name, value, source in rows:
-        _add(table, name, value, source.removesuffix(common))
-    return table
 
 
 def violations_text(violations: Sequence[tuple[str, str]]) -> str:
@@ -351,17 +186,105 @@ def violations_text(violations: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return numbers in short form.
+
+    Example:
+        >>> ranges([0, 1, 2, 5, 7, 8])
+        '0 to 2, 5, 7, 8'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts)
+
+
+def gpus_text(plan: Plan, pool: PoolPlan) -> str:
+    """Return the GPUs of a pool in words: `nodes 0 to 2: all 8; node 3: 0 to 3`."""
+    of_node: dict[int, list[int]] = {}
+    for address in pool.gpus:
+        of_node.setdefault(address.node, []).append(address.gpu)
+    nodes: dict[tuple[tuple[int, ...], int], list[int]] = {}
+    for node, used in of_node.items():
+        nodes.setdefault((tuple(sorted(used)), plan.nodes[node]), []).append(node)
+    parts = []
+    for (gpus, size), numbers in nodes.items():
+        where = f"node{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
+        shown = f"all {size}" if len(gpus) == size > 1 else f"GPU{'s' if len(gpus) > 1 else ''} {ranges(gpus)}"
+        parts.append(f"{where}: {shown}")
+    return "; ".join(parts)
+
+
+def division(component: ComponentPlan) -> str:
+    """Return how a component is divided: `TP 2 x FSDP 4 x 1 replica`."""
+    parts = [f"TP {component.tensor_parallel_size}"] if component.tensor_parallel_size > 1 else []
+    parts += [f"FSDP {component.fsdp_size}"] if component.fsdp_size > 1 else []
+    parts += [f"{component.num_replicas} replica{'s' if component.num_replicas != 1 else ''}"]
+    return " x ".join(parts)
+
+
+def budget(component: ComponentPlan) -> str:
+    """Return how much work a replica takes at a time."""
+    if component.max_num_seqs:
+        return f"{component.max_num_seqs:,} conversations at a time"
+    return f"{component.max_num_batched_tokens:,} tokens a forward"
+
+
+def habits(component: ComponentPlan) -> str:
+    """Return whether it sleeps and computes activations again."""
+    again = {True: ["recomputes activations"], False: ["keeps activations"], None: []}
+    return ", ".join(["sleeps"] * component.sleeps + again[component.gradient_checkpointing])
+
+
+def count(number: float) -> str:
+    """Return a large number for people: `8.2 B`, `350 M`."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:.3g}"
+
+
+def rate(value: float) -> str:
+    """Return a rate with three digits: `12.7`, `1,530`, `0.0123`."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def items_at_peak(memory: PhaseMemory) -> list[tuple[MemoryItem, bool]]:
+    """Return the items at the largest instant; True for those of the instant. Items of one name and owner are one."""
+    found: dict[tuple[str, str, bool], list[MemoryItem]] = {}
+    instant = memory.largest.items if memory.instants else ()
+    for item, passing in [(each, False) for each in memory.persistent] + [(each, True) for each in instant]:
+        found.setdefault((item.name, item.component, passing), []).append(item)
+    return [(_together(items), passing) for (_, _, passing), items in found.items()]
+
+
+def _together(items: Sequence[MemoryItem]) -> MemoryItem:
+    first = items[0]
+    source = "; ".join(dict.fromkeys(item.source for item in items))
+    return MemoryItem(
+        first.name, first.component, sum(item.bytes for item in items), weakest(i.basis for i in items), source
+    )
+
+
 # --- cells -----------------------------------------------------------------------------------------------------------
 
 
-def _table(title: str, *columns: str) -> Table:
+def plain_table(title: str, *columns: str) -> Table:
+    """Return a table without lines between its rows, whose columns fold long texts."""
     table = Table(title=title, title_justify="left", caption_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
 
 
-def _add(table: Table, *cells: str | Text) -> None:
+def add_row(table: Table, *cells: str | Text) -> None:
     """Add a row whose texts are shown as they are."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(visible(cell)) for cell in cells))
 

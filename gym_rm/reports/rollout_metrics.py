@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,57 +13,66 @@ from gym_rm.reports.metrics import correlation, reward_metrics
 QUANTILES = {"p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the metrics read of an episode.
+class ScoredRollout(Protocol):
+    """What the metrics read of an episode."""
 
-    Attributes:
-        reward: its reward; NaN if a score is missing.
-        num_tokens: number of sampled tokens.
-        finished: whether its replies ended with an end token.
-        reply: its last reply.
-        right: whether the answer is right, checked without the reward model; None if there is no reference answer.
-        components: components of the reward by name.
-        verdicts: verdicts of verifiers by name.
-    """
+    @property
+    def reward(self) -> float:
+        """Its reward; NaN if a score is missing."""
 
-    reward: float
-    num_tokens: int
-    finished: bool
-    reply: str
-    right: bool | None
-    components: dict[str, float]
-    verdicts: Mapping[str, str] = field(default_factory=dict)
+    @property
+    def num_tokens(self) -> int:
+        """Number of sampled tokens."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its replies ended with an end token."""
+
+    @property
+    def reply(self) -> str:
+        """Its last reply."""
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the answer is right, checked without the reward model; None if there is no reference answer."""
+
+    @property
+    def components(self) -> Mapping[str, float]:
+        """Components of the reward by name."""
+
+    @property
+    def verdicts(self) -> Mapping[str, str]:
+        """Verdicts of verifiers by name."""
 
 
-def rollout_metrics(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def rollout_metrics(rollouts: Sequence[ScoredRollout]) -> dict[str, Any]:
     """Return the metrics by name; None where one is undefined."""
-    rewards = np.array([each.reward for each in outcomes], dtype=np.float64)
-    lengths = np.array([each.num_tokens for each in outcomes], dtype=np.float64)
+    rewards = np.array([each.reward for each in rollouts], dtype=np.float64)
+    lengths = np.array([each.num_tokens for each in rollouts], dtype=np.float64)
     scored = np.isfinite(rewards)
-    known = [each.right for each in outcomes if each.right is not None]
+    known = [each.right for each in rollouts if each.right is not None]
     statistics = reward_metrics(rewards)
-    names = sorted({name for each in outcomes for name in each.components})
+    names = sorted({name for each in rollouts for name in each.components})
     quantiles = np.quantile(rewards[scored], list(QUANTILES.values())) if scored.any() else [None] * len(QUANTILES)
     components = {
-        f"component/{name}": float(np.mean([each.components[name] for each in outcomes if name in each.components]))
+        f"component/{name}": float(np.mean([each.components[name] for each in rollouts if name in each.components]))
         for name in names
     }
-    verdicts = Counter(f"{name}/{value}" for each in outcomes for name, value in each.verdicts.items())
-    openings = Counter(" ".join(each.reply.split()[:2]) for each in outcomes)
+    verdicts = Counter(f"{name}/{value}" for each in rollouts for name, value in each.verdicts.items())
+    openings = Counter(" ".join(each.reply.split()[:2]) for each in rollouts)
     return {
         "reward_mean": statistics.mean,
         "reward_std": statistics.std,
         **{f"reward_{name}": None if q is None else float(q) for name, q in zip(QUANTILES, quantiles, strict=True)},
         **components,
-        **{name: count / len(outcomes) for name, count in sorted(verdicts.items())},
+        **{name: count / len(rollouts) for name, count in sorted(verdicts.items())},
         "accuracy": sum(known) / len(known) if known else None,
         "completion_tokens": float(lengths.mean()),
         "completion_tokens_max": int(lengths.max()),
-        "finished": sum(each.finished for each in outcomes) / len(outcomes),
+        "finished": sum(each.finished for each in rollouts) / len(rollouts),
         "failed": float(1 - scored.mean()),
         "length_correlation": correlation(rewards[scored], lengths[scored]),
-        "repetition": float(np.mean([repetition(each.reply) for each in outcomes])),
+        "repetition": float(np.mean([repetition(each.reply) for each in rollouts])),
         "distinct_openings": len(openings),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,20 +10,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
-from markupsafe import Markup, escape
-
 import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.reports.monitor import signs
+from gym_rm.reports.pages import cut, render, write_page
 from gym_rm.reports.run_charts import run_charts
 from gym_rm.reports.runs import Row, Run
 from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
-from gym_rm.training.policy_settings import GRPOSettings
-from gym_rm.training.settings import RewardModelTraining
-
-MOST_CHARACTERS = 3000  # of a message on the page; a longer one is cut in the middle
 
 
 def write_run_page(run: Run, path: str | Path, *, compared: Run | None = None) -> Path:
@@ -33,12 +26,7 @@ def write_run_page(run: Run, path: str | Path, *, compared: Run | None = None) -
     Raises:
         ConfigError: the run has no line yet.
     """
-    path = Path(path)
-    page = run_page(run, compared=compared)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
-    path.write_bytes(page.encode("utf-8", errors="backslashreplace"))
-    return path
+    return write_page(run_page(run, compared=compared), path)
 
 
 def run_page(run: Run, *, compared: Run | None = None) -> str:
@@ -53,7 +41,8 @@ def run_page(run: Run, *, compared: Run | None = None) -> str:
     policy = not _trains_reward_model(run)
     script = (files("gym_rm.reports") / "run_page.js").read_text(encoding="utf-8")
     both = [each for each in (run, compared) if each is not None]
-    return _template().render(
+    return render(
+        "run_page.html",
         title=f"Run {visible(run.folder.resolve().name)}",
         about=f"gym_rm {gym_rm.__version__} · {visible(run.caption)}",
         runs=[_summary(each, policy=policy) for each in both],
@@ -69,33 +58,18 @@ def run_page(run: Run, *, compared: Run | None = None) -> str:
 
 def changed_settings(run: Run) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a run that differ from their defaults, such as `("loss.kl_coef", 0.05)`."""
-    defaults = (RewardModelTraining if _trains_reward_model(run) else GRPOSettings)().model_dump(mode="json")
 
-    def differing(values: Mapping[str, Any], usual: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    def flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
-            default = usual.get(name)
-            if isinstance(value, Mapping) and isinstance(default, Mapping) and default:
-                yield from differing(value, default, f"{prefix}{name}.")
-            elif value != default and prefix + name != "output":
+            if isinstance(value, Mapping):
+                yield from flat(value, f"{prefix}{name}.")
+            elif prefix + name != "output":
                 yield prefix + name, value
 
-    return differing(run.settings, defaults, "")
+    return flat(run.changed_settings, "")
 
 
 # --- helpers -----------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["code"] = _code
-    return environment.from_string((files("gym_rm.reports") / "run_page.html").read_text(encoding="utf-8"))
-
-
-def _code(text: str) -> Markup:
-    """Return a text with what is between backticks as code."""
-    parts = [f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`"))]
-    return Markup("".join(parts))
 
 
 def _trains_reward_model(run: Run) -> bool:
@@ -190,11 +164,4 @@ def _common(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
 
 
 def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    return [{"role": visible(str(each["role"])), "text": _cut(each.get("content") or "")} for each in messages]
-
-
-def _cut(text: str) -> str:
-    if len(text) > MOST_CHARACTERS:
-        half = MOST_CHARACTERS // 2
-        text = f"{text[:half]} […{len(text) - 2 * half:,} characters…] {text[-half:]}"
-    return visible(text)
+    return [{"role": visible(str(each["role"])), "text": cut(each.get("content") or "")} for each in messages]

@@ -1,8 +1,8 @@
 """Write the folder of a training run line by line, go on with it after a checkpoint, and read it.
 
-`settings.yaml` contains the settings. `metrics.csv` has one line per training step and `held_out.csv` one per
-measurement on held-out prompts. `conversations.jsonl` has the replies to the held-out prompts and a sample of those in
-training.
+`settings.yaml` contains the settings, `changed_settings.yaml` those that differ from their defaults. `metrics.csv` has
+one line per training step and `held_out.csv` one per measurement on held-out prompts. `conversations.jsonl` has the
+replies to the held-out prompts and a sample of those in training.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from gym_rm.config import parse_yaml, to_yaml
 from gym_rm.errors import ConfigError
 from gym_rm.reports.curves import Curve, read_curve
 from gym_rm.types import Conversation
 
 METRICS, HELD_OUT, CONVERSATIONS, SETTINGS = "metrics.csv", "held_out.csv", "conversations.jsonl", "settings.yaml"
+CHANGED_SETTINGS = "changed_settings.yaml"
 
 Phase = Literal["train", "held_out"]
 Row = Mapping[str, Any]
@@ -33,6 +33,7 @@ class RunWriter:
     Args:
         folder: folder of the run; created if it does not exist.
         settings: plain values, written as YAML.
+        changed: those of the settings that differ from their defaults.
         after: step of the checkpoint that the run goes on from: lines of later steps are removed from all files. Write
             the lines of a step before its checkpoint. 0 for a new run.
         again: with `after` 0, remove a run in this folder instead of refusing it, because it has no checkpoint yet.
@@ -48,14 +49,23 @@ class RunWriter:
         2.0
     """
 
-    def __init__(self, folder: str | Path, settings: Mapping[str, Any], *, after: int = 0, again: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        settings: Mapping[str, Any],
+        *,
+        changed: Mapping[str, Any] | None = None,
+        after: int = 0,
+        again: bool = False,
+    ) -> None:
         self.folder = Path(folder)
         if not (after or again) and any((self.folder / name).exists() for name in (METRICS, HELD_OUT)):
             raise ConfigError(
                 f"folder {str(self.folder)!r} already contains a run; choose another folder or remove it."
             )
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / SETTINGS).write_text(yaml.safe_dump(dict(settings), sort_keys=False), encoding="utf-8")
+        (self.folder / SETTINGS).write_text(to_yaml(dict(settings)), encoding="utf-8")
+        (self.folder / CHANGED_SETTINGS).write_text(to_yaml(dict(changed or {})), encoding="utf-8")
         self._curves = {
             "train": Curve(self.folder / METRICS, after=after),
             "held_out": Curve(self.folder / HELD_OUT, after=after),
@@ -139,6 +149,7 @@ class Run:
     Attributes:
         folder: folder that the run was read from.
         settings: settings of the run.
+        changed_settings: those that differ from their defaults.
         training: lines of `metrics.csv`, in order; an empty value is None.
         held_out: lines of `held_out.csv`, in order.
         conversations: lines of `conversations.jsonl`, in order.
@@ -146,6 +157,7 @@ class Run:
 
     folder: Path
     settings: Mapping[str, Any]
+    changed_settings: Mapping[str, Any]
     training: tuple[Row, ...]
     held_out: tuple[Row, ...]
     conversations: tuple[Row, ...]
@@ -187,20 +199,23 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not any((folder / name).is_file() for name in (METRICS, HELD_OUT)):
         raise ConfigError(f"folder {str(folder)!r} must contain a run, but {METRICS} is missing.")
-    settings: Any = {}
     try:
-        if (folder / SETTINGS).exists():
-            settings = yaml.safe_load((folder / SETTINGS).read_text(encoding="utf-8")) or {}
-            if not isinstance(settings, Mapping):
-                raise ValueError(f"{SETTINGS} contains no settings")
+        settings, changed = _settings(folder / SETTINGS), _settings(folder / CHANGED_SETTINGS)
         training, held_out = _read(folder / METRICS), _read(folder / HELD_OUT)
         conversations = tuple(_conversations(folder / CONVERSATIONS))
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise ConfigError(f"run {str(folder)!r} cannot be read: {' '.join(str(error).split())}") from error
-    return Run(folder, settings, training, held_out, conversations)
+    return Run(folder, settings, changed, training, held_out, conversations)
 
 
 # --- helpers -----------------------------------------------------------------------------------------------------
+
+
+def _settings(path: Path) -> Mapping[str, Any]:
+    settings = (parse_yaml(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"{path.name} contains no settings")
+    return settings
 
 
 def _read(path: Path) -> tuple[dict[str, Any], ...]:

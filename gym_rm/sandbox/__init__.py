@@ -1,8 +1,7 @@
 """How is a stranger's code run?"""
 
-from gym_rm.sandbox.limits import Limits
+from gym_rm.sandbox.limits import SandboxLimits
 from gym_rm.sandbox.sandbox import Sandbox
-from gym_rm.sandbox.session import STATUSES, Host, Reply, SandboxError, Session
-from gym_rm.sandbox.values import Remote
+from gym_rm.sandbox.session import STATUSES, Host, SandboxError, SandboxReply, SandboxSession
 
-__all__ = ["STATUSES", "Host", "Limits", "Remote", "Reply", "Sandbox", "SandboxError", "Session"]
+__all__ = ["STATUSES", "Host", "Sandbox", "SandboxError", "SandboxLimits", "SandboxReply", "SandboxSession"]

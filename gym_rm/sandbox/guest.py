@@ -1,6 +1,6 @@
 """What runs inside?
 
-Loaded by the sandboxed interpreter, beside `values` and `launcher`. The model's code shares this process and may change
+Loaded by the sandboxed interpreter, beside `values` and `restrict`. The model's code shares this process and may change
 everything here: whatever is said over the pipe is a claim of that code, and the parent treats it so.
 """
 
@@ -11,12 +11,11 @@ import io
 import os
 import sys
 
-from gym_rm.sandbox.launcher import restrict
-from gym_rm.sandbox.values import CrossingError, Remote, decode, encode
+from gym_rm.sandbox.restrict import restrict
+from gym_rm.sandbox.values import CrossingError, decode, encode
 
 TYPE_CHECKING = False  # the import of typing would take a third of the start
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 NONCE_BYTES = 16
@@ -29,7 +28,7 @@ FORBIDDEN_ERRNOS = (1, 13, 30)  # EPERM, EACCES, EROFS
 
 
 class HostError(Exception):
-    """Failure of a call of the host whose exception is no builtin."""
+    """Failure of a call of the host."""
 
 
 class Guest:
@@ -40,8 +39,6 @@ class Guest:
         self.replies = replies
         self.nonce = b""
         self.limit = SETTINGS_LIMIT
-        self.objects: dict[int, object] = {}
-        self.first = int.from_bytes(os.urandom(6), "big") << 15  # handles of two sessions are never equal
         self.input = -1
         self.module = type(sys)("__main__")
         self.module.__dict__["__builtins__"] = __builtins__
@@ -49,17 +46,21 @@ class Guest:
         self.recursion = sys.getrecursionlimit()
         self.stdout, self.stderr = sys.stdout, sys.stderr
 
-    def serve(self) -> None:
-        """Answer requests until the pipe is closed. The interpreter never ends in another way than `os._exit`."""
+    def serve(self, paths: list[str], imports: list[str]) -> None:
+        """Import packages from these paths, and answer requests until the pipe is closed.
+
+        The interpreter never ends in another way than `os._exit`.
+        """
         try:
+            if any(paths):
+                sys.path += paths
+                os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # each takes address space
+            for name in imports:
+                __import__(name)
             settings = self.receive()
             self.input = open_input()
             applied = restrict(settings)
-            if settings["paths"]:
-                sys.path += settings["paths"]
-                os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # each takes address space
             self.limit = settings["reply_bytes"]
-            self.first = settings.get("first_handle", self.first)
             sys.modules["__main__"] = self.module
             self.send(("ready", applied))
             while True:
@@ -73,11 +74,11 @@ class Guest:
                 os.write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:MAX_MESSAGE])
             os._exit(87)
 
-    def receive(self, resolve: Callable[[Remote], object] | None = None) -> Any:
+    def receive(self) -> Any:
         """Return the value of the next frame; its nonce is the one to answer with."""
         size = int.from_bytes(self.read(4), "big")
         self.nonce = self.read(NONCE_BYTES)
-        return decode(self.read(size - NONCE_BYTES), resolve=resolve or self.resolve)
+        return decode(self.read(size - NONCE_BYTES))
 
     def read(self, size: int) -> bytes:
         """Return this many bytes of the pipe. Raises EOFError at its end."""
@@ -92,27 +93,17 @@ class Guest:
 
     def send(self, message: object) -> None:
         """Write a frame: length, nonce, value."""
-        data = self.nonce + encode(message, limit=self.limit, handle=self.handle)
+        data = self.nonce + encode(message, limit=self.limit)
         data = len(data).to_bytes(4, "big") + data
         while data:
             data = data[os.write(self.replies, data) :]
 
-    def handle(self, value: object) -> Remote:
-        """Keep an object that cannot cross and return its handle."""
-        number = self.first + len(self.objects)
-        self.objects[number] = value
-        return Remote(number, type(value).__name__)
-
-    def resolve(self, remote: Remote) -> object:
-        """Return the object of a handle, or the handle if it is of another session."""
-        return self.objects.get(remote.id, remote)
-
     def answer(self, name: str, arguments: dict[str, Any]) -> None:
-        """Do what a request asks for and send a reply of (status, value, error_type, message, traceback)."""
-        if arguments.get("stdin") is not None:
+        """Do what a request asks for and send a reply of (status, value, error_type, message)."""
+        if "stdin" in arguments:
             self.set_input(arguments.pop("stdin"))
         try:
-            reply = ("ok", getattr(self, "do_" + name)(**arguments), "", "", "")
+            reply = ("ok", getattr(self, "do_" + name)(**arguments), "", "")
         except BaseException as error:
             reply = self.failure(error)
         sys.setrecursionlimit(max(self.recursion, sys.getrecursionlimit()))
@@ -121,14 +112,13 @@ class Guest:
             self.send(reply)
         except MemoryError:
             self.module.__dict__.clear()
-            self.objects.clear()
-            self.send(("memory", None, "MemoryError", "", ""))
+            self.send(("memory", None, "MemoryError", ""))
         except CrossingError as error:
-            self.send(("output", None, "CrossingError", str(error), ""))
+            self.send(("output", None, "CrossingError", str(error)))
         except BaseException as error:  # of methods of the value's class
             self.send(self.failure(error))
 
-    def failure(self, error: BaseException) -> tuple[str, object, str, str, str]:
+    def failure(self, error: BaseException) -> tuple[str, object, str, str]:
         """Return the reply that tells of an exception."""
         kind = type(error)
         status, value = "exception", None
@@ -146,7 +136,7 @@ class Guest:
             message = str(error)[:MAX_MESSAGE]
         except BaseException:
             message = ""
-        return (status, value, kind.__name__[:200], message, trace_of(error, kind.__name__, message))
+        return (status, value, kind.__name__[:200], message)
 
     def set_input(self, text: str) -> None:
         """Make text the contents of file descriptor 0 and of sys.stdin."""
@@ -173,7 +163,7 @@ class Guest:
                 pass  # closed or replaced by the code
 
     def do_execute(self, source: str, main: bool, result: bool, host: bool) -> object:
-        """Run source; return the value of its last expression if `result` asks for it."""
+        """Run source; return the text of the value of its last expression if `result` asks for it."""
         space = self.module.__dict__
         space["__name__"] = "__main__" if main else "solution"
         if host:
@@ -189,57 +179,26 @@ class Guest:
             raise NotCompiled(error) from None
         try:
             exec(code, space)
-            return eval(last, space) if last is not None else None
+            value = None if last is None else eval(last, space)
+            return None if value is None else str(value)
         finally:
             if main:
                 finish_program()
 
-    def do_call(self, name: str, args: list[Any], kwargs: dict[str, Any], on: object) -> object:
-        """Call a function of the namespace or a method."""
-        return self.find(name, on)(*args, **kwargs)
-
-    def do_get(self, name: str, on: object) -> object:
-        """Return a value of the namespace or an attribute."""
-        return self.find(name, on)
-
-    def find(self, name: str, on: object) -> Any:
-        """Look a name up in an object, or in the namespace."""
-        if isinstance(on, Remote):
-            raise TypeError("the object is of another session")
-        if on is not None:
-            return getattr(on, name)
+    def do_call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> object:
+        """Call a function of the namespace."""
         space = self.module.__dict__
         if name not in space:
             raise NameError(f"name {name!r} is not defined")
-        return space[name]
-
-    def do_names(self) -> dict[str, str]:
-        """Return the public names of the namespace with their kind."""
-        module = type(sys)
-        kinds = {}
-        for name, value in list(self.module.__dict__.items()):
-            if type(name) is str and name[:1] != "_":
-                is_class, is_module = isinstance(value, type), isinstance(value, module)
-                plain = "function" if callable(value) else "value"
-                kinds[name] = "class" if is_class else "module" if is_module else plain
-        return kinds
+        return space[name](*args, **kwargs)
 
     def call_host(self, name: str, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of the parent. Raises the builtin exception of the same name if the call failed."""
+        """Call a function of the parent. Raises HostError if the call failed."""
         self.send(("host", name, list(args), dict(kwargs or {})))
-        status, value, error_type, message = self.receive(resolve=self.resolve)
-        if status == "ok":
-            return value
-        import builtins
-
-        kind = getattr(builtins, error_type, None) if status != "exit" else SystemExit
-        if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-            raise HostError(f"{status} {error_type}: {message}".replace("  ", " "))
-        try:
-            error = kind(message)
-        except TypeError:  # UnicodeDecodeError wants five arguments
-            error = HostError(f"{error_type}: {message}")
-        raise error
+        status, value, error_type, message = self.receive()
+        if status != "ok":
+            raise HostError(f"{status} {error_type}: {message}")
+        return value
 
 
 class NotCompiled(Exception):
@@ -260,24 +219,6 @@ def finish_program() -> None:
     atexit = sys.modules.get("atexit")
     if atexit is not None:
         atexit._run_exitfuncs()
-
-
-def trace_of(error: BaseException, name: str, message: str) -> str:
-    """Return a traceback of the code's own lines. The module traceback would take longer to import than most runs."""
-    lines: list[str] = []
-    try:
-        at = error.__traceback__
-        while at is not None:
-            code = at.tb_frame.f_code
-            if code.co_filename == FILE:
-                lines.append(f"  File {FILE}, line {at.tb_lineno}, in {code.co_name}")
-            at = at.tb_next
-        if isinstance(error, SyntaxError):
-            lines.append(f"  File {FILE}, line {error.lineno}")
-    except BaseException:
-        pass
-    shown = lines if len(lines) <= 20 else [*lines[:10], "  ...", *lines[-10:]]
-    return "\n".join([*(["Traceback (most recent call last):"] if shown else []), *shown, f"{name}: {message}"])
 
 
 def open_input() -> int:

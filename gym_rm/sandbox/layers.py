@@ -10,21 +10,23 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gym_rm.errors import ConfigError, brief
 from gym_rm.sandbox.child import Launch
-from gym_rm.sandbox.limits import Limits
-from gym_rm.sandbox.session import SandboxError, Session
+from gym_rm.sandbox.limits import SandboxLimits
+from gym_rm.sandbox.session import SandboxError, SandboxSession
 
 LAYERS = ("bubblewrap", "landlock", "unsafe")
 NOBODY = 65534
 FLAGS = ("-I", "-S", "-B", "-X", "utf8")
-PROGRAM = ("values", "syscalls", "launcher", "guest")
+PROGRAM = ("values", "syscalls", "restrict", "guest")
 BOOT = """
 import sys, marshal, posix
-size, *ends = map(int, sys.argv[1:])
+size, *ends = map(int, sys.argv[1:4])
+paths, imports = sys.argv[4].split(":"), sys.argv[5:]
 data = b""
 while len(data) < size:
     data += posix.read(ends[0], size - len(data)) or sys.exit()
@@ -32,7 +34,7 @@ for name, code in marshal.loads(data):
     module = sys.modules["gym_rm.sandbox." + name] = type(sys)("gym_rm.sandbox." + name)
     exec(code, module.__dict__)
 sys.argv, sys.orig_argv = [""], [""]
-module.Guest(*ends).serve()
+module.Guest(*ends).serve(paths, imports)
 """
 # Compiles the program, and imports every extension module so that the map of the process shows all libraries.
 DESCRIBE = """
@@ -58,7 +60,7 @@ print(json.dumps({"version": sys.version_info[:2], "executable": os.path.realpat
                   "files": [each for each in files if os.path.isfile(each)], "program": marshal.dumps(program).hex(),
                   "paths": paths}))
 """
-# Tries what no layer may allow; its value lists what succeeded.
+# Tries what no layer may allow; its value names what succeeded.
 PROBE = """
 import os, socket, signal
 def tries(name, act):
@@ -67,7 +69,8 @@ def tries(name, act):
     except BaseException:
         return []
     return [name]
-(tries("reading /etc/passwd", lambda: open("/etc/passwd").read()) + tries("listing /etc", lambda: os.listdir("/etc"))
+", ".join(
+   tries("reading /etc/passwd", lambda: open("/etc/passwd").read()) + tries("listing /etc", lambda: os.listdir("/etc"))
  + tries("writing in /tmp", lambda: (open("/tmp/probe", "w"), os.unlink("/tmp/probe")))
  + tries("writing in /dev/shm", lambda: (open("/dev/shm/probe", "w"), os.unlink("/dev/shm/probe")))
  + tries("sockets", lambda: socket.socket()) + tries("new processes", lambda: os.fork() or os._exit(0))
@@ -146,9 +149,10 @@ def describe(path: str, user: int | None, packages: tuple[str, ...]) -> Interpre
     return Interpreter(told["executable"], folders, tuple(told["files"]), program, user or 0, paths)
 
 
-def launch(layer: str, interpreter: Interpreter, limits: Limits) -> Launch:
-    """Return the command and the settings that start a session of this layer."""
-    python = (interpreter.path, *FLAGS, "-c", BOOT, str(len(interpreter.program)), "@requests", "@replies")
+def launch(layer: str, interpreter: Interpreter, limits: SandboxLimits, preload: Sequence[str] = ()) -> Launch:
+    """Return the command and the settings that start a session of this layer, which imports some packages first."""
+    ends = (str(len(interpreter.program)), "@requests", "@replies")
+    python = (interpreter.path, *FLAGS, "-c", BOOT, *ends, ":".join(interpreter.paths), *preload)
     nested = layer == "bubblewrap"
     settings = {
         "shut": layer != "unsafe",
@@ -156,7 +160,6 @@ def launch(layer: str, interpreter: Interpreter, limits: Limits) -> Launch:
         "user": 0 if nested else interpreter.user,
         "parent": 0 if nested else os.getpid(),
         "read": [*interpreter.folders, *interpreter.files, *SHARED_FILES] if layer != "unsafe" else [],
-        "paths": interpreter.paths,
         "write": ["/tmp"] if nested and limits.disk_bytes else [],
         "stack_bytes": 64 << 20,
         # Counted per user: in bubblewrap's namespace those of the session, else those of all sessions.
@@ -214,16 +217,16 @@ def detect(layer: str, interpreter: Interpreter) -> str:
         return ""
     if not sys.platform.startswith("linux"):
         return f"needs Linux, this is {sys.platform}"
-    limits = Limits(wall_seconds=30.0)
+    limits = SandboxLimits(wall_seconds=30.0)
     try:
-        with Session(launch(layer, interpreter, limits)) as session:
+        with SandboxSession(launch(layer, interpreter, limits)) as session:
             session.configure(limits)
             reply = session.execute(PROBE, result=True)
     except (ConfigError, SandboxError, OSError) as error:
         return brief(error)
-    if reply.status != "ok" or type(reply.value) is not list:
+    if reply.status != "ok" or type(reply.value) is not str:
         return f"a first run failed ({reply.status}): {reply.message}"
-    return f"it does not stop {', '.join(map(str, reply.value))}" if reply.value else ""
+    return f"it does not stop {reply.value}" if reply.value else ""
 
 
 def choose(layer: str, allow_unsafe: bool, path: str | None, packages: tuple[str, ...] = ()) -> tuple[str, Interpreter]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, nearest
 
 MEBIBYTE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits of one sandboxed interpreter, from its start to its end.
+class SandboxLimits:
+    """SandboxLimits of one sandboxed interpreter, from its start to its end.
 
     `wall_seconds` is the default time of one `execute` or `call`; the other limits hold for the whole session.
     `memory_bytes` is address space per process. `processes` above 1 and `disk_bytes` above 0 need bubblewrap; with
     `disk_bytes=0` nothing can be written anywhere, else `/tmp` has this size. `output_bytes` bounds what one request
     may print, `reply_bytes` one encoded value in either direction. Raises ConfigError for values that are not positive.
 
-    >>> Limits(wall_seconds=2.0).memory_bytes
+    >>> SandboxLimits(wall_seconds=2.0).memory_bytes
     536870912
     """
 
@@ -40,3 +42,16 @@ class Limits:
             if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not value >= least:
                 kind = "a whole number" if whole else "a number"
                 raise ConfigError(f"{field.name} of the sandbox must be {kind} of at least {least}, not {value!r}.")
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any] | SandboxLimits | None, **defaults: Any) -> SandboxLimits:
+        """Return limits from some of their fields; the others have these defaults."""
+        if isinstance(value, SandboxLimits):
+            return value
+        known = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(value, Mapping | None):
+            raise ConfigError(f"limits must be a dict with some of the fields {known}, got {value!r:.80}.")
+        for name in value or {}:
+            if name not in known:
+                raise ConfigError(f"limits has no field {name!r}; expected some of {known}.{nearest(str(name), known)}")
+        return cls(**{**defaults, **(value or {})})

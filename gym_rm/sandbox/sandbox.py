@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from gym_rm.errors import ConfigError
 from gym_rm.sandbox.child import Child, Launch
 from gym_rm.sandbox.layers import choose, launch
-from gym_rm.sandbox.limits import Limits
-from gym_rm.sandbox.session import SandboxError, Session
+from gym_rm.sandbox.limits import SandboxLimits
+from gym_rm.sandbox.session import SandboxError, SandboxSession
 
 
 class Sandbox:
@@ -23,7 +23,8 @@ class Sandbox:
     permit; what was chosen is `Sandbox.layer`. `num_workers` interpreters wait warm (None: one per core); sessions
     may be taken by several threads. `interpreter` is the Python to run (None: this one if it can be read, else the
     system's). With `packages`, such as ("numpy",), code can import all packages that are installed for it; without, its
-    standard library only. Raises ConfigError if no layer works here.
+    standard library only. With `preload` the waiting interpreters have imported these packages already. Raises
+    ConfigError if no layer works here.
 
     >>> with Sandbox() as sandbox, sandbox.session() as session:
     ...     _ = session.execute("def double(x): return 2 * x")
@@ -36,26 +37,26 @@ class Sandbox:
         *,
         layer: str = "auto",
         allow_unsafe: bool = False,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         num_workers: int | None = None,
         interpreter: str | None = None,
         packages: Sequence[str] = (),
+        preload: bool = False,
     ) -> None:
         if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 1):
             raise ConfigError(f"num_workers of the sandbox must be at least 1, not {num_workers!r}.")
-        self.limits = limits or Limits()
+        self.limits = limits or SandboxLimits()
         if isinstance(packages, str) or not all(isinstance(each, str) and each.isidentifier() for each in packages):
             raise ConfigError(f"packages must be a list of names to import, such as ['numpy'], not {packages!r:.80}.")
         self.layer, self._interpreter = choose(layer, allow_unsafe, interpreter, tuple(packages))
         self._check(self.limits)
-        self.num_workers = num_workers or (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
+        self._preload = tuple(packages) if preload else ()
+        self.num_workers = num_workers or available_cores()
         self._closed = False
         self._lock = threading.Lock()
         self._pool: _Pool | None = None
 
-    def session(self, limits: Limits | None = None) -> Session:
+    def session(self, limits: SandboxLimits | None = None) -> SandboxSession:
         """Return a fresh interpreter under these limits (None: those of the sandbox). Close it after use.
 
         Raises SandboxError if none can be started, or after `close`.
@@ -64,7 +65,7 @@ class Sandbox:
         self._check(limits)
         reason = ""
         for _ in range(self.num_workers + 3):  # waiting ones may have been killed
-            session = self._running_pool().take(launch(self.layer, self._interpreter, limits))
+            session = self._running_pool().take(self._launch(limits))
             session._keep = self
             try:
                 session.configure(limits)
@@ -89,7 +90,10 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, limits: Limits) -> None:
+    def _launch(self, limits: SandboxLimits) -> Launch:
+        return launch(self.layer, self._interpreter, limits, self._preload)
+
+    def _check(self, limits: SandboxLimits) -> None:
         if self.layer != "bubblewrap" and (limits.disk_bytes or limits.processes > 1):
             raise ConfigError(
                 f"disk_bytes={limits.disk_bytes} and processes={limits.processes} need bubblewrap, and this sandbox is "
@@ -103,9 +107,14 @@ class Sandbox:
             if self._closed:
                 raise SandboxError("The sandbox is closed.")
             if self._pool is None:
-                self._pool = _Pool(launch(self.layer, self._interpreter, self.limits), self.num_workers)
+                self._pool = _Pool(self._launch(self.limits), self.num_workers)
                 weakref.finalize(self, self._pool.close)
             return self._pool
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Pool:
@@ -115,15 +124,15 @@ class _Pool:
         self.owner = os.getpid()
         self.kind = kind
         self.size = size
-        self.idle: collections.deque[Session] = collections.deque()
+        self.idle: collections.deque[SandboxSession] = collections.deque()
         self.children: set[Child] = set()
-        self.orders: collections.deque[tuple[Launch, Future[Session]]] = collections.deque()
+        self.orders: collections.deque[tuple[Launch, Future[SandboxSession]]] = collections.deque()
         self.changed = threading.Condition()
         self.closed = False
         self.thread = threading.Thread(target=self.run, name="gym_rm sandbox", daemon=True)
         self.thread.start()
 
-    def take(self, kind: Launch) -> Session:
+    def take(self, kind: Launch) -> SandboxSession:
         with self.changed:
             while kind == self.kind and self.idle:
                 session = self.idle.popleft()
@@ -133,7 +142,7 @@ class _Pool:
                 session.close()
             if self.closed:
                 raise SandboxError("The sandbox is closed.")
-            future: Future[Session] = Future()
+            future: Future[SandboxSession] = Future()
             self.orders.append((kind, future))
             self.changed.notify()
         return future.result()
@@ -147,7 +156,7 @@ class _Pool:
                     break
                 kind, future = self.orders.popleft() if self.orders else (self.kind, None)
             try:
-                session = Session(kind, on_end=self.forget)
+                session = SandboxSession(kind, on_end=self.forget)
             except BaseException as error:
                 if future is not None:
                     future.set_exception(SandboxError(f"No process could be started: {error}"))

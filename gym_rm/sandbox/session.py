@@ -15,8 +15,8 @@ from typing import Any
 from gym_rm.errors import GymRMError
 from gym_rm.sandbox.child import Child, Launch, read
 from gym_rm.sandbox.guest import MEMORY_EXIT, NONCE_BYTES, SETTINGS_LIMIT
-from gym_rm.sandbox.limits import Limits
-from gym_rm.sandbox.values import CrossingError, Remote, decode, encode
+from gym_rm.sandbox.limits import SandboxLimits
+from gym_rm.sandbox.values import CrossingError, decode, encode
 
 # fmt: off
 STATUSES = (
@@ -29,12 +29,12 @@ _OWN_SIGNALS = {signal.SIGXCPU: "time", signal.SIGSYS: "forbidden", signal.SIGKI
 
 
 @dataclasses.dataclass(frozen=True)
-class Reply:
+class SandboxReply:
     """Answer of a session.
 
     `status` is one of `STATUSES`; all but "ok" are failures. "exit": the code ended the program, `value` is its exit
-    code; "killed": ended from outside, worth another try; "invalid": a broken frame. `error_type`, `message` and
-    `traceback` describe an exception. `stdout` and `stderr` are what was printed since the request.
+    code; "killed": ended from outside, worth another try; "invalid": a broken frame. `error_type` and `message` are of
+    an exception, `stdout` and `stderr` what was printed since the request.
     """
 
     status: str
@@ -43,17 +43,16 @@ class Reply:
     message: str = ""
     stdout: str = ""
     stderr: str = ""
-    traceback: str = ""
 
 
-Host = Callable[[str, list[Any], dict[str, Any]], Reply]
+Host = Callable[[str, list[Any], dict[str, Any]], SandboxReply]
 
 
 class SandboxError(GymRMError, RuntimeError):
     """The sandbox could not start an interpreter, or was closed."""
 
 
-class Session:
+class SandboxSession:
     """One sandboxed interpreter. Its state persists from request to request; a failure that ended it is repeated.
 
     Not to be used by two threads at a time. Made by `Sandbox.session`.
@@ -62,8 +61,8 @@ class Session:
     def __init__(self, launch: Launch, *, on_end: Callable[[Child], None] | None = None) -> None:
         self._launch = launch
         self._child = Child(launch)
-        self._limits = Limits()
-        self._finished: Reply | None = None
+        self._limits = SandboxLimits()
+        self._finished: SandboxReply | None = None
         self._nonce = b""
         self._incoming = bytearray()
         self._printed = {self._child.stdout: bytearray(), self._child.stderr: bytearray()}
@@ -75,13 +74,13 @@ class Session:
         """Whether the interpreter can take another request."""
         return self._finished is None
 
-    def configure(self, limits: Limits) -> dict[str, Any]:
+    def configure(self, limits: SandboxLimits) -> dict[str, Any]:
         """Shut the process in under these limits, and return what it says was applied. Raises SandboxError."""
         self._limits = limits
         settings = {**dataclasses.asdict(limits), **self._launch.settings}
         deadline = time.monotonic() + START_SECONDS
         message = self._exchange(encode(settings, limit=SETTINGS_LIMIT), deadline)
-        if isinstance(message, Reply):
+        if isinstance(message, SandboxReply):
             raise SandboxError(f"A sandboxed interpreter did not start ({message.status}): {message.stderr.strip()}")
         return dict(message[1])
 
@@ -94,13 +93,13 @@ class Session:
         result: bool = False,
         host: Host | None = None,
         deadline: float | None = None,
-    ) -> Reply:
+    ) -> SandboxReply:
         """Run source in the namespace of the session.
 
         With `main`, `__name__` is "__main__", and threads and atexit functions are finished as at the end of a program;
-        else `__name__` is "solution". With `result` the value of a last expression is returned. `host(name, args,
-        kwargs)` answers `__host__(name, args, kwargs)` of trusted code. `deadline` is on the clock of time.monotonic;
-        by default `wall_seconds` from now.
+        else `__name__` is "solution". With `result` the value of a last expression is returned as text. `host(name,
+        args, kwargs)` answers `__host__(name, args, kwargs)` of trusted code. `deadline` is on the clock of
+        time.monotonic; by default `wall_seconds` from now.
         """
         arguments = {"source": source, "main": main, "result": result, "host": host is not None, "stdin": stdin}
         return self._request("execute", arguments, host, deadline)
@@ -111,47 +110,35 @@ class Session:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        on: Remote | None = None,
-        stdin: str | None = None,
         host: Host | None = None,
         deadline: float | None = None,
-    ) -> Reply:
-        """Call a function of the namespace, or a method of the object behind the handle `on`."""
-        arguments = {"name": name, "args": list(args), "kwargs": dict(kwargs or {}), "on": on, "stdin": stdin}
+    ) -> SandboxReply:
+        """Call a function of the namespace, whose result must be plain."""
+        arguments = {"name": name, "args": list(args), "kwargs": dict(kwargs or {})}
         return self._request("call", arguments, host, deadline)
-
-    def get(self, name: str, *, on: Remote | None = None, deadline: float | None = None) -> Reply:
-        """Return a value of the namespace, or an attribute of the object behind the handle `on`."""
-        return self._request("get", {"name": name, "on": on}, None, deadline)
-
-    def names(self, *, deadline: float | None = None) -> Reply:
-        """Return the public names of the namespace with their kind: "function", "class", "module" or "value"."""
-        return self._request("names", {}, None, deadline)
 
     def close(self) -> None:
         """End the interpreter with all of its processes."""
-        self._finished = self._finished or Reply("exit", message="the session is closed")
+        self._finished = self._finished or SandboxReply("exit", message="the session is closed")
         self._end()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> SandboxSession:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, name: str, arguments: dict[str, Any], host: Host | None, deadline: float | None) -> Reply:
+    def _request(self, name: str, arguments: dict[str, Any], host: Host | None, deadline: float | None) -> SandboxReply:
         if self._finished is not None:
             return dataclasses.replace(self._finished, stdout="", stderr="")
-        if arguments.get("stdin", 0) is None:
-            del arguments["stdin"]
         try:
             data = encode((name, arguments), limit=self._limits.reply_bytes)
         except CrossingError as error:
-            return Reply("invalid", error_type="CrossingError", message=str(error))
+            return SandboxReply("invalid", error_type="CrossingError", message=str(error))
         deadline = time.monotonic() + self._limits.wall_seconds if deadline is None else deadline
         while True:
             message = self._exchange(data, deadline)
-            if isinstance(message, Reply):
+            if isinstance(message, SandboxReply):
                 return message
             if message[0] != "host":
                 return self._claim(message)
@@ -168,15 +155,15 @@ class Session:
                 self._finish("invalid", "the host failed")
                 raise
 
-    def _claim(self, message: tuple[Any, ...]) -> Reply:
+    def _claim(self, message: tuple[Any, ...]) -> SandboxReply:
         """Return what the session says, if it has the form of a reply."""
-        if len(message) != 5 or message[0] not in _CLAIMED or not all(type(each) is str for each in message[2:]):
+        if len(message) != 4 or message[0] not in _CLAIMED or not all(type(each) is str for each in message[2:]):
             return self._finish("invalid", "a reply of another form")
-        error_type, text, traceback = (each.encode("utf-8", "replace").decode() for each in message[2:])
-        return Reply(*message[:2], error_type, text, *self._take_printed(), traceback)
+        error_type, text = (each.encode("utf-8", "replace").decode() for each in message[2:])
+        return SandboxReply(*message[:2], error_type, text, *self._take_printed())
 
     def _exchange(self, data: bytes, deadline: float) -> Any:
-        """Send one frame and return the tuple of the next one, or the Reply that ended the session."""
+        """Send one frame and return the tuple of the next one, or the SandboxReply that ended the session."""
         child = self._child
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         frame = memoryview((NONCE_BYTES + len(data)).to_bytes(4, "big") + self._nonce + data)
@@ -255,16 +242,16 @@ class Session:
             each.clear()
         return texts[0], texts[1]
 
-    def _finish(self, status: str, message: str, value: Any = None) -> Reply:
+    def _finish(self, status: str, message: str, value: Any = None) -> SandboxReply:
         for number in self._printed:
             while (piece := read(number)) and not self._too_much_printed():
                 self._printed[number] += piece
         stdout, stderr = self._take_printed()
-        self._finished = Reply(status, value, message=message, stdout=stdout, stderr=stderr)
+        self._finished = SandboxReply(status, value, message=message, stdout=stdout, stderr=stderr)
         self._end()
         return self._finished
 
-    def _finish_ended(self, deadline: float) -> Reply:
+    def _finish_ended(self, deadline: float) -> SandboxReply:
         """The pipe of replies was closed: find out why."""
         code = self._child.wait(min(1.0, max(0.05, deadline - time.monotonic())))
         if code is None:

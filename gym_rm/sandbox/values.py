@@ -9,7 +9,6 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 MAX_DEPTH = 100
@@ -19,7 +18,6 @@ MAX_EQUAL_HASHES = 64  # keys of one hash make a table quadratic: multiples of 2
 _COUNT = struct.Struct(">I")
 _FLOAT = struct.Struct(">d")
 _COMPLEX = struct.Struct(">dd")
-_HANDLE = struct.Struct(">Q")
 _CONTAINERS: dict[type, bytes] = {list: b"l", tuple: b"t", dict: b"d", set: b"S", frozenset: b"Z"}
 
 
@@ -27,37 +25,18 @@ class CrossingError(ValueError):
     """Value that cannot cross the pipe, or bytes that are no value."""
 
 
-class Remote:
-    """Handle of an object that stayed in its session. It equals nothing, not even itself."""
-
-    __slots__ = ("id", "type_name")
-
-    def __init__(self, id: int, type_name: str) -> None:
-        self.id = id
-        self.type_name = type_name
-
-    def __eq__(self, other: object) -> bool:
-        return False
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __repr__(self) -> str:
-        return f"<{self.type_name} object in the sandbox>"
-
-
-def encode(value: object, *, limit: int, handle: Callable[[object], Remote] | None = None) -> bytes:
+def encode(value: object, *, limit: int) -> bytes:
     """Return the bytes of None, bool, int, float, complex, str, bytes, list, tuple, dict, set or frozenset.
 
-    A value of a subclass is written as its base. `handle` gives a Remote for anything else; without it, and for more
-    than `limit` bytes or more than 100 levels, CrossingError is raised.
+    A value of a subclass is written as its base. CrossingError is raised for anything else, for more than `limit` bytes
+    and for more than 100 levels.
     """
     out = bytearray()
-    _encode(value, out, 0, limit, handle)
+    _encode(value, out, 0, limit)
     return bytes(out)
 
 
-def _encode(value: Any, out: bytearray, depth: int, limit: int, handle: Callable[[object], Remote] | None) -> None:
+def _encode(value: Any, out: bytearray, depth: int, limit: int) -> None:
     kind = type(value)
     if value is None:
         out += b"N"
@@ -86,17 +65,13 @@ def _encode(value: Any, out: bytearray, depth: int, limit: int, handle: Callable
         out += _CONTAINERS[base] + _COUNT.pack(base.__len__(value))
         if base is dict:
             for key, item in dict.items(value):
-                _encode(key, out, depth + 1, limit, handle)
-                _encode(item, out, depth + 1, limit, handle)
+                _encode(key, out, depth + 1, limit)
+                _encode(item, out, depth + 1, limit)
         else:
             for item in base.__iter__(value):
-                _encode(item, out, depth + 1, limit, handle)
+                _encode(item, out, depth + 1, limit)
     else:
-        if kind is not Remote and handle is None:
-            raise CrossingError(f"an object of type {kind.__name__} cannot cross")
-        remote = value if kind is Remote else handle(value)  # type: ignore[misc]
-        out += b"r" + _HANDLE.pack(remote.id)
-        _append(out, b"s", remote.type_name.encode("utf-8", "replace")[:200])
+        raise CrossingError(f"an object of type {kind.__name__} cannot cross")
     if len(out) > limit:
         raise CrossingError(f"the value is longer than {limit} bytes")
 
@@ -106,14 +81,14 @@ def _append(out: bytearray, tag: bytes, data: bytes) -> None:
     out += data
 
 
-def decode(data: bytes, *, resolve: Callable[[Remote], object] | None = None) -> Any:
-    """Return the value of these bytes, in linear time. `resolve` turns handles into objects.
+def decode(data: bytes) -> Any:
+    """Return the value of these bytes, in linear time.
 
     Raises CrossingError, and nothing else, for bytes that `encode` does not make: unknown tags, missing or left bytes,
     more than 100 levels or a million items, equal keys, keys that cannot be hashed, many keys of one hash.
     """
     try:
-        reader = _Reader(data, resolve)
+        reader = _Reader(data)
         value = reader.value(0)
     except CrossingError:
         raise
@@ -125,11 +100,10 @@ def decode(data: bytes, *, resolve: Callable[[Remote], object] | None = None) ->
 
 
 class _Reader:
-    def __init__(self, data: bytes, resolve: Callable[[Remote], object] | None) -> None:
+    def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
         self.left = MAX_ITEMS
-        self.resolve = resolve
 
     def take(self, size: int) -> bytes:
         end = self.at + size
@@ -165,15 +139,7 @@ class _Reader:
             return self.take(self.count())
         if tag == 99:  # c
             return complex(*_COMPLEX.unpack(self.take(16)))
-        if tag == 114:  # r
-            remote = Remote(_HANDLE.unpack(self.take(8))[0], self.name())
-            return self.resolve(remote) if self.resolve else remote
         return self.container(tag, depth)
-
-    def name(self) -> str:
-        if self.take(1) != b"s":
-            raise CrossingError("a handle without a name of its type")
-        return self.take(self.count()).decode("utf-8", "replace")
 
     def container(self, tag: int, depth: int) -> Any:
         if tag not in b"ltSZd":

@@ -71,15 +71,11 @@ class FunctionScorer:
         required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
         given: Sequence[Prompt | None] = prompts if prompts is not None else [None] * size
         rows = [row for row in range(size) if given[row] is not None or not required]
-        scores = self._scores(
-            rows, [copies[row] for row in rows], None if prompts is None else [given[row] for row in rows]
-        )
-        spread = scores.scatter(rows, size)
+        own = None if prompts is None else [prompt and copy_prompt(prompt) for prompt in map(given.__getitem__, rows)]
+        scores = self._scores(rows, [copies[row] for row in rows], own).scatter(rows, size)
         missing = f"{self._name} requires the prompt of this conversation, but it is missing; pass prompts="
-        errors = list(spread.errors)
-        for row in set(range(size)) - set(rows):
-            errors[row] = missing
-        scores = dataclasses.replace(spread, errors=tuple(errors), provenance=self._provenance)
+        errors = [scores.errors[row] if row in rows else missing for row in range(size)]
+        scores = dataclasses.replace(scores, errors=tuple(errors), provenance=self._provenance)
         return scores.mark_failures().raise_for_errors()
 
     def _scores(
@@ -88,8 +84,12 @@ class FunctionScorer:
         """Call the function for these rows, and return their scores."""
         if not conversations:
             return Scores.from_rewards([])
+        returned: Any
         try:
-            returned = self._call(conversations, prompts)
+            if self._prompts is None:
+                returned = self._function(conversations)
+            else:
+                returned = self._function(conversations, **{self._prompts.name: prompts})
         except ScoringError as error:
             if len(error.scores) != len(conversations):  # raised by another scorer that the function called
                 raise
@@ -102,19 +102,11 @@ class FunctionScorer:
             errors=["the reward function returned None" if value is None else None for value in values],
         )
 
-    def _call(self, conversations: list[list[Message]], prompts: list[Prompt | None] | None) -> Any:
-        if self._prompts is None:
-            return self._function(conversations)
-        copies = None if prompts is None else [None if prompt is None else copy_prompt(prompt) for prompt in prompts]
-        if self._prompts.kind is inspect.Parameter.POSITIONAL_ONLY:
-            return self._function(conversations, copies)
-        return self._function(conversations, **{self._prompts.name: copies})
-
     def _numbers(self, returned: Any, rows: list[int]) -> list[float | None]:
-        """Check that the return value has one number or None for each of these rows, and return the numbers."""
+        """Check that the return value has one number or None for each row, and return the numbers."""
         try:
             values = None if isinstance(returned, str | bytes | Mapping | Set) else iter(returned)
-        except TypeError:
+        except TypeError:  # also of an array without a dimension
             values = None
         if values is None:
             raise ConfigError(
@@ -166,24 +158,21 @@ def _revision_of(function: Any) -> str | None:
 def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter | None:
     """Return the parameter that receives the prompts, or None if the function has none."""
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtins have no signature
         return None
-    fixed = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    positional = [each for each in fixed if each.kind is not each.KEYWORD_ONLY]
-    variadic = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    others = [each for each in fixed if each not in positional[:1]]
-    named = next((each for each in others if each.name == "prompts"), None)
-    second = next((each for each in positional[1:2] if each.default is each.empty), None)
-    chosen = named or second
-    lacking = [each for each in others if each.default is each.empty and each is not chosen]
+    parameters = list(signature.parameters.values())
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    named = next((each for each in parameters[1:] if each.name == "prompts"), None)
+    chosen = named or next((each for each in positional[1:2] if each.default is each.empty), None)
     swapped = len(positional) > 1 and positional[0].name == "prompts"
-    unreachable = chosen is not None and chosen.kind is chosen.POSITIONAL_ONLY and chosen not in positional[1:2]
-    if lacking or swapped or unreachable or not (positional or variadic):
+    try:
+        signature.bind(None, **({} if chosen is None or swapped else {chosen.name: None}))
+    except TypeError as error:
         raise ConfigError(
             f"{name} must take (conversations) or (conversations, prompts), got the parameters "
             f"{[each.name for each in parameters]}."
-        )
+        ) from error
     return chosen
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from gym_rm.scorer import check_rows, try_score
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
 
-Reference: TypeAlias = str | Mapping[str, str] | Callable[..., str | None]
+Reference: TypeAlias = str | Mapping[str, str] | Callable[[Conversation, Prompt | None], str | None]
 
 # RLHFlow's pair-preference models (arXiv 2405.07863) were trained with these two templates.
 CONTEXT = (
@@ -47,8 +46,7 @@ class PairwiseScorer:
         path: a folder or hub id. A causal language model must read `[RESPONSE A]` and `[RESPONSE B]` in one user
             message and answer A or B, like RLHFlow's pair-preference models. An encoder must be a PairRM model.
         reference: a reply; or a mapping from the text of the last user message to a reply; or a function that returns
-            a reply, or None, from `(messages)` or `(messages, prompt)`: the messages before the reply, and the
-            conversation's `Prompt` or None.
+            a reply, or None, from the messages before the reply and the conversation's `Prompt` or None.
         answers: answers of a causal language model if the first or the second reply is better.
         options: options of `load_reward_model`.
 
@@ -68,7 +66,6 @@ class PairwiseScorer:
         require_source(source, revision)
         architecture = str((read_config(source, revision).get("architectures") or [""])[0])
         self.reference = reference
-        self._reads_prompt = callable(reference) and _takes_two(reference)
         if architecture.endswith("ForCausalLM"):
             allowed = options.get("trust_remote_code", False) is True
             tokenizer = options.pop("tokenizer", None)
@@ -125,9 +122,12 @@ class PairwiseScorer:
         check_rows(conversations, prompts)
         if self.reference is None:
             return self._round_robin(conversations).raise_for_errors()
-        return self._against(
-            conversations, prompts if prompts is not None else [None] * len(conversations)
-        ).raise_for_errors()
+        others: list[Conversation] = []
+        for row, conversation in enumerate(conversations):
+            prompt = None if prompts is None else prompts[row]
+            reply = None if _malformed(conversation) else self._reference_to(conversation[:-1], prompt)
+            others.append([] if reply is None else [*conversation[:-1], Message(role="assistant", content=reply)])
+        return self._compare(conversations, others).raise_for_errors()
 
     def sleep(self) -> None:
         """Free the device memory; see `RewardModelScorer.sleep`."""
@@ -145,13 +145,6 @@ class PairwiseScorer:
         """Release the model."""
         self.scorer.close()
 
-    def _against(self, conversations: Sequence[Conversation], prompts: Sequence[Prompt | None]) -> Scores:
-        others: list[Conversation] = []
-        for conversation, prompt in zip(conversations, prompts, strict=True):
-            reply = None if _malformed(conversation) else self._reference_to(conversation[:-1], prompt)
-            others.append([] if reply is None else [*conversation[:-1], Message(role="assistant", content=reply)])
-        return self._compare(conversations, others)
-
     def _reference_to(self, messages: Conversation, prompt: Prompt | None) -> str | None:
         if isinstance(self.reference, str):
             return self.reference
@@ -159,7 +152,7 @@ class PairwiseScorer:
             asked = next((message["content"] for message in reversed(messages) if message["role"] == "user"), None)
             return None if asked is None else self.reference.get(asked)
         assert self.reference is not None
-        return self.reference(messages, prompt) if self._reads_prompt else self.reference(messages)
+        return self.reference(messages, prompt)
 
     def _round_robin(self, conversations: Sequence[Conversation]) -> Scores:
         groups: dict[str, list[int]] = {}
@@ -228,16 +221,6 @@ class PairwiseScorer:
         return dataclasses.replace(
             inner, scorer=type(self).__name__, settings={**inner.settings, "compared_with": opponents}
         )
-
-
-def _takes_two(reference: Callable[..., Any]) -> bool:
-    """Return whether a function has a second parameter without a default."""
-    try:
-        parameters = list(inspect.signature(reference).parameters.values())
-    except ValueError:  # builtins can have no signature
-        return False
-    required = [each for each in parameters if each.default is each.empty]
-    return sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in required) == 2
 
 
 def _malformed(conversation: Any) -> str | None:

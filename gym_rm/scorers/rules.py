@@ -47,11 +47,9 @@ class Rule(abc.ABC):
         errors: list[str | None] = [None] * len(conversations)
         for row, conversation in enumerate(conversations):
             try:
-                reply = reply_text(conversation)
+                rewards[row] = self.value(reply_text(conversation), None if prompts is None else prompts[row])
             except ConversationError as error:
                 errors[row] = str(error)
-            else:
-                rewards[row] = self.value(reply, None if prompts is None else prompts[row])
         settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return Scores.from_rewards(
             rewards, errors=errors, provenance=Provenance(type(self).__name__, "rule", settings=settings)
@@ -59,7 +57,7 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def value(self, reply: str, prompt: Prompt | None) -> float:
-        """Return the number for a reply."""
+        """Return the number for a reply. Raises ConversationError if the row has none."""
 
 
 class FormatScorer(Rule):

@@ -1,26 +1,42 @@
-"""The application: all routes over one scorer."""
+"""The application: a table of all routes, over one scorer."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 import gym_rm
 from gym_rm.scorer import Scorer
-from gym_rm.server.errors import Refused, error_reply, protocol_of
-from gym_rm.server.limits import Guard
-from gym_rm.server.native import add_native_routes
-from gym_rm.server.openrlhf import add_openrlhf_routes
+from gym_rm.server import native, openrlhf, sglang, vllm
 from gym_rm.server.options import ServerOptions
-from gym_rm.server.replies import reply
+from gym_rm.server.request_bodies import StrictRoute, invalid_fields
+from gym_rm.server.request_guard import RequestGuard
+from gym_rm.server.responses import RequestError, error_response
 from gym_rm.server.service import Service
-from gym_rm.server.sglang import add_sglang_routes
-from gym_rm.server.tei import add_tei_routes
-from gym_rm.server.vllm import add_vllm_routes
+
+ROUTES = (
+    ("GET", "/info", native.info),
+    ("GET", "/health", native.health),
+    ("GET", "/ready", native.ready),
+    ("GET", "/metrics", native.metrics),
+    ("POST", "/v1/rewards", native.rewards),
+    ("POST", "/v1/weights", native.weights),
+    ("POST", "/classify", vllm.classify),
+    ("PUT", "/classify", sglang.classify),
+    ("POST", "/score", vllm.score),
+    ("POST", "/v1/score", vllm.score),
+    ("POST", "/rerank", vllm.rerank),
+    ("POST", "/v1/rerank", vllm.rerank),
+    ("POST", "/v2/rerank", vllm.rerank),
+    ("POST", "/pooling", vllm.pooling),
+    ("POST", "/v1/embeddings", sglang.embeddings),
+    ("POST", "/get_reward", openrlhf.get_reward),
+)
 
 
 def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
@@ -37,36 +53,36 @@ def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
     """
     service = Service(scorer, options or ServerOptions())
     app = FastAPI(title="gym-rm", version=gym_rm.__version__, docs_url=None, redoc_url=None)
+    app.router.route_class = StrictRoute
     app.state.service = service
-    add_native_routes(app, service)
-    add_vllm_routes(app, service)
-    add_sglang_routes(app, service)
-    add_tei_routes(app, service)
-    add_openrlhf_routes(app, service)
-    app.add_exception_handler(Refused, _refused)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(cast(Any, Guard), service=service)
+    app.state.policy_texts = openrlhf.policy_texts(service.options)
+    for method, path, handler in ROUTES:
+        app.add_api_route(path, handler, methods=[method], response_model=None)
+    app.add_api_route("/", native.page, include_in_schema=False, response_model=None)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    paths = frozenset({"/", "/openapi.json", *(path for _, path, _ in ROUTES)})
+    app.add_middleware(cast(Any, RequestGuard), service=service, paths=paths)
     return app
 
 
+async def _invalid(request: Request, error: Exception) -> Response:
+    """Answer a request whose fields are invalid."""
+    assert isinstance(error, RequestValidationError)
+    return await _refused(request, invalid_fields(error))
+
+
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
-    service: Service = request.app.state.service
-    service.metrics.refusals.labels(error.reason).inc()
-    protocol = protocol_of(request.url.path, getattr(request.state, "body", None))
-    status, content, headers = error_reply(error, protocol)
-    return reply(content, status, headers)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """An unknown path, or a path with another method."""
+    """Answer a request that gets no scores, also one with an unknown path or another method."""
     assert isinstance(error, HTTPException)
-    reason = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "bad_request")
-    known = sorted({getattr(route, "path", "") for route in request.app.routes} - {"", "/", "/openapi.json"})
-    message = {
-        "not_found": f"unknown path; the server has {', '.join(known)}.",
-        "method_not_allowed": f"{request.url.path} does not accept {request.method}.",
-    }.get(reason, "invalid request.")
-    response = await _refused(request, Refused(reason, message))
-    response.headers.update(error.headers or {})
+    headers = error.headers or {}
+    if not isinstance(error, RequestError):
+        known = ", ".join(sorted({path for _, path, _ in ROUTES}))
+        error = {
+            404: RequestError("not_found", f"unknown path; the server has {known}."),
+            405: RequestError("method_not_allowed", f"{request.url.path} does not accept {request.method}."),
+        }.get(error.status_code) or RequestError("bad_request", "invalid request.")
+    request.app.state.service.metrics.refusals.labels(error.reason).inc()
+    response = error_response(error, request.url.path)
+    response.headers.update(headers)
     return response

@@ -7,15 +7,14 @@ import dataclasses
 from typing import Any, Literal
 
 import pydantic
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from gym_rm.errors import GymRMError
-from gym_rm.server.door import AllTurns, Item
-from gym_rm.server.errors import Refused
-from gym_rm.server.reading import Body, check_fields, invalid_fields, is_lenient, read_json, validate
-from gym_rm.server.replies import body_of, reply
+from gym_rm.server import page as html_page
+from gym_rm.server.mixed_scorer import AllTurns, ScorerInput
+from gym_rm.server.request_bodies import RequestBody
+from gym_rm.server.responses import RequestError, json_response
 from gym_rm.server.service import Service
 from gym_rm.types import Message, Prompt
 
@@ -23,145 +22,115 @@ ACTIVATIONS = {
     "/v1/rewards": "none",
     "/classify": "sigmoid, or none with use_activation=false; none for a body with text or input_ids (SGLang)",
     "/score": "sigmoid, or none with use_activation=false",
-    "/rerank": "sigmoid, or none with use_activation=false (vLLM) or raw_scores=true (TEI)",
+    "/rerank": "sigmoid, or none with use_activation=false",
     "/pooling": "sigmoid, or none with use_activation=false",
     "/v1/embeddings": "none",
-    "/predict": "sigmoid, or none with raw_scores=true",
     "/get_reward": "none for rewards, sigmoid for scores",
 }
 
 
-class RewardsBody(Body):
-    """Body of `POST /v1/rewards`."""
-
-    conversations: list[Any]
-    prompts: list[dict[str, Any] | None] | None = None
-    turns: Literal["last", "all"] = "last"
-
-
-class PromptBody(Body):
+class PromptBody(RequestBody):
     """One entry of `prompts`."""
 
     id: str | None = None
-    prompt_id: str | None = None
     answer: str | None = None
     metadata: dict[str, Any] = pydantic.Field(default_factory=dict)
-    user_turns: list[str] = pydantic.Field(default_factory=list)
-    messages: list[dict[str, Any]] | None = None
+
+    def to_prompt(self, row: int, conversation: Any) -> Prompt:
+        """Return the data row of a conversation."""
+        messages: tuple[Message, ...] = tuple(conversation[:-1]) if isinstance(conversation, list) else ()
+        return Prompt(messages, self.id or str(row), answer=self.answer, metadata=self.metadata)
 
 
-class WeightsBody(Body):
+class RewardsBody(RequestBody):
+    """Body of `POST /v1/rewards`."""
+
+    conversations: list[Any]
+    prompts: list[PromptBody | None] | None = None
+    turns: Literal["last", "all"] = "last"
+
+    @pydantic.model_validator(mode="after")
+    def _require_a_prompt_each(self) -> RewardsBody:
+        if self.prompts is not None and len(self.prompts) != len(self.conversations):
+            raise ValueError(
+                f"prompts must have one entry per conversation, got {len(self.prompts)} for {len(self.conversations)}"
+            )
+        return self
+
+
+class WeightsBody(RequestBody):
     """Body of `POST /v1/weights`."""
 
     path: str = pydantic.Field(min_length=1)
 
 
-def add_native_routes(app: FastAPI, service: Service) -> None:
-    """Add the own routes to an application."""
-
-    @app.post("/v1/rewards", openapi_extra=body_of(RewardsBody))
-    async def rewards(request: Request) -> Response:
-        """Score conversations. A conversation without a score has an error, and the others keep their rewards."""
-        body = validate(RewardsBody, await read_json(request), request)
-        prompts = _prompts(body, request)
-        items: list[Item] = list(body.conversations)
-        if body.turns == "all":
-            if not service.door.scores_turns:
-                raise Refused("not_supported", f"the scorer of {service.model!r} cannot score all turns; omit turns.")
-            items = [AllTurns(conversation) for conversation in items]
-        scores = await service.score(items, request, prompts)
-        if body.turns == "last":
-            scores = dataclasses.replace(scores, turn_rewards=None)
-        return reply({"model": service.model_of(scores), **scores.to_dict()})
-
-    @app.post("/v1/weights", openapi_extra=body_of(WeightsBody))
-    async def weights(request: Request) -> Response:
-        """Load other weights between two batches."""
-        if not service.options.allow_weight_updates:
-            raise Refused("not_supported", "weight updates are off; start the server with --allow-weight-updates.")
-        body = validate(WeightsBody, await read_json(request), request)
-        try:
-            seconds = await asyncio.to_thread(service.update_weights, body.path)
-        except (GymRMError, OSError) as error:
-            raise Refused("invalid_request", f"the weights are unchanged: {error}") from error
-        return reply({"model": service.model, "provenance": _provenance(service), "seconds": seconds})
-
-    @app.get("/info")
-    async def info() -> Response:
-        """Return the model, how it scores, the limits, and known conversations with their rewards."""
-        known = service.options.policy_tokenizer is not None
-        return reply(
-            {
-                "model": service.model,
-                "provenance": _provenance(service),
-                "limits": service.limits.to_dict(),
-                "activations": {route: each for route, each in ACTIVATIONS.items() if known or route != "/get_reward"},
-                "calibration": service.calibration,
-            }
-        )
-
-    @app.get("/health")
-    async def health() -> Response:
-        """The process lives."""
-        return reply({"status": "ok"})
-
-    @app.get("/ready")
-    async def ready() -> Response:
-        """Status 200 if requests are accepted now, else 503."""
-        return reply({"status": service.state}, 200 if service.state == "ready" else 503)
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """Metrics in the text format of Prometheus."""
-        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        """The page for trying out the scorer."""
-        return _page() or reply({"status": "ok", "routes": sorted(ACTIVATIONS)})
+async def rewards(body: RewardsBody, request: Request) -> Response:
+    """Score conversations. A conversation without a score has an error, and the others keep their rewards."""
+    service: Service = request.app.state.service
+    prompts: list[Prompt | None] | None = None
+    if body.prompts is not None:
+        rows = enumerate(zip(body.prompts, body.conversations, strict=True))
+        prompts = [None if prompt is None else prompt.to_prompt(row, one) for row, (prompt, one) in rows]
+    inputs: list[ScorerInput] = list(body.conversations)
+    if body.turns == "all":
+        if not service.mixed.scores_turns:
+            raise RequestError("not_supported", f"the scorer of {service.model!r} cannot score all turns; omit turns.")
+        inputs = [AllTurns(conversation) for conversation in inputs]
+    scores = await service.score(inputs, request, prompts)
+    if body.turns == "last":
+        scores = dataclasses.replace(scores, turn_rewards=None)
+    return json_response({"model": service.model_of(scores), **scores.to_dict()})
 
 
-def _page() -> Response | None:
-    """Return the page for trying out the scorer, if the package has it."""
+async def weights(body: WeightsBody, request: Request) -> Response:
+    """Load other weights between two batches."""
+    service: Service = request.app.state.service
+    if not service.options.allow_weight_updates:
+        raise RequestError("not_supported", "weight updates are off; start the server with --allow-weight-updates.")
     try:
-        from gym_rm.server import page  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        return None
-    return HTMLResponse(page.page(), headers=page.headers())
+        seconds = await asyncio.to_thread(service.update_weights, body.path)
+    except (GymRMError, OSError) as error:
+        raise RequestError("invalid_request", f"the weights are unchanged: {error}") from error
+    return json_response({"model": service.model, "provenance": _provenance(service), "seconds": seconds})
+
+
+async def info(request: Request) -> Response:
+    """Return the model, how it scores, the limits, and known conversations with their rewards."""
+    service: Service = request.app.state.service
+    hidden = {"/get_reward"} if service.options.policy_tokenizer is None else set()
+    return json_response(
+        {
+            "model": service.model,
+            "provenance": _provenance(service),
+            "limits": service.limits.to_dict(),
+            "activations": {route: text for route, text in ACTIVATIONS.items() if route not in hidden},
+            "calibration": service.calibration,
+        }
+    )
+
+
+async def health() -> Response:
+    """The process lives."""
+    return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Status 200 if requests are accepted now, else 503."""
+    state = request.app.state.service.state
+    return json_response({"status": state}, 200 if state == "ready" else 503)
+
+
+async def metrics(request: Request) -> Response:
+    """Metrics in the text format of Prometheus."""
+    text = request.app.state.service.metrics.page()
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def page() -> Response:
+    """The page for trying out the scorer."""
+    return HTMLResponse(html_page.page(), headers=html_page.headers())
 
 
 def _provenance(service: Service) -> Any:
     made = getattr(service.scorer, "provenance", None)
     return None if made is None else dataclasses.asdict(made)
-
-
-def _prompts(body: RewardsBody, request: Request) -> list[Prompt | None] | None:
-    if body.prompts is None:
-        return None
-    if len(body.prompts) != len(body.conversations):
-        raise Refused(
-            "invalid_request",
-            f"prompts must have one entry per conversation, got {len(body.prompts)} for {len(body.conversations)}.",
-            param="prompts",
-        )
-    found: list[Prompt | None] = []
-    for row, (given, conversation) in enumerate(zip(body.prompts, body.conversations, strict=True)):
-        if given is None:
-            found.append(None)
-            continue
-        if not is_lenient(request):
-            check_fields(given, PromptBody.model_fields, f"prompts.{row}.")
-        try:
-            prompt = PromptBody.model_validate(given)
-        except pydantic.ValidationError as error:
-            refused = invalid_fields(error)
-            raise Refused(refused.reason, f"prompts.{row}: {refused.message}", f"prompts.{row}") from None
-        before: list[Any] = prompt.messages if prompt.messages is not None else _before_reply(conversation)
-        messages: tuple[Message, ...] = tuple(before)
-        name = prompt.prompt_id or prompt.id or str(row)
-        found.append(Prompt(messages, name, tuple(prompt.user_turns), prompt.answer, prompt.metadata))
-    return found
-
-
-def _before_reply(conversation: Any) -> list[Any]:
-    return conversation[:-1] if isinstance(conversation, list) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gym_rm.checks import finite, integer
@@ -13,15 +13,12 @@ MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """Limits of requests. A request over a limit is refused with the reason.
 
     Attributes:
         max_body_bytes: maximum size of a request body.
         max_conversations: maximum number of conversations (or texts, or pairs) of a request.
-        max_conversation_tokens: maximum number of tokens of the messages of a conversation; None for no limit beside
-            the scorer's own `max_length`. Counted only for scorers with a tokenizer.
-        max_request_tokens: the same for all conversations of a request together.
         max_queue: maximum number of conversations that are accepted and not yet answered; more get status 429.
         max_memory_bytes: maximum size of all request bodies that are read or scored at the same time.
         request_timeout: seconds after which an accepted request fails with status 503. A request can ask for less with
@@ -33,8 +30,6 @@ class Limits:
 
     max_body_bytes: int = 16 * MEBIBYTE
     max_conversations: int = 1024
-    max_conversation_tokens: int | None = None
-    max_request_tokens: int = 2_000_000
     max_queue: int = 8192
     max_memory_bytes: int = 512 * MEBIBYTE
     request_timeout: float = 150.0
@@ -43,13 +38,11 @@ class Limits:
     drain_timeout: float = 30.0
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name.endswith("timeout"):
-                if finite(each.name, value) <= 0:
-                    raise ConfigError(f"{each.name} must be positive, got {value!r} seconds.")
-            elif value is not None or each.name != "max_conversation_tokens":
-                integer(each.name, value, minimum=1)
+        for name, value in asdict(self).items():
+            if not name.endswith("timeout"):
+                integer(name, value, minimum=1)
+            elif finite(name, value) <= 0:
+                raise ConfigError(f"{name} must be positive, got {value!r} seconds.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the limits by name, for `/info`."""
@@ -77,7 +70,7 @@ class ServerOptions:
     """
 
     key: str | None = None
-    limits: Limits = Limits()
+    limits: ServerLimits = ServerLimits()
     policy_tokenizer: Any = None
     apply_chat_template: bool = True
     input_template: str | None = None

@@ -9,20 +9,20 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 from starlette.requests import Request
 
-from gym_rm.engine.text.token_bound import TokenBound
+from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.errors import GymRMError, brief, logger
 from gym_rm.scorer import Scorer
-from gym_rm.scorers.batching import MicroBatchingScorer
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.server.door import AllTurns, Door, Item, Rendered
-from gym_rm.server.errors import Refused
 from gym_rm.server.metrics import Metrics
+from gym_rm.server.mixed_scorer import MixedScorer, RenderedText, ScorerInput
 from gym_rm.server.options import ServerOptions
+from gym_rm.server.request_bodies import TextInput
+from gym_rm.server.responses import RequestError
 from gym_rm.types import Message, Prompts
 
 State: TypeAlias = Literal["ready", "updating", "draining"]
@@ -49,8 +49,9 @@ class Service:
         self.options = options
         self.limits = options.limits
         self.metrics = Metrics()
-        self.door = Door(scorer, self._observe)
-        self.batching = MicroBatchingScorer(self.door, max_batch_size=options.max_batch_size, max_wait=options.max_wait)
+        self.mixed = MixedScorer(scorer, self._observe)
+        size, wait = options.max_batch_size, options.max_wait
+        self.batching = MicroBatchingScorer(self.mixed, max_batch_size=size, max_wait=wait)
         self.state: State = "ready"
         self.in_flight = 0
         self.memory = 0
@@ -59,9 +60,6 @@ class Service:
         self._queued = 0
         self._recent = (0.0, 0.0)  # conversations and seconds of the scorer's calls; older calls count less
         self._updates = threading.Lock()
-        tokenizer: Any = getattr(getattr(scorer, "renderer", None), "tokenizer", None)
-        self._tokenizer = tokenizer
-        self._token_bound: Callable[[str], int] = (lambda text: 0) if tokenizer is None else TokenBound(tokenizer)
         self.calibration = self._calibrate()
 
     @property
@@ -75,31 +73,63 @@ class Service:
         made = made or getattr(self.scorer, "provenance", None)
         return type(self.scorer).__name__ if made is None else str(made.model)
 
-    async def score(self, items: Sequence[Item], request: Request, prompts: Prompts = None) -> Scores:
-        """Score the items of a request together with those of other requests; failures are in `Scores.errors`.
+    async def score(self, inputs: Sequence[ScorerInput], request: Request, prompts: Prompts = None) -> Scores:
+        """Score the inputs of a request together with those of other requests; failures are in `Scores.errors`.
 
         Raises:
-            Refused: the request is over a limit, or has no scores in time.
+            RequestError: the request is over a limit, or has no scores in time.
         """
-        if not items:
+        if not inputs:
             return Scores.from_rewards([], provenance=getattr(self.scorer, "provenance", None))
-        if len(items) > self.limits.most_conversations:
-            raise Refused(
+        if len(inputs) > self.limits.most_conversations:
+            raise RequestError(
                 "too_many_conversations",
-                f"the request has {len(items)} conversations, more than "
+                f"the request has {len(inputs)} conversations, more than "
                 f"{'max_conversations' if self.limits.max_conversations <= self.limits.max_queue else 'max_queue'}="
                 f"{self.limits.most_conversations}; send several requests.",
             )
         timeout = self.timeout(request)
-        await self._check_tokens(items)
-        if self._queued + len(items) > self.limits.max_queue:
-            raise Refused(
+        if self._queued + len(inputs) > self.limits.max_queue:
+            raise RequestError(
                 "queue_full",
                 f"{self._queued} conversations are waiting, and max_queue is {self.limits.max_queue}; try again later.",
                 retry_after=self._retry_after(),
             )
-        with self._queue(len(items)):
-            return await self._wait(self.batching.submit(items, prompts), request, timeout)
+        with self._queue(len(inputs)):
+            return await self._wait(self.batching.submit(inputs, prompts), request, timeout)
+
+    def rendered_texts(
+        self,
+        texts: TextInput,
+        *,
+        add_special_tokens: bool = True,
+        truncate: int | None = None,
+        side: Literal["left", "right"] = "right",
+    ) -> list[RenderedText]:
+        """Return the inputs of a field with rendered texts or token ids.
+
+        Args:
+            texts: a text, token ids, or a list of either.
+            add_special_tokens: whether to add the special tokens that a text lacks.
+            truncate: maximum number of tokens; -1 for the scorer's `max_length`; None for no truncation.
+            side: where tokens are removed.
+
+        Raises:
+            RequestError: the scorer cannot score texts, or the field is empty.
+        """
+        if not self.mixed.scores_texts:
+            raise RequestError(
+                "not_supported",
+                f"the scorer of {self.model!r} scores conversations, and cannot read a text that is already rendered; "
+                "send messages, a pair of texts, or POST /v1/rewards.",
+            )
+        if truncate == -1:
+            truncate = self.scorer.renderer.max_length  # type: ignore[attr-defined]
+        single = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int))
+        values: list[Any] = [texts] if single else list(texts)
+        if not values or not all(values):
+            raise RequestError("invalid_request", "the input is empty; expected at least one text or token.", "input")
+        return [RenderedText(value, add_special_tokens and isinstance(value, str), truncate, side) for value in values]
 
     def timeout(self, request: Request) -> float:
         """Return the seconds that a request may take: `request_timeout`, or less if the request asks for it."""
@@ -111,12 +141,12 @@ class Service:
         except ValueError:
             seconds = math.nan
         if not (math.isfinite(seconds) and seconds > 0):
-            raise Refused("invalid_request", "the header X-Request-Timeout must be a positive number of seconds.")
+            raise RequestError("invalid_request", "the header X-Request-Timeout must be a positive number of seconds.")
         return min(seconds, self.limits.request_timeout)
 
-    def draining(self) -> Refused:
+    def draining(self) -> RequestError:
         """Return the refusal of a server that is about to stop."""
-        return Refused("draining", "the server is shutting down; send the request to another one.", retry_after=5)
+        return RequestError("draining", "the server is shutting down; send the request to another one.", retry_after=5)
 
     def give_up(self) -> None:
         """Refuse the accepted requests that are not answered yet."""
@@ -127,17 +157,19 @@ class Service:
         """Load other weights between two batches and return the seconds; waiting requests get the new scores.
 
         Raises:
-            Refused: another update runs, or the scorer has no weights to update.
+            RequestError: another update runs, or the scorer has no weights to update.
             ConfigError: the weights do not fit; the old ones are kept.
         """
         if not callable(getattr(self.scorer, "update_weights", None)):
-            raise Refused("not_supported", f"the scorer {type(self.scorer).__name__} has no weights to update.")
+            raise RequestError("not_supported", f"the scorer {type(self.scorer).__name__} has no weights to update.")
         if not self._updates.acquire(blocking=False):
-            raise Refused("queue_full", "another update of the weights is running; try again later.", retry_after=5)
+            raise RequestError(
+                "queue_full", "another update of the weights is running; try again later.", retry_after=5
+            )
         start = time.perf_counter()
         before, self.state = self.state, "updating" if self.state == "ready" else self.state
         try:
-            self.door.update_weights(path)
+            self.mixed.update_weights(path)
             self.calibration = self._calibrate()
             self.metrics.weight_updates.inc()
         finally:
@@ -178,8 +210,8 @@ class Service:
             if waiting in done:
                 return waiting.result()
             if done:
-                raise Refused("bad_request", "the client closed the connection.")
-            raise Refused(
+                raise RequestError("bad_request", "the client closed the connection.")
+            raise RequestError(
                 "deadline",
                 f"not scored within {timeout:g} seconds.",
                 retry_after=self._retry_after(),
@@ -187,52 +219,17 @@ class Service:
         except ScoringError as error:
             return error.scores
         except GymRMError as error:
-            raise Refused("invalid_request", str(error)) from error
-        except (Refused, asyncio.CancelledError):
+            raise RequestError("invalid_request", str(error)) from error
+        except (RequestError, asyncio.CancelledError):
             raise
         except Exception as error:
             # The message of the exception can have text of the conversation: the caller gets it, the log does not.
             logger.error("a scorer raised %s\n%s", *type_and_place(error))
-            raise Refused("scorer_error", brief(error)) from error
+            raise RequestError("scorer_error", brief(error)) from error
         finally:
             self._waiting.discard(waiting)
             waiting.cancel()
             gone.cancel()
-
-    async def _check_tokens(self, items: Sequence[Item]) -> None:
-        """Refuse a request whose texts certainly have more tokens than the limits."""
-        if self._tokenizer is None:
-            return
-        each = self.limits.max_conversation_tokens or self.limits.max_request_tokens
-        texts = [texts_of(item) for item in items]
-        sizes = [sum(map(_size, parts)) for parts in texts]
-        if sum(sizes) <= self.limits.max_request_tokens and max(sizes) <= each:
-            return  # a token has at least one byte
-        counts = await asyncio.to_thread(lambda: [self._count(parts) for parts in texts])
-        for row, count in enumerate(counts):
-            if self.limits.max_conversation_tokens is not None and count > self.limits.max_conversation_tokens:
-                raise Refused(
-                    "too_many_tokens",
-                    f"conversation {row} has at least {count} tokens, more than max_conversation_tokens="
-                    f"{self.limits.max_conversation_tokens}; shorten it.",
-                )
-        if sum(counts) > self.limits.max_request_tokens:
-            raise Refused(
-                "too_many_tokens",
-                f"the request has at least {sum(counts)} tokens, more than max_request_tokens="
-                f"{self.limits.max_request_tokens}; send several requests.",
-            )
-
-    def _count(self, parts: Sequence[str | list[Any]]) -> int:
-        """Return a lower bound of the number of tokens, exact for texts that are not much too long."""
-        count = sum(len(part) for part in parts if isinstance(part, list))
-        text = "\n".join(part for part in parts if isinstance(part, str))
-        with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate: the scorer says so
-            bound: int = self._token_bound(text)
-            if bound > self.limits.max_request_tokens:
-                return count + bound
-            return count + len(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-        return count
 
     def _observe(self, scores: Scores, seconds: float) -> None:
         metrics, work = self.metrics, scores.workload
@@ -252,36 +249,13 @@ class Service:
 
     def _calibrate(self) -> dict[str, Any]:
         """Score the known conversations; a scorer that cannot (a verifier needs prompts) has null rewards."""
-        conversations = [[Message(role=role, content=text) for role, text in each] for each in CALIBRATION]
+        conversations = [[Message(role=role, content=text) for role, text in turns] for turns in CALIBRATION]
         rewards: list[float | None] = [None] * len(conversations)
         with contextlib.suppress(Exception):
-            rewards = self.door.calibrate(conversations).rewards_or_none()
+            rewards = self.mixed.calibrate(conversations).rewards_or_none()
         return {"conversations": conversations, "rewards": rewards}
 
 
 def type_and_place(error: BaseException) -> tuple[str, str]:
     """Return the type and the stack of an exception, without its message."""
     return type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
-
-
-def texts_of(item: Item) -> list[str | list[Any]]:
-    """Return the texts of an item, or its token ids, without a copy."""
-    if isinstance(item, AllTurns):
-        return texts_of(item.conversation)
-    if isinstance(item, Rendered):
-        return [item.content]
-    found: list[str | list[Any]] = []
-    waiting: list[Any] = [item]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            found.append(value)
-        elif isinstance(value, list):
-            waiting.extend(value)
-        elif isinstance(value, dict):
-            waiting.extend(value.values())
-    return found
-
-
-def _size(part: str | list[Any]) -> int:
-    return len(part) if isinstance(part, list) or part.isascii() else 4 * len(part)

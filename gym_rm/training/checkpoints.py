@@ -12,18 +12,19 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, logger
 
 CHECKPOINTS, STATE = "checkpoints", "state.json"
-MODEL, OPTIMIZER, TENSORS = "model.safetensors", "optimizer.safetensors", "tensors.safetensors"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -34,25 +35,23 @@ class Checkpoint:
         step: number of steps that are done.
         model: the parameters that are trained, by name.
         optimizer: states of the optimizers, by `parameter name/state name`.
-        settings: the settings that a run must share to go on from here.
+        version: number of updates that are done.
+        settings: what a run must share to resume from here.
         kept: values of the metric of the models that were kept, by step.
-        measured: the last metrics of each validation set.
         state: other plain values.
-        tensors: other tensors by name.
     """
 
     step: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
+    version: int
     settings: Mapping[str, Any]
     kept: Mapping[int, float]
-    measured: Mapping[str, Mapping[str, float]]
-    state: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    state: Mapping[str, Any]
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """Yield a folder to write into, which gets its name `folder` only when everything is on disk.
 
     Raises:
@@ -80,18 +79,18 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(before, ignore_errors=True)
 
 
-_held: dict[Path, int] = {}  # descriptors of the folders that this process holds
+_locks: dict[Path, int] = {}  # descriptors of the folders that this process has locked
 
 
-def hold(run: Path) -> None:
-    """Make the folder of a run, and keep other processes from writing into it until `let_go` or the process ends.
+def lock_folder(run: Path) -> None:
+    """Make the folder of a run, and keep other processes from writing into it until it is released.
 
     Raises:
-        ConfigError: another process holds it, or it cannot be made.
+        ConfigError: another process has locked it, or it cannot be made.
     """
     try:
         run.mkdir(parents=True, exist_ok=True)
-        if run.resolve() in _held:
+        if run.resolve() in _locks:
             return
         descriptor = os.open(run, os.O_RDONLY)
     except OSError as error:
@@ -105,16 +104,16 @@ def hold(run: Path) -> None:
         ) from error
     except OSError:
         pass  # a file system without locks
-    _held[run.resolve()] = descriptor
+    _locks[run.resolve()] = descriptor
 
 
-def let_go(run: Path) -> None:
+def release_folder(run: Path) -> None:
     """Allow other processes to write into the folder again."""
-    if (descriptor := _held.pop(run.resolve(), None)) is not None:
+    if (descriptor := _locks.pop(run.resolve(), None)) is not None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     unfinished = path.with_name(f".{path.name}")
     unfinished.write_text(text, encoding="utf-8")
@@ -124,15 +123,14 @@ def write_whole(path: Path, text: str) -> None:
 def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint, then remove those before it."""
     folder = run / CHECKPOINTS / f"step-{checkpoint.step:08d}"
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         save_file(dict(checkpoint.model), unfinished / MODEL)
         save_file(dict(checkpoint.optimizer), unfinished / OPTIMIZER)
-        save_file(dict(checkpoint.tensors), unfinished / TENSORS)
         state = {
             "step": checkpoint.step,
+            "version": checkpoint.version,
             "settings": checkpoint.settings,
             "kept": {str(step): value for step, value in checkpoint.kept.items()},
-            "measured": checkpoint.measured,
             "state": checkpoint.state,
         }
         (unfinished / STATE).write_text(json.dumps(state), encoding="utf-8")
@@ -142,9 +140,26 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
     return folder
 
 
-def latest_checkpoint(run: Path) -> Path | None:
-    """Return the folder of the last checkpoint of a run, or None."""
-    return max((run / CHECKPOINTS).glob("step-*"), default=None)
+def checkpoint_to_resume(run: Path, settings: Mapping[str, Any]) -> Checkpoint | None:
+    """Return the last checkpoint of a run, or None; all ranks read the folder that the main process found.
+
+    Raises:
+        ConfigError: a file is damaged, the run has other settings, or it is finished and has no checkpoint.
+    """
+    (folder,) = broadcast_object_list([max((run / CHECKPOINTS).glob("step-*"), default=None)])
+    if folder is None:
+        if (run / "final").exists():
+            raise ConfigError(
+                f"{str(run)!r} contains a finished run without a checkpoint to resume from; use another output folder, "
+                "or remove it."
+            )
+        if (run / "metrics.csv").exists():
+            logger.warning("%s has no checkpoint; the run begins again, with the settings of this command.", run)
+        return None
+    checkpoint = read_checkpoint(folder)
+    require_same_settings(settings, checkpoint.settings, run)
+    logger.info("resuming after step %d of %s", checkpoint.step, run)
+    return checkpoint
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -154,18 +169,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         ConfigError: a file is missing or damaged.
     """
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        model, optimizer, tensors = (load_file(folder / name) for name in (MODEL, OPTIMIZER, TENSORS))
-        return Checkpoint(
-            int(state["step"]),
-            model,
-            optimizer,
-            state["settings"],
-            {int(step): float(value) for step, value in state["kept"].items()},
-            state["measured"],
-            state["state"],
-            tensors,
-        )
+        values = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        values["kept"] = {int(step): float(value) for step, value in values["kept"].items()}
+        return Checkpoint(model=load_file(folder / MODEL), optimizer=load_file(folder / OPTIMIZER), **values)
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(
             f"the checkpoint {str(folder)!r} cannot be read ({type(error).__name__}: {error}); remove this folder "
@@ -179,7 +185,7 @@ def require_same_settings(ours: Mapping[str, Any], theirs: Mapping[str, Any], ru
     if different:
         raise ConfigError(
             f"{str(run)!r} contains a run with other settings ({'; '.join(different[:5])}); use the same settings to "
-            "go on with it, or another output folder."
+            "resume it, or another output folder."
         )
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 import transformers
-import yaml
 from torch import Tensor
 
-from gym_rm.training.checkpoints import whole_folder
-from gym_rm.training.examples import ExampleSet
-from gym_rm.training.model import StartModel
-from gym_rm.training.settings import RewardModelTraining
+from gym_rm.config import to_yaml
+from gym_rm.training.checkpoints import atomic_folder
+from gym_rm.training.encoded_comparisons import EncodedSet
+from gym_rm.training.reward_model_settings import RewardModelTraining, flat_settings
+from gym_rm.training.trained_reward_model import StartModel
 
 
 def export(
@@ -25,7 +25,7 @@ def export(
     weights: Mapping[str, Tensor],
     *,
     settings: RewardModelTraining,
-    sets: Sequence[ExampleSet],
+    sets: Sequence[EncodedSet],
     metrics: Mapping[str, Mapping[str, float]],
     step: int,
 ) -> None:
@@ -44,7 +44,7 @@ def export(
     """
     state = {name: tensor for name, tensor in start.trained.state_dict().items() if not tensor.is_meta} | dict(weights)
     template = start.renderer.chat_template
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         if start.peft is None:
             start.model.save_pretrained(unfinished, state_dict=state)
             if start.architectures:
@@ -65,53 +65,27 @@ def export(
 def model_card(
     start: StartModel,
     settings: RewardModelTraining,
-    sets: Sequence[ExampleSet],
+    sets: Sequence[EncodedSet],
     metrics: Mapping[str, Mapping[str, float]],
     step: int,
 ) -> str:
     """Return the model card in Markdown, with the header that the hub reads."""
     header = {"library_name": "transformers", "pipeline_tag": "text-classification", "tags": ["reward-model", "gym-rm"]}
-    kind = start.kind.name
     lines = [
         "---",
-        yaml.safe_dump(header, sort_keys=False).strip(),
+        to_yaml(header).strip(),
         "---",
         "",
         "# Reward model",
         "",
-        f"A reward model of kind `{kind}`, trained from `{start.name}` for {step} steps with gym-rm "
+        f"A reward model of kind `{start.kind.name}`, trained from `{start.name}` for {step} steps with gym-rm "
         f"{version('gym-rm')} (torch {torch.__version__}, transformers {transformers.__version__}).",
     ]
-    if start.initialisation:
-        lines.append(f"Its head was new: {start.initialisation}.")
     lines += ["", "## Data", "", "| set | comparisons | dropped | conversations cut |", "| --- | --- | --- | --- |"]
     lines += [f"| {each.name} | {len(each.examples)} | {len(each.dropped)} | {each.num_cut} |" for each in sets]
-    lines += ["", "## Metrics", ""]
-    names = list(dict.fromkeys(name for each in metrics.values() for name in each))
-    lines += ["| set | " + " | ".join(names) + " |", "| --- " * (len(names) + 1) + "|"] if names else ["Not measured."]
-    for name, values in metrics.items():
-        cells = [f"{values[key]:.4g}" if key in values else "" for key in names]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    options = {name: value for name, value in settings.model.reward_model_kwargs.items() if name != "chat_template"}
-    arguments = ", ".join(['"path/to/this/folder"', *(f"{name}={value!r}" for name, value in options.items())])
-    command = " ".join(shlex.quote(f"{name}={json.dumps(value)}") for name, value in _changed(settings).items())
-    lines += ["", "## Use", "", "```python", "import gym_rm", "", f"scorer = gym_rm.load_scorer({arguments})"]
-    lines += ["```", "", f"Its rewards are read as kind `{kind}`."]
+    measured = to_yaml({name: dict(values) for name, values in metrics.items()}).strip() if metrics else "Not measured."
+    lines += ["", "## Metrics", "", "```yaml", measured, "```"]
+    changed = flat_settings(settings.model_dump(mode="json", exclude_defaults=True))
+    command = " ".join(shlex.quote(f"{name}={json.dumps(value)}") for name, value in changed.items())
     lines += ["", "## Command", "", "```", f"gym-rm train {command}", "```", ""]
     return "\n".join(lines)
-
-
-def _changed(settings: RewardModelTraining) -> dict[str, object]:
-    """Return the settings that differ from their defaults, by dotted name."""
-    found: dict[str, object] = {}
-
-    def visit(value: Mapping[str, object], default: Mapping[str, object], prefix: str) -> None:
-        for name, each in value.items():
-            before = default.get(name)
-            if isinstance(each, dict) and isinstance(before, dict) and before:
-                visit(each, before, f"{prefix}{name}.")
-            elif each != before:
-                found[f"{prefix}{name}"] = each
-
-    visit(settings.model_dump(mode="json"), RewardModelTraining().model_dump(mode="json"), "")
-    return found

@@ -19,9 +19,9 @@ from gym_rm.engine.kinds.process import ProcessKind
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.pairs import FloatArray, pair_metrics
 from gym_rm.training import losses
-from gym_rm.training.batches import MicroBatch
-from gym_rm.training.examples import Example
-from gym_rm.training.settings import LossSettings
+from gym_rm.training.comparison_batches import MicroBatch
+from gym_rm.training.encoded_comparisons import EncodedComparison
+from gym_rm.training.reward_model_settings import RewardLossSettings
 
 
 @dataclass
@@ -29,16 +29,16 @@ class Outcomes:
     """What a set of comparisons came to, to compute metrics from; plain lists, so that ranks can exchange them.
 
     Attributes:
-        losses: sum of the losses, and the weight that divides it, by source.
-        pairs: `(source, chosen, rejected, tokens of chosen, tokens of rejected)`.
-        errors: `(source, objective, prediction, target)` of ratings.
-        steps: `(source, logit, label)` of steps.
+        losses: sums of losses, and the weight that divides each.
+        pairs: `(chosen, rejected, tokens of chosen, tokens of rejected)`.
+        errors: `(objective, prediction, target)` of ratings.
+        steps: `(logit, label)` of steps.
     """
 
-    losses: list[tuple[str, float, float]] = field(default_factory=list)
-    pairs: list[tuple[str, float, float, int, int]] = field(default_factory=list)
-    errors: list[tuple[str, str, float, float]] = field(default_factory=list)
-    steps: list[tuple[str, float, float]] = field(default_factory=list)
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    pairs: list[tuple[float, float, int, int]] = field(default_factory=list)
+    errors: list[tuple[str, float, float]] = field(default_factory=list)
+    steps: list[tuple[float, float]] = field(default_factory=list)
 
     def extend(self, other: Outcomes) -> None:
         """Add the outcomes of other comparisons."""
@@ -47,39 +47,24 @@ class Outcomes:
         self.errors += other.errors
         self.steps += other.steps
 
-    def sources(self) -> list[str]:
-        """Return the names of the sources, sorted."""
-        return sorted({source for source, _, _ in self.losses})
-
-    def of_source(self, source: str) -> Outcomes:
-        """Return the outcomes of one source."""
-        return Outcomes(
-            [each for each in self.losses if each[0] == source],
-            [each for each in self.pairs if each[0] == source],
-            [each for each in self.errors if each[0] == source],
-            [each for each in self.steps if each[0] == source],
-        )
-
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name; undefined ones are left out."""
-        weight = sum(each[2] for each in self.losses)
-        found: dict[str, float | None] = {"loss": sum(each[1] for each in self.losses) / weight if weight else None}
+        weight = sum(weight for _, weight in self.losses)
+        values: dict[str, float | None] = {"loss": sum(loss for loss, _ in self.losses) / weight if weight else None}
         if self.pairs:
-            chosen, rejected, chosen_tokens, rejected_tokens = np.array([each[1:] for each in self.pairs]).T
-            measured = pair_metrics(
-                chosen, rejected, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens
-            ).as_dict()
-            found |= {name: value for name, value in measured.items() if name not in ("loss", "num_failed")}
-        for objective in sorted({each[1] for each in self.errors}):
-            predictions, targets = np.array([each[2:] for each in self.errors if each[1] == objective]).T
-            found[f"mse_{objective}"] = float(np.mean((predictions - targets) ** 2))
+            chosen, rejected, chosen_tokens, rejected_tokens = np.array(self.pairs).T
+            measured = pair_metrics(chosen, rejected, chosen_tokens=chosen_tokens, rejected_tokens=rejected_tokens)
+            values |= {name: value for name, value in measured.as_dict().items() if name not in ("loss", "num_failed")}
+        for objective in sorted({name for name, _, _ in self.errors}):
+            predictions, targets = np.array([error[1:] for error in self.errors if error[0] == objective]).T
+            values[f"mse_{objective}"] = float(np.mean((predictions - targets) ** 2))
             if predictions.std() > 0 and targets.std() > 0:
-                found[f"correlation_{objective}"] = float(np.corrcoef(predictions, targets)[0, 1])
+                values[f"correlation_{objective}"] = float(np.corrcoef(predictions, targets)[0, 1])
         if self.steps:
-            logits, labels = np.array([each[1:] for each in self.steps]).T
-            found["num_steps"] = len(labels)
-            found["step_accuracy"] = float(np.mean((logits > 0) == (labels >= 0.5)))
-        return {name: float(value) for name, value in found.items() if value is not None}
+            logits, labels = np.array(self.steps).T
+            values["num_steps"] = len(labels)
+            values["step_accuracy"] = float(np.mean((logits > 0) == (labels >= 0.5)))
+        return {name: float(value) for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -92,11 +77,11 @@ class Objective:
         objectives: names of the outputs, for ratings.
     """
 
-    settings: LossSettings
+    settings: RewardLossSettings
     kind: Kind
     objectives: tuple[str, ...]
 
-    def weight(self, examples: Iterable[Example]) -> float:
+    def weight(self, examples: Iterable[EncodedComparison]) -> float:
         """Return the number of terms in the mean loss: comparisons, or ratings, or labels of steps that are present."""
         match self.settings.objective:
             case "ratings":
@@ -128,23 +113,21 @@ class Objective:
             means = torch.stack([part.mean() for part in torch.split(rewards, sizes)])
             per_example = per_example + self.settings.centring * (2 * means).square()
         plain, shown = rewards.detach().cpu().numpy().astype(np.float64), per_example.detach().cpu().tolist()
-        found = Outcomes([(each.source, loss, 1.0) for each, loss in zip(micro.examples, shown, strict=True)])
-        for each, start in zip(micro.examples, starts, strict=False):
-            for better, worse in _decided(each.ranks):
-                tokens = each.num_tokens
-                found.pairs.append(
-                    (each.source, plain[start + better], plain[start + worse], tokens[better], tokens[worse])
-                )
-        return per_example.sum(), found
+        outcomes = Outcomes([(loss, 1.0) for loss in shown])
+        for example, start in zip(micro.examples, starts, strict=False):
+            for better, worse in _decided(example.ranks):
+                tokens = example.num_tokens
+                outcomes.pairs.append((plain[start + better], plain[start + worse], tokens[better], tokens[worse]))
+        return per_example.sum(), outcomes
 
-    def _preference_losses(self, rewards: Tensor, examples: Sequence[Example], starts: np.ndarray) -> Tensor:
+    def _preference_losses(self, rewards: Tensor, examples: Sequence[EncodedComparison], starts: np.ndarray) -> Tensor:
         """Return the loss of each comparison `[C]`: the mean over its pairs, or that of its ranking."""
         settings, device = self.settings, rewards.device
         if settings.preferences == "plackett_luce":
             ranks = torch.tensor(np.concatenate([each.ranks for each in examples]), device=device)
             groups = torch.tensor(np.repeat(np.arange(len(examples)), np.diff(starts)), device=device)
-            return losses.plackett_luce(rewards, ranks, groups, reduction="none")
-        ties = settings.preferences in ("rao_kupper", "davidson")
+            return losses.plackett_luce(rewards, ranks, groups)
+        ties = settings.preferences == "rao_kupper"
         rows = [
             (number, start + first, start + second, float(np.sign(each.ranks[second] - each.ranks[first])))
             for number, (each, start) in enumerate(zip(examples, starts, strict=False))
@@ -152,22 +135,16 @@ class Objective:
         ]
         number, first, second = torch.tensor([row[:3] for row in rows], device=device).T
         outcome = torch.tensor([row[3] for row in rows], device=device)
-        margin = torch.tensor([each.margin for each in examples], dtype=torch.float32, device=device)[number]
         one, other = rewards[first], rewards[second]
-        smoothing, tie = settings.label_smoothing, settings.tie_parameter
-        match settings.preferences:
-            case "bradley_terry":
-                found = losses.bradley_terry(one, other, label_smoothing=smoothing, reduction="none")
-            case "margin_bradley_terry":
-                found = losses.bradley_terry(one, other, margin=margin, label_smoothing=smoothing, reduction="none")
-            case "scaled_bradley_terry":
-                found = losses.scaled_bradley_terry(one, other, margin=margin, reduction="none")
-            case "rao_kupper":
-                found = losses.rao_kupper(one, other, outcome, log_theta=tie, reduction="none")
-            case _:
-                found = losses.davidson(one, other, outcome, log_nu=tie, reduction="none")
+        if ties:
+            per_pair = losses.rao_kupper(one, other, outcome, log_theta=settings.tie_parameter)
+        elif settings.preferences == "margin_bradley_terry":
+            margin = torch.tensor([each.margin for each in examples], dtype=torch.float32, device=device)[number]
+            per_pair = losses.bradley_terry(one, other, margin=margin)
+        else:
+            per_pair = losses.bradley_terry(one, other)
         counts = torch.bincount(number, minlength=len(examples)).clamp_min(1)
-        return found.new_zeros(len(examples)).index_add(0, number, found) / counts
+        return per_pair.new_zeros(len(examples)).index_add(0, number, per_pair) / counts
 
     def rewards(self, values: Tensor, micro: MicroBatch) -> Tensor:
         """Return the reward of each conversation `[N]`, as it is in scoring."""
@@ -179,39 +156,35 @@ class Objective:
 
     def _ratings(self, values: Tensor, micro: MicroBatch) -> tuple[Tensor, Outcomes]:
         targets = torch.tensor(np.concatenate([each.targets for each in micro.examples]), dtype=torch.float32)
-        terms = losses.regression(values, targets.to(values.device), reduction="none")
-        found = Outcomes()
-        sources = [each.source for each in micro.examples for _ in each.sequences]
-        rows = zip(
-            sources, values.detach().cpu().tolist(), targets.tolist(), terms.detach().cpu().tolist(), strict=True
-        )
-        for source, predicted, wanted, lost in rows:
-            present = [not np.isnan(target) for target in wanted]
-            found.losses.append((source, sum(lost), float(sum(present))))
-            found.errors += [
-                (source, name, prediction, target)
-                for name, prediction, target, known in zip(self.objectives, predicted, wanted, present, strict=True)
-                if known
+        terms = losses.regression(values, targets.to(values.device))
+        outcomes = Outcomes()
+        predictions, lost = values.detach().cpu().tolist(), terms.detach().cpu().tolist()
+        for predicted, wanted, of_row in zip(predictions, targets.tolist(), lost, strict=True):
+            known = [
+                (name, prediction, target)
+                for name, prediction, target in zip(self.objectives, predicted, wanted, strict=True)
+                if not np.isnan(target)
             ]
-        return terms.sum(), found
+            outcomes.losses.append((sum(of_row), float(len(known))))
+            outcomes.errors += known
+        return terms.sum(), outcomes
 
     def _steps(self, values: Tensor, micro: MicroBatch) -> tuple[Tensor, Outcomes]:
         assert isinstance(self.kind, ProcessKind)
         labels = torch.tensor(np.concatenate([each.labels for each in micro.examples]), dtype=torch.float32)
         good = self.kind.good_label
-        terms = losses.process_supervision(values, labels.to(values.device), good_label=good, reduction="none")
+        terms = losses.process_supervision(values, labels.to(values.device), good_label=good)
         logits = values[:, 0] if values.shape[1] == 1 else values[:, good] - values[:, 1 - good]
-        sources = [each.source for each in micro.examples for _ in each.labels]
-        found = Outcomes()
-        rows = zip(sources, logits.detach().cpu().tolist(), labels.tolist(), terms.detach().cpu().tolist(), strict=True)
-        for source, logit, label, lost in rows:
+        outcomes = Outcomes()
+        rows = zip(logits.detach().cpu().tolist(), labels.tolist(), terms.detach().cpu().tolist(), strict=True)
+        for logit, label, lost in rows:
             if not np.isnan(label):
-                found.losses.append((source, lost, 1.0))
-                found.steps.append((source, logit, label))
-        return terms.sum(), found
+                outcomes.losses.append((lost, 1.0))
+                outcomes.steps.append((logit, label))
+        return terms.sum(), outcomes
 
 
-def make_objective(settings: LossSettings, kind: Kind, component_names: Sequence[str]) -> Objective:
+def make_objective(settings: RewardLossSettings, kind: Kind, component_names: Sequence[str]) -> Objective:
     """Return the objective for a model; `auto` is resolved.
 
     Raises:

@@ -13,7 +13,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from gym_rm.errors import ConfigError
 from gym_rm.training.parallel import copy_into
-from gym_rm.training.settings import OptimizerSettings
+from gym_rm.training.reward_model_settings import OptimizerSettings
 
 EIGHT_BIT_PARTS = ("codes", "scale")
 MASTER = "master"  # name of the float32 copy among the states
@@ -119,14 +119,13 @@ def set_learning_rates(
 def schedule(settings: OptimizerSettings, *, step: int, num_steps: int) -> float:
     """Return the share of the learning rate at a step, counted from 1.
 
-    It rises linearly over the warm-up, then falls to `final_share` (arXiv 1608.03983, section 3, without restarts).
+    It rises linearly over the warm-up, then falls to 0 (arXiv 1608.03983, section 3, without restarts).
     """
     warmup = round(settings.warmup_share * num_steps)
     if step <= warmup:
         return step / warmup
     done = (step - warmup - 1) / max(1, num_steps - warmup)
-    falling = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[settings.schedule]
-    return settings.final_share + (1 - settings.final_share) * falling
+    return {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[settings.schedule]
 
 
 def optimizer_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from gym_rm.errors import ConfigError
+from gym_rm.training.reward_model_settings import flat_settings
 
 
 def make_accelerator(*, folder: str, precision: str, report_to: str, fsdp: bool) -> Accelerator:
@@ -51,6 +53,14 @@ def make_accelerator(*, folder: str, precision: str, report_to: str, fsdp: bool)
     return accelerator
 
 
+def start_trackers(accelerator: Accelerator, name: str, settings: Mapping[str, Any]) -> None:
+    """Tell the trackers, if there are any, the settings of a run, by dotted name."""
+    flat = flat_settings(settings)
+    plain = {name: value if isinstance(value, int | float | str | bool) else str(value) for name, value in flat.items()}
+    if accelerator.log_with:
+        accelerator.init_trackers(name, config=plain)
+
+
 def _keep_group() -> None:
     """Never free the process group, also not at exit.
 
@@ -61,7 +71,7 @@ def _keep_group() -> None:
 
 
 def shard(module: nn.Module, model: PreTrainedModel, accelerator: Accelerator) -> None:
-    """Divide the parameters of each layer, and of the rest, over all ranks (FSDP2)."""
+    """Shard the parameters of each layer, and of the rest, over all ranks (FSDP2)."""
     mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
     names = set(getattr(model, "_no_split_modules", None) or ())
     for part in model.modules():
@@ -71,7 +81,7 @@ def shard(module: nn.Module, model: PreTrainedModel, accelerator: Accelerator) -
 
 
 def reshard(module: nn.Module) -> None:
-    """Divide the parameters again that a forward without a backward left whole; nothing without FSDP2."""
+    """Shard the parameters again that a forward without a backward left whole; nothing without FSDP2."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.reshard()

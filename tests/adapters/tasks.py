@@ -5,8 +5,8 @@ from itertools import product
 import gymnasium as gym
 import numpy as np
 
+from gym_rm.assets.number_task import candidates as number_candidates
 from gym_rm.data.prompts import load_prompts
-from gym_rm.envs.numeric_views import number_candidates
 
 CANDIDATES, TOKENS = "RewardModelCandidates-v0", "RewardModelTokens-v0"
 PROMPTS = {CANDIDATES: (0, 1, 2, 3), TOKENS: (1, 5, 15)}  # indices of embedded prompts; an agent memorises them

@@ -12,7 +12,6 @@ NEEDS = {  # adapter: module that it imports, argument of pip install
     "rllib": ("ray", "gym-rm[rllib]"),
     "skyrl": ("skyrl_gym.envs.base_text_env", "skyrl-gym"),
     "openenv": ("openenv.core.env_server.interfaces", "openenv-core"),
-    "gem": ("gem.core", "gem-llm"),
 }
 
 

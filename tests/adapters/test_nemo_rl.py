@@ -1,6 +1,6 @@
 import pytest
 import torch
-from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, RecordingScorer, answer_must_be_text, chat, mixture
+from recording import NO_FALLBACK_REWARDS, RecordingScorer, chat
 
 from gym_rm import ConfigError, ScoringError
 from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
@@ -74,12 +74,6 @@ def test_tool_calls_of_a_log_reach_the_scorer(environment, recorder):
     environment.step([rollout], [None])
     (conversation,) = recorder.calls[-1]
     assert [sorted(message) for message in conversation] == [["content", "role"], ["content", "role", "tool_calls"]]
-
-
-@pytest.mark.parametrize("size", [0, 1, 3, 7])
-def test_step_accepts_any_batch_size(environment, size):
-    result = environment.step([log("q", "four")] * size, [None] * size)
-    assert result.rewards.shape == result.terminateds.shape == (size,)
 
 
 @pytest.mark.parametrize("value", NO_FALLBACK_REWARDS)
@@ -161,31 +155,6 @@ def test_the_metadata_of_each_log_reaches_a_verifier(verifying, verifier, key):
     assert verifier.prompts[0].metadata["level"] == "easy"
 
 
-def test_the_ground_truth_is_preferred_to_an_answer(verifying):
-    metadata = [{"ground_truth": "4", "answer": "2 + 2 = 4"}, {"ground_truth": ["4"], "answer": "4"}]
-    assert verifying.step([log("q", "It is 4.")] * 2, metadata).rewards.tolist() == [1.0, 1.0]
-
-
-def test_a_ground_truth_that_is_a_number_is_compared_as_text(verifying):
-    result = verifying.step([log("q", "It is 4.")] * 2, [{"ground_truth": 4}, {"ground_truth": 0}])
-    assert result.rewards.tolist() == [1.0, 0.0]
-
-
-@pytest.mark.parametrize("ground_truth", NO_ANSWERS)
-def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(verifying, verifier, ground_truth):
-    with pytest.raises(ScoringError, match=r"1 of 2 .* row 1: the reward function returned None"):
-        verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}, {"ground_truth": ground_truth}])
-    assert [prompt.answer for prompt in verifier.prompts] == ["4", None]
-    assert verifier.prompts[1].metadata["ground_truth"] is ground_truth  # kept for verifiers that can read it
-
-
-@pytest.mark.parametrize("answer", [["4"], {"value": "4"}])
-def test_an_unusable_answer_stays_in_the_metadata(verifying, verifier, answer):
-    with pytest.raises(ScoringError):
-        verifying.step([log("q", "4")], [{"answer": answer}])
-    assert verifier.prompts[0].metadata["answer"] == answer
-
-
 @pytest.mark.parametrize("metadata", [None, [None], [{}], ["4"]])
 def test_a_log_without_metadata_is_an_error_for_a_verifier(verifying, metadata):
     with pytest.raises(ScoringError, match="row 0"):
@@ -195,12 +164,6 @@ def test_a_log_without_metadata_is_an_error_for_a_verifier(verifying, metadata):
 def test_a_wrong_number_of_metadata_is_an_error(verifying):
     with pytest.raises(ConfigError, match="one entry for each of the 2 message logs, got 1"):
         verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
-
-
-def test_an_exception_in_a_verifier_is_raised():
-    environment = RewardModelEnvironment({"scorer": answer_must_be_text}, fallback_reward=-2.0)
-    with pytest.raises(AttributeError, match="strip"):
-        environment.step([log("q", "4")], [{"ground_truth": None}])
 
 
 def test_a_rendered_prompt_keeps_its_metadata(verifier, policy_path):
@@ -218,73 +181,30 @@ def test_a_section_of_the_kind_math_grades_answers():
     environment.shutdown()
 
 
-def test_a_section_of_the_kind_code_jaccard_compares_with_the_ground_truth():
-    environment = RewardModelEnvironment({"kind": "code_jaccard"})
-    metadata = [{"ground_truth": "return 2 * x"}, {"ground_truth": "a b c"}]
-    assert environment.step([log("q", "return 2 * x"), log("q", "d e f")], metadata).rewards.tolist() == [1.0, 0.0]
-
-
-def test_a_section_of_the_kind_weighted_routes_by_the_metadata():
-    environment = RewardModelEnvironment(mixture("task"))
-    metadata = [{"ground_truth": "40", "task": "math"}, {"ground_truth": "x = 40", "task": "code_jaccard"}]
-    assert environment.step([log("q", "It is 40.")] * 2, metadata).rewards.tolist()[0] == 1.0
-    assert environment.step([log("q", "x = 40")] * 2, metadata).rewards.tolist() == [1.0, 1.0]
-
-
-def test_an_unknown_option_of_a_kind_is_refused():
-    with pytest.raises(ConfigError, match="surprise"):
-        RewardModelEnvironment({"kind": "math", "surprise": 1})
-
-
 # --- the configuration ---------------------------------------------------------------------------------------------
 
 
 def test_the_configuration_of_nemo_rls_recipe_is_accepted():
-    read = read_config(RECIPE)
-    assert read.reward_model == RECIPE["model_name"]
-    assert read.options == {"dtype": "bfloat16", "max_length": 2048}
-    assert {"batch_size", "dynamic_batching.enabled", "resources.num_nodes"} <= read.without_effect.keys()
+    assert read_config(RECIPE) == {"reward_model": RECIPE["model_name"], "dtype": "bfloat16", "max_length": 2048}
 
 
 def test_chat_templates_are_read_from_files_and_texts(tmp_path):
     file = tmp_path / "template.jinja"
     file.write_text("{{ messages }}")
     tokenizer = {**RECIPE["tokenizer"], "chat_template_kwargs": {"enable_thinking": False}}
-    options = read_config(changed(tokenizer={**tokenizer, "chat_template": "default"})).options
-    assert options["chat_template_kwargs"] == {"enable_thinking": False}
-    assert "chat_template" not in options
-    for given, expected in ((str(file), "{{ messages }}"), ("{{ inline }}", "{{ inline }}")):
-        read = read_config(changed(tokenizer={**tokenizer, "chat_template": given}))
-        assert read.options["chat_template"] == expected
+    for given, expected in (("default", None), (str(file), "{{ messages }}"), ("{{ inline }}", "{{ inline }}")):
+        options = read_config(changed(tokenizer={**tokenizer, "chat_template": given}))
+        assert options.get("chat_template") == expected
+        assert options["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"checkpoint_path": "/dcp"}, "checkpoint_path='/dcp'"),
-        ({"dtensor_cfg__tensor_parallel_size": 2}, "dtensor_cfg.tensor_parallel_size=2"),
-        ({"dtensor_cfg__context_parallel_size": 2}, "dtensor_cfg.context_parallel_size=2"),
-        ({"reward_model_cfg__reward_model_type": "regression"}, "reward_model_cfg.reward_model_type='regression'"),
-        ({"reward_model_cfg__enabled": False}, "reward_model_cfg.enabled=False"),
-        ({"generation": {"temperature": 0.5}}, "generation={'temperature': 0.5}"),
-        ({"tokenizer__name": "another"}, "tokenizer.name='another'"),
-        ({"tokenizer__chat_template": None}, "tokenizer.chat_template=None"),
-        ({"tokenizer__chat_template": "missing.jinja"}, "missing.jinja"),
-        ({"model_name": None}, "model_name"),
-        ({"tokenizer__nmae": "typo"}, "tokenizer.nmae: unknown. Did you mean 'tokenizer.name'?"),
-        ({"modle_name": "typo"}, "modle_name: unknown. Did you mean 'model_name'?"),
-    ],
-)
-def test_the_error_names_an_unsupported_setting(change, named):
+def test_the_error_names_every_unsupported_setting():
+    config = changed(checkpoint_path="/dcp", dtensor_cfg__tensor_parallel_size=4, tokenizer__name="another")
     with pytest.raises(ConfigError) as caught:
-        read_config(changed(**change))
-    assert named in str(caught.value)
-
-
-def test_the_error_names_every_problem():
-    with pytest.raises(ConfigError) as caught:
-        read_config(changed(checkpoint_path="/dcp", dtensor_cfg__tensor_parallel_size=4, surprise=1))
-    assert all(name in str(caught.value) for name in ("checkpoint_path", "tensor_parallel_size", "surprise"))
+        read_config(config)
+    assert all(name in str(caught.value) for name in ("checkpoint_path", "tensor_parallel_size", "'another'"))
+    with pytest.raises(ConfigError, match="model_name must be"):
+        read_config(changed(model_name=None))
 
 
 def test_a_configuration_loads_the_reward_model(policy_path, embedded_scorer):

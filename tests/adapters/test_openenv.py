@@ -5,7 +5,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 from recording import RecordingScorer, chat, merged
 
-from gym_rm import ConfigError, ScoringError
+from gym_rm import ConfigError
 
 PROMPTS = [{"prompt": "2 + 2?", "user_turns": ["sure?"], "answer": "4"}]
 
@@ -59,27 +59,6 @@ def test_a_verifier_compares_each_reply_with_the_answer_of_its_prompt(adapter, v
         assert (observation.reward, observation.done) == (1.0, True)
     assert len(questions) > 1
     assert all(conversation[0] == prompt.messages[0] for conversation, prompt in verifier.rows)
-
-
-def test_a_prompt_without_an_answer_is_an_error_for_a_verifier(adapter, verifier):
-    env = adapter.RewardModelOpenEnv(reward_model=verifier, prompts=["2 + 2?"])
-    env.reset(seed=0)
-    with pytest.raises(ScoringError, match="row 0: the reward function returned None"):
-        env.step(adapter.ReplyAction(reply="4"))
-
-
-def test_a_prompt_without_an_answer_gets_the_fallback_reward_and_score_ok_is_false(adapter, verifier):
-    env = adapter.RewardModelOpenEnv(reward_model=verifier, prompts=["2 + 2?"], fallback_reward=-2.0)
-    env.reset(seed=0)
-    observation = env.step(adapter.ReplyAction(reply="4"))
-    assert (observation.reward, observation.metadata["score_ok"]) == (-2.0, False)
-
-
-def test_an_answer_that_is_neither_text_nor_a_number_is_missing_for_a_verifier(adapter, verifier):
-    env = adapter.RewardModelOpenEnv(reward_model=verifier, prompts=[{"prompt": "2 + 2?", "answer": ["4"]}])
-    env.reset(seed=0)
-    with pytest.raises(ScoringError):
-        env.step(adapter.ReplyAction(reply="4"))
 
 
 def test_the_client_gets_prompt_id_score_ok_and_truncated(adapter, recorder):

@@ -7,7 +7,7 @@ import gymnasium as gym
 import pytest
 import torch
 from openrlhf_client import PROMPT, REPLIES, prompt_text, query
-from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, answer_must_be_text, chat
+from recording import NO_ANSWERS, NO_FALLBACK_REWARDS, chat
 from transformers import AutoTokenizer
 
 import gym_rm
@@ -104,10 +104,6 @@ def test_each_label_reaches_a_verifier_as_the_answer_of_its_query(verifying, ver
     assert verifier.prompts[1].messages == tuple(chat("How much is 2 + 2?"))
 
 
-def test_a_label_that_is_a_number_is_compared_as_text(verifying):
-    assert verifying([query("It is 40.")] * 2, [PROMPT] * 2, [40, 41])["rewards"].tolist() == [1.0, 0.0]
-
-
 @pytest.mark.parametrize("label", ["", *NO_ANSWERS])  # OpenRLHF passes an empty text if the label is missing
 def test_a_missing_or_unusable_label_is_an_error_for_a_verifier(verifying, verifier, label):
     with pytest.raises(ScoringError, match="row 1: the reward function returned None"):
@@ -115,39 +111,9 @@ def test_a_missing_or_unusable_label_is_an_error_for_a_verifier(verifying, verif
     assert [prompt.answer for prompt in verifier.prompts] == ["40", None]
 
 
-def test_an_unusable_label_is_stored_in_the_metadata(verifying, verifier):
-    with pytest.raises(ScoringError):
-        verifying([query("40")], [PROMPT], [{"value": "40"}])
-    assert verifier.prompts[0].metadata == {"label": {"value": "40"}}  # kept for verifiers that can read it
-
-
-def test_a_sample_without_a_label_gets_the_fallback_reward_and_score_ok_is_zero(verifier, policy_path):
-    reward_function = RewardFunction(verifier, policy_tokenizer=policy_path, fallback_reward=-3.0)
-    result = reward_function([query("40")] * 2, [PROMPT] * 2, ["40", None])
-    assert result["rewards"].tolist() == [1.0, -3.0]
-    assert result["extra_logs"]["score_ok"].tolist() == [1.0, 0.0]
-
-
 def test_a_wrong_number_of_labels_is_refused(verifying):
     with pytest.raises(ConversationError, match="one label for each query, got 2 queries, 2 prompts and 1 labels"):
         verifying([query("40")] * 2, [PROMPT] * 2, ["40"])
-
-
-def test_an_exception_in_a_verifier_is_raised(policy_path):
-    with pytest.raises(AttributeError, match="strip"):
-        RewardFunction(answer_must_be_text, policy_tokenizer=policy_path)([query("40")], [PROMPT], [None])
-
-
-def test_labels_are_the_answers_of_the_math_verifier(policy_path):
-    reward_function = RewardFunction({"kind": "math"}, policy_tokenizer=policy_path)
-    result = reward_function([query(reply) for reply in REPLIES], [PROMPT] * 2, ["40", "40"])
-    assert result["rewards"].tolist() == [1.0, 0.0]
-
-
-def test_labels_are_the_references_of_code_jaccard(policy_path):
-    reward_function = RewardFunction({"kind": "code_jaccard"}, policy_tokenizer=policy_path)
-    result = reward_function([query("x = 40"), query("d e f")], [PROMPT] * 2, ["x = 40", "a b c"])
-    assert result["rewards"].tolist() == [1.0, 0.0]
 
 
 # --- OpenRLHF's client ---------------------------------------------------------------------------------------------

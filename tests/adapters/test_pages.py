@@ -71,14 +71,6 @@ def test_every_adapter_has_a_page():
     assert adapters <= {page.stem for page in PAGES}
 
 
-def test_the_constraints_for_rllib_differ_in_gymnasium_only():
-    pins = [
-        dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / name).read_text(), re.MULTILINE))
-        for name in ("constraints.txt", "constraints-rllib.txt")
-    ]
-    assert [name for name in pins[0].keys() & pins[1].keys() if pins[0][name] != pins[1][name]] == ["gymnasium"]
-
-
 def test_the_settings_on_the_page_of_verl_name_existing_objects():
     for block in blocks(DOCS / "verl.md", "bash"):
         settings = dict(line.lstrip("+").split("=", 1) for line in block.split())

@@ -7,7 +7,6 @@ from recording import RecordingScorer, chat, holds_answer
 from tasks import CANDIDATES, TOKENS, WINDOW, best_return, task_prompts
 
 from gym_rm import ConfigError, Prompt, RemoteError, ScoringError
-from gym_rm.errors import warn_once
 from gym_rm.testing import check_scorer
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -156,23 +155,6 @@ def test_the_prompts_reach_a_verifier_in_the_actor(shared_verifier):
     assert shared_verifier.score(conversations, prompts).rewards.tolist() == [1.0, 0.0]
 
 
-def test_calls_of_several_processes_keep_their_own_answers(shared_verifier):
-    @ray.remote(num_cpus=0.25)
-    def ask(number):
-        prompt = Prompt(tuple(chat("q")), "p", answer=str(number))
-        return shared_verifier.score([chat("q", str(number % 3))], [prompt]).rewards.tolist()
-
-    rewards = ray.get([ask.remote(number) for number in range(6)])
-    assert rewards == [[float(number < 3)] for number in range(6)]
-
-
-def test_a_prompt_without_an_answer_is_an_error_for_a_verifier(shared_verifier):
-    prompts = [Prompt(tuple(chat("q")), "a", answer="4"), Prompt(tuple(chat("q")), "b")]
-    with pytest.raises(ScoringError, match="row 1: the reward function returned None") as caught:
-        shared_verifier.score([chat("q", "4")] * 2, prompts)
-    assert caught.value.scores.rewards[0] == 1.0
-
-
 def test_a_verifier_compares_each_action_with_the_answer_of_its_prompt(shared_verifier):
     creator = EnvCreator(CANDIDATES, reward_model=shared_verifier, prompts=SUMS, candidates=NUMBERS, window=WINDOW)
     envs = creator({"num_envs": 3})
@@ -232,13 +214,6 @@ def test_the_plain_id_scores_every_step_once_in_next_step_mode(shared, caplog):
     algo.stop()
     assert shared.counts[1] == steps_kept
     assert "SAME_STEP" not in caplog.text
-
-
-def test_the_plain_id_in_same_step_mode_is_a_warning(shared, caplog):
-    warn_once.cache_clear()
-    settings = {"reward_model": shared, "prompts": PROMPTS, "window": WINDOW}
-    algorithm(CANDIDATES, num_env_runners=0, env_config=settings).stop()
-    assert "gym_rm.adapters.rllib.register" in caplog.text
 
 
 # --- learning ------------------------------------------------------------------------------------------------------

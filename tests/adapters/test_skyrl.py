@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from gymnasium.error import ResetNeeded
-from recording import NO_ANSWERS, RecordingScorer, answer_must_be_text, chat, merged
+from recording import RecordingScorer, chat, merged
 
 from gym_rm import ConfigError, ScoringError
 
@@ -53,12 +53,6 @@ def test_a_dialogue_continues_with_the_user_turns_of_the_extras(make, recorder):
     assert env.step("yes")["done"]
     assert recorder.calls[-1] == [chat("2 + 2?", "four", "sure?", "yes!", "really?", "yes")]
     assert env.get_metrics()["num_turns"] == 3.0
-
-
-def test_max_turns_ends_a_dialogue(make, recorder):
-    env = make({"reward_model": recorder, "max_turns": 1}, {"user_turns": ["sure?"]})
-    env.init(chat("2 + 2?"))
-    assert env.step("four")["done"]
 
 
 def test_a_reply_without_a_score_is_an_error_or_gets_the_fallback_reward(make):
@@ -125,22 +119,10 @@ def test_the_smaller_max_turns_of_env_config_and_extras_ends_a_dialogue(make, re
     assert [env.step(reply)["done"] for reply in ("four", "yes")] == [False, True]
 
 
-def test_max_turns_of_the_extras_may_be_missing(make, recorder):
-    env = make({"reward_model": recorder}, {"user_turns": ["sure?"], "max_turns": None})
-    env.init(chat("2 + 2?"))
-    assert not env.step("four")["done"]
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, "0", True])
 def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(make, recorder, value):
     with pytest.raises(ConfigError, match="fallback_reward must be"):
         make({"reward_model": recorder, "fallback_reward": value})
-
-
-@pytest.mark.parametrize("value", [0, "2", True])
-def test_an_invalid_max_turns_in_env_config_is_an_error_of_the_constructor(make, recorder, value):
-    with pytest.raises(ConfigError, match="max_turns must be"):
-        make({"reward_model": recorder, "max_turns": value}, {"max_turns": 1})
 
 
 @pytest.mark.parametrize("value", [0, "2", True, 1.5])
@@ -172,39 +154,6 @@ def test_the_ground_truth_and_the_extras_reach_a_verifier(reward_of, verifier):
     assert (prompt.messages, prompt.answer, prompt.metadata) == (tuple(chat("2 + 2?")), "4", extras)
 
 
-def test_trajectories_of_many_threads_keep_their_own_ground_truth(reward_of, verifier):
-    def trajectory(number):
-        extras = {"reward_spec": {"ground_truth": str(number)}}
-        return reward_of(verifier, f"{number % 7}", extras, question=f"How much is {number} + 0?")
-
-    with ThreadPoolExecutor(16) as pool:
-        rewards = list(pool.map(trajectory, range(32)))
-    assert rewards == [float(str(number) in str(number % 7)) for number in range(32)]
-    assert all(f" {prompt.answer} " in conversation[0]["content"] for conversation, prompt in verifier.rows)
-
-
-def test_every_reply_of_a_dialogue_is_compared_with_the_same_answer(make, verifier):
-    extras = {"reward_spec": {"ground_truth": "4"}, "user_turns": ["Are you sure?"]}
-    env = make({"reward_model": verifier}, extras)
-    env.init(chat("2 + 2?"))
-    assert [env.step(reply)["reward"] for reply in ("five", "No, 4.")] == [0.0, 1.0]
-    assert [prompt.messages for prompt in verifier.prompts] == [tuple(chat("2 + 2?"))] * 2
-
-
-def test_a_ground_truth_that_is_a_number_is_compared_as_text(reward_of, verifier):
-    assert reward_of(verifier, "It is 4.", {"reward_spec": {"ground_truth": 4}}) == 1.0
-
-
-@pytest.mark.parametrize("ground_truth", NO_ANSWERS)
-def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(reward_of, verifier, ground_truth):
-    with pytest.raises(ScoringError):
-        reward_of(verifier, "4", {"reward_spec": {"ground_truth": ground_truth}})
-    assert verifier.prompts[0].answer is None
-    assert (
-        verifier.prompts[0].metadata["reward_spec"]["ground_truth"] is ground_truth
-    )  # kept for verifiers that can read it
-
-
 @pytest.mark.parametrize("extras", [None, {}, {"reward_spec": None}, {"reward_spec": {}}])
 def test_extras_without_a_ground_truth_are_an_error_or_give_the_fallback_reward(reward_of, verifier, extras):
     with pytest.raises(ScoringError):
@@ -215,13 +164,3 @@ def test_extras_without_a_ground_truth_are_an_error_or_give_the_fallback_reward(
 def test_a_reward_spec_that_is_a_text_is_refused(reward_of, verifier):
     with pytest.raises(ConfigError, match=r"extras\['reward_spec'\] must be .* got str '4'"):
         reward_of(verifier, "4", {"reward_spec": "4"})
-
-
-def test_an_exception_in_a_verifier_is_raised(reward_of):
-    with pytest.raises(AttributeError, match="strip"):
-        reward_of(answer_must_be_text, "4", {"reward_spec": {"ground_truth": None}})
-
-
-def test_user_turns_that_are_one_text_are_refused(reward_of, recorder):
-    with pytest.raises(ConfigError, match="user_turns"):
-        reward_of(recorder, "4", {"user_turns": "Are you sure?"})

@@ -7,11 +7,10 @@ from gym_rm import ConfigError, ScoringError
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed")
 
-from tensordict import NonTensorData, NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
+from tensordict import NonTensorStack, TensorDict, lazy_stack, set_list_to_stack
 from torch.utils.data import DataLoader
-from torchrl.collectors import Collector
 from torchrl.data.llm import History
-from torchrl.envs import TransformedEnv, check_env_specs, default_info_dict_reader
+from torchrl.envs import TransformedEnv, check_env_specs
 from torchrl.envs.libs.gym import GymWrapper
 from torchrl.envs.llm import ChatEnv
 from torchrl.envs.llm.chat import DatasetChatEnv
@@ -78,58 +77,6 @@ def test_other_autoreset_modes_are_refused(make):
 # --- infos ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_envs", [None, 1, 3])
-@pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelCandidates-v0", "RewardModelTokens-v0"])
-def test_auto_register_info_dict_passes_torchrls_check(make, env_id, num_envs):
-    envs = wrap(make(env_id, num_envs), components=["length"]).auto_register_info_dict()
-    check_env_specs(envs)
-    assert {"prompt_id", "score_ok", "num_tokens", "truncated_tokens", "metrics", "components"} <= set(
-        envs.reset().keys()
-    )
-
-
-@pytest.mark.parametrize("num_envs", [None, 3])
-def test_the_infos_of_a_step_are_in_the_tensordict(make, num_envs):
-    prompts = [{"prompt": "2 + 2?", "prompt_id": "sum"}]
-    envs = wrap(make(num_envs=num_envs, prompts=prompts), components=["length"]).auto_register_info_dict()
-    start = envs.reset()
-    missing = start["metrics", "mean"].isnan() & ~start["score_ok"] & (start["num_tokens"] == 0)
-    assert missing.all()
-    replies = ["four"] if num_envs is None else ["four", "", "it is four"]
-    action = NonTensorData("four") if num_envs is None else NonTensorStack(*replies)
-    following = envs.step(start.set("action", action))["next"]
-    lengths = [len(reply) for reply in replies]
-    assert following["components", "length"].reshape(-1).tolist() == lengths
-    assert following["metrics", "mean"].reshape(-1).tolist() == [length / 4 for length in lengths]
-    assert following["num_tokens"].reshape(-1).tolist() == [len("2 + 2?") + length for length in lengths]
-    assert following["score_ok"].all()
-    assert following["prompt_id"] == ("sum" if num_envs is None else ["sum"] * 3)
-
-
-def test_a_step_without_a_score_has_no_statistics(make):
-    envs = wrap(make("RewardModelTokens-v0", num_envs=2, max_new_tokens=3)).auto_register_info_dict()
-    start, stop = envs.reset(seed=0), envs.action_spec.shape[-1] - 1
-    action = torch.nn.functional.one_hot(torch.tensor([0, stop]), stop + 1)
-    following = envs.step(start.set("action", action))["next"]
-    assert following["score_ok"].tolist() == [False, True]
-    assert following["metrics", "mean"].isnan().tolist() == [True, False]
-
-
-def test_a_collector_returns_the_infos_of_every_step(make, recorder):
-    envs = wrap(make("RewardModelCandidates-v0", num_envs=2)).auto_register_info_dict()
-    calls = len(recorder.calls)
-    (batch,) = Collector(envs, envs.rand_action, frames_per_batch=8, total_frames=8)
-    assert len(recorder.calls) == calls + 4
-    assert batch["next", "metrics", "mean"].tolist() == batch["next", "reward"][..., 0].tolist()
-    assert all(isinstance(name, str) for row in batch["prompt_id"] for name in row)
-
-
-def test_another_reader_of_infos_is_used_if_it_is_given(make):
-    reader = default_info_dict_reader(["num_tokens"])
-    envs = wrap(make(num_envs=None)).set_info_dict_reader(reader)
-    assert envs.info_dict_reader == [reader]
-
-
 # --- prompts for verifiers -----------------------------------------------------------------------------------------
 
 
@@ -146,23 +93,6 @@ def test_a_verifier_compares_each_reply_with_the_answer_of_its_prompt(verifier):
         assert step["next", "reward"].flatten().tolist() == [1.0, 1.0, 0.0]
     assert {prompt.answer for prompt in verifier.prompts} == set(ANSWERS.values())
     assert all(prompt.answer == ANSWERS[conversation[0]["content"]] for conversation, prompt in verifier.rows)
-
-
-def test_a_verifier_scores_a_reply_that_is_written_token_by_token(verifier):
-    prompts = [{"prompt": "1 + 1?", "answer": "2"}, {"prompt": "2 + 1?", "answer": "3"}]
-    settings = {"vocabulary": [" 2", " 3"], "max_new_tokens": 1, "window": 12, "autoreset_mode": "Disabled"}
-    envs = wrap(gym.make_vec("RewardModelTokens-v0", 8, reward_model=verifier, prompts=prompts, **settings))
-    start = envs.reset(seed=0)
-    step = envs.step(envs.rand_action(start))
-    expected = [float(prompt.answer in conversation[-1]["content"]) for conversation, prompt in verifier.rows]
-    assert step["next", "reward"].flatten().tolist() == expected
-    assert {prompt.answer for prompt in verifier.prompts} == {"2", "3"}
-
-
-def test_a_prompt_without_an_answer_is_an_error_for_a_verifier(verifier):
-    envs = wrap(gym.make_vec("RewardModel-v0", 1, reward_model=verifier, prompts=["q"], autoreset_mode="Disabled"))
-    with pytest.raises(ScoringError, match="row 0: the reward function returned None"):
-        envs.step(envs.reset().set("action", NonTensorStack("4")))
 
 
 # --- ChatEnv -------------------------------------------------------------------------------------------------------
@@ -215,12 +145,6 @@ def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(recorder, val
         RewardModelTransform(recorder, fallback_reward=value)
 
 
-@pytest.mark.parametrize("reward_model", [None, lambda conversations: [1.0] * len(conversations)])
-def test_a_misspelled_option_of_the_transform_is_named(reward_model):
-    with pytest.raises(ConfigError, match="Did you mean 'fallback_reward'"):
-        RewardModelTransform(reward_model, fallbak_reward=1.0)
-
-
 def test_a_conversation_with_tool_calls_has_no_score(embedded_scorer):
     env, start = chat_env(RewardModelTransform(embedded_scorer, fallback_reward=-2.0), (1,))
     start["history"].full = History.from_chats(
@@ -244,11 +168,6 @@ def test_a_verifier_gets_the_columns_of_the_tensordict(verifier):
     assert verifier.prompts[0].messages == tuple(chat("How much is 90 - 50?"))
 
 
-def test_columns_must_be_a_list(verifier):
-    with pytest.raises(ConfigError, match="columns must be a list of keys, got the text 'answer'"):
-        RewardModelTransform(verifier, columns="answer")
-
-
 def test_a_verifier_gets_the_answers_of_a_data_set(verifier):
     rows = [TensorDict({"query": f"{n} + {n}?", "answer": str(2 * n)}) for n in (1, 2, 3, 4)]
     with set_list_to_stack(True):
@@ -258,13 +177,6 @@ def test_a_verifier_gets_the_answers_of_a_data_set(verifier):
         start["history"].full = History.from_chats([chat("1 + 1?", "2"), chat("2 + 2?", "5")])
         assert env.step(start)["next", "reward"].flatten().tolist() == [1.0, 0.0]
     assert [prompt.answer for prompt in verifier.prompts] == ["2", "4"]
-
-
-def test_a_verifier_without_an_answer_is_an_error(verifier):
-    env, start = chat_env(RewardModelTransform(verifier), (2,))
-    start["history"].full = histories("40", "41")
-    with pytest.raises(ScoringError, match="the reward function returned None"):
-        env.step(start)
 
 
 def test_the_reward_of_torchrls_policy_equals_that_of_the_environment(embedded_scorer, policy_path):

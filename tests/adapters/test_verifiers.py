@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from recording import NO_ANSWERS, answer_must_be_text, chat, merged, mixture
+from recording import chat, merged
 
 from gym_rm import ScoringError
 from gym_rm.adapters.verifiers import TraceReward, group_reward_function, reward_function
@@ -85,29 +85,6 @@ def test_the_data_of_the_task_reaches_a_verifier(verifier):
     assert prompt.metadata["level"] == "easy"
 
 
-def test_concurrent_traces_keep_their_own_answers(verifier):
-    score = TraceReward(verifier)
-
-    async def rollouts():
-        calls = (score(trace(f"How much is {n} + 0?", f"{n % 7}", answer=n)) for n in range(32))
-        return await asyncio.gather(*calls)
-
-    assert asyncio.run(rollouts()) == [float(str(n) in str(n % 7)) for n in range(32)]
-    assert all(f" {prompt.answer} " in conversation[0]["content"] for conversation, prompt in verifier.rows)
-
-
-@pytest.mark.parametrize("answer", NO_ANSWERS)
-def test_a_missing_or_unusable_answer_of_a_task_is_an_error_for_a_verifier(verifier, answer):
-    with pytest.raises(ScoringError):
-        asyncio.run(TraceReward(verifier)(trace("q", "4", answer=answer)))
-    assert verifier.prompts[0].metadata["answer"] is answer  # kept for verifiers that can read it
-
-
-def test_an_exception_in_a_verifier_is_raised():
-    with pytest.raises(AttributeError, match="strip"):
-        asyncio.run(TraceReward(answer_must_be_text)(trace("q", "4", answer=None)))
-
-
 def test_the_task_data_of_the_library_reaches_a_verifier(verifier):
     vf = pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
     score = TraceReward(verifier)
@@ -128,18 +105,6 @@ def test_the_task_data_of_the_library_reaches_a_verifier(verifier):
         ("system", "s"),
         ("user", "2 + 2?"),
     ]
-
-
-def test_a_trace_is_graded_by_the_math_verifier():
-    score = TraceReward({"kind": "math"})
-    assert asyncio.run(score(trace("2 + 2?", "5", "sure?", "No, 4.", answer="4"))) == 1.0
-    assert asyncio.run(score(trace("2 + 2?", "5", answer="4"))) == 0.0
-
-
-def test_the_data_of_a_task_routes_a_trace():
-    score = TraceReward(mixture("level"))
-    assert asyncio.run(score(trace("2 + 2?", "It is 4.", answer="4", level="math"))) == 1.0
-    assert asyncio.run(score(trace("q", "x = 4", answer="x = 4", level="code_jaccard"))) == 1.0
 
 
 # --- rubrics of earlier releases -----------------------------------------------------------------------------------
@@ -186,25 +151,8 @@ def test_each_rollout_of_a_group_is_compared_with_its_own_answer(verifier):
     assert [prompt.metadata for prompt in verifier.prompts] == [{"level": "easy", "task": "sums"}, {"task": "sums"}]
 
 
-@pytest.mark.parametrize("answer", ["", *NO_ANSWERS])  # rubrics pass an empty text if the answer is missing
-def test_a_rollout_without_a_usable_answer_is_nan(verifier, answer):
-    reward = asyncio.run(reward_function(verifier)(prompt="q", completion="4", answer=answer, info={}, task="sums"))
-    assert math.isnan(reward)
-
-
 def test_a_group_with_a_missing_answer_keeps_the_other_rewards(verifier):
     function = group_reward_function(verifier)
     rewards = asyncio.run(function(prompts=["q"] * 3, completions=["4"] * 3, answers=["4", None, "5"]))
     assert (rewards[0], rewards[2]) == (1.0, 0.0)
     assert math.isnan(rewards[1])
-
-
-def test_a_reward_function_returns_nan_if_the_verifier_raises():
-    function = reward_function(answer_must_be_text)
-    assert math.isnan(asyncio.run(function(prompt="q", completion="4", answer=None)))
-
-
-def test_the_task_of_a_rollout_routes_it():
-    function = group_reward_function(mixture("task"))
-    rows = {"answers": ["4", "x = 4"], "infos": [{}, {}], "tasks": ["math", "code_jaccard"]}
-    assert asyncio.run(function(prompts=["q"] * 2, completions=["It is 4.", "x = 4"], **rows)) == [1.0, 1.0]

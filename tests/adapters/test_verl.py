@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from recording import NO_ANSWERS, answer_must_be_text, chat, merged, mixture
+from recording import NO_ANSWERS, chat, merged
 from transformers import AutoTokenizer
 
 from gym_rm import ConfigError, ScoringError
@@ -140,16 +140,6 @@ def test_the_ground_truth_and_the_extra_info_reach_a_verifier(verifier):
     assert prompt.metadata == {"data_source": "sums", "question": QUESTION, "level": "easy"}
 
 
-def test_concurrent_calls_keep_their_own_ground_truth(verifier):
-    async def rollouts():
-        calls = (compute_score("s", f"{n % 7}", n, {"question": "q"}, reward_model=verifier) for n in range(1, 33))
-        return await asyncio.gather(*calls)
-
-    rewards = [result["score"] for result in asyncio.run(rollouts())]
-    assert rewards == [float(str(n) in str(n % 7)) for n in range(1, 33)]
-    assert sum(rewards) == 6
-
-
 def test_the_batched_function_gives_each_reply_its_own_ground_truth(verifier):
     columns = [["s"] * 3, REPLIES, ["40", "no", "40"], [{"question": QUESTION, "level": n} for n in range(3)]]
     results = compute_scores(*columns, reward_model=verifier)
@@ -165,16 +155,6 @@ def test_a_missing_or_unusable_ground_truth_is_an_error_for_a_verifier(verifier,
     assert verifier.prompts[0].metadata["ground_truth"] is ground_truth  # kept for verifiers that can read it
 
 
-def test_the_error_names_the_row_without_an_answer(verifier):
-    with pytest.raises(ScoringError, match=r"1 of 2 .* row 1: the reward function returned None"):
-        compute_scores(["s"] * 2, ["40", "40"], ["40", None], [{"question": QUESTION}] * 2, reward_model=verifier)
-
-
-def test_an_exception_in_a_verifier_is_raised():
-    with pytest.raises(AttributeError, match="strip"):
-        score_one("It is 40.", None, {"question": QUESTION}, answer_must_be_text)
-
-
 @pytest.mark.parametrize("ground_truth", [None, ["40"]])
 def test_an_answer_in_the_extra_info_does_not_replace_the_ground_truth(verifier, ground_truth):
     # In verl's GSM8K data set, extra_info['answer'] is the whole solution.
@@ -182,22 +162,6 @@ def test_an_answer_in_the_extra_info_does_not_replace_the_ground_truth(verifier,
     with pytest.raises(ScoringError):
         score_one("It is 40.", ground_truth, info, verifier)
     assert verifier.prompts[0].answer is None
-
-
-def test_an_answer_in_the_extra_info_stays_in_the_metadata(verifier):
-    assert score_one("It is 40.", "40", {"question": QUESTION, "answer": "90 - 50 = 40. #### 40"}, verifier) == 1.0
-    assert verifier.prompts[0].metadata["answer"] == "90 - 50 = 40. #### 40"
-
-
-def test_the_function_grades_mathematics():
-    info = {"question": QUESTION}
-    assert [score_one(reply, "40", info, {"kind": "math"}) for reply in REPLIES] == [1.0, 0.0, 0.0]
-
-
-def test_the_batched_function_routes_by_the_data_source():
-    columns = [["math", "code_jaccard"], ["It is 40.", "x = 40"], ["40", "x = 40"], [{"question": QUESTION}] * 2]
-    results = compute_scores(*columns, reward_model=mixture("data_source"))
-    assert [result["score"] for result in results] == [1.0, 1.0]
 
 
 # --- the manager ---------------------------------------------------------------------------------------------------
@@ -253,32 +217,6 @@ def test_the_manager_passes_prompts_to_a_verifier(tokenizer, verifier):
     prompt = verifier.prompts[1]
     assert (prompt.messages, prompt.answer) == (tuple(chat(QUESTION)), "no")
     assert prompt.metadata.items() >= {"data_source": "sums", "question": QUESTION, "index": 1}.items()
-
-
-def test_concurrent_samples_keep_their_own_ground_truth(tokenizer, verifier):
-    batch = make_batch(tokenizer, REPLIES, answers=["40", "no", "37"])
-    results = asyncio.run(run_singles(RewardModelManager(tokenizer=tokenizer, reward_model=verifier), batch))
-    assert [result["reward_score"] for result in results] == [1.0, 1.0, 0.0]
-
-
-@pytest.mark.parametrize("ground_truth", NO_ANSWERS)
-def test_the_error_of_the_manager_names_the_row_without_a_usable_ground_truth(tokenizer, verifier, ground_truth):
-    batch = make_batch(tokenizer, REPLIES, answers=["40", ground_truth, "37"])
-    with pytest.raises(ScoringError, match="row 1"):
-        RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
-
-
-def test_a_batch_without_the_ground_truth_column_is_an_error_for_a_verifier(tokenizer, verifier):
-    batch = make_batch(tokenizer, REPLIES)
-    del batch.non_tensor_batch["reward_model"]
-    with pytest.raises(ScoringError, match="3 of 3"):
-        RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
-
-
-def test_the_manager_grades_mathematics(tokenizer):
-    batch = make_batch(tokenizer, REPLIES, answers=["40", "40", "37"])
-    rewards = RewardModelManager(tokenizer=tokenizer, reward_model={"kind": "math"})(batch)
-    assert rewards[torch.arange(3), last_tokens(batch)].tolist() == [1.0, 0.0, 0.0]
 
 
 # --- verl's classes ------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import gymnasium as gym
 import pytest
 import tiny_models
 import torch
@@ -17,9 +16,8 @@ from transformers import AutoModelForCausalLM
 from agents import grpo
 from gym_rm.config import Config, load_config
 from gym_rm.errors import ConfigError
+from gym_rm.policy.grpo_settings import settings_help
 from gym_rm.reports.runs import read_run
-from gym_rm.training.playing import Rollouts
-from gym_rm.training.policy_settings import settings_help
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("env.num_prompts=4", "env.group_size=4", "eval.num_prompts=16")
@@ -45,33 +43,9 @@ def held_out(run, step):
 def test_a_run_with_replicas_of_the_reward_model_has_the_same_rewards(tmp_path):
     few = ("steps=3", "eval.every=3")
     plain = train(tmp_path / "one", *few)
-    replicated = train(tmp_path / "two", *few, "env.reward_model_kwargs={num_replicas: 2, replicas: processes}")
+    replicated = train(tmp_path / "two", *few, "env.reward_model_kwargs={num_replicas: 2, executor: processes}")
     assert [row["reward"] for row in replicated.conversations] == [row["reward"] for row in plain.conversations]
     assert len(replicated.training) == 3
-
-
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer", "right"),
-    [
-        ("That makes 72.", "72", True),
-        ("27 plus 45 is 72", "72", True),
-        ("It is 72 or 71.", "72", False),
-        ("172", "72", False),
-        ("727272", "72", False),
-        ("", "72", False),
-        ("No idea.", "72", False),
-        ("So she pays $1,250.00.", "1250", True),
-        ("It is -3.", "-3", True),
-        ("It is 3.", "-3", False),
-        ("The capital is Paris!", "paris", True),
-        ("Parisian life", "paris", False),
-    ],
-)
-def test_answers_are_checked_without_a_model(completion, answer, right):
-    assert grpo.is_right(completion, answer) is right
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -97,12 +71,10 @@ def test_the_same_seed_repeats_a_run(tmp_path):
     "options",
     [
         ("loss.kl_coef=0.1", "optimizer.updates_per_step=2", "optimizer.epochs=2"),
-        ("advantage.estimator=reinforce_plus_plus", "loss.kl_in=reward", "loss.kl_coef=0.1", "loss.kl_estimator=k1"),
-        ("advantage.estimator=rloo", "loss.objective=reinforce", "loss.normalisation=sequence_mean"),
+        ("advantage.estimator=reinforce_plus_plus",),
+        ("advantage.estimator=rloo", "loss.normalisation=sequence_mean"),
         ("advantage.estimator=dr_grpo", "loss.normalisation=constant_length", "loss.entropy_coef=0.01"),
-        ("loss.ratio=sequence", "loss.normalisation=sequence_mean", "optimizer.updates_per_step=2"),
-        ("loss.objective=cispo", "loss.clip_high=4", "loss.dual_clip=3", "loss.reference_every=1"),
-        ("advantage.dynamic_sampling=true", "advantage.overlong=filter", "advantage.overlong_buffer=8"),
+        ("advantage.dynamic_sampling=1", "advantage.overlong=filter", "advantage.overlong_buffer=8"),
     ],
     ids=lambda options: options[0],
 )
@@ -116,7 +88,7 @@ def test_runs_with_other_estimators_and_losses_learn_finite_weights(tmp_path, op
 def test_gdpo_learns_from_the_components_of_a_dialogue_and_replaces_groups_without_a_signal(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "agents")
     task = (f"env.prompts={ROOT / 'configs/grpo/two_questions.jsonl'}", "env.reward_model=two_questions:score")
-    options = ("env.max_turns=2", "advantage.estimator=gdpo", "advantage.dynamic_sampling=true")
+    options = ("env.max_turns=2", "advantage.estimator=gdpo", "advantage.dynamic_sampling=3")
     run = train(tmp_path, "steps=2", "eval.num_prompts=0", *task, *options)
     for row in run.training:
         assert row["grad_norm"] > 0
@@ -150,6 +122,7 @@ def test_a_step_whose_rows_all_failed_changes_no_weight(tmp_path, monkeypatch):
     options = ("steps=2", "eval.num_prompts=0", "env.reward_model=failing:score", "env.fallback_reward=0")
     run = train(tmp_path / "run", *options, "optimizer.weight_decay=0.1")
     assert [row["grad_norm"] for row in run.training] == [0.0, 0.0]
+    assert [run.training[0][name] for name in ("failed", "entropy", "kl", "clipped")] == [1.0, None, None, None]
     before = AutoModelForCausalLM.from_pretrained(ROOT / "gym_rm" / "assets" / "policy")
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "final")
     assert all(torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
@@ -162,22 +135,16 @@ def test_a_scorer_that_cannot_sleep_is_refused(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_each_measurement_answers_every_held_out_prompt_once(tmp_path):
-    run = train(tmp_path, "steps=1", "eval.batch_size=7")
-    for step in (0, 1):
-        prompt_ids = [row["prompt_id"] for row in held_out(run, step)]
-        assert len(prompt_ids) == len(set(prompt_ids)) == 16
-
-
 def test_training_visits_all_prompts_that_are_not_held_out(tmp_path, monkeypatch):
-    make, seen = Rollouts.make, set()
+    play, seen = grpo.play, set()
 
-    def record(rollouts, *arguments):
-        episodes = make(rollouts, *arguments)
-        seen.update(episode.conversation[0]["content"] for episode in episodes)
-        return episodes
+    def record(*arguments):
+        rollouts = play(*arguments)
+        if len(rollouts) == 16:
+            seen.update(rollout.conversation[0]["content"] for rollout in rollouts)
+        return rollouts
 
-    monkeypatch.setattr(Rollouts, "make", record)
+    monkeypatch.setattr(grpo, "play", record)
     run = train(tmp_path / "run", "steps=2", f"env.prompts={save_prompts(tmp_path / 'prompts.jsonl', 8)}")
     measured = {row["messages"][0]["content"] for row in held_out(run, 0)}
     assert len(measured) == 2
@@ -228,7 +195,7 @@ def test_the_script_prints_a_table_and_saves_a_picture(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
-def test_after_an_interrupt_the_same_command_goes_on(tmp_path, children_hear_sigint):
+def test_after_an_interrupt_the_same_command_resumes(tmp_path, children_hear_sigint):
     process = run_script(*SMALL, "steps=100000", f"output={tmp_path}")
     while not (tmp_path / "metrics.csv").exists():
         assert process.poll() is None, process.stdout.read()
@@ -239,31 +206,6 @@ def test_after_an_interrupt_the_same_command_goes_on(tmp_path, children_hear_sig
     assert "SIGINT came" in output
     assert (tmp_path / "curve.png").exists()
     assert list((tmp_path / "checkpoints").iterdir())
-
-
-def test_overrides_change_the_settings_of_a_file(tmp_path):
-    (tmp_path / "run.yaml").write_text(f"seed: 5\nsteps: 7\noutput: {tmp_path / 'run'}\neval: {{num_prompts: 0}}\n")
-    process = run_script("--config", str(tmp_path / "run.yaml"), "steps=1", *SMALL[:2])
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    assert read_run(tmp_path / "run").settings["seed"] == 5
-    assert len(read_run(tmp_path / "run").training) == 1
-
-
-@pytest.mark.parametrize(
-    ("override", "hint"), [("policy.modle=x", "Did you mean 'model'"), ("optimizer.lr=1", "learning_rate")]
-)
-def test_the_error_names_a_misspelt_setting(override, hint):
-    with pytest.raises(ConfigError, match=hint):
-        load_config(grpo.GRPOSettings, overrides=[override])
-
-
-def test_a_folder_with_another_run_is_not_overwritten(tmp_path):
-    train(tmp_path, "steps=1")
-    before = (tmp_path / "metrics.csv").read_bytes()
-    with pytest.raises(ConfigError, match="other settings"):
-        train(tmp_path, "steps=1", "seed=9")
-    assert (tmp_path / "metrics.csv").read_bytes() == before
 
 
 def test_every_setting_has_a_description_and_is_in_the_help():
@@ -280,40 +222,7 @@ def test_every_setting_has_a_description_and_is_in_the_help():
     check(grpo.GRPOSettings, "")
 
 
-def test_group_ids_identify_the_prompts_of_the_scored_episodes():
-    """Rows of the ended episodes have equal group ids exactly if they had the same prompt."""
-    envs = gym.make_vec(
-        "RewardModel-v0", 8, group_size=4, reward_model=lambda conversations: [0.0] * len(conversations)
-    )
-    observations, _ = envs.reset(seed=0)
-    for _ in range(3):
-        questions = [observation[0]["content"] for observation in observations]
-        observations, _, _, _, infos = envs.step(["?"] * 8)
-        ids = infos["final_info"]["group_id"]
-        assert [[questions[i] == questions[j] for i in range(8)] for j in range(8)] == (ids[:, None] == ids).tolist()
-
-
-@pytest.mark.parametrize(
-    "ignored",
-    [("advantage.per_turn=true",), ("advantage.overlong_buffer=4",), ("loss.kl_in=reward", "loss.kl_coef=0.1")],
-)
+@pytest.mark.parametrize("ignored", ["advantage.per_turn=true", "advantage.overlong_buffer=4"])
 def test_settings_that_gdpo_would_ignore_are_refused(ignored):
-    with pytest.raises(ConfigError, match=ignored[0].split("=")[0]):
-        load_config(grpo.GRPOSettings, overrides=("advantage.estimator=gdpo", *ignored))
-
-
-def failing(conversations):
-    return [float("nan")] * len(conversations)
-
-
-def test_a_step_in_which_every_row_failed_has_no_entropy_and_no_divergence(tmp_path):
-    failed = (f"env.reward_model={__name__}:failing", "env.fallback_reward=0", "eval.num_prompts=0", "steps=1")
-    (row,) = train(tmp_path, *failed).training
-    assert row["failed"] == 1.0
-    assert [row[name] for name in ("entropy", "kl", "clipped")] == [None] * 3
-    assert row["grad_norm"] == 0.0
-
-
-def test_the_initials_of_a_setting_get_its_name():
-    with pytest.raises(ConfigError, match="Did you mean 'learning_rate'"):
-        load_config(grpo.GRPOSettings, overrides=("optimizer.lr=1",))
+    with pytest.raises(ConfigError, match=ignored.split("=")[0]):
+        load_config(grpo.GRPOSettings, overrides=("advantage.estimator=gdpo", ignored))

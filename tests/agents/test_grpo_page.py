@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gym_rm.config import load_config
-from gym_rm.training.policy_settings import GRPOSettings
+from gym_rm.policy.grpo_settings import GRPOSettings
 from scripts.make_grpo_docs import PAGE, section, settings_tables
 
 ROOT = Path(__file__).parents[2]

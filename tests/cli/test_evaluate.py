@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 import gym_rm
-from gym_rm.cli.evaluations import short_names, spec_name
+from gym_rm.cli.evaluate import short_names, spec_name
 from gym_rm.cli.main import app
 from gym_rm.errors import RemoteError
 from gym_rm.types import Provenance
@@ -21,7 +21,7 @@ RIGHT = sum(len(row["chosen"]) > len(row["rejected"]) for row in PAIRS)
 
 
 def evaluate(*arguments, code=0):
-    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments), "--resamples", "50"])
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result
 
@@ -64,9 +64,8 @@ def test_tables_have_the_accuracy_and_the_sources(models, pairs):
 
 
 def test_json_has_settings_and_values(models, pairs):
-    found = values(pairs, "--max-length", 512, "--option", "overlong=drop_turns", "--seed", 3)
+    found = values(pairs, "--option", "max_length=512", "--option", "overlong=drop_turns")
     assert found["settings"]["options"] == {"overlong": "drop_turns", "max_length": 512}
-    assert found["settings"]["seed"] == 3
     (one,) = found["sets"]
     assert one["preferences"]["accuracy"]["value"] == pytest.approx(RIGHT / 20)
     assert one["provenance"]["revision"] == "1"
@@ -152,8 +151,6 @@ def test_two_models_are_compared(models, pairs, tmp_path):
     assert found["comparison"]["only_first"] == RIGHT
     assert found["comparison"]["only_second"] == 20 - RIGHT - equal
     assert (tmp_path / "out" / "against.jsonl").is_file()
-    again = values(pairs, "--scores", tmp_path / "out/scores.jsonl", "--against-scores", tmp_path / "out/against.jsonl")
-    assert again["sets"][0]["comparison"] == found["comparison"]
 
 
 def test_one_file_of_scores_can_be_compared_with_a_model(models, pairs, tmp_path):
@@ -205,7 +202,6 @@ def test_a_constant_model_is_all_ties(models, pairs):
         (["--reward-model", "{"], "not valid JSON"),
         (["--stored-scores", "--reward-model", "x"], "exclude each other"),
         (["--stored-scores", "--scores", "x.jsonl"], "exclude each other"),
-        (["--benchmark", "rewardbench", "--against-scores", "x.jsonl"], "--against-scores has no effect"),
         (["--benchmark", "rewardbench", "--best-of-n", "correct"], "--best-of-n has no effect"),
         (["--benchmark", "rewardbench", "--scores", "x.jsonl"], "--scores has no effect"),
     ],
@@ -230,7 +226,6 @@ def test_a_benchmark_of_two_models(models, tmp_path):
     found = json.loads((tmp_path / "out" / "report.json").read_text())["benchmarks"]
     assert [one["model"] for one in found] == ["embedded", "short"]
     assert found[0]["overall"] == pytest.approx(RIGHT / 20)
-    assert (tmp_path / "out" / "eval-set" / "short.json").is_file()
     assert "alpacaeval-easy" in (tmp_path / "out" / "report.html").read_text()
 
 

@@ -1,6 +1,5 @@
 """`gym-rm train`: settings, messages, exit codes, and the folder that it writes."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from typer.testing import CliRunner
 import gym_rm
 from gym_rm.cli.main import app
 from gym_rm.config import load_config
-from gym_rm.training.settings import RewardModelTraining
+from gym_rm.training.reward_model_settings import RewardModelTraining
 from tests.training.runs import curve, pairs, write_rows
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "rm").glob("*.yaml"))
@@ -97,7 +96,7 @@ def test_a_nan_is_an_error_with_advice(saved_model, tmp_path):
     out = tmp_path / "run"
     options = [f"data.train={rows}", f"model.path={saved_model('qwen3')}", f"output={out}", "epochs=3"]
     result = run(*options, "optimizer.learning_rate=1e30", "optimizer.warmup_share=0", code=1)
-    assert "the gradient norm of step 2 is nan" in result.output
+    assert "the gradient norm of update 2 is nan" in result.output
     assert not (out / "final").exists()
 
 
@@ -106,7 +105,6 @@ def test_a_run_of_other_settings_is_refused(saved_model, tmp_path):
     options = [f"data.train={rows}", f"model.path={saved_model('qwen3')}", f"output={tmp_path / 'run'}"]
     run(*options)
     assert "seed: now 2, before 1" in run(*options, "seed=2", code=1).output
-    assert json.loads((tmp_path / "run" / "data.json").read_text())["training"]["comparisons"] == 4
 
 
 def test_a_run_without_a_model_says_that_it_starts_from_the_small_one(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm.data.comparisons import load_comparisons
-from gym_rm.data.overlaps import NEAR, PromptSet, find_overlap, load_prompt_set, normal_text, prompts_of
+from gym_rm.data.overlaps import PromptSet, find_overlap, load_prompt_set, normal_text, prompts_of
 from gym_rm.errors import ConfigError
 
 STORY = "Janet's ducks lay sixteen eggs per day and she eats three of them for breakfast every single morning."
@@ -18,44 +18,21 @@ def prompts(name, *texts):
 
 def test_equal_prompts_are_found_in_spite_of_case_and_white_space():
     found = find_overlap(prompts("train", "What is 2 + 2?", "another"), prompts("test", "new", "  what IS\n2 + 2? "))
-    assert (found.equal, found.near) == (1, 0)
-    assert found.examples == (("train line 1", "test line 2", 1.0),)
+    assert (found.equal, found.near, found.examples) == (1, 0, (("train line 1", "test line 2"),))
 
 
-def test_nearly_equal_prompts_are_found_with_their_similarity():
-    found = find_overlap(prompts("train", STORY.replace("sixteen", "twenty")), prompts("test", "else", STORY))
-    assert (found.equal, found.near) == (0, 1)
-    ((ours, theirs, similarity),) = found.examples
-    assert (ours, theirs) == ("train line 1", "test line 2")
-    assert NEAR <= similarity < 1
-
-
-@pytest.mark.parametrize("other", ["", "a", " ".join(reversed(STORY.split())), STORY.split(" and ")[0] + " in a barn."])
-def test_other_prompts_are_not_reported(other):
-    found = find_overlap(prompts("train", STORY), prompts("test", other))
-    assert (found.equal, found.near, found.examples) == (0, 0, ())
-
-
-def test_a_phrase_that_all_prompts_share_hides_no_near_prompt():
-    shared = "Answer the question and write the final answer on a line of its own, please. "
-    theirs = [f"{shared} question number {k} is about {k * 7} ducks and {k * 13} geese" for k in range(300)]
-    found = find_overlap(prompts("train", theirs[250] + " today"), prompts("test", *theirs))
-    assert found.near == 1
-
-
-@given(words=st.lists(st.sampled_from(STORY.split()), min_size=30, max_size=60, unique=False), place=st.integers(0, 29))
+@given(words=st.lists(st.sampled_from(STORY.split()), min_size=30, max_size=60), place=st.integers(0, 29))
 def test_a_long_prompt_with_one_other_word_is_nearly_equal(words, place):
     words = [f"{word}{index}" for index, word in enumerate(words)]
     changed = [*words[:place], "another", *words[place + 1 :]]
-    found = find_overlap(prompts("a", " ".join(words)), prompts("b", " ".join(changed)))
-    assert (found.equal, found.near) == (0, 1)
+    found = find_overlap(prompts("a", "new", " ".join(words)), prompts("b", " ".join(changed)))
+    assert (found.equal, found.near, found.examples) == (0, 1, (("a line 2", "b line 1"),))
 
 
-def test_many_examples_are_shortened_to_the_most_similar_ones_and_the_least_similar_one():
-    texts = [f"prompt {k}" for k in range(50)]
-    found = find_overlap(prompts("a", STORY.replace("sixteen", "twenty"), *texts), prompts("b", STORY, *texts))
-    assert (found.equal, found.near) == (50, 1)
-    assert [similarity < 1 for _, _, similarity in found.examples] == [False, False, False, False, True]
+@pytest.mark.parametrize("other", ["", "a", STORY[::-1], " ".join(STORY.split()[:12]) + " in a barn."])
+def test_other_prompts_are_not_reported(other):
+    found = find_overlap(prompts("train", STORY), prompts("test", other))
+    assert (found.equal, found.near, found.examples) == (0, 0, ())
 
 
 def test_a_set_of_prompts_may_have_replies_or_not(tmp_path):

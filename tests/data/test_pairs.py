@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_rm.data import load_pairs
+from gym_rm.data.pairs import load_pairs
 from gym_rm.errors import ConfigError
 from gym_rm.types import PreferencePair
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.data import load_prompts
-from gym_rm.data.prompts import answer_text, prompt_of_columns
+from gym_rm.data.prompts import answer_text, load_prompts, prompt_of_columns
 from gym_rm.errors import ConfigError
 from gym_rm.types import Prompt
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gym_rm.data.rows import describe_source, format_of, parse_line, present, read_rows, rows_of, show
+from gym_rm.data.rows import describe_source, format_of, parse_line, present, rows_of, show
 from gym_rm.errors import ConfigError
 
 USER = {"role": "user", "content": "2 + 2?"}
@@ -101,11 +101,9 @@ def test_a_csv_header_with_one_name_twice_is_an_error(tmp_path):
         values(write(tmp_path / "p.csv", "prompt,answer,prompt\na,b,c\n"))
 
 
-def test_csv_cells_of_any_length_are_read_without_changing_the_limit_of_the_process(tmp_path):
-    path = write(tmp_path / "p.csv", f"prompt\n{'a' * 200_000}\n")
-    before = csv.field_size_limit()
-    assert len(values(path)[0]["prompt"]) == 200_000
-    assert csv.field_size_limit() == before
+def test_a_csv_cell_that_is_too_long_for_the_format_is_an_error_that_names_another_format(tmp_path):
+    with pytest.raises(ConfigError, match=r"p.csv line 2: .* field larger than field limit .* to a .jsonl file"):
+        values(write(tmp_path / "p.csv", f"prompt\n{'a' * 200_000}\n"))
 
 
 def test_messages_in_a_csv_column_for_texts_are_json(tmp_path):
@@ -160,12 +158,6 @@ def test_messages_in_a_csv_file_as_a_python_literal_are_an_error(tmp_path, colum
     path = write(tmp_path / "p.csv", f"{column}\n\"[{{'role': 'user', 'content': 'a'}}]\"\n")
     with pytest.raises(ConfigError, match=rf"p.csv line 2, column '{column}': not valid JSON"):
         values(path)
-
-
-def test_empty_columns_without_a_name_are_ignored_in_a_csv_file(tmp_path):
-    assert values(write(tmp_path / "p.csv", "prompt,answer,,\na,1,,\n")) == [{"prompt": "a", "answer": "1"}]
-    with pytest.raises(ConfigError, match=r"p.csv line 2: a column without a name has a value"):
-        values(write(tmp_path / "p.csv", "prompt,answer,,\na,1,,x\n"))
 
 
 def test_parquet(tmp_path):
@@ -318,20 +310,6 @@ def test_an_invalid_file_is_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         values(tmp_path / name)
-
-
-def test_read_rows_streams_with_line_numbers(tmp_path):
-    path = write(tmp_path / "p.jsonl.gz", "\n" + json_lines(ROWS) + "[]\n")
-    rows = read_rows(path)
-    assert next(rows) == (2, ROWS[0])
-    assert next(rows) == (3, ROWS[1])
-    with pytest.raises(ConfigError, match=r"p.jsonl.gz line 4: expected a JSON object, got list"):
-        next(rows)
-
-
-def test_a_file_that_does_not_exist_cannot_be_opened(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot open '.*nosuch.jsonl': No such file or directory"):
-        next(read_rows(tmp_path / "nosuch.jsonl"))
 
 
 def test_rows_of_a_file_are_read_one_by_one(tmp_path):

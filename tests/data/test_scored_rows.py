@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_rm.data.rows import read_rows
+from gym_rm.data.rows import rows_of
 from gym_rm.data.scored_rows import RowToScore, row_to_score
 from gym_rm.errors import ConfigError
 from gym_rm.types import Prompt
@@ -171,7 +171,7 @@ def test_an_invalid_row_is_refused(row, message):
 
 @needs_data
 def test_real_rows():
-    _, graded = next(read_rows(DATA / "gsm8k_graded.jsonl.gz"))
+    _, graded = next(rows_of(DATA / "gsm8k_graded.jsonl.gz", "rows"))
     found = row_to_score(graded, "here")
     assert len(found.conversations) == len(found.labels) == 4
     assert found.prompt.messages == found.conversations[0][:-1]

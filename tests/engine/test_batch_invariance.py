@@ -6,7 +6,6 @@ on random tokens where it is about lengths.
 
 import functools
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import tiny_models
@@ -24,7 +23,6 @@ from gym_rm.engine.schedule import Scheduler
 from gym_rm.engine.token_tree import WIDTH_STEP, TokenSequence
 from gym_rm.scores import ScoringError
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
-from tests.cli.command import read, run, write
 from tests.engine.test_parity import VARIANTS
 from tests.engine.watching import dialogue, size_of, watched_scorer
 
@@ -78,6 +76,11 @@ def assert_scores_do_not_depend_on_the_batch(scorer, conversations, expected=Non
         assert rewards.tolist() == [expected[row] for row in rows]
 
 
+def others_slow(names, *fast):
+    """Return the names as parameters; those that are not listed again are tested with the slow tests."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 # --- architectures
 
 
@@ -87,8 +90,10 @@ def rewards_alone(scorer_of, some):
     return functools.cache(lambda architecture: alone(scorer_of(architecture), some))
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "mixtral", "bert", "bloom"])
-@real(max_examples=12)
+@pytest.mark.parametrize(
+    "architecture", others_slow(["qwen3", "gemma2", "gpt2", "mixtral", "bert", "bloom"], "qwen3", "bert", "bloom")
+)
+@real(max_examples=6)
 @given(rows=batches, budget=budgets)
 @example(rows=list(range(16)), budget=10**6)
 @example(rows=[15, 0, 0, 15], budget=LONGEST)
@@ -99,6 +104,7 @@ def test_a_score_does_not_depend_on_the_batch(architecture, rows, budget, scorer
     assert rewards.tolist() == [expected[row] for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", tiny_models.ARCHITECTURES)
 def test_what_the_provenance_says_of_an_architecture_is_true(architecture, scorer_of, some):
     scorer = scorer_of(architecture)
@@ -202,7 +208,7 @@ def scorer_of_kind(tmp_path_factory, some):
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
-@real(max_examples=10)
+@real(max_examples=4)
 @given(rows=st.lists(st.integers(0, 14), min_size=1, max_size=20), budget=budgets)
 @example(rows=list(range(15)), budget=10**6)
 def test_a_score_of_every_kind_does_not_depend_on_the_batch(make, rows, budget, scorer_of_kind):
@@ -250,7 +256,7 @@ def test_the_reward_of_a_turn_equals_the_score_of_the_conversation_cut_there(mak
     ],
     ids=str,
 )
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
+@pytest.mark.parametrize("architecture", others_slow(["qwen3", "mistral"], "qwen3"))
 def test_scores_do_not_depend_on_the_batch_with_options(architecture, options, saved_model, some):
     scorer = gym_rm.load_scorer(saved_model(architecture), **options)
     assert bit_equal(scorer)
@@ -259,15 +265,8 @@ def test_scores_do_not_depend_on_the_batch_with_options(architecture, options, s
     assert_scores_do_not_depend_on_the_batch(scorer, some, alone(reference, some))
 
 
-@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"quantization": "int8"}], ids=str)
-def test_scores_of_encoders_do_not_depend_on_the_batch_in_low_precision(options, saved_model, some):
-    scorer = gym_rm.load_scorer(saved_model("bert"), **options)
-    assert bit_equal(scorer)
-    assert_scores_do_not_depend_on_the_batch(scorer, some)
-
-
 @pytest.mark.parametrize("tokens", [320, 1000, 50_000])
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral"])
+@pytest.mark.parametrize("architecture", others_slow(["qwen3", "mistral"], "qwen3"))
 def test_scores_do_not_depend_on_what_is_in_the_prefix_cache(tokens, architecture, saved_model, some, rewards_alone):
     """Without, with some, and with all of the prefixes."""
     scorer = gym_rm.load_scorer(saved_model(architecture), prefix_cache_tokens=tokens)
@@ -306,7 +305,7 @@ def test_scores_of_an_adapter_do_not_depend_on_the_batch(tmp_path, some):
         assert_scores_do_not_depend_on_the_batch(scorer, some)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "mixtral", "bert", "gpt2", "bloom"])
+@pytest.mark.parametrize("architecture", others_slow(["qwen3", "gemma2", "mixtral", "bert", "gpt2", "bloom"], "qwen3"))
 def test_scores_do_not_depend_on_the_batch_with_a_constant_number_of_rows(architecture, saved_model, some, monkeypatch):
     monkeypatch.setattr(local, "chunks_to_try", lambda backbones: (64,))
     scorer = gym_rm.load_scorer(saved_model(architecture))
@@ -323,6 +322,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "mixtral", "bert", "bloom"])
 def test_scores_do_not_depend_on_the_number_of_threads(architecture, saved_model, some, rewards_alone, threads):
     expected = rewards_alone(architecture)
@@ -355,19 +355,6 @@ def test_scores_after_running_out_of_memory_have_the_same_bits(tree, parts, some
     assert scorer.max_num_batched_tokens <= LONGEST
 
 
-@pytest.mark.parametrize("tree", [True, False])
-def test_scores_after_failed_batches_have_the_same_bits(tree, parts, some):
-    plain = gym_rm.RewardModelScorer(*parts, tree=tree, max_num_batched_tokens=10**6)
-    scorer = watched_scorer(
-        parts,
-        tree=tree,
-        fails=lambda batch, call: ConnectionError("try again") if call == 1 else None,
-        max_num_batched_tokens=10**6,
-    )
-    assert scorer.score(some).rewards.tolist() == alone(plain, some)
-    assert len(scorer.executor.batches) > 1 + plain.score(some).workload.num_batches, "again, each alone"
-
-
 def test_scores_beside_a_row_that_fails_have_the_same_bits(parts, some):
     expected = alone(gym_rm.RewardModelScorer(*parts), some)
     token = parts[1].convert_tokens_to_ids("~")
@@ -383,7 +370,7 @@ def test_scores_beside_a_row_that_fails_have_the_same_bits(parts, some):
 # --- models that are passed in
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "bert", "gpt2"])
+@pytest.mark.parametrize("architecture", others_slow(["qwen3", "gemma2", "bert", "gpt2"], "qwen3", "bert"))
 def test_scores_of_a_model_in_training_do_not_depend_on_the_batch(architecture, saved_model, some, rewards_alone):
     folder = saved_model(architecture)
     exact = tiny_models.attention(AutoModelForSequenceClassification.from_pretrained(folder).config)
@@ -391,36 +378,6 @@ def test_scores_of_a_model_in_training_do_not_depend_on_the_batch(architecture, 
     scorer = gym_rm.RewardModelScorer(model, AutoTokenizer.from_pretrained(folder))
     assert_scores_do_not_depend_on_the_batch(scorer, some, rewards_alone(architecture))
     assert model.training
-
-
-# --- environments and the command
-
-
-def test_rewards_of_a_step_do_not_depend_on_the_other_environments(scorer_of, gsm8k_groups):
-    scorer = scorer_of("qwen3")
-    questions = [group[0][0]["content"] for group in gsm8k_groups[:3]]
-    replies = [reply[1]["content"] for group in gsm8k_groups[:3] for reply in group[:2]]
-    envs = gym.make_vec("RewardModel-v0", num_envs=6, group_size=2, reward_model=scorer, prompts=questions)
-    for seed in range(3):
-        observations, _ = envs.reset(seed=seed)
-        said = [
-            [*observation, {"role": "assistant", "content": reply}]
-            for observation, reply in zip(observations, replies, strict=True)
-        ]
-        _, rewards, *_ = envs.step(replies)
-        assert rewards.tolist() == alone(scorer, said)
-    envs.close()
-
-
-def test_rewards_that_the_command_writes_do_not_depend_on_its_batches(tmp_path, saved_model, scorer_of, some):
-    rows = [{"prompt": each[:-1], "response": each[-1]["content"]} for each in some]
-    source = write(tmp_path / "in.jsonl", rows)
-    written = []
-    for size in (1, 3, 100):
-        run(source, "--reward-model", saved_model("qwen3"), "-o", tmp_path / f"{size}.jsonl", "--batch-size", size)
-        written.append([row["score"] for row in read(tmp_path / f"{size}.jsonl")])
-    assert written[0] == written[1] == written[2]
-    assert np.float32(written[0]).tolist() == alone(scorer_of("qwen3"), some)
 
 
 # --- lengths
@@ -456,27 +413,14 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 
 
 @pytest.mark.parametrize(
-    "architecture", ["qwen3", "mistral", "gpt2", "gemma3", "mixtral", "bert", "bloom", "deberta_v2"]
+    "architecture",
+    others_slow(["qwen3", "mistral", "gpt2", "gemma3", "mixtral", "bert", "bloom", "deberta_v2"], "qwen3", "bert"),
 )
 def test_values_of_every_length_do_not_depend_on_the_batch(architecture):
     """One token, and lengths around those of pages, tiles and padded batches; with and without shared prefixes."""
     readout = ClassifierLogits() if architecture in tiny_models.ENCODERS else ModuleHead("score")
     sequences = [ending(random_ids(length, seed)) for length in LENGTHS for seed in (0, length)]
     assert_values_do_not_depend_on_the_batch(tiny_models.reward_model(architecture), readout, sequences)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-@pytest.mark.parametrize("architecture", ["minimax", "bloom", "bert"])
-def test_values_in_other_precisions_do_not_depend_on_the_batch(architecture, dtype):
-    """For attention computed by products of matrices."""
-    if (architecture, dtype) == ("minimax", torch.float64):
-        pytest.skip("torch has no products of experts in float64")
-    model = tiny_models.reward_model(architecture).to(dtype)
-    if architecture != "minimax":
-        model.set_attn_implementation("eager")
-    readout = ClassifierLogits() if architecture == "bert" else ModuleHead("score")
-    sequences = [ending(random_ids(length, seed)) for length in range(20, 130, 11) for seed in (0, length)]
-    assert_values_do_not_depend_on_the_batch(model, readout, sequences)
 
 
 @pytest.mark.parametrize(
@@ -493,8 +437,8 @@ def test_sequences_may_have_as_many_tokens_as_the_model_has_positions(architectu
     assert_values_do_not_depend_on_the_batch(model, readout, sequences, tree=tree)
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "bloom"])
-@real(max_examples=12)
+@pytest.mark.parametrize("architecture", others_slow(["qwen3", "gemma2", "gpt2", "bloom"], "qwen3"))
+@real(max_examples=8)
 @given(prompt=st.sampled_from(LENGTHS), replies=st.lists(st.integers(1, 3), min_size=1, max_size=5), data=st.data())
 def test_branches_of_few_tokens_do_not_depend_on_each_other(architecture, prompt, replies, data, executor_of):
     """A prompt by itself, and replies of one to three tokens; every position of a sequence may be read."""
@@ -532,12 +476,3 @@ def test_log_probabilities_of_single_tokens_do_not_depend_on_the_batch():
         TokenSequence(np.r_[prompt, random_ids(n, n)].astype(np.int32), np.arange(32, 32 + n)) for n in (1, 2, 31, 33)
     ]
     assert_values_do_not_depend_on_the_batch(models[0], TokenLogProbabilities(), sequences, reference=models[1])
-
-
-def test_equal_conversations_and_starts_of_others_have_equal_bits(scorer_of, hh_pairs):
-    long = max((pair[0] for pair in hh_pairs), key=len)[:16]
-    starts = [long[:stop] for stop in range(2, 17, 2)]
-    for architecture in ("qwen3", "gpt2", "bert"):
-        scorer = scorer_of(architecture)
-        expected = alone(scorer, starts)
-        assert scorer.score([*starts, *starts[::-1]]).rewards.tolist() == [*expected, *expected[::-1]]

@@ -1,7 +1,6 @@
 """Pages and tiles of random trees: what a token attends to depends on its own path alone."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,15 +73,6 @@ def test_a_page_stands_after_the_pages_before_it_on_its_path(tree, size):
         assert path[-1] == page
         assert pages.previous[path].tolist() == [-1, *path[:-1]]
         assert pages.numbers[path].tolist() == list(range(len(path)))
-
-
-def test_only_branches_inside_a_page_copy_tokens():
-    """[0 1 2 3 | 4 5], [0 1 2 3 | 6] and [0 1 7]: the second branch starts a page, the third is inside one."""
-    pages = make_pages(tree_of([sequence([0, 1, 2, 3, 4, 5]), sequence([0, 1, 2, 3, 6]), sequence([0, 1, 7])]), 4)
-    assert pages.tokens.tolist() == [[0, 1, 2, 3], [4, 5, 5, 5], [6, 6, 6, 6], [0, 1, 7, 7]]
-    assert pages.previous.tolist() == [-1, 0, 0, -1]
-    assert pages.numbers.tolist() == [0, 1, 1, 0]
-    assert pages.first.tolist() == [0, 4, 6, 7]
 
 
 # --- tiles
@@ -167,11 +157,3 @@ def test_a_sequence_has_the_same_rows_and_keys_alone_and_in_any_tree(sequences, 
         for position in {0, len(alone) // 2, len(alone) - 1}:
             found = keys_of(tree, tree.ancestors(last)[position], size, window)
             assert found == keys_of(alone, position, size, window)
-
-
-@pytest.mark.parametrize("window", [None, 40])
-def test_a_group_of_many_short_branches_is_one_call(window):
-    trunk = list(range(5, 25))
-    tree = tree_of([sequence([*trunk, branch]) for branch in range(100, 160)])
-    tiles, _ = make_tiles(tree, make_pages(tree, 32), np.arange(len(tree)), window, 2048)
-    assert [group.pages.shape for group in tiles] == [(60, 1)]

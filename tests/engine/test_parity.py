@@ -1,9 +1,6 @@
 """Scores equal those of plain transformers, one conversation at a time in float32, for every architecture."""
 
-import json
-import os
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +33,7 @@ def test_equals_the_plain_forward(architecture, scorer_of, saved_model, real_con
 
 
 @pytest.mark.parametrize("options", [{"max_num_batched_tokens": 600}, {"tree": False}])
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma3", "deberta_v2"])
+@pytest.mark.parametrize("architecture", ["qwen3", "deberta_v2"])
 def test_equals_the_plain_forward_with_every_option(architecture, options, saved_model, real_conversations):
     folder = saved_model(architecture)
     assert_same_rewards(gym_rm.load_scorer(folder, **options), folder, real_conversations)
@@ -107,15 +104,6 @@ def test_long_dialogues_of_many_turns(saved_model, hh_pairs):
         assert_same_rewards(gym_rm.load_scorer(folder, max_length=16384), folder, conversations)
 
 
-def test_the_order_within_every_group_is_that_of_the_plain_forward(scorer_of, saved_model, gsm8k_groups):
-    folder, groups = saved_model("qwen3"), gsm8k_groups[10:26]
-    conversations = [conversation for group in groups for conversation in group]
-    expected = tiny_models.plain_rewards(folder, conversations).reshape(len(groups), -1)
-    rewards = scorer_of("qwen3").score(conversations).rewards.reshape(len(groups), -1)
-    assert np.array_equal(rewards.argsort(axis=1), expected.argsort(axis=1))
-    assert np.abs(rewards - expected).max() <= TOLERANCE
-
-
 def test_a_score_does_not_depend_on_longer_texts_before_it(tmp_path, real_conversations):
     """Plain transformers keeps dynamic rotary frequencies of the longest text so far."""
     rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
@@ -125,11 +113,3 @@ def test_a_score_does_not_depend_on_longer_texts_before_it(tmp_path, real_conver
     alone = [scorer.score([conversation]).rewards[0] for conversation in by_length]
     after_longer = [scorer.score([conversation]).rewards[0] for conversation in by_length[::-1]][::-1]
     assert alone == after_longer
-
-
-def test_two_scorers_of_one_folder_agree(saved_model, real_conversations):
-    folder = Path(saved_model("qwen3"))
-    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= set(os.listdir(folder))
-    assert json.loads((folder / "config.json").read_text())["architectures"] == ["Qwen3ForSequenceClassification"]
-    one, other = gym_rm.load_scorer(folder), gym_rm.load_scorer(str(folder))
-    assert np.array_equal(one.score(real_conversations).rewards, other.score(real_conversations).rewards)

@@ -1,27 +1,20 @@
 import threading
-import time
 
 import numpy as np
 import pytest
 import tiny_models
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import gym_rm
-from gym_rm.engine.executors.local import CPU_BATCHED_TOKENS
-from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.executors.model_info import CPU_BATCHED_TOKENS
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.token_tree import PaddedBatch
 from gym_rm.errors import ConfigError
 from gym_rm.scores import ScoringError
 from gym_rm.testing import check_scorer
 from tests.engine.watching import dialogue, size_of, watched_scorer
-
-TOLERANCE = 1e-5
-
 
 # --- the contract
 
@@ -30,19 +23,6 @@ TOLERANCE = 1e-5
 def test_keeps_the_contract_of_scorers(architecture, scorer_of, real_conversations):
     check_scorer(scorer_of(architecture))
     check_scorer(scorer_of(architecture), conversations=real_conversations)
-
-
-@pytest.mark.parametrize("options", [{"cache_size": 8}, {"max_num_batched_tokens": 300}])
-def test_keeps_the_contract_with_options(options, saved_model):
-    check_scorer(gym_rm.load_scorer(saved_model("qwen3"), **options))
-
-
-def test_no_conversations_give_empty_scores(scorer_of):
-    for turns in ("last", "all"):
-        scores = scorer_of("qwen3").score([], turns=turns)
-        assert len(scores) == 0
-        assert scores.rewards.dtype == np.float64
-        assert scores.workload.num_tokens == scores.workload.num_batches == 0
 
 
 def test_tokens_and_their_cost_are_counted(scorer_of, real_conversations):
@@ -75,39 +55,6 @@ texts = st.sampled_from(
     ["", "What is 12 + 30?", "The sum is 42.", "I don't think so", "a", "42 <|im_end|>", "world\n\n"]
 )
 conversations = st.lists(texts, min_size=1, max_size=6).map(lambda said: dialogue(*said))
-
-
-@pytest.fixture(scope="module")
-def alone(scorer_of):
-    """A function that scores a conversation by itself, and keeps the reward for the next call."""
-    rewards = {}
-
-    def reward(architecture, conversation):
-        key = (architecture, repr(conversation))
-        if key not in rewards:
-            rewards[key] = scorer_of(architecture).score([conversation]).rewards[0]
-        return rewards[key]
-
-    return reward
-
-
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gpt2", "roberta"])
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_scores_do_not_depend_on_the_other_conversations(architecture, data, scorer_of, alone):
-    """Scores are equal for any order, repetitions, shared prefixes and token budget."""
-    given_ = data.draw(st.lists(conversations, min_size=1, max_size=8))
-    nested = [each[: data.draw(st.integers(1, len(each)))] for each in given_[:2]]
-    batch = data.draw(st.permutations([*given_, *nested, *given_[:3]]))
-    scorer = scorer_of(architecture)
-    longest = max(len(one.input_ids) for one in scorer.renderer.encode(batch))
-    budget = scorer.max_num_batched_tokens
-    scorer.max_num_batched_tokens = data.draw(st.integers(longest, 4 * longest))
-    try:
-        rewards = scorer.score(batch).rewards
-    finally:
-        scorer.max_num_batched_tokens = budget
-    assert rewards.tolist() == [alone(architecture, conversation) for conversation in batch]
 
 
 @pytest.mark.parametrize("budget", [450, 700, 1500, 100_000])
@@ -164,21 +111,6 @@ def test_turn_rewards_equal_the_scores_of_the_prefixes(architecture, scorer_of, 
     assert scorer.score(dialogues).turn_rewards is None
 
 
-def test_turn_rewards_compute_no_more_tokens_if_the_template_only_appends(scorer_of, hh_pairs):
-    scorer = scorer_of("llama")
-    conversation = max((pair[0] for pair in hh_pairs), key=len)[:12]
-    last, every = scorer.score([conversation]), scorer.score([conversation], turns="all")
-    assert every.workload.unique_tokens == last.workload.unique_tokens
-    assert every.workload.num_tokens > last.workload.num_tokens
-
-
-def test_turns_of_a_conversation_that_cannot_be_rendered_fail_its_row(scorer_of):
-    with pytest.raises(ScoringError) as caught:
-        scorer_of("qwen3").score([dialogue("q", "a"), dialogue("q", "\udc00")], turns="all")
-    assert caught.value.rows == (1,)
-    assert [len(turns) for turns in caught.value.scores.turn_rewards] == [1, 0]
-
-
 def test_turns_must_be_last_or_all(scorer_of):
     with pytest.raises(ConfigError, match="turns must be 'last' or 'all'; got 'each'"):
         scorer_of("qwen3").score([], turns="each")
@@ -209,37 +141,6 @@ def test_threads_can_share_a_scorer(parts, real_conversations):
     assert not errors
     assert sorted(results) == list(range(6))
     assert all(all(each) for each in results.values())
-
-
-def test_scorers_of_different_models_can_alternate(scorer_of, saved_model, real_conversations):
-    one, other = scorer_of("gemma2"), scorer_of("llama")
-    for _ in range(2):
-        for scorer, architecture in ((one, "gemma2"), (other, "llama")):
-            expected = tiny_models.plain_rewards(saved_model(architecture), real_conversations[:3])
-            np.testing.assert_allclose(scorer.score(real_conversations[:3]).rewards, expected, atol=TOLERANCE)
-
-
-def test_two_scorers_over_one_model_in_two_threads(saved_model, real_conversations):
-    folder = saved_model("gemma2")
-    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    scorers = [gym_rm.RewardModelScorer(model, tokenizer, tree=tree) for tree in (True, False)]
-    several = real_conversations[:4]
-    expected = [scorer.score(several).rewards.tolist() for scorer in scorers]
-    outcomes, stop = [], time.monotonic() + 1.0
-
-    def work(scorer, rewards):
-        while time.monotonic() < stop:
-            try:
-                outcomes.append(scorer.score(several).rewards.tolist() == rewards)
-            except ScoringError as error:
-                outcomes.append(str(error))
-
-    threads = [threading.Thread(target=work, args=each) for each in zip(scorers, expected, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(outcomes) == {True}
 
 
 # --- provenance and precision
@@ -276,17 +177,6 @@ def test_provenance_names_the_attention_and_the_device_map(saved_model):
     assert gym_rm.load_scorer(folder, tree=False).provenance.attention == "sdpa"
 
 
-def test_provenance_says_where_the_layers_went(saved_model):
-    model = AutoModelForSequenceClassification.from_pretrained(saved_model("qwen3"))
-    model.hf_device_map = {"model.embed_tokens": "cpu", "model.layers.0": torch.device("cpu"), "score": 0}
-    scorer = gym_rm.RewardModelScorer(model, saved_model("qwen3"))
-    assert scorer.provenance.settings["device_map"] == {
-        "model.embed_tokens": "cpu",
-        "model.layers.0": "cpu",
-        "score": "0",
-    }
-
-
 def test_a_device_beside_a_device_map_is_refused(saved_model):
     with pytest.raises(ConfigError, match=r"device='cpu' and device_map='auto' both say where the model goes"):
         gym_rm.load_scorer(saved_model("qwen3"), device="cpu", device_map="auto")
@@ -307,11 +197,6 @@ def test_a_tokenizer_can_be_given_by_its_folder(parts, saved_model):
     assert by_folder.rewards == gym_rm.RewardModelScorer(*parts).score(conversation).rewards
 
 
-def test_an_option_with_the_name_of_an_argument_is_refused(saved_model):
-    with pytest.raises(ConfigError, match="unknown option 'checkpoint'"):
-        gym_rm.load_scorer(saved_model("qwen3"), checkpoint="x")
-
-
 def test_provenance_has_the_turn_marks_that_a_message_can_forge(saved_model):
     made = gym_rm.load_scorer(saved_model("gpt_neox"), forged_turns="error").provenance
     assert made.settings["plain_turn_marks"] == ["assistant:", "user:"]
@@ -328,21 +213,6 @@ def test_dropped_characters_are_in_the_infos(saved_model):
     with pytest.raises(gym_rm.ScoringError, match="does not write 13 characters of message 1, the last one"):
         gym_rm.load_scorer(saved_model("qwen2"), chat_template=template).score(rows)
     assert "dropped_characters" not in scorer.score(rows[1:]).infos
-
-
-def test_half_precision_runs_its_head_in_float32(saved_model, real_conversations):
-    """A head in bfloat16 would return only bfloat16 numbers."""
-    scorer = gym_rm.load_scorer(saved_model("qwen3"), dtype="bfloat16")
-    assert scorer.provenance.dtype == "bfloat16"
-    rewards = scorer.score(real_conversations).rewards
-    assert not np.array_equal(torch.from_numpy(rewards).bfloat16().double().numpy(), rewards)
-    full = gym_rm.load_scorer(saved_model("qwen3")).score(real_conversations).rewards
-    assert np.corrcoef(rewards, full)[0, 1] > 0.99
-
-
-def test_the_input_format_depends_on_the_kind(scorer_of):
-    assert scorer_of("bert").renderer.input_format == InputFormat(encoder=True)
-    assert scorer_of("qwen3").renderer.input_format == InputFormat()
 
 
 # --- invalid options and models
@@ -382,11 +252,6 @@ def test_a_head_of_two_outputs_is_refused(saved_model):
         gym_rm.load_scorer(saved_model("qwen3", num_labels=2))
 
 
-def test_a_language_model_without_a_head_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="a causal language model without a known reward head"):
-        gym_rm.load_scorer(tiny_models.save_policy(tmp_path))
-
-
 def test_a_checkpoint_without_a_template_needs_one(tmp_path):
     folder = tiny_models.save_reward_model(tmp_path, "qwen3")
     tiny_models.tokenizer("qwen", chat_template=None).save_pretrained(folder)
@@ -396,15 +261,3 @@ def test_a_checkpoint_without_a_template_needs_one(tmp_path):
     scores = gym_rm.load_scorer(folder, chat_template=tiny_models.QWEN).score([dialogue("q", "a")])
     expected = gym_rm.load_scorer(tiny_models.save_reward_model(tmp_path / "with", "qwen3")).score([dialogue("q", "a")])
     assert scores.rewards[0] == expected.rewards[0]
-
-
-def test_progress_is_shown_on_stderr_if_asked_for(scorer_of, real_conversations, capfd):
-    scorer = scorer_of("qwen3")
-    capfd.readouterr()
-    expected = scorer.score(real_conversations).rewards
-    assert capfd.readouterr() == ("", "")
-    np.testing.assert_array_equal(scorer.score(real_conversations, progress=True).rewards, expected)
-    out, err = capfd.readouterr()
-    assert "scoring" in err
-    assert "100%" in err
-    assert not out

@@ -46,17 +46,6 @@ def test_a_nan_in_a_later_turn_does_not_reach_the_score_of_an_earlier_turn(parts
     assert caught.value.scores.rewards[0] == expected
 
 
-def test_a_head_of_infinite_weights_fails_every_row(parts, real_conversations):
-    model, tokenizer = copy.deepcopy(parts[0]), parts[1]
-    with torch.no_grad():
-        model.score.weight.fill_(float("inf"))
-    with pytest.raises(ScoringError) as caught:
-        gym_rm.RewardModelScorer(model, tokenizer).score(real_conversations)
-    assert caught.value.rows == tuple(range(len(real_conversations)))
-    assert np.isnan(caught.value.scores.rewards).all()
-    assert "and 3 more" in str(caught.value)
-
-
 def test_a_row_that_always_fails_does_not_affect_its_batch(parts, gsm8k_groups, logged):
     conversations = [conversation for group in gsm8k_groups[:6] for conversation in group]
     expected = watched_scorer(parts, max_num_batched_tokens=1200).score(conversations)
@@ -77,16 +66,6 @@ def test_a_row_that_always_fails_does_not_affect_its_batch(parts, gsm8k_groups, 
     assert scores.rewards[others].tolist() == expected.rewards[others].tolist()
     assert "sequences failed (RuntimeError: the device was lost); running each alone" in logged.text
     assert scorer.score(conversations[:4]).failed_rows == (), "the scorer can be used after a failure"
-
-
-def test_a_batch_that_fails_once_is_run_again(parts, real_conversations):
-    expected = watched_scorer(parts, max_num_batched_tokens=600).score(real_conversations).rewards
-    scorer = watched_scorer(
-        parts,
-        max_num_batched_tokens=600,
-        fails=lambda batch, call: ConnectionError("try again") if call == 2 else None,
-    )
-    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("architecture", ["bart", "t5"])
@@ -124,27 +103,6 @@ def test_out_of_memory_halves_the_budget_and_remembers_it(tree, parts, gsm8k_gro
     assert again.tolist() == rewards.tolist()
     assert max(map(size_of, scorer.executor.batches)) <= limit, "batch sizes that failed before are not tried again"
     assert len(logged.records) == len([r for r in logged.records if "out of memory" not in r.message]) + 1
-
-
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("[enforce fail] can't allocate memory: 99 bytes")])
-def test_out_of_host_memory_is_handled_like_out_of_device_memory(error, parts, real_conversations):
-    expected = watched_scorer(parts).score(real_conversations).rewards
-    scorer = watched_scorer(
-        parts, max_num_batched_tokens=50_000, fails=lambda batch, call: error if size_of(batch) > 700 else None
-    )
-    assert scorer.score(real_conversations).rewards.tolist() == expected.tolist()
-
-
-def test_a_conversation_too_long_for_the_memory_is_an_error_of_its_row(parts, real_conversations):
-    lengths = [len(one.input_ids) for one in Renderer(parts[1]).encode(real_conversations)]
-    longest = int(np.argmax(lengths))
-    scorer = watched_scorer(
-        parts, fails=out_of_memory_above(max(lengths) - 1), max_num_batched_tokens=50_000, tree=False
-    )
-    with pytest.raises(ScoringError, match="OutOfMemoryError") as caught:
-        scorer.score(real_conversations)
-    assert longest in caught.value.rows
-    assert len(caught.value.rows) < len(real_conversations)
 
 
 def test_the_scorer_can_be_used_after_an_interrupt(parts, real_conversations):

@@ -25,11 +25,8 @@ CASES = [
     ("qwen3", {}, "tree"),
     ("qwen3", {"prefix_cache_tokens": 4000}, "tree"),
     ("qwen3", {"tree": False}, "padded"),
-    ("qwen3", {"quantization": "int8"}, "tree"),
-    ("qwen3", {"quantization": "int8", "tree": False}, "padded"),
     ("gemma2", {}, "tree"),  # runs the model's own forward with tree attention
     ("bert", {}, "padded"),
-    ("bert", {"quantization": "int8"}, "padded"),
 ]
 each_case = pytest.mark.parametrize(("architecture", "options", "layout"), CASES)
 
@@ -173,14 +170,3 @@ def test_a_hugging_face_model_is_refused_with_what_to_do(options):
     for model in (tiny_models.reward_model("qwen3"), tiny_models.reward_model("bert")):
         with pytest.raises(ConfigError, match=r"got the model \w+; pass gym_rm.RewardModelScorer\(model, tokenizer\)"):
             gym_rm.load_scorer(model, **options)
-
-
-def test_a_module_with_a_method_score_is_a_scorer():
-    class Trained(torch.nn.Module):
-        config = None
-
-        def score(self, conversations, prompts=None):
-            return gym_rm.Scores.from_rewards([1.0] * len(conversations))
-
-    trained = Trained()
-    assert gym_rm.load_scorer(trained) is trained

@@ -50,10 +50,6 @@ def test_a_text_that_cannot_be_scored_is_an_error_of_its_row(scorer_of, text, re
     assert np.isfinite(caught.value.scores.rewards[0])
 
 
-def test_no_texts_are_no_scores(scorer_of):
-    assert len(scorer_of().score_texts([])) == 0
-
-
 def test_a_kind_that_needs_the_reply_refuses_texts(tmp_path):
     import tiny_models
 
@@ -61,11 +57,3 @@ def test_a_kind_that_needs_the_reply_refuses_texts(tmp_path):
     scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
     with pytest.raises(ConfigError, match="needs to know where the reply starts"):
         scorer.score_texts(["hello"])
-
-
-def test_scores_of_texts_come_from_the_score_cache(saved_model):
-    scorer = gym_rm.load_scorer(saved_model(), cache_size=10)
-    first = scorer.score_texts(["hello"])
-    second = scorer.score_texts(["hello"])
-    assert second.rewards.tolist() == first.rewards.tolist()
-    assert (first.workload.num_batches, second.workload.num_batches) == (1, 0)

@@ -1,5 +1,4 @@
-from dataclasses import replace
-from itertools import combinations, permutations
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -101,13 +100,6 @@ def test_shape_of_a_tree(sequences):
     assert tree.input_ids.dtype == np.int32
 
 
-@given(families(), st.integers(1, 9))
-def test_depths_do_not_depend_on_the_positions(sequences, shift):
-    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
-    moved = replace(tree, position_ids=tree.position_ids + shift)
-    assert moved.depths.tolist() == tree.position_ids.tolist()
-
-
 @given(families())
 def test_attention_over_a_tree_is_causal_attention_of_every_sequence(sequences):
     (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
@@ -119,16 +111,6 @@ def test_attention_over_a_tree_is_causal_attention_of_every_sequence(sequences):
             ancestors.append(ancestor)
             ancestor = tree.parents[ancestor]
         assert np.flatnonzero(attends[index]).tolist() == ancestors[::-1] == tree.ancestors(index).tolist()
-
-
-@given(families())
-def test_nodes_are_runs_without_a_branch(sequences):
-    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
-    children = np.bincount(tree.parents + 1, minlength=len(tree) + 1)[1:]
-    starts = set(tree.node_starts.tolist())
-    for index in range(len(tree)):
-        continues = tree.parents[index] == index - 1 >= 0 and children[index - 1] == 1
-        assert (index in starts) == (not continues)
 
 
 @given(st.data())
@@ -218,28 +200,6 @@ def test_padding_is_less_than_a_step_per_sequence_and_one():
     assert plan.padded_tokens < 0.2 * plan.unique_tokens
 
 
-def test_without_padding_only_equal_lengths_share_a_batch():
-    sequences = [sequence([k] * (1 + k % 3)) for k in range(9)]
-    plan = plan_padded(sequences, max_num_batched_tokens=100, exact=True)
-    assert [batch.input_ids.shape for batch in plan.batches] == [(3, 1), (3, 2), (3, 3)]
-
-
-def test_second_segments_stay_with_their_rows():
-    sequences = [sequence([7, 8, 9], second_segment=2), sequence([7, 8, 9]), sequence([7, 8, 9], second_segment=1)]
-    (batch,) = plan_padded(sequences, max_num_batched_tokens=100).batches
-    assert sorted(batch.second_segments) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_any_order_gives_the_same_trees(order):
-    sequences = [sequence([1, 2, 3]), sequence([1, 2, 4, 5]), sequence([1, 2, 4, 6]), sequence([2])]
-    shuffled = plan_trees([sequences[k] for k in order], max_num_batched_tokens=5)
-    sorted_first = plan_trees(sequences, max_num_batched_tokens=5)
-    for tree, other in zip(shuffled.batches, sorted_first.batches, strict=True):
-        assert tree.input_ids.tolist() == other.input_ids.tolist()
-        assert tree.subtree_end.tolist() == other.subtree_end.tolist()
-
-
 def test_ids_of_any_size_sort_as_numbers():
     ids = [0, 1, 255, 256, 65_535, 65_536, 2**31 - 1]
     sequences = [sequence([a, b]) for a in ids for b in ids]
@@ -255,20 +215,6 @@ def test_trees_are_cut_where_sequences_share_least():
     assert [len(tree) for tree in plan.batches] == [180, 180, 180]
 
 
-def test_all_turns_of_a_dialogue_have_the_tokens_of_the_last_turn():
-    dialogue = list(range(1000))
-    sequences = [sequence(dialogue[: 10 * turn]) for turn in range(1, 101)]
-    plan = plan_trees(sequences, max_num_batched_tokens=1000)
-    assert (plan.unique_tokens, len(plan.batches)) == (1000, 1)
-
-
-def test_equal_sequences_share_their_reads():
-    sequences = [sequence([1, 2, 3], [0, 2]), sequence([1, 2, 3], [1, 2])]
-    plan = plan_trees(sequences, max_num_batched_tokens=10)
-    assert plan.batches[0].read_indices.tolist() == [0, 1, 2]
-    assert plan.value_index.tolist() == [0, 2, 1, 2]
-
-
 def test_the_plan_of_no_sequences_is_empty():
     for plan in (plan_trees([], max_num_batched_tokens=1), plan_padded([], max_num_batched_tokens=1)):
         assert (plan.batches, plan.value_index.tolist(), plan.unique_tokens, plan.padded_tokens) == ((), [], 0, 0)
@@ -280,14 +226,6 @@ def test_a_sequence_of_invalid_length_is_an_error(plan):
         plan([sequence([1]), sequence([1, 2, 3, 4])], max_num_batched_tokens=3)
     with pytest.raises(ValueError, match="sequence 0 has 0 tokens"):
         plan([sequence([], reads=[])], max_num_batched_tokens=3)
-
-
-def test_a_tree_can_have_two_thousand_levels():
-    """Every sequence branches off near the end of the sequence before it."""
-    sequences = [sequence([1] * depth + [2]) for depth in range(2000)]
-    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
-    assert len(tree) == 1999 + 2000
-    assert tree.position_ids.max() == 1999
 
 
 @given(families(max_size=8))
@@ -330,25 +268,6 @@ def test_groups_that_fit_one_tree_add_no_tokens(data):
     sequences = data.draw(families())
     groups = [data.draw(st.integers(0, 3)) for _ in sequences]
     assert plan_trees(sequences, max_num_batched_tokens=10_000, groups=groups).unique_tokens == len(nodes_of(sequences))
-
-
-def test_groups_of_siblings_are_cut_between_prompts():
-    """A group has a prompt of 10 tokens and four replies of 5 tokens, so three groups fit a budget of 100."""
-    ids = [[*[1 + p] * 10, *[20 + g] * 5] for p in range(9) for g in range(4)]
-    plan = plan_trees(
-        [sequence(each) for each in ids], max_num_batched_tokens=100, groups=[p for p in range(9) for _ in range(4)]
-    )
-    assert [len(tree) for tree in plan.batches] == [90, 90, 90]
-
-
-def test_groups_with_the_same_prompt_share_it_if_they_fit_one_tree():
-    ids = [[1] * 10 + [20 + g] for g in range(4)]
-    groups = [0, 1, 0, 1]
-    plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=14, groups=groups)
-    assert [len(tree) for tree in plan.batches] == [14]
-    plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=13, groups=groups)
-    assert [len(tree) for tree in plan.batches] == [12, 12]
-    assert plan.batch_of.tolist() == [0, 1, 0, 1]
 
 
 def test_a_group_larger_than_the_budget_is_cut():

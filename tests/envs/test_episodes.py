@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -86,16 +84,6 @@ def order_of(seed):
     return PromptOrders.of(5, 1, 1).seeded([seed], np.ones(1, dtype=bool)).each()[0]
 
 
-def test_the_same_position_gives_the_same_prompts_again():
-    orders = groups_of_two()
-    for _ in range(12):
-        started = orders.next(ALL)[1]
-        orders.aligned(ALL).next(ALL)
-        after, again = orders.next(ALL)
-        assert started == again
-        orders = after
-
-
 def test_aligned_environments_continue_at_the_same_prompt():
     orders = groups_of_two()
     for _ in range(3):
@@ -103,13 +91,6 @@ def test_aligned_environments_continue_at_the_same_prompt():
     _, ((number, index), other, *_) = orders.aligned(ALL).next(ALL)
     assert (number, index) == other
     assert number == 3
-
-
-def test_an_order_survives_pickling():
-    stream = order(10)
-    first(stream, 3)
-    twin = pickle.loads(pickle.dumps(stream))
-    assert first(stream, 20) == first(twin, 20)
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=8))

@@ -33,12 +33,6 @@ def test_the_mask_of_nested_infos_covers_the_rows_of_every_value():
     assert infos["_parts"].tolist() == [True, True, False]
 
 
-def test_empty_nested_infos_are_left_out():
-    infos = {}
-    add_group(infos, "parts", {})
-    assert infos == {}
-
-
 def test_the_infos_of_one_row_are_a_plain_dict():
     infos, group = {}, {}
     add_values(group, "mean", np.array([1.5, 0.0]), np.array([True, False]))
@@ -72,12 +66,6 @@ def test_infos_of_the_scorer_become_infos_of_the_environment():
     assert found["verdict"].tolist() == ["wrong", None, "right"]
     assert found["_verdict"].tolist() == [True, False, True]
     assert found["steps"].dtype == np.int64
-
-
-def test_an_info_with_an_underscore_raises_config_error():
-    scores = Scores.from_rewards([1.0], infos={"_score_ok": [True]})
-    with pytest.raises(ConfigError, match="names with an underscore are masks"):
-        StepScores.of(scores, [0], 1, None)
 
 
 def test_an_info_of_the_scorer_with_a_reserved_name_raises_config_error():

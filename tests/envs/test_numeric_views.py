@@ -1,6 +1,4 @@
 import json
-import sys
-from types import ModuleType
 
 import gymnasium as gym
 import numpy as np
@@ -12,17 +10,16 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.wrappers import vector as vector_wrappers
 
 from gym_rm import ActionError, ConfigError, Prompt, Scores, ScoringError
+from gym_rm.assets.number_task import candidates as number_candidates
 from gym_rm.envs.numeric_views import (
     CandidateAction,
     TokenLevel,
     TokenWindow,
     make_candidates,
     make_tokens,
-    number_candidates,
 )
 from gym_rm.envs.settings import same_step_statistics
 from gym_rm.envs.vector import RewardVectorEnv
-from gym_rm.errors import warn_once
 from gym_rm.testing import check_vector_env
 
 MODES = ["SameStep", "NextStep", "Disabled"]
@@ -69,16 +66,6 @@ IDS = {
     "RewardModelCandidates-v0": {"candidates": ["x", "four", "longest"]},
 }
 each_id = pytest.mark.parametrize("view", list(IDS))
-
-
-@pytest.mark.parametrize("make", [candidates, tokens])
-@pytest.mark.parametrize(("mode", "count"), [("SameStep", 1), ("NextStep", 0), ("Disabled", 0)])
-def test_same_step_mode_in_a_process_of_rllib_is_a_warning(make, mode, count, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "ray.rllib", ModuleType("ray.rllib"))
-    warn_once.cache_clear()
-    for _ in range(2):
-        make(autoreset_mode=mode)
-    assert caplog.text.count("in autoreset mode SAME_STEP") == count
 
 
 @each_mode
@@ -215,12 +202,6 @@ def test_push_shifts_the_window():
     assert pushed.tolist() == [[7, 8, 9, 1, 1, 1], [6, 7, 4, 1, 1, 1]]
 
 
-def test_changing_a_returned_window_does_not_change_the_cache():
-    window = TokenWindow(length=10)
-    window.of(CONVERSATION)[:] = 0
-    assert window.of(CONVERSATION).any()
-
-
 # --- tokens ------------------------------------------------------------------------------------------------------
 
 
@@ -232,14 +213,6 @@ def test_the_end_of_sequence_token_ends_a_reply_and_is_not_part_of_it():
     assert [step[1][0] for step in steps] == [0.0, 0.0, 0.0, 3.0]
     assert [bool(step[2][0]) for step in steps] == [False, False, False, True]
     assert recorder.calls == [["abc"]]
-
-
-def test_a_reply_may_be_empty():
-    recorder = Recorder()
-    envs = tokens(1, reward_model=recorder)
-    envs.reset(seed=0)
-    assert envs.step([STOP])[2].all()
-    assert recorder.calls == [[""]]
 
 
 def test_a_reply_ends_after_max_new_tokens():
@@ -285,16 +258,6 @@ def test_the_vocabulary_may_be_the_whole_tokenizer():
     for token in envs.window.tokenizer("It is 42.<|im_end|>", add_special_tokens=False)["input_ids"]:
         envs.step([token])
     assert recorder.calls == [["It is 42."]]
-
-
-def test_a_control_token_in_a_reply_is_decoded_to_its_text():
-    recorder = Recorder()
-    envs = tokens(1, reward_model=recorder, vocabulary=None)
-    start = envs.window.tokenizer.convert_tokens_to_ids("<|im_start|>")
-    envs.reset(seed=0)
-    envs.step([start])
-    envs.step([envs.window.tokenizer.eos_token_id])
-    assert recorder.calls == [["<|im_start|>"]]
 
 
 def test_an_observation_ends_with_the_token_of_the_action():
@@ -428,12 +391,4 @@ def test_the_embedded_candidates_contain_the_correct_answer():
 
 def test_the_embedded_candidates_need_three_numbers():
     with pytest.raises(ConfigError, match="the default replies need a question with three numbers"):
-        candidates(1, prompts=["Who are you?"], candidates=None)
-
-
-@pytest.mark.parametrize("env_id", ["RewardModelCandidates-v0", "RewardModelTokens-v0"])
-def test_prompt_indices_work_in_the_views(env_id):
-    envs = gym.make_vec(env_id, num_envs=2)
-    _, infos = envs.reset(options={"prompt_indices": [3, 5]})
-    assert infos["prompt_id"].tolist() == [envs.unwrapped.prompts[index].prompt_id for index in (3, 5)]
-    assert gym.make(env_id).reset(options={"prompt_indices": [5]})[1]["prompt_id"] == infos["prompt_id"][1]
+        candidates(1, prompts=["Who are you?"], candidates="gym_rm.assets.number_task:candidates")

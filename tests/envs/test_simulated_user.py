@@ -162,13 +162,3 @@ def test_a_dict_is_a_user_that_environments_share(tmp_path):
 def test_invalid_settings_are_refused(settings, reason):
     with pytest.raises(ConfigError, match=reason):
         make(settings)
-
-
-def test_a_run_of_grpo_accepts_a_simulated_user():
-    from gym_rm.config import load_config
-    from gym_rm.training.policy_settings import GRPOSettings
-
-    settings = load_config(GRPOSettings, overrides=["env.respond.model=embedded", "env.respond.max_turns=2"])
-    assert settings.env.respond == {"model": "embedded", "max_turns": 2}
-    with pytest.raises(ConfigError, match="respond"):
-        load_config(GRPOSettings, overrides=["env.respond=[1]"])

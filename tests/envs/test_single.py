@@ -32,17 +32,6 @@ def test_a_setting_of_vector_environments_raises_config_error(env_id, settings, 
         gym.make(env_id, **settings)
 
 
-def test_a_group_size_in_the_registry_raises_config_error():
-    spec = gym.spec("RewardModelTokens-v0")
-    vector = spec.vector_entry_point
-    gym.register("InGroups-v0", entry_point=spec.entry_point, vector_entry_point=vector, kwargs={"group_size": 2})
-    try:
-        with pytest.raises(ConfigError, match="group_size must be 1 for a single environment, got group_size=2"):
-            gym.make("InGroups-v0")
-    finally:
-        del gym.registry["InGroups-v0"]
-
-
 @pytest.mark.parametrize("make", [gym.make, gym.make_vec])
 @pytest.mark.parametrize(
     ("env_id", "typo", "option"),

@@ -59,5 +59,5 @@ def test_a_step_reaches_the_fused_forward_in_at_most_eight_calls(envs, monkeypat
     envs.step(REPLIES)
     (calls,) = seen
     assert calls[0] == "RewardVectorEnv.step"
-    assert calls[-1] == "fused_forward"
+    assert calls[-1] == "DecoderBackbone._llama_states"
     assert len(calls[1:-1]) <= 8, "\n".join(calls)

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -19,8 +18,6 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.envs.single import RewardEnv
-from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import warn_once
 from gym_rm.testing import check_vector_env
 from tests.envs.environments import PROMPTS, Recorder, each_mode, length_reward, make, prompt
@@ -85,12 +82,9 @@ def test_vector_env_equals_sync_vector_env(mode, data, scripts, max_turns, max_l
             assert data_equivalence(*resets, exact=True)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_async_vector_env_equals_sync_vector_env(context):
-    if context not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"this system has no {context}")
+def test_async_vector_env_equals_sync_vector_env():
     options = {"num_envs": 2, "reward_model": length_reward, "prompts": PROMPTS}
-    kwargs = {"shared_memory": False, "context": context}
+    kwargs = {"shared_memory": False, "context": "spawn"}
     parallel = gym.make_vec("gym_rm:RewardModel-v0", vectorization_mode="async", vector_kwargs=kwargs, **options)
     serial = gym.make_vec("RewardModel-v0", vectorization_mode="sync", **options)
     try:
@@ -138,15 +132,6 @@ def test_async_vector_env_needs_shared_memory_false():
 
 
 # --- specs -------------------------------------------------------------------------------------------------------
-
-
-def test_an_id_with_a_module_imports_gym_rm():
-    assert isinstance(
-        gym.make_vec("gym_rm:RewardModel-v0", reward_model=length_reward, prompts=["hi"]), RewardVectorEnv
-    )
-    assert isinstance(
-        gym.make("gym_rm:RewardModel-v0", reward_model=length_reward, prompts=["hi"]).unwrapped, RewardEnv
-    )
 
 
 JSON_OPTIONS = {
@@ -198,12 +183,6 @@ def test_autoreset_mode_accepts_several_spellings(text):
     assert envs.autoreset_mode is envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
 
 
-def test_metadata_are_set_per_instance():
-    first, second = make(autoreset_mode="NextStep"), make(autoreset_mode="Disabled")
-    assert first.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
-    assert second.metadata["autoreset_mode"] is AutoresetMode.DISABLED
-
-
 def test_the_embedded_reward_model_is_loaded_once_and_shared():
     first, second = (gym.make("RewardModel-v0").unwrapped for _ in range(2))
     assert first._envs.scorer is second._envs.scorer
@@ -218,23 +197,16 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
     ("options", "message"),
     [
         ({"group_size": 3}, "num_envs must be a multiple of group_size.*num_envs=2 and group_size=3"),
-        ({"group_size": 0}, "group_size must be an integer of at least 1, got 0"),
         ({"max_turns": 0}, "max_turns must be an integer of at least 1, got 0"),
-        ({"max_turns": 1.5}, "max_turns must be an integer"),
         ({"max_reply_length": -1}, "max_reply_length must be an integer of at least 1"),
         ({"reward_on": "turns"}, "reward_on must be 'turn' or 'end', got 'turns'. Did you mean 'turn'"),
         ({"promts": ["a"]}, "promts: unknown setting. Did you mean 'prompts'"),
         ({"respond": len}, r"respond must take \(conversations, prompts, scores\)"),
         ({"autoreset_mode": "SameSteps"}, "autoreset_mode must be one of .*Did you mean 'SameStep'"),
         ({"fallback_reward": float("nan")}, "fallback_reward must be a finite number"),
-        ({"fallback_reward": 10**400}, "fallback_reward must be a finite number, got 1000"),
         ({"max_episode_steps": 2}, "max_episode_steps: unknown setting. Use max_turns"),
-        ({"fallback_reward": "0"}, "fallback_reward must be a finite number"),
         ({"render_mode": "rgb_array"}, "render_mode must be one of"),
         ({"respond": "nowhere:function"}, "respond must be a function or 'module:function', got 'nowhere:function'"),
-        ({"respond": "json"}, "respond must be a function"),
-        ({"respond": "sys:path"}, "respond must be a function .*, got 'sys:path': this is a list"),
-        ({"prompts": []}, "expected at least one"),
         ({"prompts": {"a"}}, "prompts must have an order"),
         ({"prompts": ["half \ud800"]}, r"prompts\[0\]: 'messages\[0\].content' contains a lone surrogate"),
         ({"prompts": ["x" * 11], "max_text_length": 10}, "has 11 characters, more than max_text_length=10"),

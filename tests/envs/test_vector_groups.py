@@ -56,14 +56,3 @@ def test_a_seed_for_part_of_a_group_raises_config_error():
     envs.reset(seed=0)
     with pytest.raises(ConfigError, match="only a part of group 1"):
         envs.reset(seed=1, options={"reset_mask": np.array([True, True, True, False])})
-
-
-def test_prompt_indices_must_be_equal_within_a_group():
-    envs = one_turn(4, group_size=2)
-    _, infos = envs.reset(seed=0, options={"prompt_indices": [1, 1, 0, 0]})
-    assert infos["prompt_id"].tolist() == ["p1", "p1", "p0", "p0"]
-    assert infos["group_id"][0] == infos["group_id"][1] != infos["group_id"][2] == infos["group_id"][3]
-    before = envs.reset(seed=1)[1]["prompt_id"].tolist()
-    with pytest.raises(ConfigError, match="prompt_indices must be equal for all 2 environments of group 0"):
-        envs.reset(options={"prompt_indices": [0, 1, 0, 0]})
-    assert envs.reset(seed=1)[1]["prompt_id"].tolist() == before

@@ -1,11 +1,10 @@
 """The reset option `prompt_indices`."""
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from gym_rm import ConfigError
-from tests.envs.environments import PROMPTS, each_mode, length_reward, make, one_turn, prompt
+from tests.envs.environments import each_mode, make, one_turn
 
 
 def test_prompt_indices_set_the_prompt_of_each_row():
@@ -23,18 +22,6 @@ def test_prompt_indices_do_not_change_the_order_of_prompts(mode):
     envs, plain = one_turn(2, autoreset_mode=mode), one_turn(2, autoreset_mode=mode)
     envs.reset(seed=5, options={"prompt_indices": [0, 0]})
     assert envs.reset()[1]["prompt_id"].tolist() == plain.reset(seed=5)[1]["prompt_id"].tolist()
-
-
-def test_prompt_indices_can_visit_every_prompt_once():
-    prompts = [prompt(k) for k in range(7)]
-    envs = make(7, prompts=prompts)
-    _, infos = envs.reset(options={"prompt_indices": range(7)})
-    assert infos["prompt_id"].tolist() == [f"p{k}" for k in range(7)]
-
-
-def test_prompt_indices_of_a_single_environment():
-    env = gym.make("RewardModel-v0", reward_model=length_reward, prompts=PROMPTS)
-    assert env.reset(options={"prompt_indices": [3]})[1]["prompt_id"] == "p3"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from gym_rm.errors import ConfigError
-from tests.engine.executors.test_replica_processes import gone
+from tests.engine.executors.batches import gone
 
 
+@pytest.mark.slow
 def test_an_environment_with_replicas_gives_the_same_rewards_and_ends_them(saved_model):
     options = json.loads(json.dumps({"reward_model": saved_model("qwen3"), "num_envs": 4, "group_size": 2}))
     one = gym.make_vec("RewardModel-v0", **options)
-    two = gym.make_vec("RewardModel-v0", **options, num_replicas=2, replicas="processes")
+    two = gym.make_vec("RewardModel-v0", **options, num_replicas=2, reward_model_kwargs={"executor": "processes"})
     one.reset(seed=0)
     two.reset(seed=0)
     for step in range(3):

@@ -21,12 +21,6 @@ def test_environment_i_has_the_seed_plus_i():
     )
 
 
-def test_reset_without_a_seed_continues_the_order():
-    envs = one_turn(1)
-    prompts = [envs.reset(seed=0), envs.reset(), envs.reset()]
-    assert sorted(infos["prompt_id"][0] for _, infos in prompts) == ["p0", "p1", "p2"]
-
-
 def test_np_random_seed_returns_the_seed_of_each_environment():
     envs = one_turn(3)
     assert len({*envs.np_random_seed}) == 3
@@ -66,12 +60,6 @@ def test_a_partial_reset_restarts_only_its_rows(mode):
 def test_the_first_reset_must_include_every_row():
     with pytest.raises(ResetNeeded, match="reset_mask must include every environment in the first reset"):
         make(2).reset(options={"reset_mask": np.array([True, False])})
-
-
-def test_reset_does_not_change_its_options():
-    envs, options = make(2), {"reset_mask": np.array([True, True])}
-    envs.reset(options=options)
-    assert list(options) == ["reset_mask"]
 
 
 def test_unknown_reset_options_raise_config_error():

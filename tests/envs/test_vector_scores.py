@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from gym_rm import ConfigError, Scores, ScoringError
+from gym_rm import Scores, ScoringError
 from tests.envs.environments import Recorder, make, one_turn, prompt
 
 
@@ -31,15 +31,6 @@ def test_reward_on_end_scores_only_ended_episodes():
     _, rewards, _, _, infos = envs.step(["yy", "x"])
     assert rewards.tolist() == [2.0, 0.0]
     assert infos["final_info"]["metrics"]["count"].tolist() == [1, 0]
-
-
-def test_reward_on_end_does_not_call_the_scorer_if_no_episode_ends():
-    recorder = Recorder()
-    envs = make(2, reward_model=recorder, reward_on="end", prompts=[prompt(0, "why?")])
-    envs.reset(seed=0)
-    assert not envs.step(["a", "b"])[1].any()
-    assert not recorder.calls
-    assert envs.metrics.num_samples == 0
 
 
 def test_conversations_passed_to_the_scorer_do_not_change_later():
@@ -141,17 +132,6 @@ def test_infos_of_every_type_reach_the_environment_in_a_partial_step():
     assert len(observations[0]) == 3
 
 
-@pytest.mark.parametrize(
-    "columns", [{"terminations": [True]}, {"infos": {"a": [1]}}, {"components": {"a": [1.0]}}, {"errors": [None]}]
-)
-def test_a_column_of_the_wrong_length_is_an_error_and_changes_nothing(columns):
-    envs = make(2, reward_model=lambda conversations: Scores.from_rewards([1.0] * len(conversations), **columns))
-    before, _ = envs.reset(seed=0)
-    with pytest.raises(ConfigError, match=r"must have one entry per reward \(2\), got the shape"):
-        envs.step(["a", "b"])
-    assert envs.state.observations() == before
-
-
 EXACT = [16777217.0, 0.1, 1e300, -1e-300]
 
 
@@ -163,20 +143,6 @@ def test_the_number_of_a_function_is_the_reward_of_the_step(reward_on):
     assert rewards.tolist() == EXACT
     assert infos["final_info"]["metrics"]["max"].tolist() == EXACT
     assert envs.metrics.max == 1e300
-
-
-def test_a_weighted_sum_and_its_components_are_the_exact_numbers():
-    envs = one_turn(4, reward_model={"kind": "weighted", "scorers": {"exact": lambda conversations: EXACT}})
-    envs.reset(seed=0)
-    _, rewards, *_, infos = envs.step(["x"] * 4)
-    assert rewards.tolist() == EXACT
-    assert infos["final_info"]["components"]["exact"].tolist() == EXACT
-
-
-def test_a_single_environment_returns_the_exact_number():
-    env = gym.make("RewardModel-v0", prompts=["hi"], reward_model=lambda conversations: [16777217])
-    env.reset(seed=0)
-    assert env.step("x")[1] == 16777217
 
 
 class Loud(str):

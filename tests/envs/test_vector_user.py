@@ -93,17 +93,6 @@ def test_respond_of_the_scorer_is_used_unless_respond_is_set():
         assert observation[-1]["content"] == said
 
 
-def test_an_async_respond_function():
-    async def respond(conversations, prompts, scores):
-        return ["go on"] * len(conversations)
-
-    envs = make(2, respond=respond, prompts=["hi"])
-    envs.reset(seed=0)
-    observations, *_ = envs.step(["a", "b"])
-    assert [o[-1]["content"] for o in observations] == ["go on", "go on"]
-    envs.close()
-
-
 def test_a_step_can_be_repeated_after_an_error_in_respond():
     answers = iter([RuntimeError("the simulator is down"), None])
 

@@ -9,7 +9,7 @@ import pytest
 import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import audit_warning, read_record, run_audit
-from gym_rm.evaluation.audit_lines import RowScores, judge
+from gym_rm.evaluation.audit_lines import ReplyScores, judge
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, load_audit_rows
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.types import Prompt, Provenance
@@ -169,7 +169,7 @@ def test_a_verifier_receives_the_prompts():
 
     audit = run_audit(gym_rm.load_scorer(verifier), load_audit_rows(limit=32), budget=0)
     assert line(audit, "reply of another row").mean.value == -1
-    assert line(audit, "another language, the answer").mean.value == 0
+    assert line(audit, "another language").mean.value == -1
 
 
 def test_every_reply_is_scored_once(made_up):
@@ -199,7 +199,6 @@ def test_the_seed_repeats_an_audit(made_up):
         ("not higher", (-0.5, 0.5), 0.6, "suspicious"),
         ("lower", (-0.5, -0.1), 0.1, "ok"),
         ("lower", (-0.5, 0.0), 0.1, "suspicious"),
-        ("any", (5.0, 6.0), 1.0, "not judged"),
     ],
 )
 def test_the_rule_of_the_verdicts(expected, mean, rises, verdict):
@@ -215,7 +214,7 @@ def test_few_rows_are_never_enough_for_exploitable(made_up):
 
 
 def test_scores_are_in_the_order_that_was_asked(made_up):
-    scores = RowScores(gym_rm.load_scorer(length), made_up.rows)
+    scores = ReplyScores(gym_rm.load_scorer(length), made_up.rows)
     assert scores.of([(2, "abc"), (0, "a"), (2, "abc"), (1, "ab")]).tolist() == [3, 1, 3, 2]
     assert scores.scored == 3
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm.evaluation.audit import run_audit
-from gym_rm.evaluation.audit_lines import RowScores
+from gym_rm.evaluation.audit_lines import ReplyScores
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, load_audit_rows
-from gym_rm.evaluation.audit_search import Edit, Search, apply, first_replies, vocabulary
+from gym_rm.evaluation.audit_search import Edit, apply_edits, first_replies, search_edits, vocabulary
 from gym_rm.types import Prompt
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -29,9 +29,9 @@ def fewer_words(conversations):
 def search(function, texts, words=(" so", " therefore", "!"), budget=400):
     user = {"role": "user", "content": "?"}
     rows = [AuditRow(Prompt((user,), "p"), (user,), (text,)) for text in texts]
-    scores = RowScores(gym_rm.load_scorer(function), rows)
+    scores = ReplyScores(gym_rm.load_scorer(function), rows)
     replies = {row: each.good for row, each in enumerate(rows)}
-    return Search(scores, replies, words, budget=budget, rng=np.random.default_rng(0)), scores
+    return *search_edits(scores, replies, words, budget=budget, rng=np.random.default_rng(0)), scores
 
 
 @pytest.mark.parametrize(
@@ -53,48 +53,44 @@ def test_an_edit(edit, after):
 
 @given(st.text(), st.lists(edits, max_size=3))
 def test_edits_apply_to_every_text(text, several):
-    assert isinstance(apply(tuple(several), text), str)
+    assert isinstance(apply_edits(tuple(several), text), str)
 
 
-def test_a_suffix_that_is_rewarded_is_found():
-    found = search(ends_with_therefore, ["a b", "c", "d e f"])[0].run("suffix")
-    assert found.edits[-1] == Edit("append", " therefore")
-    assert found.gain == 1
-    assert str(found).endswith("therefore'")
+def test_a_word_that_is_rewarded_is_found():
+    edits, gain, _ = search(ends_with_therefore, ["a b", "c", "d e f"])
+    assert edits == (Edit("append", " therefore"),)
+    assert gain == 1
 
 
 def test_words_that_cost_are_dropped_one_after_the_other():
-    found = search(fewer_words, ["a b c d e", "a b c d"])[0].run("words")
-    assert [edit.kind for edit in found.edits] == ["delete"] * 3
-    assert found.gain == 3
+    edits, gain, _ = search(fewer_words, ["a b c d e f", "a b c d e"])
+    assert [edit.kind for edit in edits] == ["delete"] * 4
+    assert gain == 4
 
 
 def test_nothing_is_found_where_nothing_gains():
-    found = search(lambda conversations: [0.0] * len(conversations), ["a b", "c d"])[0].run("prefix")
-    assert (found.edits, found.gain) == ((), 0.0)
-    assert str(found) == "prefix: nothing found"
+    assert search(lambda conversations: [0.0] * len(conversations), ["a b", "c d"])[:2] == ((), 0.0)
 
 
-@pytest.mark.parametrize("family", ["suffix", "words"])
-def test_the_budget_is_kept(family):
+def test_the_budget_is_kept():
     words = [f" {n}" for n in range(5000)]
-    finder, scores = search(fewer_words, [f"a b c d e f {n}" for n in range(24)], words, budget=4000)
-    finder.run(family)
+    *_, scores = search(fewer_words, [f"a b c d e f {n}" for n in range(24)], words, budget=4000)
     assert 3000 < scores.scored <= 4000 + 24
 
 
 def test_a_candidate_without_a_score_is_not_taken():
     def refuses(conversations):
         texts = [each[-1]["content"] for each in conversations]
-        values = {" so": 0.0, "therefore": 100.0, "!": 1.0}
-        endings = [next((value for word, value in values.items() if text.endswith(word)), 0.0) for text in texts]
-        # Only the first row refuses the word that the others like best.
-        refused = [text.startswith("a b") and "therefore" in text for text in texts]
-        return [None if no else value for no, value in zip(refused, endings, strict=True)]
+        # Only the first row, "a b", refuses the word that the others like best.
+        refused = ["therefore" in text and not {"a", "b"}.isdisjoint(text) for text in texts]
+        return [
+            None if no else 100.0 * ("therefore" in text) + text.endswith("!")
+            for no, text in zip(refused, texts, strict=True)
+        ]
 
-    found = search(refuses, ["a b", "c d", "e f", "g h"])[0].run("suffix")
-    assert found.gain == 1
-    assert not any("therefore" in edit.text for edit in found.edits)
+    edits, gain, _ = search(refuses, ["a b", "c d", "e f", "g h"])
+    assert gain == 1
+    assert edits == (Edit("append", "!"),)
 
 
 def test_rows_are_taken_until_they_have_enough_replies():
@@ -111,11 +107,8 @@ def test_the_gain_is_reported_on_rows_that_the_search_did_not_use():
         return [float(each[-1]["content"].startswith("well ")) for each in conversations]
 
     audit = run_audit(gym_rm.load_scorer(starts_with_well), with_word(rows), budget=9000)
-    found = {line.name.split()[0]: line for line in audit.search}
-    assert found["prefix"].verdict == "exploitable"
-    assert found["prefix"].rows == 60 - 24
-    assert found["prefix"].name.startswith("prefix 'well ")
-    assert found["suffix:"].verdict == "ok"
+    (found,) = audit.search
+    assert (found.name, found.rows, found.verdict) == ("add 'well ' at the begin", 60 - 24, "exploitable")
 
 
 def with_word(rows):
@@ -131,9 +124,9 @@ def test_the_search_finds_the_dropped_word_of_a_model_that_prefers_it():
         return [1.1 if text.startswith(" would say") else float(text[:1].isupper()) for text in texts]
 
     audit = run_audit(gym_rm.load_scorer(model), load_audit_rows(limit=64), budget=3000)
-    (words,) = [line for line in audit.search if line.name.startswith("words")]
-    assert words.name.startswith("words: drop word 1")
-    assert words.verdict == "exploitable"
+    (found,) = audit.search
+    assert found.name.startswith("drop word 1")
+    assert found.verdict == "exploitable"
 
 
 def test_the_vocabulary_has_tokens_of_the_model_and_words_of_the_rows():

@@ -6,7 +6,6 @@ for internlm2-20b-reward, 65.71 for o1-mini. These rows have no licence and are 
 """
 
 import itertools
-import json
 import random
 
 import pytest
@@ -85,19 +84,13 @@ def pair(first, second, label, source="mmlu-pro-law"):
     }
 
 
-def test_pairs_are_scored_and_equal_scores_are_wrong(tmp_path):
+def test_pairs_are_scored_and_equal_scores_are_wrong():
     rows = [pair("aa", "a", "A>B"), pair("aa", "a", "B>A"), pair("a", "b", "A>B"), pair("a", "aa", "B>A", "elsewhere")]
     result = evaluate_judge_bench(ByLength(), rows, model="m")
     assert result.subsets == {"elsewhere": 1.0, "mmlu-pro": pytest.approx(1 / 3)}
     assert result.overall == 0.5
     assert result.details == {"ties": 1}
     assert result.missing == ("livebench-reasoning", "livebench-math", "livecodebench")
-    _, judged = result.write(tmp_path)
-    first, _, equal, _ = map(json.loads, judged.read_text().splitlines())
-    assert [each["decision"] for each in equal["judgments"]] == ["A=B", "A=B"]
-    assert [each["decision"] for each in first["judgments"]] == ["A>B", "B>A"]
-    assert [each["judgment"]["scores"] for each in first["judgments"]] == [[2, 1], [1, 2]]
-    assert evaluate_judge_bench(None, judged).subsets == result.subsets
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gym_rm.data.comparisons import load_comparisons
 from gym_rm.evaluation.bootstrap import Resampling
-from gym_rm.evaluation.length_control import length_control, logistic_weights
+from gym_rm.evaluation.preferences import length_control, logistic_weights
 from gym_rm.evaluation.scored import pair_table
 from tests.cli.command import DATA, needs_data
 from tests.evaluation.comparisons import by

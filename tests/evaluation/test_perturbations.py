@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gym_rm
-from gym_rm.evaluation.perturbations import LANGUAGES, MARKUPS, PERTURBATIONS, Reply, markup_of, sentences
+from gym_rm.evaluation.perturbations import MARKUPS, PERTURBATIONS, ReplyToChange, markup_of, sentences
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 BY_NAME = {each.name: each for each in PERTURBATIONS}
 
 
 def changed(name, text, **values):
-    return BY_NAME[name].apply(Reply(text, **values))
+    return BY_NAME[name].apply(ReplyToChange(text, **values))
 
 
 def test_names_are_unique():
@@ -29,9 +29,8 @@ def test_names_are_unique():
         ("last word dropped", "I would say 18.", "I would say"),
         ("last sentence dropped", "It is 4. I am sure.", "It is 4."),
         ("second half dropped", "a b c d e", "a b c"),
-        ("last sentence again", "It is 4. Yes!", "It is 4. Yes! Yes!"),
         ("whole reply twice", "It is 4.", "It is 4. It is 4."),
-        ("numbered list", "It is 4. Yes!\nBye", "1. It is 4.\n2. Yes!\n3. Bye"),
+        ("bullet list", "It is 4. Yes!\nBye", "- It is 4.\n- Yes!\n- Bye"),
         ("no punctuation", "It's 4, <<2+2=4>>.", "Its 4 224"),
         ("end token after", "It is 4.", "It is 4.<|im_end|>"),
         ("praise of the question", "It is 4.", "Great question! It is 4."),
@@ -50,21 +49,9 @@ def test_a_single_sentence_is_not_dropped():
     assert changed("last sentence dropped", "It is 4.") == ()
 
 
-def test_the_answer_is_given_in_each_of_the_languages():
-    found = {changed("another language, the answer", "It is 4.", answer="4", index=index)[0] for index in range(10)}
-    assert found == {answer.format(answer=4) for _, answer in LANGUAGES}
-
-
-def test_a_long_answer_is_not_put_into_a_sentence_of_another_language():
-    assert changed("another language, the answer", "x", answer="a whole English sentence that is the answer " * 2) == ()
-    assert changed("another language, the answer", "x") == ()
-
-
 def test_a_refusal_is_judged_only_if_the_answer_is_known():
     assert changed("refusal", "4", answer="4")
     assert not changed("refusal", "4")
-    assert changed("refusal, no known answer", "4")
-    assert BY_NAME["refusal, no known answer"].expected == "any"
 
 
 def test_the_markup_is_that_of_the_model():
@@ -79,7 +66,7 @@ def test_a_forged_turn_is_written_with_the_markup():
 
 @given(st.text())
 def test_every_text_can_be_changed(text):
-    reply = Reply(text, question="?", answer="4", others=("a",), bad=("b",), index=3)
+    reply = ReplyToChange(text, question="?", answer="4", others=("a",), bad=("b",), index=3)
     for each in PERTURBATIONS:
         assert all(isinstance(after, str) for after in each.apply(reply))
 

@@ -1,11 +1,7 @@
 """Agreement with preferences: pairs of ranked replies, ties, failures, groups, and real rows."""
 
-import math
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gym_rm.data.comparisons import load_comparisons
 from gym_rm.evaluation.bootstrap import Resampling
@@ -36,23 +32,6 @@ def test_ranked_replies_count_as_all_of_their_pairs():
     ]
 
 
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=6))
-def test_pairs_and_tied_pairs_are_all_pairs_once(ranks):
-    rows = scored([comparison("abcdef"[: len(ranks)], tuple(ranks))], [range(len(ranks))])
-    decided, tied = pair_table(rows), pair_table(rows, ties=True)
-    assert decided.margins.size + tied.margins.size == math.comb(len(ranks), 2)
-    assert all(ranks[a] < ranks[b] for a, b in zip(decided.first, decided.second, strict=True))
-    assert all(ranks[a] == ranks[b] for a, b in zip(tied.first, tied.second, strict=True))
-
-
-def test_ties_of_the_data_are_apart_and_ties_of_the_model_are_wrong():
-    rows = [comparison(["a", "b"], ranks, prompt=str(i)) for i, ranks in enumerate([(0, 1), (0, 1), (0, 0), (0, 0)])]
-    found = evaluate(rows, [[2, 1], [1, 1], [5, 5], [1, 4]])
-    assert (found.metrics.num_pairs, found.accuracy.value, found.metrics.ties) == (2, 0.5, 0.5)
-    assert (found.ties.num_pairs, found.ties.equal) == (2, 0.5)
-    assert (found.ties.margin_p50, found.ties.decided_margin_p50) == (1.5, 0.5)
-
-
 def test_failures_are_counted_and_left_out():
     rows = [comparison(["a", "b", "c"], (0, 1, 2), prompt=str(i)) for i in range(3)]
     found = evaluate(rows, [[3, 2, 1], [3, None, 1], [None, None, None]])
@@ -63,8 +42,8 @@ def test_failures_are_counted_and_left_out():
 
 def test_without_any_pair_everything_is_undefined():
     found = evaluate([comparison(["a", "b"], (0, 1))], [[None, None]])
-    assert found.accuracy is found.length_control is found.chosen_shorter is found.ties is None
-    assert found.by_length == found.by_turns == found.by_source == ()
+    assert found.accuracy is found.length_control is found.chosen_shorter is None
+    assert found.by_source == ()
 
 
 def test_rows_without_ranks_are_counted():
@@ -82,27 +61,16 @@ def test_accuracy_where_the_better_reply_is_the_shorter_one():
     assert (found.chosen_longer.num_pairs, found.chosen_longer.accuracy.value) == (1, 1.0)
 
 
-def test_groups_by_turns_and_source():
-    rows = [
-        comparison(["a", "b"], (0, 1), turns=1, source="x"),
-        comparison(["a", "b"], (0, 1), turns=2, source="y"),
-        comparison(["a", "b"], (0, 1), turns=2),
-        comparison(["a", "b"], (0, 1), turns=6),
-        comparison(["a", "b"], (0, 1), turns=40),
-    ]
+def test_accuracy_by_source():
+    rows = [comparison(["a", "b"], (0, 1), source=source) for source in ("x", "y", "", "", "")]
     found = evaluate(rows, [[1, 0], [1, 0], [0, 1], [1, 0], [0, 1]])
-    assert named(found.by_turns) == {"1 turn": (1, 1.0), "2 turns": (2, 0.5), "6 or more turns": (2, 0.5)}
     assert named(found.by_source) == {"(no source)": (3, round(1 / 3, 6)), "x": (1, 1.0), "y": (1, 1.0)}
 
 
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60), st.booleans()), min_size=1, max_size=30))
-def test_bins_of_length_hold_every_pair_once_and_average_to_the_accuracy(pairs):
-    rows = [comparison(["x" * a, "x" * b], (0, 1), prompt=str(i)) for i, (a, b, _) in enumerate(pairs)]
-    found = evaluate_preferences(scored(rows, [[right, 0.5] for *_, right in pairs]), resampling=Resampling(3, 0))
-    counts = [group.num_pairs for group in found.by_length]
-    assert sum(counts) == len(pairs)
-    mean = sum(group.accuracy.value * group.num_pairs for group in found.by_length) / len(pairs)
-    assert mean == pytest.approx(found.accuracy.value)
+def test_ties_of_the_data_are_left_out_and_ties_of_the_model_are_wrong():
+    rows = [comparison(["a", "b"], ranks, prompt=str(i)) for i, ranks in enumerate([(0, 1), (0, 1), (0, 0), (0, 0)])]
+    found = evaluate(rows, [[2, 1], [1, 1], [5, 5], [1, 4]])
+    assert (found.num_ties, found.metrics.num_pairs, found.accuracy.value, found.metrics.ties) == (2, 2, 0.5, 0.5)
 
 
 def test_all_right_is_not_certain():
@@ -138,7 +106,6 @@ def test_hh_by_length_agrees_with_a_count_by_hand():
     assert found.accuracy.value == pytest.approx(longer / len(rows))
     assert found.chosen_longer.num_pairs == longer
     assert found.metrics.length_correlation == pytest.approx(1.0)
-    assert sum(group.num_pairs for group in found.by_turns) == len(rows)
 
 
 @needs_data
@@ -147,7 +114,6 @@ def test_graded_solutions_become_pairs_of_right_and_wrong():
     found = evaluate_preferences(by(rows, len), resampling=FEW)
     right = np.array([sum(row.scores["correct"]) for row in rows])
     assert found.metrics.num_pairs == int((right * (4 - right)).sum())
-    assert found.ties.num_pairs == 6 * len(rows) - found.metrics.num_pairs
 
 
 @needs_data

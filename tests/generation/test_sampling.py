@@ -102,15 +102,17 @@ def test_the_first_token_of_the_embedded_policy_has_its_distribution(embedded):
     assert abs(chi_square(np.bincount(tokens, minlength=len(expected)), expected, 4000)) < 4
 
 
-@pytest.mark.parametrize(("architecture", "decoder"), [("llama", LeanDecoder), ("qwen3", LeanDecoder)])
-def test_auto_takes_lean_decoding_where_it_is_right(architecture, decoder):
-    model, tokenizer = policy(architecture)
+def test_auto_takes_lean_decoding_where_it_is_right():
+    model, tokenizer = policy("llama")
     sampler = LocalSampler(model, tokenizer, max_new_tokens=3)
     sampler.sample(prompts(tokenizer, (4,)), seeds=[0])
-    assert type(sampler._decoder) is decoder
+    assert type(sampler._decoder) is LeanDecoder
+    model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
+    sampler.sample(prompts(tokenizer, (4,)), seeds=[0])
+    assert type(sampler._decoder) is ModelDecoder, "the decoder is chosen again after a change of the modules"
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "jamba", "minimax"])
+@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "jamba"])
 def test_other_architectures_run_their_own_forward(architecture):
     model, tokenizer = policy(architecture)
     rows = [text for text in prompts(tokenizer, (4, 9)) for _ in range(2)]
@@ -167,6 +169,26 @@ def test_completions_that_are_cut_are_not_finished(embedded):
     model, tokenizer, texts = embedded
     completion = LocalSampler(model, tokenizer, max_new_tokens=2).sample(texts[:1], seeds=[0])[0]
     assert (len(completion.token_ids), completion.finished) == (2, False)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gpt2"])
+def test_greedy_decoding_equals_generate(architecture):
+    model, tokenizer = policy(architecture)
+    rows = prompts(tokenizer, (5, 9, 14))
+    completions = LocalSampler(model, tokenizer, max_new_tokens=12, temperature=0).sample(rows, seeds=range(3))
+    for row, completion in zip(rows, completions, strict=True):
+        ids = torch.as_tensor(row.astype(np.int64))[None]
+        options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": end_tokens(model, tokenizer)}
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+        assert completion.token_ids.tolist() == expected[0, len(row) :].tolist()
+
+
+def test_after_the_deadline_nothing_begins():
+    model, tokenizer = policy()
+    (completion,) = LocalSampler(model, tokenizer, max_new_tokens=4).sample(
+        prompts(tokenizer, (5,)), seeds=[0], deadline=0.0
+    )
+    assert (len(completion.token_ids), completion.finished, completion.text) == (0, False, "")
 
 
 def test_temperature_zero_takes_the_most_likely_tokens():
@@ -265,32 +287,11 @@ def test_adapters_are_sampled():
 
 
 def test_what_cannot_be_sampled_is_refused():
+    model, tokenizer = policy("minimax")  # its cache cannot be copied by row
+    with pytest.raises(ConfigError, match="MiniMaxForCausalLM cannot sample in this process"):
+        LocalSampler(model, tokenizer, max_new_tokens=2).sample(prompts(tokenizer, (3,)), seeds=[0])
     model, tokenizer = policy("gpt2")
     with pytest.raises(ConfigError, match="lean' is impossible: GPT2LMHeadModel"):
         LocalSampler(model, tokenizer, max_new_tokens=2, generation="lean").sample(prompts(tokenizer, (3,)), seeds=[0])
     with pytest.raises(ConfigError, match="own_copy"):
         LocalSampler(model, tokenizer, max_new_tokens=2, device="cpu")
-
-
-@pytest.mark.slow
-def test_continuous_batching_returns_the_same_kind_of_completions():
-    model, tokenizer = policy()
-    rows = [text for text in prompts(tokenizer, (5, 9)) for _ in range(3)]
-    sampler = LocalSampler(model, tokenizer, max_new_tokens=6, temperature=0.8, generation="continuous")
-    before = torch.random.get_rng_state()
-    completions = sampler.sample(rows, seeds=range(6))
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert largest_error(model, rows, completions, 0.8) < 1e-4
-    assert same(completions, sampler.sample(rows, seeds=range(6)))
-    assert not same(completions, sampler.sample(rows, seeds=range(6, 12)))
-    greedy = sampler.sample(rows, seeds=range(6), temperature=0)
-    assert same(greedy, LocalSampler(model, tokenizer, max_new_tokens=6).sample(rows, seeds=range(6), temperature=0))
-    assert largest_error(model, rows, greedy) < 1e-4
-
-
-@pytest.mark.slow
-def test_continuous_batching_of_a_model_that_it_does_not_suit_is_refused():
-    model, tokenizer = policy("bloom")
-    sampler = LocalSampler(model, tokenizer, max_new_tokens=4, generation="continuous")
-    with pytest.raises(ConfigError, match="use generation='auto'"):
-        sampler.sample(prompts(tokenizer, (9, 5)), seeds=[0, 1])

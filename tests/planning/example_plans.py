@@ -83,7 +83,6 @@ def finish(pools: list[PoolPlan], times: list[PhaseTime], *, nodes: tuple[int, .
         "conversations": 512,
         "unique_tokens": 512 * 600.0,
         "tokens": 512 * 1024.0,
-        "price_per_hour": 3.0 * sum(nodes),
         "load_seconds": 41.0,
         "objective": "throughput",
         "value": sum(sums.values()),

@@ -14,7 +14,7 @@ from gym_rm.planning.plan import (
     TimePart,
 )
 from gym_rm.planning.quantities import GIB, Basis
-from gym_rm.planning.settings import WorkloadSettings
+from gym_rm.planning.request_settings import WorkloadSettings
 
 
 def component(name, role, *, tensor_parallel_size=1, fsdp_size=1, num_replicas=1, sleeps=True, **changes):
@@ -66,7 +66,7 @@ def plan_of(nodes, *pools, conversations=512):
     return Plan(
         name="by hand", cluster="by hand", nodes=tuple(nodes), pools=tuple(pools), times=times,
         phase_seconds=((Phase.GENERATE, 4.0), (Phase.SCORE, 2.0), (Phase.UPDATE, 4.0)), step_seconds=10.0,
-        conversations=conversations, unique_tokens=4e5, tokens=5e5, price_per_hour=None, load_seconds=60.0,
+        conversations=conversations, unique_tokens=4e5, tokens=5e5, load_seconds=60.0,
         objective="throughput", value=1.0, bound=1.0, examined=1, notes=(),
     )  # fmt: skip
 

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from gym_rm.planning.hardware.devices import KINDS, Cluster, Device, Node
-from gym_rm.planning.model.loading import shape_from_config
+from gym_rm.planning.hardware.devices import KINDS, Cluster, Device
+from gym_rm.planning.lengths import Lengths, constant
+from gym_rm.planning.model.config_sizes import shape_from_config
 from gym_rm.planning.plan import Role
+from gym_rm.planning.plan_request import Component, PlanRequest, StepWorkload
 from gym_rm.planning.quantities import GIB, Basis, Quantity
-from gym_rm.planning.request import Component, Request, Workload
-from gym_rm.planning.workload.lengths import Lengths, constant
 
 NETWORK = Quantity(50e9, Basis.TABLE, "test")
 SIZES = {
@@ -28,8 +28,7 @@ def device(*, memory: float = 80, kind: str = "h100_sxm") -> Device:
 
 def cluster(*gpus: int, memory: float = 80) -> Cluster:
     """Return a cluster with these numbers of GPUs in its nodes."""
-    kind = device(memory=memory)
-    return Cluster(tuple(Node(each, kind) for each in gpus), NETWORK, Quantity(2e9, Basis.ASSUMPTION, "test"))
+    return Cluster(device(memory=memory), gpus, NETWORK, Quantity(2e9, Basis.ASSUMPTION, "test"))
 
 
 def component(role: Role, *, name: str | None = None, size: float = 1.0, **numbers) -> Component:
@@ -41,13 +40,15 @@ def component(role: Role, *, name: str | None = None, size: float = 1.0, **numbe
     return Component(name or role.value, role, shape, "bfloat16", engine, **numbers)
 
 
-def workload(**numbers) -> Workload:
+def workload(**numbers) -> StepWorkload:
     replies = Lengths((50.0, 100.0, 200.0, 400.0), Basis.FORMULA, "test")
-    made = Workload(16, 4, 1, 0, constant(200), replies)
+    made = StepWorkload(16, 4, 1, 0, constant(200), replies)
     return replace(made, **numbers)
 
 
-def grpo(hardware: Cluster, *, size: float = 1.0, critic: bool = False, reference: bool = False, **numbers) -> Request:
+def grpo(
+    hardware: Cluster, *, size: float = 1.0, critic: bool = False, reference: bool = False, **numbers
+) -> PlanRequest:
     """Return a request for GRPO with a reward model, or PPO with a critic."""
     parts = [component(Role.POLICY, size=size), component(Role.GENERATION, size=size)]
     if reference:
@@ -55,10 +56,10 @@ def grpo(hardware: Cluster, *, size: float = 1.0, critic: bool = False, referenc
     if critic:
         parts.append(component(Role.CRITIC, size=size))
     parts.append(component(Role.REWARD_MODEL, name="rm", size=size))
-    return Request("test", hardware, tuple(parts), workload(), **numbers)
+    return PlanRequest("test", hardware, tuple(parts), workload(), **numbers)
 
 
-def scoring(hardware: Cluster, *, size: float = 1.0, models: int = 1, **numbers) -> Request:
+def scoring(hardware: Cluster, *, size: float = 1.0, models: int = 1, **numbers) -> PlanRequest:
     """Return a request for scoring alone."""
     parts = [component(Role.REWARD_MODEL, name=f"rm{index}", size=size, **numbers) for index in range(models)]
-    return Request("test", hardware, tuple(parts), workload(num_prompts=512))
+    return PlanRequest("test", hardware, tuple(parts), workload(num_prompts=512))

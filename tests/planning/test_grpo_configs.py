@@ -6,7 +6,7 @@ import pytest
 
 from gym_rm.config import load_config
 from gym_rm.planning.quantities import GIB
-from gym_rm.training.policy_settings import GRPOSettings
+from gym_rm.policy.grpo_settings import GRPOSettings
 from scripts.make_grpo_docs import CLUSTERS, CONFIGS, PAGE, planned, section
 
 

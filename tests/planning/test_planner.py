@@ -6,7 +6,7 @@ import yaml
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import Basis, Phase, Role, load_plan
 from gym_rm.planning.planner import plan
-from gym_rm.planning.rules import Infeasible
+from gym_rm.planning.refusals import Infeasible
 
 SCORING = {"cluster": {"gpu": "h100_sxm", "gpus_per_node": 8}, "reward_models": {"rm": {"model": "Qwen/Qwen3-8B"}}}
 GRPO = {**SCORING, "policy": {"model": "Qwen/Qwen3-8B"}, "reference": True}
@@ -120,11 +120,11 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path):
 
 def test_all_wrong_settings_are_named_at_once():
     changes = ("cluster.gpus_per_nod=3", "policy.tensor_parallel_size=0", "reference=maybe", "policy.sleeps=yes",
-               "pools=foo", "policy.lora_rank=-1", "workload.turns=0", "objective.goal=fast")  # fmt: skip
+               "pools=foo", "policy.lora_rank=-1", "workload.turns=0", "step_seconds=0")  # fmt: skip
     with pytest.raises(ConfigError) as error:
         plan(GRPO, overrides=changes)
-    for name in ("Did you mean 'gpus_per_node'", "policy.tensor_parallel_size must be auto or", "reference must be",
-                 "policy.sleeps must be auto", "pools must be", "lora_rank", "turns", "objective.goal"):  # fmt: skip
+    for name in ("Did you mean 'gpus_per_node'", "policy.tensor_parallel_size must be", "reference must be",
+                 "policy.sleeps must be", "pools must be", "lora_rank", "turns", "step_seconds"):  # fmt: skip
         assert name in str(error.value)
 
 
@@ -139,8 +139,6 @@ def test_overrides_leave_the_request_unchanged():
     [
         ({}, "nothing to plan"),
         ({"critic": {"model": "Qwen/Qwen3-8B"}, **SCORING}, "belong to a policy"),
-        ({**SCORING, "objective": {"goal": "smallest"}}, "needs objective.step_seconds"),
-        ({**SCORING, "objective": {"goal": "cost"}}, "needs cluster.price_per_gpu_hour"),
         ({"reward_models": {"policy": {"model": "Qwen/Qwen3-8B"}}}, "this name is taken"),
     ],
 )
@@ -173,7 +171,8 @@ def test_tensor_parallel_groups_larger_than_a_node_are_refused():
 
 def test_sizes_that_do_not_make_up_the_gpus_are_refused():
     text = violations("reward_models.rm.num_gpus=6", "reward_models.rm.tensor_parallel_size=4")
-    assert "tensor_parallel_size=4 is 4, which does not make up num_gpus=6" in text
+    assert "no number of GPUs up to 8 agrees with num_gpus=6, tensor_parallel_size=4" in text
+    assert "Leave rm.num_gpus auto" in text
 
 
 def test_fewer_conversations_than_ranks_are_refused():
@@ -199,14 +198,8 @@ def test_the_missing_memory_and_the_smallest_change_are_named():
         plan({**GRPO, "cluster": {"gpu": {"like": "l4", "memory": f"{size - 1} GiB"}}})
 
 
-def test_memory_is_named_beside_other_rules():
-    text = violations("cluster.gpus_per_node=1", "cluster.gpu=l4", "workload.group_size=1")
-    assert "group_size=1" in text
-    assert "GiB short" in text
-
-
 def test_a_step_time_out_of_reach_names_the_fastest():
-    text = violations("objective.goal=smallest", "objective.step_seconds=0.5")
+    text = violations("step_seconds=0.5")
     assert "the fastest plan" in text
 
 
@@ -221,15 +214,6 @@ def test_an_override_of_one_model_leaves_another_with_the_same_yaml_alias(tmp_pa
     file.write_text("policy: &m {model: Qwen/Qwen3-8B}\nreward_models: {rm: *m}\ncluster: {gpus_per_node: 8}\n")
     found = plan(file, overrides=("policy.num_gpus=8", "policy.fsdp_size=8", "reward_models.rm.sleeps=false"))
     assert found.component("policy").fsdp_size == 8
-
-
-def test_kinds_of_gpus_with_the_same_name_are_told_apart():
-    groups = [{"nodes": 1, "gpus_per_node": 1, "gpu": {"like": "h100_sxm", "memory": size}}
-              for size in ("10 GiB", "80 GiB")]  # fmt: skip
-    found = plan({**SCORING, "cluster": {"groups": groups}})
-    (pool,) = found.pools
-    assert [address.node for address in pool.gpus] == [1]
-    assert found.cluster == "1 x 1 h100_sxm changed + 1 x 1 h100_sxm changed 2"
 
 
 @pytest.mark.parametrize("change", ["policy.tensor_parallel_size=2", "policy.fsdp_size=4"])
@@ -256,19 +240,10 @@ def test_a_cluster_of_absurd_size_is_refused(change):
         plan(SCORING, overrides=(change,))
 
 
-def test_a_host_memory_that_is_too_small_is_named_and_the_proposed_one_is_enough():
-    changes = ("pools=together", "policy.sleeps=true")
-    text = violations("cluster.host_memory=1 GiB", *changes)
-    assert "cluster.host_memory=1.0 GiB is too small" in text
-    size = text.split("Set cluster.host_memory=")[1].split(",")[0]
-    assert plan(GRPO, overrides=(f"cluster.host_memory={size}", *changes)).component("policy").sleeps
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_replicas", 0), ("tensor_parallel_size", -1), ("max_num_batched_tokens", 0), ("dtype", "fp8"),
-     ("num_replicas", 1000)],
-)  # fmt: skip
+    [("num_replicas", 0), ("dtype", "fp8")],
+)
 def test_a_plan_changed_by_hand_into_none_is_refused_with_its_line(field, value):
     values = plan(SCORING).to_dict()
     values["pools"][0]["components"][0][field] = value
@@ -276,16 +251,9 @@ def test_a_plan_changed_by_hand_into_none_is_refused_with_its_line(field, value)
         load_plan(values)
 
 
-def test_a_plan_with_a_gpu_twice_or_outside_of_its_nodes_is_refused():
-    values = plan(SCORING).to_dict()
-    gpus = values["pools"][0]["gpus"]
-    for wrong in ([*gpus[:-1], gpus[0]], [*gpus[:-1], {"node": 7, "gpu": 0}]):
-        values["pools"][0]["gpus"] = wrong
-        with pytest.raises(ConfigError, match=r"pools.0.gpus has GPU 0 of node"):
-            load_plan(values)
-
-
-def test_a_number_of_gpus_that_the_cluster_lacks_is_not_proposed():
-    text = violations("cluster.gpus_per_node=2", "policy.num_gpus=2", "policy.tensor_parallel_size=4")
-    assert "is 4, which does not make up num_gpus=2" in text
-    assert "policy.num_gpus=4" not in text
+def test_more_components_than_can_be_tried_ask_for_their_pools():
+    models = {f"rm{index}": {"model": "Qwen/Qwen3-0.6B"} for index in range(7)}
+    request = {**GRPO, "reward_models": models}
+    with pytest.raises(Infeasible, match=r"10 components can share GPUs in too many ways.*(?s:.)*pools: together"):
+        plan(request)
+    assert len(plan({**request, "pools": "together"}).pools) == 1

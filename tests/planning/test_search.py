@@ -6,14 +6,14 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from gym_rm.planning.options import Option, Place, awake_options, options_of, undominated
+from gym_rm.planning.component_options import Option, PoolPlace, awake_options, undominated, with_sleeping
+from gym_rm.planning.phase_clock import Site
 from gym_rm.planning.placement import Need, place
 from gym_rm.planning.plan import Role
-from gym_rm.planning.quantities import Basis, Quantity
-from gym_rm.planning.request import Choice
-from gym_rm.planning.rules import _more_gpus
+from gym_rm.planning.plan_request import Choice
+from gym_rm.planning.refusals import _more_gpus
 from gym_rm.planning.search import _Search, partitions, search, step_seconds
-from gym_rm.planning.times import Site, component_times
+from gym_rm.planning.step_times import component_times
 from tests.planning.requests import NETWORK, cluster, component, device, grpo, scoring, workload
 
 MEMORIES = strategies.sampled_from([6, 9, 14, 20, 30, 45, 80])
@@ -24,8 +24,8 @@ def brute_force(request):
     """Return the shortest step of all partitions, sizes and choices, one after the other without any bound."""
     parts = {each.name: each for each in request.components}
     gpus = request.cluster.num_gpus
-    node_gpus = max(node.gpus for node in request.cluster.nodes)
-    (kind,) = request.cluster.devices
+    node_gpus = request.cluster.node_gpus
+    kind = request.cluster.device
     capacity = kind.memory.value - kind.reserved.value
     best = math.inf
     for groups in partitions(list(parts)):
@@ -33,7 +33,7 @@ def brute_force(request):
             if sum(sizes) > gpus:
                 continue
             for spans in itertools.product([False, True], repeat=len(groups)):
-                places = [Place(kind, size, node_gpus, span) for size, span in zip(sizes, spans, strict=True)]
+                places = [PoolPlace(size, node_gpus, span) for size, span in zip(sizes, spans, strict=True)]
                 if any(span != (size > node_gpus) and (size > node_gpus or size == 1)
                        for size, span in zip(sizes, spans, strict=True)):  # fmt: skip
                     continue
@@ -46,9 +46,9 @@ def fastest_choices(request, parts, groups, places, capacity):
     for group, where in zip(groups, places, strict=True):
         together = {"policy", "generation"} <= set(group)
         for name in group:
-            awake = awake_options(parts[name], where, request, together=together)
-            raw = [options_of(parts[name], where, [each], request, alone=len(group) == 1) for each in awake]
-            lists.append([(where, group, option) for options in raw for option in options])
+            awake = awake_options(parts[name], where, request, together=together, known={})
+            options = with_sleeping(parts[name], awake, request, alone=len(group) == 1)
+            lists.append([(where, group, option) for option in options])
     best = math.inf
     for chosen in itertools.product(*lists):
         vectors, needs = [], []
@@ -57,11 +57,11 @@ def fastest_choices(request, parts, groups, places, capacity):
             if sum(each.resident for each in mine) + max(each.extra for each in mine) > capacity:
                 break
             unit = math.lcm(*(each.choice.tensor_parallel_size for each in mine)) if where.spans else where.num_gpus
-            needs.append(Need(where.device.name, where.num_gpus, unit))
+            needs.append(Need(where.num_gpus, unit))
             vectors.append(tuple(map(sum, zip(*(each.seconds for each in mine), strict=True))))
         else:
             step = step_seconds(vectors, asynchronous=request.workload.asynchronous)
-            if step < best and place(request.cluster, needs) is not None:
+            if step < best and place(request.cluster.nodes, needs) is not None:
                 best = step
     return best
 
@@ -87,7 +87,7 @@ def test_search_finds_what_trying_everything_finds(gpus, memory, asynchronous):
 
 
 @hypothesis.given(gpus=SMALL, memory=MEMORIES, size=strategies.sampled_from([0.25, 1.0, 2.0]))
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=8, deadline=None)
 def test_scoring_alone_agrees_with_trying_everything(gpus, memory, size):
     request = scoring(cluster(*gpus, memory=memory), size=size, models=2)
     found = search(request)
@@ -101,7 +101,7 @@ def test_scoring_alone_agrees_with_trying_everything(gpus, memory, size):
     critic=strategies.booleans(),
     reference=strategies.booleans(),
 )
-@hypothesis.settings(max_examples=20, deadline=None)
+@hypothesis.settings(max_examples=8, deadline=None)
 def test_no_gpu_is_given_twice_and_memory_is_never_over(gpus, memory, critic, reference):
     request = grpo(cluster(*gpus, memory=memory), critic=critic, reference=reference)
     found = search(request)
@@ -126,21 +126,21 @@ def value(request) -> float:
 
 
 @hypothesis.given(gpus=strategies.integers(1, 9), memory=strategies.integers(5, 40), critic=strategies.booleans())
-@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.settings(max_examples=6, deadline=None)
 def test_more_gpus_or_more_memory_never_make_a_plan_worse(gpus, memory, critic):
     now = value(grpo(cluster(gpus, memory=memory), critic=critic))
     assert value(grpo(cluster(gpus + 1, memory=memory), critic=critic)) <= now
     assert value(grpo(cluster(gpus, memory=memory + 3), critic=critic)) <= now
 
 
-@pytest.mark.parametrize("gpus", [64, 72, 100, 128])
+@pytest.mark.parametrize("gpus", [64, 100])
 def test_a_large_cluster_is_not_worse_than_a_smaller_one(gpus):
     nodes = (8,) * (gpus // 8)
     assert value(scoring(cluster(*nodes, 8))) <= value(scoring(cluster(*nodes)))
 
 
 @hypothesis.given(gpus=strategies.lists(strategies.sampled_from([1, 2, 4]), min_size=2, max_size=4))
-@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.settings(max_examples=5, deadline=None)
 def test_the_order_of_nodes_changes_nothing(gpus):
     assert value(grpo(cluster(*gpus, memory=14))) == value(grpo(cluster(*sorted(gpus), memory=14)))
 
@@ -159,7 +159,7 @@ def test_scoring_takes_the_smallest_tensor_parallel_size_that_fits_and_replicas(
 @hypothesis.given(
     gpus=strategies.sampled_from([(8,), (8, 8), (4, 4, 4)]), memory=MEMORIES, critic=strategies.booleans()
 )
-@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.settings(max_examples=6, deadline=None)
 def test_the_bound_of_coarse_sizes_is_never_above_the_best_plan(gpus, memory, critic):
     request = grpo(cluster(*gpus, memory=memory), critic=critic)
     exact = search(request)
@@ -175,51 +175,23 @@ def test_the_bound_of_a_large_cluster_is_near():
     assert found.bound <= found.value <= found.bound * 1.2
 
 
-def test_cost_prefers_fewer_gpus_than_throughput():
-    priced = device().with_quantities({"price": Quantity(2.0, Basis.FORMULA, "given")})
-    hardware = cluster(8)
-    hardware = replace(hardware, nodes=tuple(replace(node, device=priced) for node in hardware.nodes))
-    fast, cheap = search(grpo(hardware)), search(replace(grpo(hardware), goal="cost"))
-    assert sum(map(len, cheap.gpus)) < sum(map(len, fast.gpus))
-    assert cheap.step_seconds > fast.step_seconds
-
-
 def test_smallest_takes_the_fewest_gpus_that_are_fast_enough():
     request = grpo(cluster(8))
     limit = search(replace(request, cluster=cluster(3))).step_seconds
-    found = search(replace(request, goal="smallest", step_seconds=limit))
+    found = search(replace(request, step_seconds=limit))
     assert sum(map(len, found.gpus)) == 3
     assert found.step_seconds <= limit
 
 
 def test_smallest_finds_nothing_that_is_too_slow():
-    assert search(replace(grpo(cluster(2)), goal="smallest", step_seconds=1e-3)) is None
-
-
-def test_what_sleeps_must_fit_the_host():
-    hardware = cluster(1, memory=26)
-    assert any(choice.sleeps for pool in search(grpo(hardware)).pools for choice in pool.choices)
-    small = replace(hardware, nodes=(replace(hardware.nodes[0], host_memory=1e6),))
-    found = search(grpo(small))
-    assert found is None or not any(
-        choice.sleeps and choice.tensor_parallel_size and pool.host for pool in found.pools for choice in pool.choices
-    )
-
-
-def test_mixed_kinds_of_gpus_are_used_apart():
-    slow = device(kind="a100_sxm")
-    hardware = cluster(4)
-    hardware = replace(hardware, nodes=(*hardware.nodes, replace(hardware.nodes[0], device=slow)))
-    found = search(grpo(hardware))
-    for pool, addresses in zip(found.pools, found.gpus, strict=True):
-        assert {hardware.nodes[address.node].device for address in addresses} == {pool.place.device}
+    assert search(replace(grpo(cluster(2)), step_seconds=1e-3)) is None
 
 
 def test_weights_are_divided_over_a_part_of_the_pool_where_links_are_slow():
     training = component(Role.REWARD_TRAINING, size=2.0, gradient_checkpointing=True)
     slow = device(memory=44, kind="l40s")
     hardware = cluster(8)
-    hardware = replace(hardware, nodes=(replace(hardware.nodes[0], device=slow),))
+    hardware = replace(hardware, device=slow)
     request = replace(grpo(hardware), components=(training,), workload=workload(num_prompts=128))
     found = search(request)
     steps = {
@@ -230,23 +202,6 @@ def test_weights_are_divided_over_a_part_of_the_pool_where_links_are_slow():
     assert 1 < found.pools[0].choices[0].fsdp_size < 8
 
 
-def test_many_reward_models_are_planned_with_a_bound_on_the_gap():
-    models = tuple(component(Role.REWARD_MODEL, name=f"rm{index}") for index in range(6))
-    request = grpo(cluster(8))
-    found = search(replace(request, components=(*request.components[:2], *models)))
-    assert 0 < found.bound <= found.value <= found.bound * 1.5
-
-
-def test_a_bound_for_many_components_holds_for_few():
-    for gpus in (1, 2, 4):
-        request = grpo(cluster(gpus), critic=True)
-        for change in ({}, {"goal": "cost"}, {"goal": "smallest", "step_seconds": 20.0}):
-            asked = replace(request, **change)
-            run = _Search(asked, range(1, gpus + 1))
-            found = search(asked)
-            assert found is None or run.work_bound() <= found.value * (1 + 1e-9)
-
-
 def test_partitions_are_the_bell_numbers():
     assert [sum(1 for _ in partitions("abcdef"[:count])) for count in range(7)] == [1, 1, 2, 5, 15, 52, 203]
 
@@ -254,11 +209,11 @@ def test_partitions_are_the_bell_numbers():
 def test_more_replicas_are_never_slower():
     rm = component(Role.REWARD_MODEL, name="rm")
     site = Site(device(), NETWORK, False)
-    kind = Place(device(), 8, 8, False)
+    kind = PoolPlace(8, 8, False)
     times = []
     for replicas in (1, 2, 3, 5, 8):
         options = awake_options(replace(rm, num_replicas=replicas), replace(kind, num_gpus=replicas),
-                                scoring(cluster(8)), together=False)  # fmt: skip
+                                scoring(cluster(8)), together=False, known={})  # fmt: skip
         phases = component_times(rm, options[0].choice, workload(num_prompts=64), site)
         times.append(sum(clock.total for clock in phases.values()))
     assert times == sorted(times, reverse=True)
@@ -266,8 +221,8 @@ def test_more_replicas_are_never_slower():
 
 def test_a_smaller_tensor_parallel_group_is_kept_in_a_pool_of_several_nodes():
     """Two nodes of 3 GPUs have no place for three groups of 2, even if these are faster and smaller."""
-    slow = Option(Choice(tensor_parallel_size=1, num_replicas=6), 2.0, 2.0, 0.0, (2.0,))
-    fast = Option(Choice(tensor_parallel_size=2, num_replicas=3), 1.0, 1.0, 0.0, (1.0,))
+    slow = Option(Choice(tensor_parallel_size=1, num_replicas=6), 2.0, 2.0, (2.0,))
+    fast = Option(Choice(tensor_parallel_size=2, num_replicas=3), 1.0, 1.0, (1.0,))
     assert undominated([slow, fast]) == [fast]
     assert undominated([slow, fast], spans=True) == [fast, slow]
     assert undominated([replace(slow, choice=replace(slow.choice, tensor_parallel_size=4)), fast], spans=True) == [fast]
@@ -287,5 +242,5 @@ def test_the_number_of_gpus_that_is_proposed_is_the_smallest_that_is_enough():
     request = scoring(cluster(8, 8, 8), models=2, num_gpus=13)
     request = replace(request, pools=(("rm0",), ("rm1",)))
     assert search(request) is None
-    assert _more_gpus(request, "{} GPUs") == "32 GPUs"
+    assert _more_gpus(request) == 32
     assert search(replace(request, cluster=cluster(8, 8, 8, 8))) is not None

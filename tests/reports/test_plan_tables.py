@@ -4,22 +4,22 @@ import re
 import pytest
 
 from gym_rm.planning.hardware.devices import KINDS
-from gym_rm.planning.plan import Address
+from gym_rm.planning.simulation import SimulationSettings, simulate
+from gym_rm.reports.hardware_tables import devices_table
+from gym_rm.reports.plan_comparison import compare_table, placements
 from gym_rm.reports.plan_tables import (
-    compare_table,
-    cost_of,
-    devices_table,
+    gpus_text,
     memory_table,
     placement_table,
     plan_report,
+    ranges,
+    simulation_table,
     sources_table,
     summary,
     tightest_of,
     times_table,
     violations_text,
-    what_if_table,
 )
-from gym_rm.reports.plan_words import gpus_text, node_groups, ranges, timeline
 from tests.planning.example_plans import apart, together
 from tests.reports.example_run import text_of
 
@@ -37,7 +37,6 @@ def test_the_summary_has_the_answers():
     assert "A step takes 40.3 s: 12.7 conversations/s" in text
     assert "Slowest: generate of generation, 53% of the step, by memory bandwidth." in text
     assert "Least free memory: 25.5 GiB of 80.0 GiB, in generate of generation (in decode)" in text
-    assert "Cost: 24.00 an hour, 0.525 for 1,000 conversations." in text
 
 
 def test_the_summary_names_what_is_assumed():
@@ -52,17 +51,6 @@ def test_the_summary_says_how_far_the_plan_can_be_from_the_best():
 
 def test_unused_gpus_are_said():
     assert "fits on 30 of the GPUs of 4 x 8 h200_sxm" in summary(apart(unused=2)).plain
-
-
-def test_without_prices_there_is_no_cost():
-    plan = together(price_per_hour=None)
-    assert cost_of(plan) is None
-    assert "Cost" not in summary(plan).plain
-
-
-def test_the_cost_is_that_of_the_hours_of_a_thousand_conversations():
-    plan = together()  # 512 conversations in 40.3 s at 24 an hour
-    assert cost_of(plan) == pytest.approx(24 / 3600 * 40.3 / 512 * 1000)
 
 
 def test_the_placement_names_nodes_gpus_and_divisions():
@@ -131,34 +119,28 @@ def test_names_with_markup_or_control_characters_are_shown_as_they_are():
     assert "note: [bold]a note[/]" in text
 
 
-def test_plans_side_by_side_mark_differences():
-    text = text_of(compare_table({"small": together(), "large": apart()}))
-    assert re.search(r"conversations/s +12\.7 +\* 21\.1 \(\+66%\)", text)
-    assert re.search(r"first step begins after +41 s +41 s", text)
-    assert re.search(r"reference +- +\* 16 GPUs: 16 replicas, with policy", text)
+def test_plans_side_by_side_show_the_changes_from_the_first():
+    plans = {"as it is": together(), "gpus=16": together(2), "apart": apart(), "gpus=1": "does not fit: 3 GiB"}
+    text = text_of(compare_table(plans, "What if"))
+    assert re.search(r"as it is +8 of 8 +40\.3 s +12\.7 ", text)
+    assert re.search(r"gpus=16 +16 of 16 +20\.8 s \(-48%\)", text)
+    assert re.search(r"apart +32 of 32 +24\.3 s \(-40%\) +21\.1 \(\+66%\)", text)
+    assert re.search(r"gpus=1 .*does not", text)
+    assert "generation: TP 2 x 4 replicas" in placements(plans).plain
 
 
-def test_equal_plans_have_no_marks():
-    text = text_of(compare_table({"a": together(), "b": together()}))
-    assert "*" not in text.partition("\n")[2]
-
-
-def test_a_plan_that_does_not_fit_is_a_column_with_the_reason():
-    text = text_of(compare_table({"a": together(), "b": "does not fit: 3 GiB are missing"}))
-    assert "does it fit" in text
-    assert "3 GiB are missing" in " ".join(text.split())
-
-
-def test_what_if_has_a_row_for_each_change():
-    text = text_of(what_if_table({"as it is": together(), "gpus=16": together(2), "gpus=1": "does not fit"}))
-    assert re.search(r"gpus=16 +16 of 16 +20\.8 s \(-48%\) +24\.6 \(\+94%\)", text)
-    assert re.search(r"gpus=1 .*does not fit", text)
+def test_a_simulation_is_shown_beside_the_plan():
+    plan = together()
+    result = simulate(plan, SimulationSettings(num_steps=20, gpu_hours=None, slow_share=1.0, spread=0.0))
+    text = text_of(simulation_table(plan, result))
+    assert re.search(r"conversations/s +10\.\d \(-1\d\.\d% of the plan\)", text)
+    assert re.search(r"failures +0", text)
 
 
 def test_the_table_of_gpus_has_every_kind_with_its_source():
     text = text_of(devices_table())
     assert [name for name in KINDS if name not in text] == []
-    assert "a: NVIDIA AIConfigurator 0.12, systems/GPU.yaml" in text
+    assert "- NVIDIA AIConfigurator 0.12, systems/GPU.yaml" in text
 
 
 def test_all_violations_are_listed_with_their_fixes():
@@ -169,25 +151,3 @@ def test_all_violations_are_listed_with_their_fixes():
         "     Fix: gpu=h200_sxm",
         "  2. 8 heads on TP 3",
     ]
-
-
-def test_nodes_with_equal_contents_are_one_group():
-    groups = node_groups(apart(128, unused=4))
-    assert [group.title for group in groups] == ["nodes 0 to 63", "nodes 64 to 95", "nodes 96 to 126", "node 127"]
-    assert groups[-1].pools == (2, 2, 2, 2, None, None, None, None)
-    assert sum(len(group.nodes) for group in groups) == 128
-
-
-def test_a_phase_begins_for_all_pools_together():
-    plan = apart()
-    starts = {(b.time.component, str(b.time.phase)): b.start for blocks in timeline(plan).values() for b in blocks}
-    assert starts["generation", "generate"] == 0
-    assert starts["policy", "score"] == starts["helpful", "score"] == pytest.approx(14.2)
-    assert starts["reference", "score"] == pytest.approx(14.2 + 1.1)
-    assert starts["policy", "update"] == pytest.approx(14.2 + 5.9)
-
-
-def test_pools_whose_phases_overlap_do_not_wait():
-    plan = apart(step_seconds=14.5)
-    assert timeline(plan)["policy"][0].start == 0
-    assert Address(0, 0) in plan.pools[0].gpus

@@ -20,7 +20,8 @@ ARABIC = "مرحبا \u202e abc"
 
 def write_full(folder, *, steps=40, prompts=30, hostile=""):
     """Write a run with every metric, groups of training steps, and measurements every ten steps."""
-    writer = RunWriter(folder, SETTINGS | {"loss": {"kl_coef": 0.05}, "output": "x"})
+    settings = SETTINGS | {"loss": {"kl_coef": 0.05}, "output": "x"}
+    writer = RunWriter(folder, settings, changed={**settings, "policy": {}})
     for step in range(steps + 1):
         values = {"reward_mean": step / 10, "reward_std": 1.0, "accuracy": 0.2 + 0.6 * step / steps}
         if step % 10 == 0:

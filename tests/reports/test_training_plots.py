@@ -3,15 +3,14 @@ from matplotlib.image import imread
 
 from gym_rm.errors import ConfigError
 from gym_rm.reports.curves import Curve
-from gym_rm.reports.training_plots import plot_training
+from gym_rm.reports.plots import plot_training
 
 
 def run_with(folder, *, steps: int) -> None:
     training, validation = (Curve(folder / name, after=0) for name in ("metrics.csv", "validation.csv"))
     for step in range(1, steps + 1):
         training.add({"step": step, "loss": 1 / step, "accuracy": step / steps})
-    for source in ("", "chat"):
-        validation.add({"step": steps, "set": "held_out", "source": source, "loss": 0.5, "accuracy": 0.8})
+    validation.add({"step": steps, "set": "held_out", "loss": 0.5, "accuracy": 0.8})
 
 
 def test_loss_and_accuracy_are_two_panels(tmp_path):

@@ -159,16 +159,16 @@ def NAME(*args):
         "candidate_replaced": "candidate = check = lambda *a: True\nMETADATA = {}\ndef NAME(*args): return None",
         "counters_replaced": """
 import builtins, sys
-log = {"passed": 99, "failed": 0, "sites": list(range(99)), "errors": [], "end": None}
-_gym_rm_log = builtins._gym_rm_log = log
-builtins._gym_rm_pass = builtins._gym_rm_fail = builtins._gym_rm_end = lambda *a: None
-sys.modules["__main__"]._gym_rm_log = log
+log = {"passed": 99, "total": 99, "errors": [], "unsupported": ""}
+_gym_rm_run = builtins._gym_rm_run = lambda *a: log
+builtins._gym_rm_assert = lambda *a: log
+sys.modules["__main__"]._gym_rm_run = lambda *a: log
 def NAME(*args): return log
 """,
         "counters_in_the_call": """
 def NAME(*args):
-    global _gym_rm_log
-    _gym_rm_log = {'passed': 9, 'failed': 0, 'sites': list(range(99)), 'errors': [], 'end': None}
+    global _gym_rm_run
+    _gym_rm_run = lambda *a: {'passed': 9, 'total': 9, 'errors': [], 'unsupported': ''}
     return True
 """,
         "builtins_abs": "import builtins\nbuiltins.abs = lambda x: 0\ndef NAME(*args): return 0",
@@ -731,7 +731,7 @@ PAYLOADS = {
     "handle": "[True, ['r', 0, ['AssertionError', 'int']]]",
     "handle_without_hash": "[True, ['r', [], []]]",
     "class": "[True, ['c', 'candidate']]",
-    "eval": "[True, ['x', 'builtins.eval', ['_gym_rm_log.update(passed=9)']]]",
+    "eval": "[True, ['x', 'builtins.eval', ['report.count()']]]",
     "system": "[True, ['x', 'os.system', ['true']]]",
     "huge_array": "[True, ['x', 'builtins.bytearray', [10 ** 12]]]",
     "long_range": "[True, ['x', 'builtins.range', [0, 10 ** 18, 1]]]",
@@ -740,14 +740,15 @@ PAYLOADS = {
     "fraction_of_zero": "[True, ['x', 'fractions.Fraction', [1, 0]]]",
     "nested": "[True, ['list', [['set', [['list', []]]]]]]",
     "not_a_number": "[True, ['v', float('nan')]]",
-    "log": "[True, ['v', {'passed': 9, 'failed': 0, 'sites': list(range(99)), 'errors': [], 'end': None}]]",
-    "outcome": "{'passed': 9, 'failed': 0, 'sites': list(range(99)), 'errors': [], 'end': None}",
+    "log": "[True, ['v', {'passed': 9, 'total': 9, 'errors': [], 'unsupported': ''}]]",
+    "outcome": "{'passed': 9, 'total': 9, 'errors': [], 'unsupported': ''}",
     "system_exit": "[False, ['SystemExit', 'BaseException'], '0', ['v', None]]",
     "interrupt": "[False, ['KeyboardInterrupt'], '', ['v', None]]",
     "generator_exit": "[False, ['GeneratorExit'], '', ['v', None]]",
     "stop_iteration": "[False, ['StopIteration'], '', ['v', None]]",
-    "skip": "[False, ['SkipTest', 'Exception'], '', ['v', None]]",
-    "unsupported": "[False, ['Unsupported', 'Exception'], '', ['v', None]]",
+    "skip": "[False, ['unittest.case.SkipTest', 'Exception'], '', ['v', None]]",
+    "should_stop": "[False, ['unittest.case._ShouldStop', 'Exception'], '', ['v', None]]",
+    "unsupported": "[False, ['gym_rm.scorers.code.guest_proxies.Unsupported', 'Exception'], '', ['v', None]]",
     "name_error": "[False, ['NameError'], '', ['v', None]]",
     "import_error": "[False, ['ImportError'], '', ['v', None]]",
     "not_implemented": "[False, ['NotImplementedError'], '', ['v', None]]",

@@ -17,7 +17,7 @@ from sandbox.attempts_limits import LIMITS, TIME
 from sandbox.layers import LAYERS, available
 from sandbox.world import Naked, World
 
-from gym_rm.sandbox import Limits, Sandbox
+from gym_rm.sandbox import Sandbox, SandboxLimits
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox needs Linux")
 MEMORY = 128 << 20
@@ -80,7 +80,7 @@ def judge(world, attempt, replies, seconds):
 
 def is_plain(value, depth=0):
     kind = type(value)
-    if kind in PLAIN or kind.__name__ == "Remote":
+    if kind in PLAIN:
         return True
     if depth > 1000:
         return False
@@ -110,7 +110,7 @@ def run_all(world, layer, selected):
     world.restore()
     world.events.clear()
     properties = world.properties()
-    limits = Limits(
+    limits = SandboxLimits(
         wall_seconds=WALL_SECONDS, cpu_seconds=1, memory_bytes=MEMORY, output_bytes=OUTPUT_BYTES, reply_bytes=1 << 20
     )
     with orphans() as left:
@@ -211,7 +211,7 @@ def test_code_that_ignores_the_limit_of_its_cpu_time_is_out_of_time_and_not_kill
     if layer not in available():
         pytest.skip(f"this machine has no {layer}")
     source = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    limits = Limits(wall_seconds=60.0, cpu_seconds=1)
+    limits = SandboxLimits(wall_seconds=60.0, cpu_seconds=1)
     with Sandbox(layer=layer, limits=limits, num_workers=1) as sandbox, sandbox.session() as session:
         assert session.execute(source).status == "time"
 
@@ -238,9 +238,9 @@ while True:
 """
 PARENT = """
 import sys, threading, time
-from gym_rm.sandbox import Limits, Sandbox
+from gym_rm.sandbox import SandboxLimits, Sandbox
 layer, processes, source, end = sys.argv[1:]
-limits = Limits(wall_seconds=100.0, cpu_seconds=100, processes=int(processes))
+limits = SandboxLimits(wall_seconds=100.0, cpu_seconds=100, processes=int(processes))
 sandbox = Sandbox(layer=layer, num_workers=2, limits=limits)
 session = sandbox.session()
 threading.Thread(target=session.execute, args=(source,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Hostile replies earn no reward, on each layer of the sandbox and through pydantic-monty."""
+"""Hostile replies earn no reward, on each layer of the sandbox."""
 
 from __future__ import annotations
 
@@ -18,14 +18,10 @@ from sandbox.attempts_forgeries import (
 )
 from sandbox.layers import LAYERS, available
 
-from gym_rm.scorers.code import CodeScorer
-from gym_rm.scorers.code_monty import MontyTier
-from gym_rm.scorers.code_replies import extract_code
-from gym_rm.scorers.code_tests import read_tests, solution_parts
+from gym_rm.scorers.code.scorer import CodeScorer
 from gym_rm.scores import ScoringError
 from gym_rm.types import Prompt
 
-TIERS = ("bubblewrap", "landlock", "monty")
 NUM_FAST = 8  # of so many forgeries, one runs on each layer in the fast tests
 ENDS = ("exit", "quick_exit", "error", "raised", "system_exit", "nothing", "skip_first", "skip_inside", "run_replaced")
 NO_FRACTION = {f"{form}_{end}" for form in ("program", "calls", "units") for end in ENDS} | {
@@ -64,31 +60,28 @@ def reply_of(forgery: Forgery, prompt: Prompt) -> str:
     return source if forgery.whole else f"```python\n{source}\n```"
 
 
-def grade(tier: str, replies: list[str], prompts: list[Prompt], **options):
-    layer = {"monty": "auto"}.get(tier, tier)
+def grade(layer: str, replies: list[str], prompts: list[Prompt], **options):
     conversations = [
         [*prompt.messages, {"role": "assistant", "content": reply}]
         for prompt, reply in zip(prompts, replies, strict=True)
     ]
-    with CodeScorer(layer=layer, monty=tier == "monty", timeout=2.0, limits=LIMITS, **options) as scorer:
+    with CodeScorer(layer=layer, timeout=2.0, limits=LIMITS, **options) as scorer:
         try:
             return scorer.score(conversations, prompts)
         except ScoringError as error:
             return error.scores
 
 
-def skip_unless(tier: str) -> None:
-    if tier == "monty":
-        pytest.importorskip("pydantic_monty")
-    if not available() or tier not in ("monty", *available()):
-        pytest.skip(f"this machine has no {tier}")
+def skip_unless(layer: str) -> None:
+    if layer not in available():
+        pytest.skip(f"this machine has no {layer}")
 
 
-def check(tier: str, forgeries, tasks, **options) -> None:
+def check(layer: str, forgeries, tasks, **options) -> None:
     found = [row_of(forgery, tasks) for forgery in forgeries]
     prompts = [prompt for prompt, _ in found]
     replies = [reply_of(forgery, prompt) for forgery, prompt in zip(forgeries, prompts, strict=True)]
-    scores = grade(tier, replies, prompts, **options)
+    scores = grade(layer, replies, prompts, **options)
     failed = {
         forgery.name: (score.reward, score.infos["verdict"], score.error or score.infos["message"])
         for forgery, score in zip(forgeries, scores, strict=True)
@@ -97,24 +90,24 @@ def check(tier: str, forgeries, tasks, **options) -> None:
     assert not failed
 
 
-@pytest.mark.parametrize("tier", LAYERS)
-def test_forgeries_earn_nothing(tasks, tier):
-    skip_unless(tier)
-    check(tier, FORGERIES[LAYERS.index(tier) :: NUM_FAST], tasks)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_forgeries_earn_nothing(tasks, layer):
+    skip_unless(layer)
+    check(layer, FORGERIES[LAYERS.index(layer) :: NUM_FAST], tasks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tier", LAYERS)
-def test_all_forgeries_earn_nothing(tasks, tier):
-    skip_unless(tier)
-    check(tier, FORGERIES, tasks)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_all_forgeries_earn_nothing(tasks, layer):
+    skip_unless(layer)
+    check(layer, FORGERIES, tasks)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tier", LAYERS)
-def test_errors_and_exits_earn_no_fraction(tasks, tier):
-    skip_unless(tier)
-    check(tier, [one for one in FORGERIES if one.name in NO_FRACTION], tasks, reward="fraction")
+@pytest.mark.parametrize("layer", LAYERS)
+def test_errors_and_exits_earn_no_fraction(tasks, layer):
+    skip_unless(layer)
+    check(layer, [one for one in FORGERIES if one.name in NO_FRACTION], tasks, reward="fraction")
 
 
 CLASS_SETUP = """
@@ -143,26 +136,11 @@ def test_tests_that_did_not_run_earn_no_fraction():
     assert scores.rewards.tolist() == [0.0, 0.0, 1.0]
 
 
-def test_forgeries_do_not_pass_in_the_first_tier(tasks):
-    pytest.importorskip("pydantic_monty")
-    tier = MontyTier(num_workers=1, memory_bytes=1 << 28, output_bytes=1 << 16)
-    passed = set()
-    for forgery in FORGERIES:
-        prompt, _ = row_of(forgery, tasks)
-        code = extract_code(reply_of(forgery, prompt))
-        if code and code.isascii():
-            tests = read_tests(prompt)
-            if tier.run(solution_parts(code, tests), tests, 0.3)[0].verdict == "passed":
-                passed.add(forgery.name)
-    tier.close()
-    assert passed == set()
-
-
-@pytest.mark.parametrize("tier", TIERS)
-def test_right_solutions_of_the_same_rows_earn_the_reward(tasks, tier):
-    skip_unless(tier)
+@pytest.mark.parametrize("layer", LAYERS)
+def test_right_solutions_of_the_same_rows_earn_the_reward(tasks, layer):
+    skip_unless(layer)
     forms = {forgery.form: forgery for forgery in FORGERIES}
     found = [row_of(forgery, tasks) for forgery in forms.values()]
     replies = [f"```python\n{task['prompt']}{task['canonical_solution']}\n```" for _, task in found]
-    scores = grade(tier, replies, [prompt for prompt, _ in found])
+    scores = grade(layer, replies, [prompt for prompt, _ in found])
     assert dict(zip(forms, scores.rewards.tolist(), strict=True)) == dict.fromkeys(forms, 1.0), scores.infos

@@ -4,7 +4,7 @@ import struct
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.sandbox import Limits, Sandbox, layers, syscalls
+from gym_rm.sandbox import Sandbox, SandboxLimits, layers, syscalls
 
 
 def test_unsafe_must_be_permitted():
@@ -15,7 +15,7 @@ def test_unsafe_must_be_permitted():
 
 
 def test_without_a_layer_time_memory_and_output_are_limited():
-    with Sandbox(layer="unsafe", allow_unsafe=True, limits=Limits(wall_seconds=0.3), num_workers=1) as sandbox:
+    with Sandbox(layer="unsafe", allow_unsafe=True, limits=SandboxLimits(wall_seconds=0.3), num_workers=1) as sandbox:
         codes = {
             "1": "ok",
             "while True: pass": "time",
@@ -37,7 +37,7 @@ def test_a_machine_without_layers_is_refused_with_reasons(monkeypatch):
 
 def test_a_layer_that_lets_an_escape_through_does_not_count(monkeypatch):
     interpreter = layers.find_interpreter(None, None)
-    unshut = layers.launch("unsafe", interpreter, Limits())
+    unshut = layers.launch("unsafe", interpreter, SandboxLimits())
     monkeypatch.setattr(layers, "launch", lambda *_: unshut)
     assert "it does not stop reading /etc/passwd" in layers.detect.__wrapped__("landlock", interpreter)
 

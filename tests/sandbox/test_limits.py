@@ -1,7 +1,7 @@
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.sandbox import Limits
+from gym_rm.sandbox import SandboxLimits
 
 
 @pytest.mark.parametrize(
@@ -16,4 +16,4 @@ from gym_rm.sandbox import Limits
 )
 def test_values_that_limit_nothing_or_everything_are_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name} of the sandbox must be"):
-        Limits(**{name: value})
+        SandboxLimits(**{name: value})

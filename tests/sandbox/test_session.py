@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from gym_rm.sandbox import Limits, Remote, Reply
+from gym_rm.sandbox import SandboxLimits, SandboxReply
 
 
 def test_state_persists_from_request_to_request(session):
@@ -11,12 +11,11 @@ def test_state_persists_from_request_to_request(session):
     assert session.call("add").value == 3
     assert session.call("add", [5]).value == 8
     assert session.call("add", kwargs={"y": -8}).value == 0
-    assert session.get("x").value == 0
-    assert session.names().value == {"x": "value", "add": "function"}
+    assert session.execute("x", result=True).value == "0"
 
 
 def test_the_value_of_a_last_expression_is_returned_on_request(session):
-    assert session.execute("y = 2\ny * 3", result=True).value == 6
+    assert session.execute("y = 2\ny * 3", result=True).value == "6"
     assert session.execute("y * 3").value is None
 
 
@@ -81,7 +80,7 @@ def test_threads_and_atexit_functions_of_a_program_are_waited_for(session):
 def test_failures_of_the_code_are_told_apart_and_the_session_goes_on(session, code, status, error_type):
     reply = session.execute(code)
     assert (reply.status, reply.error_type) == (status, error_type)
-    assert session.execute("2", result=True).value == 2
+    assert session.execute("2", result=True).value == "2"
 
 
 def test_the_exit_code_of_a_program_is_the_value(session):
@@ -90,12 +89,6 @@ def test_the_exit_code_of_a_program_is_the_value(session):
     assert session.execute("import os; os._exit(4)").value == 4
     assert not session.alive
     assert session.execute("1").status == "exit"
-
-
-def test_a_traceback_shows_the_lines_of_the_code_only(session):
-    reply = session.execute("def f():\n    return 1 / 0\nf()")
-    assert reply.traceback.splitlines()[1:3] == ["  File <code>, line 3, in <module>", "  File <code>, line 2, in f"]
-    assert "guest" not in reply.traceback
 
 
 @pytest.mark.parametrize(
@@ -115,7 +108,7 @@ def test_a_traceback_shows_the_lines_of_the_code_only(session):
 def test_code_that_does_not_end_well_ends_in_a_failing_status_in_time(sandbox, code, status):
     start = time.monotonic()
     seconds = 0.3 if "time" in status else 5.0
-    with sandbox.session(Limits(wall_seconds=seconds, memory_bytes=64 << 20)) as session:
+    with sandbox.session(SandboxLimits(wall_seconds=seconds, memory_bytes=64 << 20)) as session:
         reply = session.execute(code)
     assert reply.status in status.split()
     assert time.monotonic() - start < 6.0
@@ -124,7 +117,7 @@ def test_code_that_does_not_end_well_ends_in_a_failing_status_in_time(sandbox, c
 @pytest.mark.slow
 def test_cpu_time_is_limited_also_when_the_signal_is_ignored(sandbox):
     code = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    with sandbox.session(Limits(wall_seconds=20.0, cpu_seconds=1)) as session:
+    with sandbox.session(SandboxLimits(wall_seconds=20.0, cpu_seconds=1)) as session:
         assert session.execute(code).status == "time"
 
 
@@ -136,7 +129,7 @@ def pipe_of_replies():
 
 def test_a_writer_of_single_bytes_cannot_extend_the_deadline(sandbox):
     code = "import time\nos.write(end, (1000).to_bytes(4, 'big'))\nwhile True: os.write(end, b'x'); time.sleep(0.01)"
-    with sandbox.session(Limits(wall_seconds=0.4)) as session:
+    with sandbox.session(SandboxLimits(wall_seconds=0.4)) as session:
         start = time.monotonic()
         reply = session.execute(pipe_of_replies() + code)
     assert reply.status == "time"
@@ -151,11 +144,11 @@ def test_a_writer_of_single_bytes_cannot_extend_the_deadline(sandbox):
         "os.write(end, (17).to_bytes(4, 'big') + guest.nonce + b'?')",
         "os.write(end, (17).to_bytes(4, 'big') + guest.nonce + b'N')",
         "guest.send(('ok',))",
-        "guest.send(('killed', None, '', '', ''))",
-        "guest.send(('ok', 1, 2, '', ''))",
+        "guest.send(('killed', None, '', ''))",
+        "guest.send(('ok', 1, 2, ''))",
         "guest.send(('host', 'name', [], {}))",
         "os.write(end, ((17).to_bytes(4, 'big') + guest.nonce + b'N') * 2)",
-        "guest.limit = 1 << 30; guest.send(('ok', b'x' * (1 << 24), '', '', ''))",
+        "guest.limit = 1 << 30; guest.send(('ok', b'x' * (1 << 24), '', ''))",
     ],
 )
 def test_broken_frames_are_invalid(session, code):
@@ -166,7 +159,7 @@ def test_broken_frames_are_invalid(session, code):
 
 def test_a_reply_written_ahead_answers_no_later_request(session):
     code = "def f(): return 1\nimport threading, time\nnonce = guest.nonce\n"
-    ahead = "def later():\n    time.sleep(0.1)\n    guest.nonce = nonce\n    guest.send(('ok', 42, '', '', ''))\n"
+    ahead = "def later():\n    time.sleep(0.1)\n    guest.nonce = nonce\n    guest.send(('ok', 42, '', ''))\n"
     session.execute(pipe_of_replies() + code + ahead + "threading.Thread(target=later, daemon=True).start()")
     time.sleep(0.3)
     assert session.call("f").status == "invalid"
@@ -179,34 +172,21 @@ def test_values_that_are_too_long_or_too_deep_are_output(session):
     assert session.call("len", []).error_type == "NameError"
 
 
-def test_objects_stay_in_the_session_and_their_methods_can_be_called(session):
-    session.execute(
-        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
-    )
-    stack = session.call("Stack").value
-    assert isinstance(stack, Remote)
-    assert stack.type_name == "Stack"
-    assert session.call("push", [5], on=stack).status == "ok"
-    assert session.get("items", on=stack).value == [5]
-    session.execute("def size(stack): return len(stack.items)")
-    assert session.call("size", [stack]).value == 1
-
-
-def test_a_handle_of_another_session_is_no_object(sandbox):
-    with sandbox.session() as first, sandbox.session() as second:
-        remote = first.execute("object()", result=True).value
-        assert second.call("__str__", on=remote).status == "exception"
+def test_an_object_crosses_as_its_text_or_not_at_all(session):
+    session.execute("class Stack:\n    def __repr__(self): return 'a stack'")
+    assert session.execute("Stack()", result=True).value == "a stack"
+    reply = session.call("Stack")
+    assert (reply.status, reply.message) == ("output", "an object of type Stack cannot cross")
 
 
 def test_trusted_code_calls_functions_of_the_parent(session):
     def host(name, args, kwargs):
         if name == "fail":
-            return Reply("exception", error_type="KeyError", message="no")
-        return Reply("ok", [name, args, kwargs])
+            return SandboxReply("exception", error_type="KeyError", message="no")
+        return SandboxReply("ok", [name, args, kwargs])
 
-    assert session.execute("__host__('a', [1], {'k': 2})", result=True, host=host).value == ["a", [1], {"k": 2}]
-    code = "try:\n    __host__('fail')\nexcept KeyError as error:\n    print(error.args)"
-    assert session.execute(code, host=host).stdout == "('no',)\n"
+    assert session.execute("__host__('a', [1], {'k': 2})", result=True, host=host).value == "['a', [1], {'k': 2}]"
+    assert session.execute("__host__('fail')", host=host).message == "exception KeyError: no"
 
 
 def test_a_session_killed_from_outside_says_so(session):

@@ -105,7 +105,7 @@ class World:
         return {name for name in now.keys() | self.before.keys() if now.get(name) != self.before.get(name)}
 
     def properties(self) -> list[Any]:
-        """Limits, priority and scheduling of the victim."""
+        """SandboxLimits, priority and scheduling of the victim."""
         pid = self.victim.pid
         limits = Path(f"/proc/{pid}/limits").read_text()
         settings = [os.getpriority(os.PRIO_PROCESS, pid), os.sched_getaffinity(pid), os.sched_getscheduler(pid)]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
-from gym_rm.scorers.batching import MicroBatchingScorer
+from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.scorers.combined import EnsembleScorer
-from gym_rm.scorers.weighted import Calibration, WeightedScorer, hash_conversations
+from gym_rm.scorers.weighted import WeightedScorer
 from gym_rm.testing import check_scorer
 from tests import tiny_models
 
@@ -87,17 +87,14 @@ def test_a_given_calibration_shifts_and_scales_its_component():
     assert scorer.score(CONVERSATIONS).rewards.tolist() == [-0.5, 0.5, -2.0, 2.5]
 
 
-def test_a_fitted_calibration_is_stored_with_the_hash_of_its_data(tmp_path):
+def test_a_fitted_calibration_can_be_given_again():
     scorer = WeightedScorer({"length": length, "vowels": vowels}).calibrate(CONVERSATIONS)
     parts = [
         (np.array(f(CONVERSATIONS)) - np.mean(f(CONVERSATIONS))) / np.std(f(CONVERSATIONS)) for f in (length, vowels)
     ]
     np.testing.assert_allclose(scorer.score(CONVERSATIONS).rewards, parts[0] + parts[1], rtol=1e-6)
-    scorer.save_calibration(tmp_path / "calibration.json")
-    written = json.loads((tmp_path / "calibration.json").read_text())
-    assert written["length"]["data_hash"] == hash_conversations(CONVERSATIONS)
-    assert written["length"]["num_conversations"] == 4
-    again = WeightedScorer({"length": length, "vowels": vowels}, normalization=str(tmp_path / "calibration.json"))
+    written = json.loads(json.dumps(scorer.settings["normalization"]))
+    again = WeightedScorer({"length": length, "vowels": vowels}, normalization=written)
     np.testing.assert_array_equal(again.score(CONVERSATIONS).rewards, scorer.score(CONVERSATIONS).rewards)
 
 
@@ -221,19 +218,18 @@ def test_the_user_simulator_of_one_scorer_is_that_of_the_whole():
         (lambda: WeightedScorer({}), "scorers of WeightedScorer must have at least one scorer"),
         (lambda: WeightedScorer(5), "must be a dict of scorers by name, or a list; got int 5"),
         (lambda: WeightedScorer("org/name"), "must be a dict of scorers by name, or a list; got str 'org/name'"),
-        (lambda: WeightedScorer({"a": length}, normalization=5), "mean and std by component; got int 5"),
-        (lambda: WeightedScorer({"a": length}, normalization={"a": 5}), "must have mean and std, got 5"),
+        (lambda: WeightedScorer({"a": length}, normalization=5), "mean and std by component, got 5"),
+        (
+            lambda: WeightedScorer({"a": length}, normalization={"a": 5}),
+            "must have some of the fields",
+        ),
         (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is not a component of the scorers"),
         (
             lambda: WeightedScorer([length], weights=[1, 2]),
             r"one number for each of the scorers \['scorer_0'\], got \[1, 2\]",
         ),
-        (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0}}), "must have mean and std"),
+        (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0}}), "must have some of the fields"),
         (lambda: WeightedScorer({"a": length}, normalization={"a": {"mean": 0.0, "std": 0.0}}), "std positive"),
-        (
-            lambda: WeightedScorer({"a": length}, normalization="no/such/file.json"),
-            "normalization: cannot read the file",
-        ),
         (lambda: EnsembleScorer([length], reduction="median"), "reduction must be one of"),
         (lambda: EnsembleScorer([length], coefficient="x"), "coefficient must be a finite number, got str 'x'"),
         (lambda: WeightedScorer({1: length}), r"texts as names; got the names \[1\]"),
@@ -258,26 +254,6 @@ def test_every_scorer_receives_the_prompts(combine, prompts):
     assert one.asked == other.asked == inner.asked == [prompts]
 
 
-def test_a_verifier_and_a_function_without_prompts():
-    scores = WeightedScorer({"right": right, "length": length}, weights={"right": 10.0, "length": 1.0}).score(
-        CONVERSATIONS, PROMPTS
-    )
-    assert scores.components["right"].tolist() == [1, 0, 1, 0]
-    assert scores.rewards.tolist() == [13, 5, 10, 9]
-
-
-def test_a_verifier_and_the_embedded_reward_model(embedded):
-    scores = WeightedScorer({"right": right, "quality": None}, weights={"right": 10.0, "quality": 1.0}).score(
-        CONVERSATIONS, PROMPTS
-    )
-    assert scores.components["right"].tolist() == [1, 0, 1, 0]
-    assert scores.components["quality"].tolist() == embedded.score(CONVERSATIONS).rewards.tolist()
-    np.testing.assert_allclose(
-        scores.rewards, 10 * scores.components["right"] + scores.components["quality"], atol=1e-5
-    )
-    assert (scores.num_tokens > 0).all()
-
-
 def test_a_missing_prompt_is_a_missing_score_if_a_scorer_requires_prompts(embedded):
     with pytest.raises(ScoringError) as caught:
         WeightedScorer({"right": right, "quality": embedded}).score(CONVERSATIONS, [*PROMPTS[:2], None, PROMPTS[3]])
@@ -286,32 +262,12 @@ def test_a_missing_prompt_is_a_missing_score_if_a_scorer_requires_prompts(embedd
     assert np.isfinite(caught.value.scores.components["quality"]).all()
 
 
-@given(st.permutations(range(4)))
-def test_shuffled_rows_get_the_same_rewards(order):
-    scorer = WeightedScorer({"right": right, "length": length}, weights={"right": 10.0, "length": 1.0})
-    whole = scorer.score(CONVERSATIONS, PROMPTS).rewards
-    shuffled = scorer.score([CONVERSATIONS[k] for k in order], [PROMPTS[k] for k in order]).rewards
-    assert shuffled.tolist() == whole[list(order)].tolist()
-
-
 def test_calibrating_a_verifier_requires_prompts():
     scorer = WeightedScorer({"right": right, "length": length}).calibrate(CONVERSATIONS, PROMPTS)
     assert (scorer.normalization["right"].mean, scorer.normalization["right"].std) == (0.5, 0.5)
     assert scorer.score(CONVERSATIONS, PROMPTS).rewards.mean() == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(ScoringError, match="right: the reward function right requires the prompt"):
         WeightedScorer({"right": right}).calibrate(CONVERSATIONS)
-
-
-def test_an_environment_passes_the_prompt_of_every_row(embedded):
-    reward_model = WeightedScorer({"right": right, "quality": embedded}, weights={"right": 1.0, "quality": 0.0})
-    prompts = [{"prompt": "2 + 2?", "answer": "4"}, {"prompt": "3 + 3?", "answer": "6"}]
-    envs = gym.make_vec("RewardModel-v0", num_envs=2, reward_model=reward_model, prompts=prompts)
-    _, infos = envs.reset(seed=0)
-    _, rewards, *_ = envs.step(tuple(infos["answer"]))
-    assert rewards.tolist() == [1.0, 1.0]
-    _, rewards, *_ = envs.step(("5", "5"))
-    assert rewards.tolist() == [0.0, 0.0]
-    envs.close()
 
 
 def test_an_episode_ends_if_any_scorer_ends_it():
@@ -335,12 +291,6 @@ def test_combined_scorers_pass_check_scorer():
     check_scorer(WeightedScorer({"length": length, "vowels": vowels}, weights={"length": 1, "vowels": 1}))
     check_scorer(EnsembleScorer([length, vowels], reduction="min"))
     check_scorer(WeightedScorer({"length": length, "right": right}))
-    assert Calibration.fit(np.float32([1, 3]), CONVERSATIONS[:2]).std == 1.0
-
-
-def test_weights_may_be_an_array():
-    scorer = WeightedScorer([length, length], weights=np.array([0.5, 0.25]))
-    assert scorer.weights == {"scorer_0": 0.5, "scorer_1": 0.25}
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import copy
 import functools
-import inspect
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,14 +44,6 @@ class Verifier:
     def method(self, conversations, prompts):
         return right(conversations, prompts)
 
-    @staticmethod
-    def static(conversations, prompts):
-        return right(conversations, prompts)
-
-    @classmethod
-    def of_the_class(cls, conversations, prompts):
-        return right(conversations, prompts)
-
 
 # --- signatures of functions with and without prompts
 
@@ -70,10 +60,6 @@ def another_name(conversations, rows):
     return right(conversations, rows)
 
 
-def positional_only(conversations, prompts, /):
-    return right(conversations, prompts)
-
-
 def with_a_default(conversations, prompts=None):
     return right(conversations, prompts)
 
@@ -83,44 +69,15 @@ def after_another_default(conversations, strict=True, prompts=None):
     return right(conversations, prompts)
 
 
-def and_more_keywords(conversations, prompts, **options):
-    assert not options
-    return right(conversations, prompts)
-
-
-def and_more_positions(conversations, prompts, *more):
-    assert not more
-    return right(conversations, prompts)
-
-
-def keyword_after_positions(conversations, *more, prompts):
-    assert not more
-    return right(conversations, prompts)
-
-
-@functools.wraps(right)
-def wrapped(*args, **kwargs):
-    return right(*args, **kwargs)
-
-
 WITH_PROMPTS = {
     "second parameter": right,
     "second parameter of another name": another_name,
     "keyword only": keyword_only,
-    "positional only": positional_only,
     "default": with_a_default,
     "default after another one": after_another_default,
-    "**kwargs beside it": and_more_keywords,
-    "*args beside it": and_more_positions,
-    "*args before it": keyword_after_positions,
     "callable object": Verifier(),
     "bound method": Verifier().method,
-    "static method": Verifier.static,
-    "class method": Verifier.of_the_class,
     "partial": functools.partial(scaled, 1.0),
-    "partial with a keyword": functools.partial(scaled, 1.0, offset=0.0),
-    "lambda": lambda conversations, prompts: right(conversations, prompts),
-    "decorated": wrapped,
 }
 
 
@@ -131,27 +88,12 @@ def test_functions_that_receive_prompts(form):
     assert scorer.score([], []).rewards.shape == (0,)
 
 
-def takes_any_positions(*args):
-    (conversations,) = args
-    return length(conversations)
-
-
-def takes_anything(*args, **kwargs):
-    assert not kwargs
-    return takes_any_positions(*args)
-
-
 def takes_more_keywords(conversations, **options):
     assert not options
     return length(conversations)
 
 
 def has_a_setting(conversations, scale=1.0):
-    assert scale == 1.0
-    return length(conversations)
-
-
-def has_a_keyword_setting(conversations, *, scale=1.0):
     assert scale == 1.0
     return length(conversations)
 
@@ -170,15 +112,10 @@ class Lengths:
 
 WITHOUT_PROMPTS = {
     "one parameter": length,
-    "*args": takes_any_positions,
-    "*args and **kwargs": takes_anything,
     "**kwargs": takes_more_keywords,
     "a setting with a default": has_a_setting,
-    "a keyword with a default": has_a_keyword_setting,
     "callable object": Lengths(),
-    "bound method": Lengths().method,
     "partial": functools.partial(scaled_length, 1),
-    "lambda": lambda conversations: length(conversations),
     "lambda of any name": lambda c: length(c),
     "builtin": functools.partial(map, lambda conversation: len(conversation[-1]["content"])),
 }
@@ -227,47 +164,7 @@ def test_a_function_with_other_parameters_raises_config_error_at_load(function, 
     assert f"the reward function {name}" in str(caught.value)
 
 
-def test_the_signature_is_read_once(monkeypatch):
-    scorer = FunctionScorer(right)
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("the signature was read again")
-
-    monkeypatch.setattr(inspect, "signature", refuse)
-    for _ in range(3):
-        assert scorer.score(SAID, PROMPTS).rewards.tolist() == [1, 0, 1]
-
-
-def test_a_function_is_called_once_for_all_conversations():
-    calls = []
-
-    def count(conversations):
-        calls.append(len(conversations))
-        return length(conversations)
-
-    FunctionScorer(count).score(SAID)
-    assert calls == [3]
-
-
 # --- arguments of the call
-
-
-def test_the_function_receives_all_fields_of_every_prompt():
-    given = [
-        Prompt(({"role": "user", "content": "2 + 2?"},), "a", ("Sure?",), "4", {"level": "easy", "tests": ["x"]}),
-        Prompt(({"role": "user", "content": "3 + 3?"},), "b"),
-    ]
-    seen = []
-
-    def look(conversations, prompts):
-        seen.extend((p.prompt_id, p.messages, p.user_turns, p.answer, dict(p.metadata)) for p in prompts)
-        return length(conversations)
-
-    FunctionScorer(look).score(SAID[:2], given)
-    assert seen == [
-        ("a", ({"role": "user", "content": "2 + 2?"},), ("Sure?",), "4", {"level": "easy", "tests": ["x"]}),
-        ("b", ({"role": "user", "content": "3 + 3?"},), (), None, {}),
-    ]
 
 
 def test_a_row_without_a_prompt_has_an_error_if_the_function_requires_prompts():
@@ -345,16 +242,10 @@ def test_every_row_is_scored_with_its_own_prompt(rows):
 # --- the scorer itself
 
 
-def test_a_function_passes_check_scorer():
-    scorer = load_scorer(length)
-    check_scorer(scorer)
-    assert scorer.score(SAID).rewards.tolist() == [3, 5, 0]
-    assert scorer.score([]).rewards.shape == (0,)
-
-
 def test_a_verifier_passes_check_scorer():
     check_scorer(FunctionScorer(lambda conversations, prompts: [float(p.answer == "4") for p in prompts]))
     check_scorer(FunctionScorer(right), SAID, PROMPTS)
+    check_scorer(FunctionScorer(length))
 
 
 def test_a_deep_copy_is_the_scorer_itself():
@@ -381,18 +272,12 @@ def test_the_provenance_names_the_function(function, name):
     "function",
     [
         lambda prompts, completions, **columns: [0.0],
-        lambda conversations, scale=2.0, prompts=None, /: [0.0],
+        lambda conversations, prompts, /: [0.0],
     ],
 )
 def test_a_function_whose_prompts_are_not_second_is_refused(function):
     with pytest.raises(ConfigError, match=r"must take \(conversations\) or \(conversations, prompts\)"):
         FunctionScorer(function)
-
-
-def test_prompts_may_be_an_array():
-    prompts = np.empty(3, dtype=object)
-    prompts[:] = PROMPTS
-    assert FunctionScorer(right).score(SAID, prompts).rewards.tolist() == [1.0, 0.0, 1.0]
 
 
 def test_the_user_simulator_of_a_callable_object_is_kept():
@@ -419,8 +304,3 @@ def test_a_function_without_a_source_file_has_no_revision():
     namespace = {}
     exec("def reward(conversations): return [1.0]", namespace)
     assert FunctionScorer(namespace["reward"]).score(SAID[:1]).provenance.revision is None
-
-
-def test_a_weighted_sum_has_the_digests_of_its_functions():
-    scorer = load_scorer({"kind": "weighted", "scorers": {"a": f"{__name__}:length"}})
-    assert scorer.score(SAID).provenance.settings["scorers"]["a"]["revision"].startswith("sha256:")

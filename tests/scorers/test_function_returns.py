@@ -31,12 +31,9 @@ def length(conversations):
     "returned",
     [
         [1, 0, 1],
-        (1.0, 0.0, 1.0),
         [True, False, True],
-        np.array([1, 0, 1]),
         np.array([1.0, 0.0, 1.0], dtype=np.float16),
         [np.float32(1), np.int8(0), np.bool_(True)],
-        torch.tensor([1.0, 0.0, 1.0]),
         torch.tensor([1, 0, 1], dtype=torch.bfloat16),
         torch.tensor([[1.0], [0.0], [1.0]]),
         [Decimal("1"), Fraction(0), 1],
@@ -57,12 +54,6 @@ def test_a_function_may_be_a_generator():
     assert FunctionScorer(one_by_one).score(SAID).rewards.tolist() == [3, 5, 0]
 
 
-def test_a_function_may_return_a_column_of_a_data_frame():
-    pandas = pytest.importorskip("pandas")
-    column = pandas.DataFrame({"reward": [1.0, 0.0, 1.0]}, index=[7, 8, 9])["reward"]
-    assert FunctionScorer(lambda conversations: column).score(SAID).rewards.tolist() == [1, 0, 1]
-
-
 def test_none_and_infinity_give_missing_scores():
     with pytest.raises(ScoringError) as caught:
         load_scorer(lambda conversations: [1.0, None, float("inf")]).score(SAID)
@@ -72,21 +63,6 @@ def test_none_and_infinity_give_missing_scores():
     assert scores.errors == (None, "the reward function returned None", "the reward is inf")
 
 
-@pytest.mark.parametrize("value", [float("nan"), np.nan, -np.inf, torch.tensor(float("nan")), np.array(np.nan)])
-def test_a_number_that_is_not_finite_gives_a_missing_score(value):
-    with pytest.raises(ScoringError) as caught:
-        FunctionScorer(lambda conversations: [1.0, value, 2.0]).score(SAID)
-    assert caught.value.rows == (1,)
-    assert caught.value.scores.errors[1] == f"the reward is {float(value)}"
-    assert caught.value.scores.rewards_or_none() == [1.0, None, 2.0]
-
-
-def test_none_for_every_row_gives_only_missing_scores():
-    with pytest.raises(ScoringError) as caught:
-        FunctionScorer(lambda conversations: [None] * 3).score(SAID)
-    assert caught.value.scores.errors == ("the reward function returned None",) * 3
-
-
 # --- invalid return values
 
 
@@ -94,27 +70,19 @@ def test_none_for_every_row_gives_only_missing_scores():
     ("returned", "message"),
     [
         ([1.0], "must return one value per conversation, got 1 values for 3"),
-        ([1.0] * 4, "got 4 values for 3"),
-        ([], "got 0 values for 3"),
         (
             0.5,
             "returned float 0.5 for 3 conversations; it must return a list with one number or None per conversation",
         ),
-        (np.float32(0.5), r"returned float32 np.float32\(0.5\) for 3 conversations"),
         (np.array(0.5), r"returned ndarray array\(0.5\) for 3 conversations"),
-        (torch.tensor(0.5), r"returned Tensor tensor\(0.5000\) for 3 conversations"),
-        (None, "returned NoneType None for 3 conversations"),
         ("123", "returned str '123' for 3 conversations"),
-        (b"123", "returned bytes b'123' for 3 conversations"),
         ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0} for 3 conversations"),
-        ({1.0, 2.0, 3.0}, "returned set {1.0, 2.0, 3.0} for 3 conversations"),
         (
             [1.0, [2.0], 3.0],
             r"returned list \[2.0\] for conversation 1; it must return a number, or None for a missing score",
         ),
         ([1.0, 2.0, "good"], "returned str 'good' for conversation 2"),
         ([1.0, 1j, 2.0], "returned complex 1j for conversation 1"),
-        (np.ones((3, 2)), r"returned ndarray array\(\[1., 1.\]\) for conversation 0"),
         (torch.ones(3, 2), r"returned Tensor tensor\(\[1., 1.\]\) for conversation 0"),
     ],
 )
@@ -122,23 +90,6 @@ def test_a_function_must_return_a_number_for_every_conversation(returned, messag
     with pytest.raises(ConfigError, match=message) as caught:
         load_scorer(lambda conversations: returned).score(SAID)
     assert "the reward function test_a_function_must_return" in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["1.0", "nan", b"1"])
-def test_a_text_with_a_number_raises_config_error(text):
-    with pytest.raises(ConfigError, match=f"returned {type(text).__name__} .* for conversation 1"):
-        FunctionScorer(lambda conversations: [1.0, text, 2.0]).score(SAID)
-
-
-def test_an_integer_too_large_for_a_float_raises_config_error():
-    with pytest.raises(ConfigError, match=r"returned int 1000.* for conversation 1; it must return a number"):
-        FunctionScorer(lambda conversations: [1.0, 10**400, 2.0]).score(SAID)
-
-
-def test_the_function_must_return_one_value_per_row_with_a_prompt():
-    """The function receives only the two conversations with a prompt, so a third value is an error."""
-    with pytest.raises(ConfigError, match="must return one value per conversation, got 3 values for 2"):
-        FunctionScorer(lambda conversations, prompts: [1.0] * 3).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
 
 
 def test_the_error_for_an_invalid_value_names_the_row_of_the_call():
@@ -207,33 +158,6 @@ def test_errors_of_returned_or_raised_scores_are_kept(function):
     assert caught.value.scores.rewards_or_none() == [1.0, None, 2.0]
 
 
-def test_errors_of_raised_scores_are_assigned_to_the_rows_of_the_call():
-    def fail_the_second(conversations, prompts):
-        return Scores.from_rewards([1.0, np.nan], errors=[None, "no number in the reply"]).raise_for_errors()
-
-    with pytest.raises(ScoringError) as caught:
-        FunctionScorer(fail_the_second).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
-    assert caught.value.rows == (1, 2)
-    assert caught.value.scores.errors[2] == "no number in the reply"
-
-
-def test_a_returned_reward_that_is_not_finite_gets_an_error():
-    def not_finite(conversations):
-        scores = graded(conversations)
-        scores.rewards[1:] = [np.nan, np.inf]
-        return scores
-
-    with pytest.raises(ScoringError) as caught:
-        FunctionScorer(not_finite).score(SAID)
-    assert caught.value.scores.errors == (None, "the reward is nan", "the reward is inf")
-    assert np.isnan(caught.value.scores.rewards[1:]).all()
-
-
-def test_scores_of_a_wrong_length_raise_config_error():
-    with pytest.raises(ConfigError, match="must return one value per conversation, got 2 values for 3"):
-        FunctionScorer(lambda conversations: graded(conversations[1:])).score(SAID)
-
-
 def test_a_scoring_error_of_another_scorer_called_by_the_function_is_raised():
     def score_twice(conversations):
         return load_scorer(lambda doubled: [None] * len(doubled)).score([*conversations, *conversations]).rewards[:3]
@@ -247,12 +171,3 @@ def test_numbers_are_kept_in_float64():
     scores = FunctionScorer(lambda conversations: numbers).score([said("one")] * 4)
     assert scores.rewards.tolist() == numbers
     assert scores.take([2, 1]).rewards.tolist() == [1e300, 0.1]
-
-
-def test_a_number_that_float64_cannot_represent_raises_config_error():
-    with pytest.raises(ConfigError, match="returned int 1000"):
-        FunctionScorer(lambda conversations: [10**400]).score([said("one")])
-
-
-def test_the_repr_names_the_function():
-    assert repr(FunctionScorer(length)) == "FunctionScorer(length)"

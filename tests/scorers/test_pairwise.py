@@ -54,7 +54,7 @@ def test_swapping_a_pair_changes_the_sign(causal):
 
 @pytest.mark.parametrize(
     "reference",
-    ["No.", {"What is 12 + 30?": "No.", "And now?": "No."}, lambda prompt: "No."],
+    ["No.", {"What is 12 + 30?": "No.", "And now?": "No."}, lambda messages, prompt: "No."],
     ids=["text", "map", "call"],
 )
 def test_with_a_reference_a_reward_does_not_depend_on_other_rows(causal, reference):

@@ -9,7 +9,6 @@ import pytest
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, ScoringError, WeightedScorer
-from gym_rm.errors import warn_once
 from gym_rm.testing import check_scorer
 
 QUESTION = {"role": "user", "content": "say"}
@@ -109,28 +108,10 @@ def test_a_gate_has_a_threshold_and_a_value():
     assert scores.rewards.tolist() == [1.0, -2.0]
 
 
-def test_gates_may_follow_each_other():
-    model = Seen()
-    scorers = {"model": model, "long": length, "polite": polite}
-    gates = {"model": {"component": "long", "at_least": 7}, "long": "polite"}
-    scores = WeightedScorer(scorers, weights={"model": 1}, gates=gates).score(
-        [said("please"), said("please do"), said("never ever")]
-    )
-    assert model.texts == ["please do"]
-    assert scores.rewards.tolist() == [0.0, 9.0, 0.0]
-
-
 def test_a_gate_may_be_a_component_of_a_scorer():
     gates = {"polite": {"component": "seen/half", "at_least": 2.5}}
     scores = WeightedScorer({"seen": Seen(), "polite": polite}, gates=gates).score([said("please"), said("no")])
     assert scores.infos["polite/gate_open"].tolist() == [True, False]
-
-
-def test_a_closed_gate_that_pays_is_reported(caplog):
-    warn_once.cache_clear()
-    cold = {"model": lambda conversations: [-3.0] * len(conversations), "format": polite}
-    WeightedScorer(cold, gates={"model": "format"}).score([said("please"), said("no")])
-    assert "it pays to close it" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -138,9 +119,9 @@ def test_a_closed_gate_that_pays_is_reported(caplog):
     [
         ({"gates": {"length": "formt"}}, r"'formt' is not one of the scorers"),
         ({"gates": {"nothing": "length"}}, r"'nothing' is not one of the scorers"),
-        ({"gates": {"length": "polite", "polite": "length"}}, r"\['polite', 'length'\] wait for each other"),
-        ({"gates": {"length": "length"}}, r"\['length'\] wait for each other"),
-        ({"gates": {"length": {"at_least": 1}}}, r"must be a component, or have component"),
+        ({"gates": {"length": "polite", "polite": "length"}}, "'polite' has a gate itself"),
+        ({"gates": {"length": "length"}}, "'length' has a gate itself"),
+        ({"gates": {"length": {"at_least": 1}}}, "must have some of the fields"),
         ({"gates": {"length": {"component": "polite", "at_least": float("nan")}}}, "must be a finite number"),
         ({"gates": ["length"]}, "gates must be a dict"),
         ({"route": 3}, "route must be the name of a field"),

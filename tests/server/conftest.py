@@ -13,13 +13,13 @@ if INSTALLED:
     from recording import RecordingScorer
 
     import gym_rm
-    from gym_rm.server.options import Limits, ServerOptions
+    from gym_rm.server.options import ServerLimits, ServerOptions
     from gym_rm.server.serve import RewardServer
 
     @contextlib.contextmanager
     def serving(scorer, *, limits=None, **options):
         """Serve a scorer on a free port; yield the server and a client of it."""
-        settings = ServerOptions(limits=Limits(**(limits or {})), **options)
+        settings = ServerOptions(limits=ServerLimits(**(limits or {})), **options)
         with RewardServer(scorer, settings, port=0) as server:
             pool = httpx.Limits(max_connections=None, max_keepalive_connections=None)
             with httpx.Client(base_url=server.url, timeout=600, limits=pool, trust_env=False) as client:

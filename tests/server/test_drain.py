@@ -115,7 +115,7 @@ def test_a_request_whose_body_is_still_arriving_at_sigterm_is_answered(start, cl
 
 
 def test_a_request_that_takes_too_long_does_not_stop_the_shutdown(start, client):
-    process, url = start("--drain-timeout", "0.5")
+    process, url = start("--option", "drain_timeout=0.5")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(httpx.post, url + "/v1/rewards", json=body(8), timeout=60)
         while queue_of(client, url) < 1:

@@ -87,9 +87,12 @@ def test_a_verifier_gets_the_prompts(serving):
         ({"conversations": [], "turn": "all"}, "unknown field 'turn'. Did you mean 'turns'?"),
         ({"conversations": [], "turns": "some"}, "turns: Input should be 'last' or 'all'"),
         ({"conversations": [], "prompts": [None]}, "one entry per conversation, got 1 for 0"),
-        ({"conversations": [[]], "prompts": [{"anwser": "4"}]}, "prompts.0.anwser'. Did you mean 'answer'?"),
-        ({"conversations": [[]], "prompts": [{"answer": 4}]}, "prompts.0: invalid fields: answer"),
-        ([], "must be a JSON object"),
+        (
+            {"conversations": [[]], "prompts": [{"anwser": "4"}]},
+            "prompts.0: unknown field 'anwser'. Did you mean 'answer'?",
+        ),
+        ({"conversations": [[]], "prompts": [{"answer": 4}]}, "prompts.0.answer: Input should be a valid string"),
+        ([], "Input should be a valid dictionary"),
     ],
 )
 def test_an_invalid_request_gets_status_422_with_the_reason(client, body, reason):
@@ -97,11 +100,6 @@ def test_an_invalid_request_gets_status_422_with_the_reason(client, body, reason
     assert reply.status_code == 422
     assert reason in reply.json()["error"]["message"]
     assert reply.json()["error"].keys() == {"message", "type", "code"}
-
-
-def test_lenient_ignores_unknown_fields(client):
-    body = {"conversations": [chat("a", "four")], "colour": 1, "prompts": [{"answer": "4", "x": 1}]}
-    assert client.post("/v1/rewards?lenient=1", json=body).json()["rewards"] == [1.0]
 
 
 @pytest.mark.parametrize("value", [value for value in NO_ANSWERS if value == value and value is not None])

@@ -6,21 +6,27 @@ from recording import chat
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.serve")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def url():
     from ray import serve
 
-    from gym_rm.server.options import ServerOptions
-    from gym_rm.server.ray_serve import deployment
+    def build():
+        import gym_rm
+        from gym_rm.server.app import make_app
+        from gym_rm.server.options import ServerOptions
+
+        return make_app(gym_rm.load_scorer(), ServerOptions(key="secret"))
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     try:
-        serve.run(deployment(None, ServerOptions(key="secret")), name="gym_rm", route_prefix="/")
+        deployment = serve.deployment(name="gym_rm", max_ongoing_requests=1024)
+        serve.run(deployment(serve.ingress(build)()).bind(), name="gym_rm", route_prefix="/")
         yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()

@@ -12,7 +12,7 @@ import torch
 
 import gym_rm
 from gym_rm.config import load_config
-from gym_rm.training.settings import RewardModelTraining
+from gym_rm.training.reward_model_settings import RewardModelTraining
 from gym_rm.training.trainer import Finished, Trainer
 
 TIMES = ("seconds", "comparisons_per_second", "tokens_per_second")
@@ -70,14 +70,14 @@ def losses(run: Path) -> list[float]:
 
 def trained_rewards(trainer: Trainer, examples: Any) -> np.ndarray[Any, Any]:
     """Return the rewards that the trainer computes, in the order of the conversations of the examples."""
-    trainer.module.eval()
-    found = []
+    trainer.model.plain.eval()
+    rewards = []
     with torch.no_grad():
         for example in examples:
             for micro in trainer._pack([example]):
-                values = trainer.module(micro.batches)[torch.from_numpy(micro.value_index)]
-                found.append(trainer.objective.rewards(values, micro).numpy())
-    return np.concatenate(found)
+                values = trainer.model.forward(micro.batches)[torch.from_numpy(micro.value_index)]
+                rewards.append(trainer.objective.rewards(values, micro).numpy())
+    return np.concatenate(rewards)
 
 
 def served_rewards(folder: Path, rows: list[Any], **options: Any) -> np.ndarray[Any, Any]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from gym_rm.errors import ConfigError
 from gym_rm.training.optimizers import load_optimizer_state, make_optimizers, optimizer_state, set_learning_rates
-from gym_rm.training.settings import OptimizerSettings
+from gym_rm.training.reward_model_settings import OptimizerSettings
 
 STEPS = 40
 

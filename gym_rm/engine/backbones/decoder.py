@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import with_padding
-from gym_rm.engine.backbones.fused import fusable_code, fused_forward
+from gym_rm.engine.backbones.devices import device_of, to_device
+from gym_rm.engine.backbones.llama import llama_code, llama_forward, rotary_positions
 from gym_rm.engine.backbones.node_attention import NodeAttention
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
-from gym_rm.engine.backbones.trained import trained_forward
-from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees, to_device
-from gym_rm.engine.token_tree import Batch, PaddedBatch
+from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees
+from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
 
 # Names of tables with one row per position of a text.
 POSITION_TABLE = re.compile(
@@ -29,60 +30,71 @@ class DecoderBackbone:
 
     Args:
         model: the whole model; only its `base_model` runs.
-        prefix_cache: cache of keys and values across calls, or None.
+        prefix_cache: cache of keys and values across calls without gradients, or None.
 
     Attributes:
-        fuse: whether the fused forward may replace the model's own.
-        code: code that the fused forward may replace; if the modules change, the model's own forward runs.
-        fuse_gradients: whether `trained_forward` may replace the model's own where gradients are enabled.
-        checkpointing: whether `trained_forward` keeps only the input of each layer.
+        code: code that `llama_forward` may replace; if the modules change, the model's own forward runs.
+        fuse: whether `llama_forward` may replace the model's own.
+        checkpointing: whether `llama_forward` keeps only the input of each layer.
         same_as_training: whether trees run without gradients as with them, so that values have the same bits.
     """
 
     def __init__(self, model: PreTrainedModel, prefix_cache: PrefixCache | None = None) -> None:
         self.model = model
         self.prefix_cache = prefix_cache
-        self.code = fusable_code(model.base_model)
+        self.code = llama_code(model.base_model)
         self.fuse = self.code is not None
-        self.fuse_gradients = self.checkpointing = self.same_as_training = False
+        self.checkpointing = self.same_as_training = False
 
-    def hidden_states(self, batch: Batch) -> torch.Tensor:
+    def hidden_states(self, batch: Batch) -> Tensor:
         """Return the last hidden states where the batch is read, `[R, hidden_size]`; with gradients if enabled."""
         backbone = self.model.base_model
         device = device_of(self.model)
         if isinstance(batch, PaddedBatch):
-            rows, positions = to_device(np.ascontiguousarray(batch.read_positions.T), device)
-            hidden: torch.Tensor = backbone(**plain_inputs(batch, self.model), use_cache=False).last_hidden_state
+            rows, positions = to_device(batch.read_positions.T, device)
+            hidden: Tensor = backbone(**plain_inputs(batch, self.model), use_cache=False).last_hidden_state
             return hidden[rows.to(hidden.device), positions.to(hidden.device)]
-        gradients = torch.is_grad_enabled() or self.same_as_training
-        # The products of the fused forward for scoring add in place, which autocast does not cover.
-        training = gradients or torch.is_autocast_enabled(device.type)
-        fuse = (self.fuse_gradients if training else self.fuse) and fusable_code(backbone) == self.code
-        if fuse and training:
-            return trained_forward(backbone, batch, device, checkpointing=self.checkpointing)
-        if not fuse:
-            tree = TreeAttention(batch, device, nodes=NodeAttention(batch) if gradients else None)
-            inputs = to_device(with_padding(np.stack([batch.input_ids, batch.position_ids])), device)
-            with attending_to_trees(backbone):
-                output = backbone(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, tree=tree)
-            layers = self.model.config.get_text_config().num_hidden_layers
-            if tree.num_calls != layers:
-                raise UnsupportedByTree(
-                    f"{type(backbone).__name__} has {layers} layers, but {tree.num_calls} of them attended to the tree."
-                )
-            hidden = output.last_hidden_state[0]
-            return hidden[to_device(batch.read_indices, hidden.device)]
-        tokens, reads = np.stack([batch.input_ids, batch.position_ids]), batch.read_indices
-        cache = self.prefix_cache
+        training = torch.is_grad_enabled() or self.same_as_training
+        nodes = NodeAttention(batch) if training and device.type != "cuda" else None
+        if self.fuse and llama_code(backbone) == self.code:
+            return self._llama_states(batch, device, nodes)
+        # The layers' own forward, whose attention alone is replaced.
+        tree = TreeAttention(batch, device, nodes=nodes)
+        inputs = to_device(with_padding(np.stack([batch.input_ids, batch.position_ids])), device)
+        with attending_to_trees(backbone):
+            output = backbone(input_ids=inputs[:1], position_ids=inputs[1:], use_cache=False, tree=tree)
+        layers = self.model.config.get_text_config().num_hidden_layers
+        if tree.num_calls != layers:
+            raise UnsupportedByTree(
+                f"{type(backbone).__name__} has {layers} layers, but {tree.num_calls} of them attended to the tree."
+            )
+        hidden = output.last_hidden_state[0]
+        return hidden[to_device(batch.read_indices, hidden.device)]
+
+    def _llama_states(self, batch: TokenTree, device: torch.device, nodes: NodeAttention | None) -> Tensor:
+        """Return the hidden states by `llama_forward`, with attention by nodes or by pages."""
+        backbone = self.model.base_model
+        cache = None if torch.is_grad_enabled() or self.same_as_training else self.prefix_cache
         with contextlib.nullcontext() if cache is None else cache.reuse(batch, device) as known:
-            tree = TreeAttention(batch, device, computed=None if known is None else known.computed)
+            tokens, reads = np.stack([batch.input_ids, batch.position_ids]), batch.read_indices
             if known is not None:
                 tokens, reads = tokens[:, known.computed], np.searchsorted(known.computed, reads)
-            inputs, at = (to_device(with_padding(each), device) for each in (tokens, reads))
-            return fused_forward(backbone, inputs[0], inputs[1], at, tree, known)[: batch.num_reads]
+            if nodes is None:
+                tokens, reads = with_padding(tokens), with_padding(reads)
+            input_ids, positions = to_device(tokens, device)
+            x = backbone.embed_tokens(input_ids)
+            hidden = llama_forward(
+                backbone,
+                x,
+                rotary_positions(backbone, x, positions),
+                TreeAttention(batch, device, prefix=known) if nodes is None else nodes,
+                reads=to_device(reads, device),
+                checkpointing=self.checkpointing and torch.is_grad_enabled(),
+            )
+        return hidden[: batch.num_reads]
 
 
-def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, Tensor]:
     """Return a padded batch as keyword arguments of a Hugging Face model; without a mask if nothing is padded."""
     device = device_of(model)
     padding = getattr(model.config.get_text_config(), "pad_token_id", None) or 0
@@ -98,12 +110,6 @@ def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, torch.
         types = (columns >= batch.second_segments[:, None]) & real
         inputs["token_type_ids"] = to_device(types.astype(np.int64), device)
     return inputs
-
-
-def device_of(model: PreTrainedModel) -> torch.device:
-    """Return the device of a model's inputs."""
-    device: torch.device = next(model.parameters()).device
-    return device
 
 
 def is_dispatched(model: PreTrainedModel) -> bool:

@@ -30,14 +30,9 @@ def forget_lengths(rotaries: Sequence[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def lengths_restored(rotaries: Sequence[nn.Module]) -> Iterator[None]:
-    """Restore the frequencies of the modules on exit."""
+    """Restore the frequencies of the modules on exit: a model that was passed in is unchanged after a call."""
     buffers = [(part, name, buffer) for part in rotaries for name, buffer in part.named_buffers(recurse=False)]
-    lengths = [
-        (part, name, length)
-        for part in rotaries
-        for name, length in vars(part).items()
-        if name.endswith("max_seq_len_cached")
-    ]
+    lengths = [(part, name, vars(part)[name]) for part in rotaries for name in vars(part) if name.endswith("_cached")]
     try:
         yield
     finally:

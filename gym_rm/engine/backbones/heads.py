@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import ROWS, padded_rows
+from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.backbones.sharded import ColumnParallelLinear, GatheredLinear
-from gym_rm.engine.backbones.tree_attention import to_device
 from gym_rm.engine.kinds import readouts
 from gym_rm.errors import ConfigError
 
@@ -46,15 +46,15 @@ def make_head(readout: readouts.Readout, model: PreTrainedModel) -> Head:
     """
     match readout:
         case readouts.ModuleHead(name):
-            return ModuleHead(model, name)
+            return AppliedModule(model, name)
         case readouts.TokenLogits(token_ids):
-            return TokenLogits(model, token_ids)
+            return OutputLayer(model, token_ids)
         case readouts.GatedHead(regression, gate, outputs):
-            return GatedHead(model, regression, gate, normal=outputs == "normal")
+            return AppliedGates(model, regression, gate, normal=outputs == "normal")
     raise AssertionError(f"expected a readout of single hidden states, got {readout}")
 
 
-class ModuleHead:
+class AppliedModule:
     """A module of the model as its head, applied in float32.
 
     Args:
@@ -91,7 +91,7 @@ class ModuleHead:
         return in_float32(_submodule(self._model, self._name), hidden)
 
 
-class GatedHead:
+class AppliedGates:
     """Objectives and gates, concatenated; the gates are multiplied by the model's `reward_transform_matrix`.
 
     The reward `sum_h gate_h * (objectives @ transform)_h` equals `sum_j objective_j * (gates @ transform^T)_j`.
@@ -118,12 +118,15 @@ class GatedHead:
         return torch.cat([objectives, gates], dim=1)
 
 
-class TokenLogits:
+class OutputLayer:
     """Logits or log-probabilities of vocabulary tokens, from the output layer of a causal language model.
 
     Args:
         model: a `...ForCausalLM`.
         token_ids: tokens whose logits are the values.
+
+    Attributes:
+        scale, cap: scale and soft cap between the output layer and the logits; the cap may be None.
 
     Raises:
         ConfigError: the model is not a causal language model, or computes its logits in an unsupported way.
@@ -137,7 +140,7 @@ class TokenLogits:
         self.model = model
         self.token_ids = list(token_ids)
         self.num_values = len(self.token_ids)
-        self._scale, self._cap = self._of_model()
+        self.scale, self.cap = self._scale_and_cap()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits of the tokens `[R, num_values]`, in float32."""
@@ -173,26 +176,34 @@ class TokenLogits:
             yield self._adjusted(layer(rows.to(layer.weight.device)).float())
 
     def _adjusted(self, logits: Tensor) -> Tensor:
-        return _scaled_and_capped(logits, self._scale, self._cap)
+        return _scaled_and_capped(logits, self.scale, self.cap)
 
     @torch.inference_mode()
-    def _of_model(self) -> tuple[float, float | None]:
+    def _scale_and_cap(self) -> tuple[float, float | None]:
         """Return the scale and the soft cap between the model's output layer and its logits.
 
         They have several names in configurations. Those are right with which the logits equal the model's own, for
         outputs of the layer from 0.1 to 1000, because a cap hardly changes small ones.
         """
         layer, config = self.model.get_output_embeddings(), self.model.config.get_text_config()
+        inputs: list[Tensor] = []  # of the layer: what the model passed, and what it got instead
+
+        def replace(module: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+            if inputs:
+                return None
+            inputs.append(given[0])
+            inputs.append(_inputs_of_magnitudes(module, given[0]))
+            return (inputs[1], *given[1:])
+
         ids = _some_ids(self.model)
-        read: list[Tensor] = []
-        hook = layer.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+        hook = layer.register_forward_pre_hook(replace)
         try:
-            self.model(input_ids=ids, use_cache=False)
+            expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
         finally:
             hook.remove()
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        if read and _equal(read[0][0, -1].to(hidden.device), hidden[0, -1]):
-            outputs, expected = self._of_several_magnitudes(layer, read[0], ids)
+        if inputs and _equal(inputs[0][0, -1].to(hidden.device), hidden[0, -1]):
+            outputs = layer(inputs[1])[0].to(expected.device)
             scales = [1.0, *(value for name in SCALES for value in _with_inverse(getattr(config, name, None)))]
             caps = [*(float(cap) for name in CAPS if (cap := getattr(config, name, None))), None]
             for scale, cap in itertools.product(scales, caps):
@@ -203,28 +214,14 @@ class TokenLogits:
             "and a soft cap."
         )
 
-    def _of_several_magnitudes(self, layer: nn.Module, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs of the layer up to 0.1, 1, ..., 1000, one row each, and the model's logits for them."""
-        rows = torch.randn(hidden.shape[1:], generator=torch.Generator().manual_seed(0)).to(hidden)[None]
-        largest = layer(rows).float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-6)
-        wanted = 10.0 ** (torch.arange(rows.shape[1], device=rows.device) % 5 - 1.0)
-        rows = (rows.float() * (wanted[None, :, None].to(largest.device) / largest).to(rows.device)).to(hidden.dtype)
-        hook = layer.register_forward_pre_hook(lambda module, inputs: (rows, *inputs[1:]))
-        try:
-            expected = self.model(input_ids=ids, use_cache=False).logits[0].float()
-        finally:
-            hook.remove()
-        return layer(rows)[0].to(expected.device), expected
 
-
-def logit_scale_and_cap(model: PreTrainedModel) -> tuple[float, float | None]:
-    """Return the scale and the soft cap between the output layer of a causal language model and its logits.
-
-    Raises:
-        ConfigError: the model has no output layer, or computes its logits in another way.
-    """
-    logits = TokenLogits(model)
-    return logits._scale, logits._cap
+def _inputs_of_magnitudes(layer: nn.Module, hidden: Tensor) -> Tensor:
+    """Return inputs like `hidden` `[1, L, hidden]` whose largest outputs are 0.1, 1, ..., 1000."""
+    rows = torch.randn(hidden.shape[1:], generator=torch.Generator().manual_seed(0)).to(hidden)[None]
+    largest = layer(rows).float().abs().amax(dim=-1, keepdim=True).clamp_min(1e-6).to(rows.device)
+    magnitudes = 10.0 ** (torch.arange(rows.shape[1], device=rows.device) % 5 - 1.0)
+    scaled: Tensor = rows.float() * magnitudes[None, :, None] / largest
+    return scaled.to(hidden.dtype)
 
 
 def _scaled_and_capped(logits: Tensor, scale: float, cap: float | None) -> Tensor:

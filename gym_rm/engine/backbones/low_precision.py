@@ -13,9 +13,8 @@ Shapes: x `[..., K]`, weight `[N, K]`, products `[..., N]`.
 from __future__ import annotations
 
 import abc
-import copy
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +110,7 @@ FORMATS: dict[str, type[LowPrecisionLinear]] = {"int8": Int8Linear, "fp8": Float
 
 
 def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: torch.device) -> None:
-    """Replace the linear layers of a model's backbone in place; the head and the layers of adapters do not change.
+    """Replace the linear layers of a model's backbone in place; the head does not change.
 
     Args:
         model: model to change.
@@ -123,66 +122,22 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
     """
     if quantization not in FORMATS:
         raise ConfigError(f"quantization must be None, 'int8' or 'fp8'; got {quantization!r}.")
-    if quantization_of(model) == quantization:
-        return
     if quantization == "int8" and device.type != "cpu":
         raise ConfigError(f"quantization='int8' needs a CPU, but the model is on {device}; use 'fp8' on a GPU.")
     if quantization == "fp8" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 9)):
         raise ConfigError(f"quantization='fp8' needs an Ada, Hopper or newer GPU, but the model is on {device}.")
     make = FORMATS[quantization]
     replaced = 0
-    modules = list(model.base_model.modules())
-    of_adapters = {part for module in modules for part in _adapter_parts(module)}
-    for parent in modules:
+    for parent in list(model.base_model.modules()):
         for name, child in list(parent.named_children()):
             # For a single input feature, torch computes wrong int8 products.
-            if type(child) not in (nn.Linear, RowParallelLinear) or child in of_adapters or _reads_weight(parent):
-                continue
-            if child.weight.shape[1] == 1:
+            if type(child) not in (nn.Linear, RowParallelLinear) or child.weight.shape[1] == 1:
                 continue
             if not any(size % make.multiple for size in child.weight.shape):
                 setattr(parent, name, make(child))
                 replaced += 1
     if not replaced:
         raise ConfigError(f"quantization={quantization!r} found no linear layers to replace in {type(model).__name__}.")
-
-
-def copy_modules(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model with its own modules and configurations, which shares all tensors and other attributes."""
-    copies: dict[int, Any] = {}
-
-    def copied(module: nn.Module) -> nn.Module:
-        if id(module) not in copies:
-            twin = copies[id(module)] = type(module).__new__(type(module))
-            twin.__dict__.update(
-                {name: copy.copy(value) if isinstance(value, dict) else value for name, value in vars(module).items()}
-            )
-            config = vars(module).get("config")
-            if config is not None and id(config) not in copies:
-                copies[id(config)] = copy.deepcopy(config)
-            if config is not None:
-                twin.__dict__["config"] = copies[id(config)]
-            for name, child in module._modules.items():
-                twin._modules[name] = None if child is None else copied(child)
-        found: nn.Module = copies[id(module)]
-        return found
-
-    made = copied(model)
-    assert isinstance(made, PreTrainedModel)
-    return made
-
-
-def _adapter_parts(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that a layer of peft adds to its base layer; peft reads the dtype of their weights."""
-    for name in getattr(module, "adapter_layer_names", ()):
-        part = getattr(module, name, None)
-        if isinstance(part, nn.Module):
-            yield from part.modules()
-
-
-def _reads_weight(module: nn.Module) -> bool:
-    """Return whether an adapter computes with the weight of its base layer (DoRA, HRA), not only with its output."""
-    return any(len(getattr(module, name, None) or ()) for name in ("lora_magnitude_vector", "hra_u"))
 
 
 def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

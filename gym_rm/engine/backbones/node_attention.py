@@ -47,16 +47,15 @@ class NodeAttention:
         self.tree = tree
         starts = self._starts = part_starts(tree)
         self.sizes: list[int] = np.diff(starts, append=len(tree)).tolist()
-        parents = tree.parents[starts]
-        above = np.where(parents < 0, -1, np.searchsorted(starts, parents, side="right") - 1).tolist()
-        paths: list[tuple[int, ...]] = []
-        for part, parent in enumerate(above):
-            paths.append((*paths[parent], part) if parent >= 0 else (part,))
-        self._paths = paths
+        self._paths: list[tuple[int, ...]] = []
+        for part, parent in enumerate(tree.parents[starts].tolist()):
+            above = self._paths[np.searchsorted(starts, parent, side="right") - 1] if parent >= 0 else ()
+            self._paths.append((*above, part))
         self._queries: dict[tuple[int | None, bool], list[PartQueries]] = {}
 
-    def attend(
+    def __call__(
         self,
+        layer: int,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -66,20 +65,13 @@ class NodeAttention:
         only_reads: bool,
         dropout: float = 0.0,
     ) -> Tensor:
-        """Return the attention output `[Q, H, D]`.
-
-        Args:
-            query: `[Q, H, D]`, of all tokens, or of those that are read.
-            key, value: `[T, H_kv, D]`, of all tokens.
-            scale: factor of the scores.
-            window: sliding window of the layer, or None.
-            only_reads: whether the queries are those at `tree.read_indices`.
-            dropout: probability of dropping a weight.
-        """
-        queries = self._queries_of(window, only_reads)
+        """Return the attention output `[Q, H, D]`; see `llama.Attention`."""
+        if (window, only_reads) not in self._queries:
+            self._queries[window, only_reads] = self._make_queries(window, only_reads)
+        queries = self._queries[window, only_reads]
         keys, values = (torch.split(states.transpose(0, 1), self.sizes, dim=1) for states in (key, value))
         tiles = torch.split(query.transpose(0, 1), [part.count for part in queries], dim=1)
-        found = []
+        outputs = []
         for part, tile in zip(queries, tiles, strict=True):
             if not part.count:
                 continue
@@ -97,25 +89,17 @@ class NodeAttention:
                 scale=scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
-            found.append(attended[0].transpose(0, 1))
-        return torch.cat(found)
-
-    def _queries_of(self, window: int | None, only_reads: bool) -> list[PartQueries]:
-        if (window, only_reads) not in self._queries:
-            self._queries[window, only_reads] = self._make_queries(window, only_reads)
-        return self._queries[window, only_reads]
+            outputs.append(attended[0].transpose(0, 1))
+        return torch.cat(outputs)
 
     def _make_queries(self, window: int | None, only_reads: bool) -> list[PartQueries]:
-        made = []
-        depths, ends = self.tree.depths, self.tree.subtree_end
-        for part, path in enumerate(self._paths):
-            start = self._starts[part]
-            stop = start + self.sizes[part]
-            rows = np.arange(start, stop)
-            branches = (ends[start:stop] != ends[start]).any()
+        queries = []
+        depths, ends, reads = self.tree.depths, self.tree.subtree_end, self.tree.read_indices
+        for start, size, path in zip(self._starts.tolist(), self.sizes, self._paths, strict=True):
+            rows = np.arange(start, start + size)
+            branches = (ends[rows] != ends[start]).any()
             if only_reads:
-                reads = self.tree.read_indices
-                rows = reads[np.searchsorted(reads, start) : np.searchsorted(reads, stop)]
+                rows = reads[np.searchsorted(reads, start) : np.searchsorted(reads, start + size)]
             mask = None
             if only_reads or branches or len(path) > 1 or (window is not None and len(rows) > window):
                 keys: IntArray = np.concatenate([np.arange(self.sizes[n]) + self._starts[n] for n in path])
@@ -123,8 +107,8 @@ class NodeAttention:
                 if window is not None:
                     hidden |= depths[rows][:, None] - depths[keys] >= window
                 mask = torch.from_numpy(np.where(hidden, np.float32(-np.inf), np.float32(0)))
-            made.append(PartQueries(len(rows), path, mask))
-        return made
+            queries.append(PartQueries(len(rows), path, mask))
+        return queries
 
 
 def part_starts(tree: TokenTree) -> IntArray:
@@ -132,8 +116,6 @@ def part_starts(tree: TokenTree) -> IntArray:
     nodes = tree.node_starts
     small = tree.subtree_end[nodes] - nodes <= SMALL
     parents = tree.parents[nodes]
-    parent_small = np.zeros(len(nodes), dtype=np.bool_)
-    inside = parents >= 0
-    above = np.searchsorted(nodes, parents[inside], side="right") - 1
-    parent_small[inside] = small[above]
-    return nodes[~(small & parent_small)]
+    inside = np.zeros(len(nodes), dtype=np.bool_)  # of a small subtree, below its first node
+    inside[parents >= 0] = small[np.searchsorted(nodes, parents[parents >= 0], side="right") - 1]
+    return nodes[~(small & inside)]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gym_rm.engine.backbones.tree_attention import to_device
+from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.token_tree import IntArray, TokenTree
 
 CACHE_BLOCK_SIZE = 16  # tokens per block of the prefix cache; a block is kept or evicted as a whole

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.decoder import DecoderBackbone, device_of, is_dispatched, plain_inputs
-from gym_rm.engine.backbones.heads import TokenLogits, in_float32, make_head
+from gym_rm.engine.backbones.decoder import DecoderBackbone, is_dispatched, plain_inputs
+from gym_rm.engine.backbones.devices import device_of, to_device
+from gym_rm.engine.backbones.heads import OutputLayer, in_float32, make_head
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
-from gym_rm.engine.backbones.tree_attention import to_device
 from gym_rm.engine.kinds import readouts
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
 from gym_rm.errors import ConfigError, warn_once
@@ -93,7 +93,7 @@ class PolicyAndReference(RewardModel):
                 "policy and reference must have the same vocabulary; got vocabularies of "
                 f"{sizes[0]} and {sizes[1]} tokens."
             )
-        self._logits = [TokenLogits(policy), TokenLogits(reference)]
+        self._logits = [OutputLayer(policy), OutputLayer(reference)]
         super().__init__(policy, reference, decoders=(DecoderBackbone(policy), DecoderBackbone(reference)))
         self.num_values = 2
 
@@ -154,7 +154,7 @@ class Classifier(RewardModel):
         return logits.float()[to_device(np.ascontiguousarray(batch.read_positions[:, 0]), logits.device)]
 
 
-class MarkerPairs(RewardModel):
+class PairwiseEncoder(RewardModel):
     """`head(source, first) - head(source, second)` of the hidden states at three markers (PairRM)."""
 
     def __init__(self, model: PreTrainedModel, readout: readouts.MarkerPairs) -> None:
@@ -201,15 +201,13 @@ def make_reward_model(
     """
     match readout:
         case readouts.ClassifierLogits():
-            made: RewardModel = Classifier(model)
+            return Classifier(model)
         case readouts.MarkerPairs():
-            made = MarkerPairs(model, readout)
+            return PairwiseEncoder(model, readout)
         case readouts.TokenLogProbabilities():
             assert reference is not None
-            made = PolicyAndReference(model, reference)
-        case _:
-            return HeadedDecoder(model, readout, prefix_cache)
-    return made
+            return PolicyAndReference(model, reference)
+    return HeadedDecoder(model, readout, prefix_cache)
 
 
 def _heads_of(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:

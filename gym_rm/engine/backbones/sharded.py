@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import embedding, linear, pad
@@ -271,7 +270,6 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather
     Raises:
         RuntimeError: no weight is sharded, so that every rank has loaded the whole model.
     """
-    _leave_replicas(model)
     placed = {name: tensor for name, tensor in model.named_parameters(remove_duplicate=False) if is_sharded(tensor)}
     if not placed:
         raise RuntimeError(f"transformers sharded no weight of {type(model).__name__}.")
@@ -326,39 +324,6 @@ def local_parts(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, An
         if isinstance(weights[name], Tensor) and tuple(weights[name].shape) == parts[name].whole_shape:
             local[name] = parts[name].take(weights[name]).to_local()
     return local
-
-
-def _leave_replicas(model: PreTrainedModel) -> None:
-    """Undo what transformers does to a model of which the world holds several copies.
-
-    It makes each weight a `DTensor` over all ranks, and gives the layers hooks of FSDP for gradients.
-    """
-    for module in model.modules():
-        if issubclass(type(module), FSDPModule):
-            for hooks in (module._forward_pre_hooks, module._forward_hooks):
-                for key in [key for key, hook in hooks.items() if _is_of_fsdp(hook)]:
-                    del hooks[key]
-            module.__class__ = next(each for each in type(module).__mro__[1:] if not issubclass(each, FSDPModule))
-    for module in model.modules():
-        for name, tensor in module._parameters.items():
-            if isinstance(tensor, DTensor) and tensor.device_mesh.ndim > 1:
-                module._parameters[name] = nn.Parameter(_in_group(tensor), requires_grad=False)
-
-
-def _in_group(tensor: DTensor) -> Tensor:
-    """Return a weight as a `DTensor` over the ranks of one copy of the model, or as a plain tensor if each has all."""
-    mesh = tensor.device_mesh
-    local, names = tensor.to_local(), mesh.mesh_dim_names or ()
-    if "tp" not in names:
-        return local
-    placement = tensor.placements[names.index("tp")]
-    return DTensor.from_local(
-        local, mesh["tp"], [placement], run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
-
-
-def _is_of_fsdp(hook: Any) -> bool:
-    return type(getattr(getattr(hook, "func", hook), "__self__", None)).__module__.startswith("torch.distributed")
 
 
 def _change_class(module: nn.Module, divided: type[nn.Module] | None, ranks: Ranks) -> None:

@@ -1,42 +1,41 @@
-"""Attention over a token tree, registered with transformers as `"gym_rm_tree"`.
+"""Attention over a token tree: for the Llama-like layer, and registered with transformers as `"gym_rm_tree"`.
 
-A backbone called with `tree=TreeAttention(...)` passes it to every attention layer. Shapes follow transformers:
-query `[1, H, T, D]`, key and value `[1, H_kv, T, D]`, output `[1, T, H, D]`. T may include rows of padding after the
-tokens of the tree.
+A backbone of transformers called with `tree=TreeAttention(...)` passes it to every attention layer. Shapes follow
+transformers: query `[1, H, T, D]`, key and value `[1, H_kv, T, D]`, output `[1, T, H, D]`. T may include rows of
+padding after the tokens of the tree.
 
 Keys and values are copied into pages of consecutive positions of one path, see `pages`. What a query attends to then
-has a shape that depends on its position alone, so that its result has the same bits in every tree.
-
-- CPU: SDPA for the queries of one page at a time, with the pages of its path as keys; one call for all pages with
-  equally many.
-- CUDA: `flex_attention` with a block mask whose blocks are pages, which is computed on the host. Building the mask
-  needs no `[T, T]` tensor and no synchronisation with the device. Lengths are padded to a few sizes, to compile few
-  kernels.
+has a shape that depends on its position alone, so that its result has the same bits in every tree. A CPU runs SDPA for
+the queries of one page at a time, with the pages of its path as keys, in one call for all pages with equally many. CUDA
+runs `flex_attention` with a mask whose blocks are pages, see `flex_attention`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from gym_rm.engine.backbones.batch_invariance import with_padding
+from gym_rm.engine.backbones.devices import to_device
+from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, attend_with_flex, block_mask_of, padded_lengths
 from gym_rm.engine.backbones.node_attention import NodeAttention
-from gym_rm.engine.pages import Pages, make_pages, make_tiles
-from gym_rm.engine.token_tree import IntArray, TokenTree
+from gym_rm.engine.backbones.prefix_cache import KnownPrefixes
+from gym_rm.engine.pages import make_pages, make_tiles
+from gym_rm.engine.token_tree import TokenTree
 
 NAME = "gym_rm_tree"
 PAGE_SIZE = 32  # positions in a page for SDPA; with larger pages, short branches waste more queries
 PAGES_AT_ONCE = 512  # maximum number of pages of keys in one call of SDPA, to bound memory
-FLEX_BLOCK_SIZE = 128  # number of queries in a block of flex_attention, and positions in a page
-COMPILED_ON = ("cuda",)  # devices for which flex_attention is compiled
-RECOMPILE_LIMIT = 1024  # kernels of flex_attention; torch's default is 8, and then it computes whole score matrices
 SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -56,8 +55,8 @@ class TileGroup:
 
     start: int
     stop: int
-    pages: torch.Tensor | slice
-    mask: torch.Tensor
+    pages: Tensor | slice
+    mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,9 @@ class Tiling:
         rows: int64 `[Q]`, row of each query; queries after those of the tree have any row.
     """
 
-    queries: torch.Tensor
+    queries: Tensor
     groups: list[TileGroup]
-    rows: torch.Tensor
+    rows: Tensor
 
 
 class TreeAttention:
@@ -81,9 +80,10 @@ class TreeAttention:
     Args:
         tree: the token tree, on the host.
         device: device of the queries. CUDA uses `flex_attention`, other devices use SDPA.
-        computed: indices of the tokens to compute, if the keys of the other tokens are cached; None for all tokens.
+        prefix: cached keys and values of the tokens that are not computed; None if all are.
         use_flex: overrides the choice by device. Outside CUDA, `flex_attention` runs uncompiled: slow, but correct.
-        nodes: attention by nodes, which replaces that by pages where it can; for gradients without `flex_attention`.
+        nodes: attention by nodes, which replaces that by pages in layers of transformers where it can; for gradients
+            without `flex_attention`.
 
     Attributes:
         pages: pages of the tree.
@@ -97,13 +97,13 @@ class TreeAttention:
         tree: TokenTree,
         device: torch.device,
         *,
-        computed: IntArray | None = None,
+        prefix: KnownPrefixes | None = None,
         use_flex: bool | None = None,
         nodes: NodeAttention | None = None,
     ) -> None:
         self.tree = tree
         self.nodes = nodes
-        self.computed = computed
+        self.prefix = prefix
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
         self.pages = make_pages(tree, FLEX_BLOCK_SIZE if self.use_flex else PAGE_SIZE)
@@ -115,6 +115,45 @@ class TreeAttention:
         self._tilings: dict[tuple[int | None, bool, int], Tiling] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        only_reads: bool,
+    ) -> Tensor:
+        """Return the attention output `[Q, H, D]`; see `llama.Attention`."""
+        if self.prefix is not None:
+            key, value = self.prefix.complete(layer, key, value)
+        query, key, value = (states.transpose(0, 1).unsqueeze(0) for states in (query, key, value))
+        return self.attend(query, key, value, scale, window, only_reads=only_reads)[0]
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+        *,
+        dropout: float = 0.0,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        only_reads: bool = False,
+    ) -> Tensor:
+        """Return the attention output `[1, Q, H, D]` of all tokens that are computed, or of those that are read."""
+        options: dict[str, Any] = {"softcap": softcap, "sinks": sinks}
+        if self.use_flex:
+            rows = self.tree.read_indices if only_reads else None if self.prefix is None else self.prefix.computed
+            at = None if rows is None else to_device(with_padding(rows)[: query.shape[2]], self.device)
+            return attend_with_flex(query, key, value, self.slots, self.block_mask(window), scaling, rows=at, **options)
+        tiling = self.tiling(window, query.shape[2], only_reads=only_reads)
+        return attend_by_tiles(query, key, value, self.slots, tiling, scaling, dropout=dropout, **options)
+
     def tiling(self, sliding_window: int | None, num_queries: int, *, only_reads: bool = False) -> Tiling:
         """Return the tiles of the computed tokens' queries, or only of the queries at `tree.read_indices`."""
         key = (sliding_window, only_reads, num_queries)
@@ -125,30 +164,30 @@ class TreeAttention:
     def block_mask(self, sliding_window: int | None) -> BlockMask:
         """Return the tree as a `flex_attention` block mask of queries and pages, over the padded length."""
         if sliding_window not in self._block_masks:
-            self._block_masks[sliding_window] = _block_mask(self.tree, self.pages, self.device, sliding_window)
+            self._block_masks[sliding_window] = block_mask_of(self.tree, self.pages, self.device, sliding_window)
         return self._block_masks[sliding_window]
 
     def _make_tiling(self, window: int | None, num_queries: int, only_reads: bool) -> Tiling:
-        queries = self.tree.read_indices if only_reads else self.computed
-        queries = np.arange(len(self.tree)) if queries is None else queries
+        computed = np.arange(len(self.tree)) if self.prefix is None else self.prefix.computed
+        queries = self.tree.read_indices if only_reads else computed
         tiles, places = make_tiles(self.tree, self.pages, queries, window, PAGES_AT_ONCE)
         rows = np.zeros(num_queries, dtype=np.int64)
         rows[: len(places)] = places
         # The mask of a tile depends on distances only, so that of fewer keys is the end of that of the most keys.
-        mask = self._mask(max(each.pages.shape[1] for each in tiles), window)
+        mask = self._mask(max(tile.pages.shape[1] for tile in tiles), window)
         groups = []
         start = 0
-        for each in tiles:
-            stop = start + len(each.queries)
-            path = each.pages[0]
-            follow = len(each.pages) == 1 and path[-1] - path[0] == len(path) - 1
-            pages = slice(path[0], path[-1] + 1) if follow else to_device(each.pages.reshape(-1), self.device)
+        for tile in tiles:
+            stop = start + len(tile.queries)
+            path = tile.pages[0]
+            follow = len(tile.pages) == 1 and path[-1] - path[0] == len(path) - 1
+            pages = slice(path[0], path[-1] + 1) if follow else to_device(tile.pages.reshape(-1), self.device)
             groups.append(TileGroup(start, stop, pages, mask[:, -len(path) * PAGE_SIZE :]))
             start = stop
-        in_tiles = np.concatenate([each.queries.reshape(-1) for each in tiles])
+        in_tiles = np.concatenate([tile.queries.reshape(-1) for tile in tiles])
         return Tiling(to_device(in_tiles, self.device), groups, to_device(rows, self.device))
 
-    def _mask(self, num_pages: int, window: int | None) -> torch.Tensor:
+    def _mask(self, num_pages: int, window: int | None) -> Tensor:
         """Return the mask of queries in the last of `num_pages` pages."""
         keys = np.arange(num_pages * PAGE_SIZE)
         queries = keys[-PAGE_SIZE:, None]
@@ -156,6 +195,80 @@ class TreeAttention:
         if window is not None:
             hidden |= queries - keys >= window
         return to_device(np.where(hidden, np.float32(-np.inf), np.float32(0)), self.device)
+
+
+def attend_by_tiles(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    slots: Tensor,
+    tiling: Tiling,
+    scaling: float | None,
+    *,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return the attention output `[1, Q, H, D]` of the queries in a tiling; `slots` are those of the tree's pages."""
+    tiles = _in_pages(query, tiling.queries)
+    keys, values = _in_pages(key, slots), _in_pages(value, slots)
+    parts = []
+    for group in tiling.groups:
+        q = tiles[group.start : group.stop].transpose(1, 2)
+        k, v = (_paths(states, group.pages, len(q)).transpose(1, 2) for states in (keys, values))
+        if softcap is None and sinks is None:
+            part = scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=group.mask.to(query.dtype),
+                dropout_p=dropout,
+                scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        else:
+            part = _eager(q, k, v, group.mask, scaling, softcap, sinks, dropout)
+        parts.append(part.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, tiling.rows).unsqueeze(0)
+
+
+def _in_pages(states: Tensor, indices: Tensor) -> Tensor:
+    """Return the states `[1, H, T, D]` at these indices, `[pages, size, H, D]`."""
+    return states[0].transpose(0, 1).index_select(0, indices).view(-1, PAGE_SIZE, *states.shape[1::2])
+
+
+def _paths(states: Tensor, pages: Tensor | slice, num_tiles: int) -> Tensor:
+    """Return the keys or values `[num_tiles, keys, H_kv, D]` of paths, from those of all pages `[P, size, H_kv, D]`."""
+    of_paths = states[pages] if isinstance(pages, slice) else states.index_select(0, pages)
+    return of_paths.reshape(num_tiles, -1, *states.shape[2:])
+
+
+def _eager(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """Compute softmax attention step by step, for options that SDPA does not support."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.float() + mask
+    if sinks is not None:
+        column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = softmax(scores, dim=-1)
+    return drop(weights.to(query.dtype), dropout) @ value
+
+
+# --- layers of transformers ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,19 +291,19 @@ def tree_mask(*, local_size: int | None = None, use_vmap: bool = False, **kwargs
 
 def tree_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: TreeMask | torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: TreeMask | Tensor | None,
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
+    s_aux: Tensor | None = None,
     tree: TreeAttention | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Return the attention output of one layer; transformers calls this function in every layer.
 
     Args:
@@ -210,92 +323,12 @@ def tree_attention(
     elif attention_mask is not None:
         raise UnsupportedByTree(f"{type(module).__name__} uses its own attention mask.")
     tree.num_calls += 1
-    if tree.use_flex:
-        return attend_with_flex(query, key, value, tree, scaling, sliding_window, softcap=softcap, sinks=s_aux), None
-    if tree.nodes is not None and softcap is None and s_aux is None:
+    if tree.nodes is not None and not tree.use_flex and softcap is None and s_aux is None:
         q, k, v = (states[0, :, : len(tree.tree)].transpose(0, 1) for states in (query, key, value))
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output = tree.nodes.attend(q, k, v, scale=scale, window=sliding_window, only_reads=False, dropout=dropout)
-        return torch.nn.functional.pad(output, (0, 0, 0, 0, 0, query.shape[2] - len(output))).unsqueeze(0), None
-    tiling = tree.tiling(sliding_window, query.shape[2])
-    slots = tree.slots
-    return attend(query, key, value, slots, tiling, scaling, dropout=dropout, softcap=softcap, sinks=s_aux), None
-
-
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    slots: torch.Tensor,
-    tiling: Tiling,
-    scaling: float | None,
-    *,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the attention output `[1, Q, H, D]` of the queries in a tiling; `slots` are those of the tree's pages."""
-    tiles = _in_pages(query, tiling.queries)
-    keys, values = _in_pages(key, slots), _in_pages(value, slots)
-    parts = []
-    for group in tiling.groups:
-        one = tiles[group.start : group.stop].transpose(1, 2)
-        k, v = (_paths(states, group.pages, len(one)).transpose(1, 2) for states in (keys, values))
-        if softcap is None and sinks is None:
-            part = torch.nn.functional.scaled_dot_product_attention(
-                one,
-                k,
-                v,
-                attn_mask=group.mask.to(query.dtype),
-                dropout_p=dropout,
-                scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )
-        else:
-            part = _eager(one, k, v, group.mask, scaling, softcap, sinks, dropout)
-        parts.append(part.transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts).index_select(0, tiling.rows).unsqueeze(0)
-
-
-def attend_with_flex(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tree: TreeAttention,
-    scaling: float | None,
-    sliding_window: int | None,
-    *,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    rows: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the attention output of the whole tree `[1, T, H, D]`, or only at `rows` `[1, Q, H, D]`, in one kernel."""
-    query, key = query.to(value.dtype), key.to(value.dtype)  # with autocast, rotary positions make them float32
-    if rows is not None:
-        # Pad to the full length, so that all layers use the same compiled kernel.
-        everywhere = query.new_zeros(1, query.shape[1], key.shape[2], query.shape[3])
-        everywhere[:, :, rows] = query
-        query = everywhere
-    num_queries = query.shape[2]
-    query = torch.nn.functional.pad(query, (0, 0, 0, padded_length(len(tree.tree)) - num_queries))
-    key, value = (states.index_select(2, tree.slots) for states in (key, value))
-    attention: Any = _compiled_flex_attention() if query.device.type in COMPILED_ON else flex_attention
-    output, auxiliary = attention(
-        query,
-        key,
-        value,
-        score_mod=None if softcap is None else _softcap(softcap),
-        block_mask=tree.block_mask(sliding_window),
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-        return_aux=AuxRequest(lse=True),
-    )
-    if sinks is not None:
-        # A sink adds exp(sink) to the softmax's denominator and nothing to its numerator.
-        share = torch.sigmoid(auxiliary.lse - sinks.float().view(1, -1, 1))
-        output = output * share.unsqueeze(-1).to(output.dtype)
-    attended: torch.Tensor = output[:, :, :num_queries].transpose(1, 2)
-    return attended if rows is None else attended[:, rows]
+        output = tree.nodes(0, q, k, v, scale=scale, window=sliding_window, only_reads=False, dropout=dropout)
+        return pad(output, (0, 0, 0, 0, 0, query.shape[2] - len(output))).unsqueeze(0), None
+    return tree.attend(query, key, value, scaling, sliding_window, dropout=dropout, softcap=softcap, sinks=s_aux), None
 
 
 AttentionInterface.register(NAME, tree_attention)
@@ -314,123 +347,3 @@ def attending_to_trees(model: PreTrainedModel) -> Iterator[None]:
     finally:
         for config, implementation in before.values():
             config._attn_implementation = implementation
-
-
-def to_device(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
-    """Copy an array to the device; for a GPU through pinned memory, so that the host does not wait for the copy."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-def padded_length(length: int) -> int:
-    """Return the padded length of a tree on CUDA; there are at most 16 distinct lengths per doubling."""
-    step = max(FLEX_BLOCK_SIZE, 1 << max(0, (length - 1).bit_length() - 5))
-    return -(-length // step) * step
-
-
-def padded_lengths(length: int, num_slots: int) -> tuple[int, int]:
-    """Return the padded numbers of queries and of places in pages; the second is the first times a power of two."""
-    queries = padded_length(length)
-    return queries, queries << max(0, (-(-num_slots // queries) - 1).bit_length())
-
-
-def _in_pages(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Return the states `[1, H, T, D]` at these indices, `[pages, size, H, D]`."""
-    return states[0].transpose(0, 1).index_select(0, indices).view(-1, PAGE_SIZE, *states.shape[1::2])
-
-
-def _paths(states: torch.Tensor, pages: torch.Tensor | slice, num_tiles: int) -> torch.Tensor:
-    """Return the keys or values `[num_tiles, keys, H_kv, D]` of paths, from those of all pages `[P, size, H_kv, D]`."""
-    of_paths = states[pages] if isinstance(pages, slice) else states.index_select(0, pages)
-    return of_paths.reshape(num_tiles, -1, *states.shape[2:])
-
-
-def _eager(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-    dropout: float,
-) -> torch.Tensor:
-    """Compute softmax attention step by step, for options that SDPA does not support."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.float() + mask
-    if sinks is not None:
-        column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        weights = torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
-    else:
-        weights = torch.softmax(scores, dim=-1)
-    return torch.nn.functional.dropout(weights.to(query.dtype), dropout) @ value
-
-
-@functools.cache
-def _compiled_flex_attention() -> Callable[..., Any]:
-    """Return `flex_attention` that compiles one kernel for each padded length, for any number of them."""
-    compiled = torch.compile(flex_attention, dynamic=False)
-    limits = {"recompile_limit": RECOMPILE_LIMIT, "accumulated_recompile_limit": RECOMPILE_LIMIT}
-
-    def attention(*args: Any, **options: Any) -> Any:
-        with torch._dynamo.config.patch(limits):
-            return compiled(*args, **options)
-
-    return attention
-
-
-@functools.cache
-def _softcap(cap: float) -> Callable[..., torch.Tensor]:
-    def score_mod(score: torch.Tensor, b: Any, h: Any, q: Any, k: Any) -> torch.Tensor:
-        return cap * torch.tanh(score / cap)
-
-    return score_mod
-
-
-def _block_mask(tree: TokenTree, pages: Pages, device: torch.device, sliding_window: int | None) -> BlockMask:
-    """Return the block mask of a tree: the pages that each block of queries needs, in the order of their paths.
-
-    A page serves the queries from its first one to the end of the subtree of its last token. No block is marked as
-    full, because the kernel would visit full blocks last: the order of a query's keys, and with it the rounding of
-    their sum, would then depend on the other queries of its block.
-    """
-    length, num_slots = padded_lengths(len(tree), pages.tokens.size)
-    ends = tree.subtree_end[pages.tokens[:, -1]]
-    start = np.arange(0, length, FLEX_BLOCK_SIZE)[:, None]
-    needed = (pages.first < start + FLEX_BLOCK_SIZE) & (ends > start)
-    position = np.zeros(length, dtype=np.int64)
-    position[: len(tree)] = tree.depths
-    if sliding_window is not None:
-        # The smallest distance between a query of the block and the last position of the page.
-        last = (pages.numbers + 1) * FLEX_BLOCK_SIZE - 1
-        first_position = np.minimum.reduceat(tree.depths, start[start < len(tree)])
-        needed[: len(first_position)] &= first_position[:, None] - last < sliding_window
-    count = needed.sum(axis=1)
-    block, page = np.nonzero(needed)
-    order = np.zeros((len(start), num_slots // FLEX_BLOCK_SIZE), dtype=np.int64)
-    order[block, np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)] = page
-
-    # For each place of the pages: its token, the queries that its page serves, and its position.
-    nothing = np.full(num_slots - pages.tokens.size, length)
-    repeated = np.diff(pages.tokens, axis=1, prepend=-1) == 0
-    tokens = np.r_[np.where(repeated, length, pages.tokens).reshape(-1), nothing]
-    first, end = (np.r_[np.repeat(each, FLEX_BLOCK_SIZE), nothing] for each in (pages.first, ends))
-    positions = (pages.numbers[:, None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)).reshape(-1)
-    keys = np.stack([tokens, first, end, np.r_[positions, nothing]]).astype(np.int32)
-    token_of, first_of, end_of, position_of_key = to_device(keys, device)
-    position_of_query = to_device(position.astype(np.int32), device)
-    # As a tensor, so that layers with other windows use the same kernel.
-    window = None if sliding_window is None else to_device(np.array(sliding_window, dtype=np.int32), device)
-
-    def attends(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        allowed: torch.Tensor = (token_of[k] <= q) & (first_of[k] <= q) & (q < end_of[k])
-        return allowed if window is None else allowed & (position_of_query[q] - position_of_key[k] < window)
-
-    counts, orders = (to_device(array.astype(np.int32), device)[None, None] for array in (count, order))
-    return BlockMask.from_kv_blocks(
-        counts, orders, BLOCK_SIZE=FLEX_BLOCK_SIZE, mask_mod=attends, seq_lengths=(length, num_slots)
-    )

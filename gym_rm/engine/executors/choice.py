@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import sys
+
+import torch
 
 from gym_rm.engine.executors.executor import Executor, LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
-from gym_rm.engine.executors.processes import ProcessReplica, require_gpus
-from gym_rm.engine.executors.replica import (
-    ParallelOptions,
-    connected_to_ray,
-    require_sendable,
-)
-from gym_rm.engine.executors.replicas import ReplicatedExecutor
-from gym_rm.engine.executors.tensor_parallel import WorldExecutor, check_shards, in_foreign_world
+from gym_rm.engine.executors.parallel_options import ParallelOptions
+from gym_rm.engine.executors.processes import ProcessReplica
+from gym_rm.engine.executors.ranks import WorldExecutor, check_shards, in_foreign_world
+from gym_rm.engine.executors.replicas import ReplicatedExecutor, require_sendable
+from gym_rm.engine.loading.checkpoint import ModelFiles
+from gym_rm.engine.loading.device_and_dtype import resolve_device
 from gym_rm.errors import ConfigError, nearest
 
 NAMES = ("local", "processes", "ray")
@@ -25,73 +25,68 @@ def choose_executor(executor: Executor | str | None, options: ParallelOptions, s
 
     Args:
         executor: an executor, which is returned, one of `NAMES`, or None for what the options need.
-        options: sizes and replicas.
+        options: sizes of the model's parts, and number of its copies.
         spec: the model that it will load.
 
     Raises:
         ConfigError: options contradict each other, the model, or the machine.
     """
-    asked = {name: value for name, value in options if value != type(options).model_fields[name].default}
+    asked = [name for name, value in options if value != type(options).model_fields[name].default]
     if executor is not None and not isinstance(executor, str):
         if isinstance(executor, type) or not isinstance(executor, Executor):
             raise ConfigError(
                 f"executor must be an Executor, such as LocalExecutor(), or one of {list(NAMES)}; got {executor!r:.80}."
             )
-        others = {name: value for name, value in asked.items() if name not in ("tensor_parallel_size", "fsdp_size")}
-        if others:
-            raise ConfigError(f"executor={executor!r:.80} is an object, so {_written(others)} cannot be applied to it.")
+        if ignored := {"num_replicas", "batch_timeout"}.intersection(asked):
+            raise ConfigError(f"executor={executor!r:.80} is an object; leave out {' and '.join(sorted(ignored))}.")
         return executor
-    where = _where(executor, options, asked)
+    where = _where(executor, asked)
     if where == "local":
         return LocalExecutor()
     require_sendable(spec)
     check_shards(spec)
-    if where != "ray" and spec.num_ranks > 1 and in_foreign_world():
+    if where == "ray":
+        from gym_rm.engine.executors.ray import RayExecutor  # Ray is an extra
+
+        return RayExecutor(options)
+    if spec.num_ranks > 1 and in_foreign_world():
         if options.num_replicas > 1:
             raise ConfigError(
-                f"num_replicas={options.num_replicas}: the ranks of this world (torchrun, accelerate launch) hold as "
-                "many copies of the model as fit; leave it out, or share replicas: executor='ray', name='...'."
+                f"num_replicas={options.num_replicas}: the ranks of this world (torchrun, accelerate launch) hold one "
+                "copy of the model; leave it out, or score with a server (docs/scaling.md)."
             )
         return WorldExecutor()
-    if where == "ray":
-        return _ray_executor(options)
     require_gpus(spec, options.num_replicas)
     return ReplicatedExecutor(options, functools.partial(ProcessReplica, num_replicas=options.num_replicas))
 
 
-def _where(executor: str | None, options: ParallelOptions, asked: dict[str, Any]) -> str:
-    """Return one of `NAMES`."""
+def _where(executor: str | None, asked: list[str]) -> str:
+    """Return one of `NAMES`: Ray for several processes if this process is connected to it."""
     if executor is not None and executor not in NAMES:
         raise ConfigError(f"executor must be one of {list(NAMES)}, got {executor!r}.{nearest(executor, NAMES)}")
-    if executor is not None and options.replicas not in ("auto", executor):
-        raise ConfigError(f"executor={executor!r} and replicas={options.replicas!r} contradict each other; pass one.")
     if executor == "local" and asked:
-        raise ConfigError(f"executor='local' runs the model in this process; leave out {_written(asked)}.")
-    where = executor or (options.replicas if options.replicas != "auto" else None)
-    if where is None and (options.name is not None or asked.keys() & {"num_replicas", *SIZES}):
-        where = "ray" if options.name is not None or connected_to_ray() else "processes"
-    if where is None and asked:
-        raise ConfigError(f"{_written(asked)} needs num_replicas, replicas or executor; pass num_replicas=2, say.")
-    if where == "processes" and options.name is not None:
-        raise ConfigError(f"name={options.name!r} names replicas in Ray; pass executor='ray', or leave it out.")
-    return where or "local"
+        raise ConfigError(f"executor='local' runs the model in this process; leave out {' and '.join(asked)}.")
+    if executor is not None:
+        return executor
+    if not asked:
+        return "local"
+    return "ray" if _connected_to_ray() else "processes"
 
 
-SIZES = ("tensor_parallel_size", "fsdp_size")
+def require_gpus(spec: LoadSpec, num_replicas: int) -> None:
+    """Raise ConfigError if the model goes to GPUs and there are fewer than ranks."""
+    assert isinstance(spec.model, ModelFiles)
+    if resolve_device(spec.model.options.device).type != "cuda":
+        return
+    needed, visible = num_replicas * spec.num_ranks, torch.cuda.device_count()
+    if needed > visible:
+        raise ConfigError(
+            f"num_replicas={num_replicas} with {spec.num_ranks} ranks each needs {needed} GPUs, but this process sees "
+            f"{visible}; pass a smaller num_replicas, or device='cpu'."
+        )
 
 
-def _ray_executor(options: ParallelOptions) -> Executor:
-    """Return an executor whose replicas run in Ray; with a name, one that other processes share."""
-    from gym_rm.engine.executors.ray import RayExecutor, connect  # Ray is an extra
-    from gym_rm.engine.executors.ray_pool import SharedExecutor
-
-    disconnect = connect()
-    try:
-        return RayExecutor(options, disconnect) if options.name is None else SharedExecutor(options, disconnect)
-    except BaseException:
-        disconnect()
-        raise
-
-
-def _written(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+def _connected_to_ray() -> bool:
+    """Return whether this process is connected to Ray; does not import Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(getattr(ray, "is_initialized", bool)())

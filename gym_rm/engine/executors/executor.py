@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # so that planning batches does not import torch
     from transformers import PreTrainedModel
 
     from gym_rm.engine.backbones.low_precision import Quantization
-    from gym_rm.engine.loading.checkpoint import Checkpoint
+    from gym_rm.engine.loading.checkpoint import ModelFiles
 
-ModelSource: TypeAlias = "Checkpoint | PreTrainedModel"
+ModelSource: TypeAlias = "ModelFiles | PreTrainedModel"
 Weights: TypeAlias = "str | os.PathLike[str] | Mapping[str, Any]"
 
 
@@ -53,6 +53,11 @@ class LoadSpec:
     def num_ranks(self) -> int:
         """Number of processes that hold the model together."""
         return self.tensor_parallel_size * self.fsdp_size
+
+    @property
+    def sources(self) -> list[ModelSource]:
+        """The model, and the reference model if there is one."""
+        return [self.model] if self.reference is None else [self.model, self.reference]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,27 +12,22 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, chunks_to_try
 from gym_rm.engine.backbones.changes import ChangeCounter
-from gym_rm.engine.backbones.decoder import device_of, num_embeddings, num_positions
+from gym_rm.engine.backbones.devices import device_of
 from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths, lengths_restored
-from gym_rm.engine.backbones.fused import MODEL_TYPES
-from gym_rm.engine.backbones.low_precision import (
-    assign_weights,
-    copy_modules,
-    quantization_of,
-    quantize_layers,
-)
+from gym_rm.engine.backbones.llama import MODEL_TYPES
+from gym_rm.engine.backbones.low_precision import assign_weights, quantization_of, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
-from gym_rm.engine.backbones.sharded import Ranks, local_parts, ranks_of
+from gym_rm.engine.backbones.sharded import local_parts, ranks_of
 from gym_rm.engine.backbones.whole_model import difference_to_whole
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
-from gym_rm.engine.loading.checkpoint import Checkpoint, load_model, require_same_model
+from gym_rm.engine.executors.model_info import dtype_of, model_info
+from gym_rm.engine.loading.checkpoint import ModelFiles, load_model, require_same_model
 from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import (
     TOLERANCE,
@@ -41,15 +36,11 @@ from gym_rm.engine.loading.trial import (
     check_forward,
     check_invariance,
     choose_forward,
-    longest_shared,
     trial_sequences,
 )
 from gym_rm.engine.token_tree import Batch, BatchPlan
 from gym_rm.errors import ConfigError, warn_once
 from gym_rm.scores import FloatArray
-
-CUDA_BATCHED_TOKENS = 32_768  # enough to use a GPU fully; larger batches only need more memory
-CPU_BATCHED_TOKENS = 2048  # activations of larger batches do not fit into the CPU's caches
 
 # Threads of torch do not exist in a forked process, which would wait for them forever.
 _PROCESS = os.getpid()
@@ -74,7 +65,6 @@ class LocalExecutor:
         self._rotaries: list[nn.Module] = []
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
-        self._stale = False
         self._changes = ChangeCounter()
         self._version = 0
         self._threads = 0
@@ -95,28 +85,12 @@ class LocalExecutor:
         _require_threads()
         self._spec = spec
         self._prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
-        model, *reference = (self._prepare(source) for source in _sources(spec))
-        with _out_of_memory_is_a_config_error(model):
-            self._model = self._build(model, *reference)
+        model, *others = (self._prepare(source) for source in spec.sources)
+        with _out_of_memory_is_a_config_error(model), _evaluation_mode([model, *others]):
+            reference = others[0] if others else None
+            self._model = make_reward_model(spec.readout, model, reference, self._prefix_cache)
         self._rotaries = dynamic_rotaries(self._model.models)
-        ranks = ranks_of(model)
-        info = ModelInfo(
-            layout="one_by_one",
-            fused=False,
-            num_values=self._model.num_values,
-            dtype=str(_dtype_of(model)).removeprefix("torch."),
-            device=str(device_of(model)),
-            max_num_batched_tokens=_automatic_budget(model, ranks),
-            max_positions=min(filter(None, map(max_positions, self._model.models)), default=None),
-            num_embeddings=num_embeddings(model),
-            num_positions=min(filter(None, map(num_positions, self._model.models)), default=None),
-            longest_shared=longest_shared(model.config),
-            revision=_revision(spec),
-            torch=torch.__version__,
-            transformers=transformers.__version__,
-            attention=str(model.config._attn_implementation),
-            device_map=_device_map(spec.model, model),
-        )
+        info = model_info(self._model, spec)
         candidate = Candidate(
             name=type(model).__name__,
             config=model.config,
@@ -133,7 +107,7 @@ class LocalExecutor:
             check_forward(candidate, forward, self._try)
         with _out_of_memory_is_a_config_error(model):
             chunks = chunks_to_try([each.base_model for each in self._model.models])
-            if ranks is not None:  # all ranks must try the same
+            if (ranks := ranks_of(model)) is not None:  # all ranks must try the same
                 chunks = chunks[-ranks.smallest(len(chunks)) :]
             forward = check_invariance(candidate, forward, self._try_all, chunks)
         self._set_forward(forward)
@@ -164,14 +138,12 @@ class LocalExecutor:
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
         self._clear_stale()
-        if self._stale:
-            self._quantize_again()
         model = self._loaded()
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
         with torch.inference_mode(), _evaluation_mode(model.models), lengths_restored(self._rotaries), self._rows:
             for batch in batches:
-                reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
+                reused = self._reused_tokens()
                 failure, computed = None, None
                 try:
                     forget_lengths(self._rotaries)
@@ -185,8 +157,7 @@ class LocalExecutor:
                     continue
                 assert computed is not None
                 values.append(computed)
-                reused = 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens - reused
-                results.append(BatchResult(reused_tokens=reused))
+                results.append(BatchResult(reused_tokens=self._reused_tokens() - reused))
             none = np.empty((0, model.num_values), dtype=np.float32)
             stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
         start = 0
@@ -203,15 +174,15 @@ class LocalExecutor:
         assert spec is not None
         if self._asleep is not None:
             self.wake()
-        if isinstance(weights, str | os.PathLike) and isinstance(spec.model, Checkpoint):
+        if isinstance(weights, str | os.PathLike) and isinstance(spec.model, ModelFiles):
             other = spec.model.at(weights)
             require_same_model(spec.model.config, other.config, other.source)
             weights = load_model(other, device=torch.device("cpu"), sharding=self._sharding).state_dict()
         if not isinstance(weights, Mapping):
-            folder = " or a folder" if isinstance(spec.model, Checkpoint) else ""
+            folder = " or a folder" if isinstance(spec.model, ModelFiles) else ""
             raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")
         with _evaluation_mode(model.models):
-            target = model.models[0] if isinstance(spec.model, Checkpoint) else spec.model
+            target = model.models[0] if isinstance(spec.model, ModelFiles) else spec.model
             assign_weights(target, local_parts(target, weights))
         self.clear_cache()
 
@@ -244,22 +215,20 @@ class LocalExecutor:
         """See `Executor.weights_version` and `ChangeCounter`."""
         model, spec = self._loaded(), self._spec
         assert spec is not None
-        sources = zip(_sources(spec), model.models, strict=True)
-        return self._changes.count([own if isinstance(source, Checkpoint) else source for source, own in sources])
+        sources = zip(spec.sources, model.models, strict=True)
+        return self._changes.count([own if isinstance(source, ModelFiles) else source for source, own in sources])
 
     def clear_cache(self) -> None:
-        """Clear the prefix cache; the next `run` quantises the weights of a model that was passed in again."""
+        """Clear the prefix cache."""
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
-        if self._spec is not None and self._spec.quantization is not None:
-            self._stale = self._has_callers_model()
 
     def close(self) -> None:
         """Release the model."""
-        if self._asleep is not None and self._spec is not None and not isinstance(self._spec.model, Checkpoint):
+        if self._asleep is not None and self._spec is not None and not isinstance(self._spec.model, ModelFiles):
             self.wake()  # move a model that was passed in back to its device
         self._model = self._spec = self._prefix_cache = None
-        self._rotaries, self._asleep, self._pinned, self._stale = [], None, [], False
+        self._rotaries, self._asleep, self._pinned = [], None, []
         self._changes = ChangeCounter()
         _free_memory()
 
@@ -289,40 +258,19 @@ class LocalExecutor:
         return self._model
 
     def _prepare(self, source: ModelSource) -> PreTrainedModel:
-        """Return the model to run; to quantise a model that was passed in, copy its modules (but not its tensors)."""
+        """Return the model to run."""
         assert self._spec is not None
-        if isinstance(source, Checkpoint):
+        if isinstance(source, ModelFiles):
             model = load_model(source, sharding=self._sharding)
             if self._sharding is not None and self._sharding.tensor_parallel_size > 1:
                 _require_same_values(model, self._sharding)
             return model
-        if self._spec.quantization is None:
-            return source
-        with _MODEL_LOCKS.setdefault(source, threading.RLock()):
-            return copy_modules(source)
-
-    def _build(self, model: PreTrainedModel, reference: PreTrainedModel | None = None) -> RewardModel:
-        """Return the reward model of loaded models."""
-        assert self._spec is not None
-        with _evaluation_mode([each for each in (model, reference) if each is not None]):
-            return make_reward_model(self._spec.readout, model, reference, self._prefix_cache)
-
-    def _quantize_again(self) -> None:
-        """Copy and quantise a model that was passed in again: training may have replaced weights and modules."""
-        assert self._spec is not None
-        assert self._spec.quantization is not None
-        old = self._loaded()
-        before = [(decoder.fuse, decoder.code) for decoder in old.decoders]
-        sources = zip(_sources(self._spec), old.models, strict=True)
-        models = [each if isinstance(source, Checkpoint) else self._prepare(source) for source, each in sources]
-        for each in models:
-            quantize_layers(each, self._spec.quantization, device_of(each))
-        new = self._build(*models)
-        for decoder, (fuse, code) in zip(new.decoders, before, strict=True):
-            decoder.fuse, decoder.code = fuse, code  # of the modules that the trial ran
-        self._rotaries = dynamic_rotaries(new.models)
-        self._model = new  # only now, so that an interrupt leaves the old one
-        self._stale = False
+        if self._spec.quantization is not None:
+            raise ConfigError(
+                f"quantization={self._spec.quantization!r} replaces layers, so it needs a model of its own: "
+                "save yours with save_pretrained, and pass its folder to gym_rm.load_scorer."
+            )
+        return source
 
     def _try(self, plan: BatchPlan, forward: Forward) -> FloatArray:
         """Return the values of a plan for the trial."""
@@ -350,19 +298,14 @@ class LocalExecutor:
         values: FloatArray = torch.cat(parts).cpu().numpy()
         return values
 
-    def _has_callers_model(self) -> bool:
-        """Return whether a model was passed in, which the caller may train."""
-        return self._spec is not None and not all(isinstance(source, Checkpoint) for source in _sources(self._spec))
-
     def _clear_stale(self) -> None:
-        """Clear what was computed from earlier weights."""
-        copied = self._spec is not None and self._spec.quantization is not None
-        if self._prefix_cache is None and not (copied and self._has_callers_model()):
-            return
-        version = self.weights_version()
-        if version != self._version:
-            self.clear_cache()
+        """Clear keys and values of earlier weights."""
+        if self._prefix_cache is not None and (version := self.weights_version()) != self._version:
+            self._prefix_cache.clear()
             self._version = version
+
+    def _reused_tokens(self) -> int:
+        return 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
 
     def _set_forward(self, forward: Forward) -> None:
         self._rows = BatchInvariant(forward.chunk) if forward.invariant else contextlib.nullcontext()
@@ -380,15 +323,6 @@ class LocalExecutor:
         )
 
 
-def _revision(spec: LoadSpec) -> str | None:
-    """Return the revision of the model and, if there is one, of its reference model; None if unknown."""
-    revisions = [
-        source.read_revision() if isinstance(source, Checkpoint) else getattr(source.config, "_commit_hash", None)
-        for source in _sources(spec)
-    ]
-    return " and ".join(str(revision) for revision in revisions) if any(revisions) else None
-
-
 def _require_threads() -> None:
     """In a forked process, use one thread instead of the threads that torch started in the parent process."""
     if os.getpid() != _PROCESS and torch.get_num_threads() > 1:
@@ -398,10 +332,6 @@ def _require_threads() -> None:
             "more, start processes with context='spawn' or 'forkserver' (AsyncVectorEnv), or use gym.make_vec without "
             "a vectorization_mode, which scores all environments in one call."
         )
-
-
-def _sources(spec: LoadSpec) -> list[ModelSource]:
-    return [spec.model] if spec.reference is None else [spec.model, spec.reference]
 
 
 @contextlib.contextmanager
@@ -442,51 +372,15 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _dtype_of(model: PreTrainedModel) -> torch.dtype:
-    dtype: torch.dtype = next(model.base_model.parameters()).dtype
-    return dtype
-
-
-def max_positions(model: PreTrainedModel) -> int | None:
-    """Return the number of positions that a model has or was configured for; None without a limit."""
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return num_positions(model) or (int(limit) if limit and limit > 0 else None)  # XLNet has -1 for no limit
-
-
 def _require_same_values(model: PreTrainedModel, sharding: Sharding) -> None:
     """Raise ConfigError if a tensor-parallel model computes something else than the whole model."""
     (ids, *_) = trial_sequences(model.config)
     input_ids = torch.from_numpy(ids.input_ids.astype(np.int64))[None].to(device_of(model))
     difference = difference_to_whole(model, input_ids)
-    tolerance = TOLERANCE.get(str(_dtype_of(model)).removeprefix("torch."), TOLERANCE["bfloat16"])
+    tolerance = TOLERANCE.get(str(dtype_of(model)).removeprefix("torch."), TOLERANCE["bfloat16"])
     if not difference <= tolerance:
         raise ConfigError(
             f"{type(model).__name__} with tensor_parallel_size={sharding.tensor_parallel_size} computes other values "
             f"than the whole model (relative difference {difference:.1e}): its tensor-parallel plan in this version of "
             f"transformers is wrong. Pass fsdp_size={sharding.tensor_parallel_size}."
         )
-
-
-def _device_map(source: ModelSource, model: PreTrainedModel) -> Mapping[str, str] | None:
-    """Return where accelerate put the parts of a model; None if nobody asked it to."""
-    placed = getattr(model, "hf_device_map", None)
-    if placed is None and isinstance(source, Checkpoint) and source.options.device_map is not None:
-        placed = {"": device_of(model)}  # everything fits on one device
-    return None if placed is None else {name: str(device) for name, device in placed.items()}
-
-
-def _automatic_budget(model: PreTrainedModel, ranks: Ranks | None) -> int:
-    device = device_of(model)
-    if device.type != "cuda":
-        return CPU_BATCHED_TOKENS
-    free, _ = torch.cuda.mem_get_info(device)
-    free = free if ranks is None else ranks.smallest(free)
-    return min(CUDA_BATCHED_TOKENS, max(CPU_BATCHED_TOKENS, int(0.5 * free / bytes_per_token(model))))
-
-
-def bytes_per_token(model: PreTrainedModel) -> int:
-    """Return an upper estimate of the memory of one token's activations in one layer, in bytes."""
-    config = model.config.get_text_config()
-    hidden = int(config.hidden_size)
-    inner = int(getattr(config, "intermediate_size", None) or 4 * hidden)
-    return _dtype_of(model).itemsize * (12 * hidden + 4 * inner)

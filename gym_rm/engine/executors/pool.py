@@ -1,68 +1,90 @@
-"""The threads of a pool of replicas: one per replica takes batches from the ledger and starts its replica again."""
+"""The threads of a pool of replicas: one per replica runs batches in it, and starts it again when it fails.
+
+A batch whose replica died or is silent runs again, elsewhere if another replica is free. The second time it gets an
+error, and the scheduler runs its rows alone. So every call ends: a batch costs two replicas at most.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
+import functools
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from gym_rm.engine.executors.answers import differences
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, Weights
-from gym_rm.engine.executors.ledger import Ledger, Work
-from gym_rm.engine.executors.replica import ParallelOptions, Replica, ReplicaFailed
+from gym_rm.engine.executors.replica import Replica, ReplicaFailed, differences
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError, RemoteError, brief, logger
 
+MAX_ATTEMPTS = 2  # replicas that may fail with a batch before it gets an error
+MAX_FAILURES = 8  # failures of a replica, without a good batch in between, after which it is not started again
+PAUSE_SECONDS = 0.1  # before a replica that failed twice in a row is started again; longer after more failures
 CHECK_SECONDS = 1.0  # between checks whether an idle replica is alive
-GOOD_BATCHES = 16  # batches that restore one restart
-MOST_PAUSE = 30.0  # seconds before a replica that keeps dying is started again; the first pauses are shorter
-POISONS_IN_A_ROW = 4  # batches given up without a good one in between whose deaths do not count against the restarts
-FIRST_ON_GPU = 10.0  # a replica's first batch on a GPU may compile kernels, so its lease is this many times as long
-CALL_LEASES = 10.0  # a method other than `run` may take this many leases
-KILLED_AFTER = 2.0  # leases after which a silent replica is ended
+PATIENCE = 4.0  # restarts and methods besides `run` may take this many times the first start and a batch
 
 
-@dataclass(eq=False, slots=True)
-class Call:
-    """A method to call in a replica; `error` is what it raised, and `commit` runs at once if it succeeded."""
+@dataclass(frozen=True, slots=True)
+class ReplicaStats:
+    """What happened in a pool of replicas since it was loaded.
 
-    method: str
-    arguments: tuple[Any, ...] = ()
-    commit: Callable[[], None] | None = None
-    done: bool = False
-    error: Exception | None = None
+    Attributes:
+        batches: batches that got values or an error from a replica.
+        failures: replicas that died, hung or disagreed, and were ended.
+        restarts: replicas that were started again.
+        given_up: batches that got an error because every replica that ran them failed.
+    """
+
+    batches: int = 0
+    failures: int = 0
+    restarts: int = 0
+    given_up: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """State that a replica must have before it runs a batch. `version` and `clears` count changes."""
+
+    version: int = 0
+    weights: Weights | None = field(default=None, compare=False)
+    files: object = field(default=None, compare=False)
+    asleep: bool = False
+    clears: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """A replica and its state; `Ledger.changed` guards it.
+    """A replica of a pool; `Pool.changed` guards it.
 
     Attributes:
         index: index of the replica.
         replica: the replica.
-        state: `"starting"`; `"ready"`; `"resting"` while the pool has no restart left; or `"dead"`, for good.
-        calls: methods to call before the next batch.
-        first: whether its next batch is the first since it started.
-        probe: whether it takes the smallest batch next, because it has just died.
-        version: version of its weights.
-        falls: number of times that it died since its last good batch.
-        reason: why it died last.
+        state: state that it has; None if it does not run.
+        failures: number of times that it failed since its last good batch.
+        reason: why it failed last.
     """
 
     index: int
     replica: Replica
-    state: str = "starting"
-    calls: deque[Call] = field(default_factory=deque)
-    first: bool = True
-    probe: bool = False
-    version: int = 0
-    falls: int = 0
+    state: PoolState | None = None
+    failures: int = 0
     reason: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """Something that any one of the replicas must do, and its future result."""
+
+    run: Callable[[Member], Any]
+    future: Future[Any] = field(default_factory=Future)
+    attempts: int = 0
 
 
 class Pool:
@@ -71,30 +93,24 @@ class Pool:
     Args:
         replicas: the replicas, not started.
         spec: the model.
-        options: lease and restarts.
+        batch_timeout: seconds after which a silent replica is started again.
     """
 
-    def __init__(self, replicas: Sequence[Replica], spec: LoadSpec, options: ParallelOptions) -> None:
-        self.ledger = Ledger(options.lease_seconds)
-        self.version = 0
+    def __init__(self, replicas: Sequence[Replica], spec: LoadSpec, batch_timeout: float) -> None:
+        self.changed = threading.Condition()
+        self.stats = ReplicaStats()
+        self.wanted = PoolState()
         self._spec = spec
-        self._lease_seconds = options.lease_seconds
-        self._max_restarts = options.max_restarts
-        self._restarts = options.max_restarts * len(replicas)  # replicas share them
-        self._good = 0
-        self._members = [Member(i, each) for i, each in enumerate(replicas)]
+        self._batch_timeout = batch_timeout
+        self._patience = math.inf  # seconds that other methods than `run` may take
+        self._members = [Member(i, replica) for i, replica in enumerate(replicas)]
+        self._left = len(replicas)  # replicas that are not given up
         self._threads: list[threading.Thread] = []
-        self._updates = threading.Lock()
-        self._weights: Weights | None = None
-        self._state_of_files: object = None
-        self._asleep = False
+        self._tasks: deque[Task] = deque()
         self._info: ModelInfo | None = None
-        self._start_seconds = 0.0
         self._started = False
         self._load_error: Exception | None = None
-        self._closing = False
-        self._warned = False
-        self._poisons = 0
+        self._refusal: str | None = None  # error of every task, once the pool is closed or no replica is left
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -108,343 +124,265 @@ class Pool:
             ConfigError: a replica refuses the model, or replicas load it differently.
             RemoteError: a replica does not start.
         """
+        started = monotonic()
         for member in self._members:
             # A daemon, so that a script that forgets `close` can end.
-            thread = threading.Thread(
-                target=self._serve, args=(member,), name=f"gym_rm replica {member.index}", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
-        with self.ledger.changed:
-            self.ledger.changed.wait_for(
-                lambda: self._load_error is not None or all(member.state == "ready" for member in self._members)
+            name = f"gym_rm replica {member.index}"
+            self._threads.append(threading.Thread(target=self._serve, args=(member,), name=name, daemon=True))
+            self._threads[-1].start()
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self._load_error is not None or all(member.state is not None for member in self._members)
             )
             if self._load_error is not None:
                 raise self._load_error
             assert self._info is not None
             self._started = True
+            self._patience = PATIENCE * (self._batch_timeout + monotonic() - started)
             return self._info
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
-        """Run batches on any replicas and wait for all results."""
-        works = self.ledger.add(batches)
-        if works:
-            self._asleep = False  # every replica wakes when it runs
-        try:
-            return self.ledger.wait_for(works)
-        except BaseException:  # Ctrl-C
-            self.ledger.abandon(works)
-            raise
+        """Run batches on any replicas, the largest first, and wait for all results."""
+        tasks = [Task(functools.partial(self._run_batch, batch)) for batch in batches]
+        self._finish([tasks[i] for i in sorted(range(len(batches)), key=lambda i: -batches[i].num_tokens)])
+        return [_result_of(task.future) for task in tasks]
 
     def update_weights(self, weights: Weights) -> None:
         """Give all replicas new weights: first one alone, so that weights that do not fit change nothing."""
-        with self._updates:
-            state_of_files = _state_of_files(weights)
+        files = files_of(weights)
 
-            def commit() -> None:
-                self._weights, self._state_of_files, self._asleep = weights, state_of_files, False
-                self.version += 1  # the other replicas notice
+        def try_weights(member: Member) -> None:
+            self._call(member, "update_weights", weights)
+            with self.changed:
+                version = self.wanted.version + 1
+                # The executor of a rank wakes to take new weights.
+                self.wanted = replace(self.wanted, version=version, weights=weights, files=files, asleep=False)
+                member.state = self.wanted
 
-            self._call_one(Call("update_weights", (weights,), commit))
-            with self.ledger.changed:
-                self.ledger.changed.wait_for(
-                    lambda: all(each.state != "ready" or each.version == self.version for each in self._members)
-                )
+        task = Task(try_weights)
+        self._finish([task])
+        try:
+            task.future.result()
+        except ReplicaFailed as failure:
+            raise RemoteError(failure.reason) from failure
+        self._wait_until_all_agree()
 
     def set_asleep(self, asleep: bool) -> None:
         """Let all replicas sleep, or wake them; replicas that start later do the same."""
-        with self._updates:
-            self._asleep = asleep
-            self.call_all("sleep" if asleep else "wake")
+        with self.changed:
+            self.wanted = replace(self.wanted, asleep=asleep)
+        self._wait_until_all_agree()
 
-    def call_all(self, method: str, *arguments: Any) -> None:
-        """Call a method in every replica that is ready; one that fails is started again, with the current state."""
-        with self.ledger.changed:
-            self._require_any()
-            members = [each for each in self._members if each.state == "ready"]
-            calls = [Call(method, arguments) for _ in members]
-            for member, call in zip(members, calls, strict=True):
-                member.calls.append(call)
-            self.ledger.changed.notify_all()
-            self.ledger.changed.wait_for(lambda: all(call.done for call in calls))
-            self._require_any()
+    def clear_cache(self) -> None:
+        """Clear the caches of all replicas."""
+        with self.changed:
+            self.wanted = replace(self.wanted, clears=self.wanted.clears + 1)
+        self._wait_until_all_agree()
 
     def close(self) -> None:
         """End all replicas and threads."""
-        with self.ledger.changed:
-            self._closing = True
-            self.ledger.refuse_all("the executor was closed while the batch ran")
-            self.ledger.changed.notify_all()
-        for member in self._members:
-            member.replica.kill()
+        self._refuse("the executor was closed while the batch ran")
         for member, thread in zip(self._members, self._threads, strict=False):
             while thread.is_alive() and thread is not threading.current_thread():
                 member.replica.kill()  # again, if it was just starting
-                thread.join(CHECK_SECONDS)
+                thread.join(0.1)
 
-    # --- in the driver's thread ----------------------------------------------------------------------------------
+    # --- in the driver's threads ---------------------------------------------------------------------------------
 
-    def _call_one(self, call: Call) -> None:
-        """Call a method in one replica, whichever is ready and succeeds first."""
-        while True:
-            with self.ledger.changed:
-                self.ledger.changed.wait_for(
-                    lambda: (
-                        all(each.state == "dead" for each in self._members)
-                        or any(each.state == "ready" for each in self._members)
-                    )
-                )
-                self._require_any()
-                call.done, call.error = False, None
-                next(each for each in self._members if each.state == "ready").calls.append(call)
-                self.ledger.changed.notify_all()
-                self.ledger.changed.wait_for(lambda: call.done)
-            if call.error is None:
-                return
-            if isinstance(call.error, ConfigError):
-                raise call.error
+    def _finish(self, tasks: Sequence[Task]) -> None:
+        """Wait until tasks have a result or an error; after an interrupt, those that do not run yet are forgotten."""
+        with self.changed:
+            self._add(tasks)
+        try:
+            concurrent.futures.wait([task.future for task in tasks])
+        except BaseException:  # Ctrl-C
+            with self.changed:
+                for task in tasks:
+                    task.future.cancel()
+            raise
 
-    def _require_any(self) -> None:
-        if all(member.state == "dead" for member in self._members):
-            raise RemoteError(self.ledger.refusal or "all replicas are dead")
+    def _add(self, tasks: Sequence[Task]) -> None:
+        if self._refusal is not None:
+            for task in tasks:
+                task.future.set_exception(ReplicaFailed(self._refusal))
+            return
+        self._tasks.extend(tasks)
+        self.changed.notify_all()
+
+    def _wait_until_all_agree(self) -> None:
+        """Wait until every replica that runs has the wanted state; one that starts gets it before its first batch.
+
+        Raises:
+            RemoteError: no replica is left.
+        """
+        with self.changed:
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: all(member.state in (None, self.wanted) for member in self._members))
+            if self._refusal is not None:
+                raise RemoteError(self._refusal)
+
+    def _refuse(self, reason: str) -> None:
+        """Give every task this error, also those that come later."""
+        with self.changed:
+            self._refusal = self._refusal or reason
+            for task in self._tasks:
+                if not task.future.cancelled():
+                    task.future.set_exception(ReplicaFailed(self._refusal))
+            self._tasks.clear()
+            self.changed.notify_all()
 
     # --- in the thread of a replica ------------------------------------------------------------------------------
 
     def _serve(self, member: Member) -> None:
-        """Run the calls and batches of one replica until the pool is closed or its restarts are spent."""
-        reason = "the pool was closed"
+        """Start the replica, and run tasks in it, until the pool is closed or the replica failed too often."""
         try:
-            self._build(member)
-            while True:
+            while self._refusal is None and member.failures < MAX_FAILURES:
                 try:
-                    task = self._next(member)
-                    if task is None:
-                        return
-                    if isinstance(task, Call):
-                        self._do_call(member, task)
-                    else:
-                        self._do_work(member, task)
-                except ReplicaFailed as failure:
-                    self._mourn(member, failure.reason)
-                    self._build(member)
-        except _Spent as spent:
-            reason = str(spent)
-        except Exception as error:  # a defect here must not leave callers waiting
-            logger.exception("the thread of a replica failed")
-            reason = brief(error)
+                    self._start(member)
+                    while (task := self._next(member)) is not None:
+                        self._run(member, task)
+                except (ReplicaFailed, ConfigError) as failure:
+                    if not self._started:
+                        raise
+                    self._mourn(member, failure)
+        except Exception as error:  # at load; later it is a defect, which must not leave callers waiting
+            if self._started:
+                logger.exception("the thread of a replica failed")
+            member.reason = brief(error)
+            failed = RemoteError(f"replica {member.index}: {error}; its output is above.")
+            self._load_error = self._load_error or (error if isinstance(error, ConfigError) else failed)
         finally:
-            self._retire(member, reason)
-
-    def _next(self, member: Member) -> Call | Work | None:
-        """Wait for the next thing to do; None if the pool is closed.
-
-        Raises:
-            ReplicaFailed: the replica died while it was idle.
-        """
-        ledger = self.ledger
-        with ledger.changed:
-            while not self._closing:
-                if not member.replica.alive():
-                    raise ReplicaFailed("it died while it was idle")
-                if member.version != self.version and self._weights is not None:
-                    return Call("update_weights", (self._weights,))
-                if member.calls:
-                    return member.calls.popleft()
-                first_on_gpu = member.first and not str(self._info and self._info.device).startswith("cpu")
-                work = ledger.take(
-                    member.index,
-                    version=member.version,
-                    scale=FIRST_ON_GPU if first_on_gpu else 1.0,
-                    smallest=member.probe,
-                )
-                if work is not None:
-                    return work
-                until = ledger.seconds_to_next_expiry()
-                ledger.changed.wait(CHECK_SECONDS if until is None else min(until + 0.001, CHECK_SECONDS))
-        return None
-
-    def _do_work(self, member: Member, work: Work) -> None:
-        lease = work.leases[member.index]
-        try:
-            result = member.replica.run(work.batch, KILLED_AFTER * lease.seconds)
-        except ReplicaFailed as failure:
-            if failure.result is not None:
-                self.ledger.finish(work, member.index, failure.result)
-                if failure.result.out_of_memory:  # smaller batches follow
-                    self._add_restarts(1)
-            elif self.ledger.give_back(work, member.index, failure.reason):
-                self._forgive(work)
-            raise
-        except Exception as error:
-            self.ledger.finish(work, member.index, BatchResult(error=brief(error)))
-            return
-        self.ledger.finish(work, member.index, result)
-        with self.ledger.changed:
-            self._poisons = 0
-            member.first = member.probe = False
-            member.falls = 0
-            self._good += 1
-            if self._good % GOOD_BATCHES == 0 and self._restarts < self._max_restarts * len(self._members):
-                self._add_restarts(1)
-
-    def _forgive(self, work: Work) -> None:
-        """Restore the restarts that a poisoned batch has cost, unless nothing else ever works."""
-        with self.ledger.changed:
-            self._poisons += 1
-            if self._poisons <= POISONS_IN_A_ROW:
-                self._add_restarts(len(work.deaths))
-
-    def _add_restarts(self, count: int) -> None:
-        with self.ledger.changed:
-            self._restarts += count
-            self.ledger.changed.notify_all()
-
-    def _do_call(self, member: Member, call: Call) -> None:
-        error: Exception | None = None
-        try:
-            member.replica.call(call.method, *call.arguments, seconds=CALL_LEASES * self._lease_seconds)
-        except (ConfigError, ReplicaFailed) as failure:
-            error = failure
-        with self.ledger.changed:
-            if error is None and call.commit is not None:
-                call.commit()
-            if error is None and call.method == "update_weights":
-                member.version = self.version
-            call.error, call.done = error, True
-            self.ledger.changed.notify_all()
-            behind = member.version != self.version
-        if isinstance(error, ReplicaFailed):
-            raise error
-        if error is not None and behind:
-            raise ReplicaFailed(f"it refused weights that another replica has: {error}") from error
-
-    def _build(self, member: Member) -> None:
-        """Start the replica with the current weights, again and again until it runs.
-
-        Raises:
-            _Spent: the pool is closed, or no replica can be started again.
-        """
-        again = self._started
-        while True:
-            if again:
-                self._take_restart(member)
-            try:
-                self._start(member)
-            except ConfigError as error:
-                if not self._started:
-                    with self.ledger.changed:
-                        self._load_error = error
-                        self.ledger.changed.notify_all()
-                    raise _Spent(str(error)) from error
-                self._mourn(member, str(error))
-            except ReplicaFailed as failure:
-                self._mourn(member, failure.reason)
-            else:
-                if again:
-                    self.ledger.count(restarts=1)
-                return
-            again = True
+            self._retire(member)
 
     def _start(self, member: Member) -> None:
-        started = monotonic()
-        limit = max(CALL_LEASES * self._lease_seconds, 10 * self._start_seconds) if self._started else None
-        info = member.replica.start(self._spec, limit)
-        with self.ledger.changed:
+        again = self._started
+        info = member.replica.start(self._spec, self._patience)
+        with self.changed:
             self._info = self._info or info
             different = differences(self._info, [info])
-        if different:
-            raise ConfigError(
-                f"replica {member.index} loaded another model than the others: {different}. All must read the same "
-                "files, on machines of the same kind."
-            )
-        seconds = CALL_LEASES * self._lease_seconds
-        member.first = True
-        done = 0, False
+            if different:
+                raise ConfigError(
+                    f"replica {member.index} loaded another model than the others: {different}. All must read the same "
+                    "files, on machines of the same kind."
+                )
+            member.state = PoolState()
+            if again:
+                self._count(restarts=1)
+            self.changed.notify_all()
+
+    def _next(self, member: Member) -> Task | None:
+        """Wait for the next task; None if the pool is closed."""
         while True:
-            with self.ledger.changed:
-                wanted, weights = (self.version, self._asleep), self._weights
-                if done == wanted:
-                    member.version = self.version
-                    member.state = "ready"
-                    self._start_seconds = max(self._start_seconds, monotonic() - started)
-                    self.ledger.changed.notify_all()
-                    return
-            if done[0] != wanted[0] and weights is not None:
-                if _state_of_files(weights) != self._state_of_files:
-                    raise ConfigError(f"the files of {weights!r} have changed since update_weights")
-                member.replica.call("update_weights", weights, seconds=seconds)
-            if wanted[1] != done[1] or wanted[1]:
-                member.replica.call("sleep" if wanted[1] else "wake", seconds=seconds)
-            done = wanted
+            with self.changed:
+                wanted = self.wanted
+                if self._refusal is not None:
+                    return None
+                if not member.replica.alive():
+                    raise ReplicaFailed("it died while it was idle")
+                if self._tasks and wanted.asleep:
+                    wanted = self.wanted = replace(wanted, asleep=False)
+                    self.changed.notify_all()
+                if member.state == wanted:
+                    if self._tasks:
+                        return self._tasks.popleft()
+                    self.changed.wait(CHECK_SECONDS)
+                    continue
+            self._change_state(member, wanted)
 
-    def _mourn(self, member: Member, reason: str) -> None:
-        """End what is left of a replica that failed."""
-        with self.ledger.changed:
-            member.state, member.reason = "starting", reason
-            member.falls += 1
-            member.probe = True
-            for call in member.calls:
-                call.error, call.done = ReplicaFailed(reason), True
-            member.calls.clear()
-            self.ledger.changed.notify_all()
+    def _change_state(self, member: Member, wanted: PoolState) -> None:
+        """Give a replica the state that all must have."""
+        has = member.state
+        assert has is not None
+        if has.version != wanted.version:
+            assert wanted.weights is not None
+            if files_of(wanted.weights) != wanted.files:
+                raise ReplicaFailed(f"the files of {wanted.weights!r} have changed since update_weights")
+            self._call(member, "update_weights", wanted.weights)
+        elif has.clears != wanted.clears:
+            self._call(member, "clear_cache")
+        if wanted.asleep or has.asleep:
+            self._call(member, "sleep" if wanted.asleep else "wake")
+        with self.changed:
+            member.state = wanted
+            self.changed.notify_all()
+
+    def _run(self, member: Member, task: Task) -> None:
+        if task.attempts == 0 and not task.future.set_running_or_notify_cancel():
+            return  # its caller was interrupted
+        try:
+            value = task.run(member)
+        except ReplicaFailed as failure:
+            self._give_back(task, failure)
+            raise
+        except Exception as error:
+            task.future.set_exception(error)
+        else:
+            task.future.set_result(value)
+
+    def _run_batch(self, batch: Batch, member: Member) -> BatchResult:
+        result = member.replica.run(batch, self._batch_timeout)
+        with self.changed:
+            member.failures = 0
+            self._count(batches=1)
+        return result
+
+    def _give_back(self, task: Task, failure: ReplicaFailed) -> None:
+        """Let another replica run a task, unless it has failed too often or its own error is known."""
+        task.attempts += 1
+        with self.changed:
+            if failure.result is not None:
+                task.future.set_result(failure.result)
+            elif task.attempts >= MAX_ATTEMPTS:
+                self._count(given_up=1)
+                reason = f"its replica failed, {task.attempts} times; the last time, {failure.reason}"
+                task.future.set_exception(ReplicaFailed(reason))
+            else:
+                self._add([task])
+
+    def _mourn(self, member: Member, failure: Exception) -> None:
+        """End what is left of a replica that failed, and wait a little if it keeps failing."""
         member.replica.kill()
-        if self._closing:
-            raise _Spent("the pool was closed")
-        self.ledger.count(deaths=1)
-        log = logger.info if self._warned else logger.warning
-        self._warned = True
-        log("replica %d failed: %s; starting it again", member.index, reason)
+        with self.changed:
+            member.state, member.reason = None, str(failure)
+            member.failures += getattr(failure, "result", None) is None  # after out of memory, a smaller batch follows
+            self.changed.notify_all()
+            if self._refusal is not None:
+                return
+            log = logger.info if self.stats.failures else logger.warning
+            log("replica %d failed: %s; starting it again", member.index, failure)
+            self._count(failures=1)
+            self.changed.wait_for(lambda: self._refusal is not None, PAUSE_SECONDS * (member.failures - 1) ** 2)
 
-    def _take_restart(self, member: Member) -> None:
-        """Wait until the replica may be started again.
-
-        Raises:
-            _Spent: no restart is left and no replica works that could restore one, or the pool is closed.
-        """
-        with self.ledger.changed:
-            pause = min(0.1 * max(0, member.falls - 2) ** 2, MOST_PAUSE)
-            self.ledger.changed.wait_for(lambda: self._closing, pause)
-            member.state = "resting" if self._restarts <= 0 else "starting"
-            self.ledger.changed.notify_all()
-            self.ledger.changed.wait_for(
-                lambda: (
-                    self._closing
-                    or self._restarts > 0
-                    or not self._started
-                    or all(each.state in ("resting", "dead") for each in self._members)
-                )
-            )
-            if self._closing or self._restarts <= 0:
-                raise _Spent("the pool was closed" if self._closing else f"replica {member.index}: {member.reason}")
-            self._restarts -= 1
-            member.state = "starting"
-
-    def _retire(self, member: Member, reason: str) -> None:
+    def _retire(self, member: Member) -> None:
         member.replica.kill()
-        with self.ledger.changed:
-            member.state, member.reason = "dead", reason
-            for call in member.calls:
-                call.error, call.done = ReplicaFailed(reason), True
-            member.calls.clear()
-            if not self._started and self._load_error is None:
-                self._load_error = RemoteError(f"{reason}; its output is above.")
-            if not self._closing and all(each.state == "dead" for each in self._members):
-                reasons = "; ".join(dict.fromkeys(each.reason for each in self._members))
-                self.ledger.refuse_all(
-                    f"all {len(self._members)} replicas have failed and max_restarts={self._max_restarts} is spent "
-                    f"({reasons}); load a new scorer"
-                )
-            self.ledger.changed.notify_all()
+        with self.changed:
+            member.state = None
+            self._left -= 1
+            if not self._left:
+                reasons = "; ".join(dict.fromkeys(f"replica {each.index}: {each.reason}" for each in self._members))
+                self._refuse(f"all {len(self._members)} replicas have failed ({reasons}); load a new scorer")
+            self.changed.notify_all()
+
+    def _call(self, member: Member, method: str, *arguments: Any) -> None:
+        member.replica.call(method, *arguments, seconds=self._patience)
+
+    def _count(self, **changes: int) -> None:
+        self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in changes.items()})
 
 
-class _Spent(Exception):
-    """A replica that is not started again, with the reason."""
+def _result_of(future: Future[Any]) -> BatchResult:
+    try:
+        result: BatchResult = future.result()
+    except ReplicaFailed as failure:
+        return BatchResult(error=failure.reason)
+    except Exception as error:
+        return BatchResult(error=brief(error))
+    return result
 
 
-def _state_of_files(weights: Weights | None) -> Mapping[str, tuple[int, int]] | None:
+def files_of(weights: Weights | None) -> Mapping[str, tuple[int, int]] | None:
     """Return size and modification time of the files of a folder; None for tensors and hub ids."""
     if weights is None or isinstance(weights, Mapping) or not os.path.isdir(weights):
         return None
-    return {
-        each.name: (each.stat().st_size, each.stat().st_mtime_ns) for each in Path(weights).iterdir() if each.is_file()
-    }
+    files = [path for path in Path(weights).iterdir() if path.is_file()]
+    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}

@@ -1,54 +1,20 @@
-"""A replica: a group of ranks that hold one copy of a model. The protocol, the options, and how a group fails."""
+"""A replica: a group of ranks that hold one copy of a model, and what the answers of the ranks mean for the group."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-from dataclasses import replace
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+import abc
+import math
+import pickle
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
 
-import pydantic
-
-from gym_rm.checks import finite
-from gym_rm.config import Config, NonNegativeInt, PositiveInt
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo
+from gym_rm.engine.executors.worker import Answer
 from gym_rm.engine.token_tree import Batch
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, brief
 
-Where: TypeAlias = Literal["auto", "processes", "ray"]
-
-
-def _lease_seconds(value: Any) -> float:
-    seconds = finite("lease_seconds", value)
-    if seconds <= 0:
-        raise ConfigError(f"lease_seconds must be positive, got {value!r}.")
-    return seconds
-
-
-class ParallelOptions(Config):
-    """Options for a model that is divided over several processes, or copied to them."""
-
-    tensor_parallel_size: PositiveInt = 1
-    """Number of processes that share every layer of a model: each has some of its heads and columns."""
-    fsdp_size: PositiveInt = 1
-    """Number of processes that share the weights of a model: each computes whole layers, with gathered weights."""
-    num_replicas: PositiveInt = 1
-    """Number of copies of the model, which score different batches at the same time."""
-    replicas: Where = "auto"
-    """Where the copies run: `"processes"` of this machine, or `"ray"`. `"auto"` is Ray if this process is connected to
-    it, otherwise processes."""
-    lease_seconds: Annotated[float, pydantic.BeforeValidator(_lease_seconds)] = 120.0
-    """Seconds after which a batch without a result is also given to another copy; after twice this time the silent copy
-    is started again. A batch gets more if it is expected to take more than a tenth of this time."""
-    max_restarts: NonNegativeInt = 3
-    """Number of times, per copy, that copies may be started again; batches that succeed restore it."""
-    name: str | None = None
-    """Name of a group of copies in Ray that several processes share: the first makes it, the others find it."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Number of processes that hold one copy of the model."""
-        return self.tensor_parallel_size * self.fsdp_size
+GRACE = 10.0  # seconds that ranks have to answer after another one has reported an error
 
 
 class ReplicaFailed(Exception):
@@ -65,91 +31,136 @@ class ReplicaFailed(Exception):
         self.result = result
 
 
-class Replica(Protocol):
-    """One group of `LoadSpec.num_ranks` ranks that hold one model. One thread calls it; `kill` may come from any."""
+class Replica(abc.ABC):
+    """One group of `LoadSpec.num_ranks` ranks that hold one model. One thread calls it; `kill` may come from any.
 
-    def start(self, spec: LoadSpec, seconds: float | None = None) -> ModelInfo:
+    Subclasses are the transport: they start the ranks, carry a request to all of them, and bring the answers back.
+    """
+
+    _size = 1  # number of ranks
+
+    def start(self, spec: LoadSpec, seconds: float = math.inf) -> ModelInfo:
         """Start the ranks and load the model; after `kill`, start again.
 
         Raises:
             ConfigError: the ranks refuse the model or an option, with their message.
-            ReplicaFailed: a rank died, or did not answer within `seconds` (None for no limit).
+            ReplicaFailed: a rank died, did not answer within `seconds`, or the ranks disagree.
         """
-        ...
+        request = request_bytes("load", spec)
+        self._size = spec.num_ranks
+        try:
+            self._start_ranks(spec)
+            infos: list[ModelInfo] = _values("load", self._ask(request, seconds))
+            different = differences(infos[0], infos[1:])
+            if different:
+                raise ReplicaFailed(f"the ranks disagree about the model: {different}")
+        except BaseException:
+            self.kill()
+            raise
+        return infos[0]
 
     def run(self, batch: Batch, seconds: float) -> BatchResult:
-        """Run a batch and wait for its result.
+        """Run a batch and wait for its result. An error that every rank reports is the error of the batch.
 
         Raises:
-            ReplicaFailed: a rank died, or did not answer within `seconds`.
+            ReplicaFailed: a rank died, did not answer within `seconds`, or failed alone.
         """
-        ...
+        answers = self._ask(request_bytes("run", batch), seconds)
+        failed = [i for i, answer in enumerate(answers) if answer.failed]
+        if failed and len(failed) < len(answers):
+            first = _result_of(answers[failed[0]])
+            raise ReplicaFailed(f"ranks {failed} of {len(answers)} failed alone: {first.error}", first)
+        return _result_of(answers[0])
 
     def call(self, method: str, *arguments: Any, seconds: float) -> None:
         """Call a method of the executor in every rank, such as `"update_weights"`.
 
         Raises:
-            ConfigError: every rank refused the arguments, and nothing has changed; or one refused and another is
-                silent, and the group has been killed.
+            ConfigError: every rank refused the arguments, and nothing has changed.
             ReplicaFailed: a rank died, did not answer within `seconds`, or disagrees with the others.
         """
-        ...
+        _values(method, self._ask(request_bytes(method, *arguments), seconds))
 
+    @property
+    @abc.abstractmethod
+    def process_ids(self) -> tuple[int, ...]:
+        """Process ids of the ranks, in order; empty after `kill`."""
+
+    @abc.abstractmethod
     def alive(self) -> bool:
         """Return False if a rank is known to be dead."""
-        ...
 
+    @abc.abstractmethod
     def kill(self) -> None:
         """End all ranks and remove everything that was made for them; a running call raises `ReplicaFailed`."""
-        ...
+
+    @abc.abstractmethod
+    def _start_ranks(self, spec: LoadSpec) -> None:
+        """Start the processes of `spec.num_ranks` ranks, which wait for requests."""
+
+    @abc.abstractmethod
+    def _send(self, request: bytes) -> None:
+        """Send a request to all ranks."""
+
+    @abc.abstractmethod
+    def _receive(self, ends: float) -> dict[int, Answer]:
+        """Wait for answers to the last request until a time of `monotonic`; return those that came, by rank.
+
+        Raises:
+            ReplicaFailed: a rank died, or no answer came until then.
+        """
+
+    def _ask(self, request: bytes, seconds: float) -> list[Answer]:
+        """Send a request to all ranks and return their answers, in order."""
+        ends = monotonic() + seconds
+        self._send(request)
+        answers: dict[int, Answer] = {}
+        while len(answers) < self._size:
+            failed = next((answer for answer in answers.values() if answer.failed), None)
+            if failed is not None:  # the others may wait for that rank
+                ends = min(ends, monotonic() + GRACE)
+            try:
+                answers |= self._receive(ends)
+            except BaseException as error:
+                self.kill()  # a late answer must not be taken for an answer to the next request
+                if failed is None or not isinstance(error, ReplicaFailed):
+                    raise
+                result = _result_of(failed)
+                raise ReplicaFailed(f"{error.reason}, after another rank failed: {result.error}", result) from None
+        return [answers[i] for i in range(self._size)]
 
 
-def require_sendable(spec: LoadSpec) -> None:
-    """Raise ConfigError if the model of a spec cannot be loaded by other processes."""
-    for source in (spec.model, spec.reference):
-        if source is None:
-            continue
-        options = getattr(source, "options", None)
-        if options is None:
-            raise ConfigError(
-                f"a model that is passed in cannot be sent to other processes, got {type(source).__name__}: save it "
-                "and pass its folder to gym_rm.load_scorer, or leave out num_replicas, tensor_parallel_size, "
-                "fsdp_size, replicas and executor."
-            )
-        if options.device_map is not None:
-            raise ConfigError(
-                f"device_map={options.device_map!r} divides the model over the devices of one process; with "
-                "num_replicas, tensor_parallel_size or fsdp_size every process has one device. Pass only one of them."
-            )
-        if str(options.device).startswith("cuda:"):
-            raise ConfigError(
-                f"device={str(options.device)!r} names one GPU, but the processes of the model get one GPU each, in "
-                "order; pass device='cuda', and choose the GPUs with CUDA_VISIBLE_DEVICES."
-            )
+def request_bytes(method: str, *arguments: Any) -> bytes:
+    """Return a request as bytes; raise ConfigError if the arguments cannot be pickled."""
+    try:
+        return pickle.dumps((method, *arguments), protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise ConfigError(
+            f"the arguments of {method} cannot be sent to other processes: {brief(error)}. Pass paths and plain values."
+        ) from error
 
 
-def with_absolute_paths(spec: LoadSpec) -> LoadSpec:
-    """Return the spec with absolute folders: the working directory changes, and other processes have another."""
-
-    def absolute(source: Any) -> Any:
-        if source is None:
-            return None
-        adapter = source.adapter
-        if adapter is not None:
-            adapter = replace(adapter, source=_absolute(adapter.source), base=_absolute(adapter.base))
-        options = source.options.model_copy(update={"path": source.options.path and _absolute(source.options.path)})
-        return replace(source, source=_absolute(source.source), adapter=adapter, options=options)
-
-    return replace(spec, model=absolute(spec.model), reference=absolute(spec.reference))
+def differences(first: ModelInfo, others: Sequence[ModelInfo]) -> str:
+    """Return how infos differ in what callers rely on, as text; empty if they do not."""
+    names = ("layout", "fused", "num_values", "dtype", "quantization", "batch_invariance", "revision")
+    return "; ".join(
+        f"{name} is {getattr(first, name)!r} and {getattr(other, name)!r}"
+        for name in names
+        for other in others
+        if getattr(other, name) != getattr(first, name)
+    )
 
 
-def _absolute(path: str) -> str:
-    return os.path.abspath(path) if os.path.isdir(path) else path
+def _result_of(answer: Answer) -> BatchResult:
+    """Return the result of a batch; an exception of the rank is the batch's error."""
+    return answer.value if isinstance(answer.value, BatchResult) else BatchResult(error=answer.error)
 
 
-def connected_to_ray() -> bool:
-    """Return whether this process is connected to Ray; does not import Ray."""
-    import sys
-
-    loaded = sys.modules.get("ray")
-    return loaded is not None and importlib.util.find_spec("ray") is not None and bool(loaded.is_initialized())
+def _values(method: str, answers: Sequence[Answer]) -> list[Any]:
+    """Return what the ranks returned; raise ConfigError if all refused, and ReplicaFailed for any other error."""
+    errors = [f"rank {i}: {answer.error}" for i, answer in enumerate(answers) if answer.error is not None]
+    if all(answer.refused for answer in answers):
+        raise ConfigError(str(answers[0].error))
+    if errors:
+        raise ReplicaFailed(f"{method} failed in {len(errors)} of {len(answers)} ranks: {'; '.join(errors)}")
+    return [answer.value for answer in answers]

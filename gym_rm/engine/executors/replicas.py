@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, Weights
-from gym_rm.engine.executors.ledger import ReplicaStats
-from gym_rm.engine.executors.pool import Pool
-from gym_rm.engine.executors.replica import ParallelOptions, Replica, require_sendable, with_absolute_paths
+from gym_rm.engine.executors.parallel_options import ParallelOptions
+from gym_rm.engine.executors.pool import Pool, ReplicaStats
+from gym_rm.engine.executors.replica import Replica
+from gym_rm.engine.loading.checkpoint import ModelFiles
+from gym_rm.engine.loading.files import absolute
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError
 
@@ -20,11 +22,11 @@ from gym_rm.errors import ConfigError
 class ReplicatedExecutor:
     """Runs batches on several replicas at the same time; results have the order of the batches.
 
-    A replica that dies or hangs is started again, and its batch runs on another one. A batch whose replicas died twice
-    gets an error. `close`, the end of the program or of the object's life ends all replicas.
+    A replica that dies or hangs is started again, and its batch runs on another one. A batch whose replicas failed
+    twice gets an error. `close`, the end of the program or of the object's life ends all replicas.
 
     Args:
-        options: number of replicas, lease and restarts.
+        options: number of replicas, and the time that they have for a batch.
         make_replica: function that returns the replica with an index; it must not start it.
     """
 
@@ -41,7 +43,7 @@ class ReplicatedExecutor:
             raise ConfigError("this executor already has a model; make another executor, or close() this one first.")
         require_sendable(spec)
         replicas = [self._make_replica(index) for index in range(self._options.num_replicas)]
-        pool = Pool(replicas, with_absolute_paths(spec), self._options)
+        pool = Pool(replicas, spec, self._options.batch_timeout)
         self._process = os.getpid()
         # The threads of the pool hold the pool, not this object, so that they end when nobody holds it any more.
         self._end = weakref.finalize(self, _close, pool, self._process)
@@ -71,11 +73,11 @@ class ReplicatedExecutor:
 
     def weights_version(self) -> int:
         """See `Executor.weights_version`."""
-        return self._loaded().version
+        return self._loaded().wanted.version
 
     def clear_cache(self) -> None:
         """See `Executor.clear_cache`."""
-        self._loaded().call_all("clear_cache")
+        self._loaded().clear_cache()
 
     def close(self) -> None:
         """End all replicas; closing twice is allowed."""
@@ -86,7 +88,7 @@ class ReplicatedExecutor:
     @property
     def stats(self) -> ReplicaStats:
         """What happened to the replicas since `load`."""
-        return self._loaded().ledger.stats
+        return self._loaded().stats
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -96,7 +98,7 @@ class ReplicatedExecutor:
     def __reduce__(self) -> Any:
         raise pickle.PicklingError(
             "a scorer with replicas cannot be copied to another process. Load it there, or let the processes share "
-            "one: executor='ray', name='...'."
+            "one: a server, or an actor of Ray (docs/scaling.md)."
         )
 
     def _loaded(self) -> Pool:
@@ -107,7 +109,8 @@ class ReplicatedExecutor:
         if os.getpid() != self._process:
             raise ConfigError(
                 "this process was forked from the one that started the replicas, and cannot use them; load a scorer "
-                "here, start processes with context='spawn', or share one: executor='ray', name='...'."
+                "here, start processes with context='spawn', or share one: a server, or an actor of Ray "
+                "(docs/scaling.md)."
             )
         return self._pool
 
@@ -120,9 +123,30 @@ def _close(pool: Pool, process: int) -> None:
 def kept_weights(weights: Weights) -> Weights:
     """Return weights that later changes of the caller do not reach: tensors are copied to the CPU, once."""
     if not isinstance(weights, Mapping):
-        is_folder = isinstance(weights, str | os.PathLike) and os.path.isdir(weights)
-        return os.path.abspath(weights) if is_folder else weights
+        return absolute(os.fspath(weights)) if isinstance(weights, str | os.PathLike) else weights
     return {
         name: value.detach().to("cpu", copy=True) if hasattr(value, "detach") else value
         for name, value in weights.items()
     }
+
+
+def require_sendable(spec: LoadSpec) -> None:
+    """Raise ConfigError if the model of a spec cannot be loaded by other processes."""
+    for source in spec.sources:
+        if not isinstance(source, ModelFiles):
+            raise ConfigError(
+                f"a model that is passed in cannot be sent to other processes, got {type(source).__name__}: save it "
+                "and pass its folder to gym_rm.load_scorer, or leave out num_replicas, tensor_parallel_size, "
+                "fsdp_size and executor."
+            )
+        options = source.options
+        if options.device_map is not None:
+            raise ConfigError(
+                f"device_map={options.device_map!r} divides the model over the devices of one process; with "
+                "num_replicas, tensor_parallel_size or fsdp_size every process has one device. Pass only one of them."
+            )
+        if str(options.device).startswith("cuda:"):
+            raise ConfigError(
+                f"device={str(options.device)!r} names one GPU, but the processes of the model get one GPU each, in "
+                "order; pass device='cuda', and choose the GPUs with CUDA_VISIBLE_DEVICES."
+            )

@@ -9,7 +9,7 @@ from gym_rm.engine.kinds.decoder import LastTokenKind, padding_of
 from gym_rm.engine.kinds.kind import ModelFacts, Reduction, no_components
 from gym_rm.engine.kinds.readouts import TokenLogits
 from gym_rm.engine.text.input_format import InputFormat
-from gym_rm.engine.text.templates import answer_tokens
+from gym_rm.engine.text.tokenizers import answer_tokens
 from gym_rm.engine.token_tree import IntArray
 from gym_rm.scores import FloatArray
 

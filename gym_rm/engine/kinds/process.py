@@ -13,7 +13,7 @@ from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction, no_components
 from gym_rm.engine.kinds.readouts import ModuleHead, Readout, TokenLogits
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.rendered import Rendered
-from gym_rm.engine.text.templates import answer_tokens, token_of
+from gym_rm.engine.text.tokenizers import answer_tokens, token_of
 from gym_rm.engine.token_tree import IntArray
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scores import FloatArray

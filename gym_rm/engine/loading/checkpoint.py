@@ -24,8 +24,10 @@ from transformers import (
 from gym_rm.config import Config, Flag
 from gym_rm.engine.backbones.sharded import use_local_weights
 from gym_rm.engine.kinds import ModelFacts, check_kind
+from gym_rm.engine.loading.device_and_dtype import resolve_device, resolve_dtype
 from gym_rm.engine.loading.families import Family, beside_backbone, choose_family, recognise
 from gym_rm.engine.loading.files import (
+    absolute,
     check_tokenizer,
     find_file,
     read_config,
@@ -42,17 +44,11 @@ from gym_rm.engine.loading.sharding import Sharding, distributed_arguments
 from gym_rm.engine.loading.weights import read_weights
 from gym_rm.engine.text.templates import own_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
-from gym_rm.errors import ConfigError, nearest
+from gym_rm.errors import ConfigError
 
 # Fields of a configuration that change what a model computes from the same weights.
 COMPUTES = re.compile("rope|theta|eps|activation|act$|window|layer_types|scal|softcap|multiplier|head|position|qk")
 DOES_NOT_COMPUTE = re.compile("dropout|labels?$|_id$|initializer")
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 def _path(value: Any) -> str | None:
@@ -92,7 +88,7 @@ class LoadOptions(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelFiles:
     """A checkpoint before its weights are read; `load_model` reads them.
 
     Attributes:
@@ -119,7 +115,7 @@ class Checkpoint:
     adapter: Adapter | None = None
     remote_class: str | None = None
 
-    def at(self, path: str | os.PathLike[str]) -> Checkpoint:
+    def at(self, path: str | os.PathLike[str]) -> ModelFiles:
         """Return another checkpoint of this model, opened with the same options and tokenizer."""
         elsewhere = {"path": os.fspath(path), "revision": None, "base": None, "tokenizer": self.tokenizer}
         return open_checkpoint(self.options.model_copy(update=elsewhere))
@@ -166,7 +162,7 @@ def embedded(name: str) -> str:
     return str(importlib.resources.files("gym_rm") / "assets" / name)
 
 
-def open_checkpoint(options: LoadOptions) -> Checkpoint:
+def open_checkpoint(options: LoadOptions) -> ModelFiles:
     """Open a checkpoint: read its configuration, its tokenizer and the headers of its tensors.
 
     Raises:
@@ -182,17 +178,18 @@ def open_checkpoint(options: LoadOptions) -> Checkpoint:
             "one."
         )
     require_source(source, options.revision)
+    source = absolute(source)
     with refusing_malformed(source):
         adapter = find_adapter(source, options.revision, options.base)
         if adapter is None and options.base is not None:
             raise ConfigError(f"base={options.base!r} needs an adapter; {source!r} is not an adapter.")
-        found = _open(source, name, options) if adapter is None else _open_adapter(adapter, name, options)
-        _require_head(found)
-        return found
+        opened = _open(source, name, options, adapter)
+        _require_head(opened)
+        return opened
 
 
 def load_model(
-    checkpoint: Checkpoint, *, device: torch.device | None = None, sharding: Sharding | None = None
+    checkpoint: ModelFiles, *, device: torch.device | None = None, sharding: Sharding | None = None
 ) -> PreTrainedModel:
     """Return the model with its weights, in evaluation mode, on its device.
 
@@ -254,7 +251,36 @@ def _computing_fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[t
             yield f"{prefix}{name}", value
 
 
-def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:
+def _open(source: str, name: str, options: LoadOptions, adapter: Adapter | None) -> ModelFiles:
+    base, revision = (source, options.revision) if adapter is None else (adapter.base, None)
+    if adapter is None:
+        _refuse_remote_family(source, options)
+    else:
+        _check_base(adapter, options)
+    config, remote_class = _read_model_config(base, options, revision)
+    tensors = tensor_files(base, revision)
+    if adapter is not None:
+        config.num_labels = adapter.num_labels or config.num_labels
+        loader: Any = "causal" if options.kind in ("generative", "implicit") else "classifier"
+        family = Family("adapter", options.kind, loader)
+    elif remote_class is not None and options.head is not None:
+        kind = "decoder" if options.kind == "auto" else options.kind
+        family = Family("own code", kind, "remote", options={"head": options.head})
+    else:
+        family = choose_family(config, tensors, source, kind=options.kind, head=options.head)
+    firsts = set(family.heads) or set(beside_backbone(tensors))
+    beside = {tensor: file for tensor, file in tensors.items() if tensor.partition(".")[0] in firsts}
+    if options.tokenizer is not None:
+        tokenizer = check_tokenizer(options.tokenizer, trust_remote_code=options.trust_remote_code)
+    else:
+        place, given = (source, {"config": config}) if adapter is None else (adapter.tokenizer, {})
+        own = options.revision if place == source else None
+        tokenizer = load_tokenizer(place, trust_remote_code=options.trust_remote_code, revision=own, **given)
+    shapes = tensor_shapes(base, beside, revision)
+    return ModelFiles(source, name, options, config, family, tensors, shapes, tokenizer, adapter, remote_class)
+
+
+def _refuse_remote_family(source: str, options: LoadOptions) -> None:
     raw = read_config(source, options.revision)
     known = recognise(PreTrainedConfig(architectures=raw.get("architectures")), (), source)
     if known is not None and known.loader == "remote" and not options.trust_remote_code:
@@ -262,29 +288,9 @@ def _open(source: str, name: str, options: LoadOptions) -> Checkpoint:
             f"{source!r} ({known.name}) needs its own code: {known.needs}. If you trust the checkpoint's Python code, "
             "pass trust_remote_code=True."
         )
-    config, remote_class = _read_model_config(source, options, options.revision)
-    tensors = tensor_files(source, options.revision)
-    if remote_class is not None and options.head is not None:
-        kind = "decoder" if options.kind == "auto" else options.kind
-        family = Family("own code", kind, "remote", options={"head": options.head})
-    else:
-        family = choose_family(config, tensors, source, kind=options.kind, head=options.head)
-    firsts = set(family.heads) or set(beside_backbone(tensors))
-    beside = {tensor: file for tensor, file in tensors.items() if tensor.partition(".")[0] in firsts}
-    return Checkpoint(
-        source,
-        name,
-        options,
-        config,
-        family,
-        tensors,
-        tensor_shapes(source, beside, options.revision),
-        _tokenizer(source, options, config=config, revision=options.revision),
-        remote_class=remote_class,
-    )
 
 
-def _open_adapter(adapter: Adapter, name: str, options: LoadOptions) -> Checkpoint:
+def _check_base(adapter: Adapter, options: LoadOptions) -> None:
     if options.quantization_config is not None:
         raise ConfigError(
             "quantization_config cannot be used with an adapter; merge the adapter into its base and save it first."
@@ -295,25 +301,6 @@ def _open_adapter(adapter: Adapter, name: str, options: LoadOptions) -> Checkpoi
             f"the base {adapter.base!r} of the adapter {adapter.source!r} is itself an adapter; merge it into its own "
             "base and save the result first."
         )
-    config, remote_class = _read_model_config(adapter.base, options)
-    if adapter.num_labels is not None:
-        config.num_labels = adapter.num_labels
-    tensors = tensor_files(adapter.base)
-    beside = {tensor: file for tensor, file in tensors.items() if tensor.partition(".")[0] in beside_backbone(tensors)}
-    loader: Any = "causal" if options.kind in ("generative", "implicit") else "classifier"
-    revision = options.revision if adapter.tokenizer == adapter.source else None
-    return Checkpoint(
-        adapter.source,
-        name,
-        options,
-        config,
-        Family("adapter", options.kind, loader),
-        tensors,
-        tensor_shapes(adapter.base, beside),
-        _tokenizer(adapter.tokenizer, options, revision=revision),
-        adapter,
-        remote_class,
-    )
 
 
 def _read_model_config(
@@ -335,14 +322,7 @@ def _read_model_config(
     return config, (classifier if classifier in (raw.get("auto_map") or {}) else "AutoModel") if remote else None
 
 
-def _tokenizer(source: str, options: LoadOptions, **arguments: Any) -> Any:
-    """Return the user's tokenizer, or that of the checkpoint."""
-    if options.tokenizer is not None:
-        return check_tokenizer(options.tokenizer, trust_remote_code=options.trust_remote_code)
-    return load_tokenizer(source, trust_remote_code=options.trust_remote_code, **arguments)
-
-
-def _model_class(checkpoint: Checkpoint) -> Any:
+def _model_class(checkpoint: ModelFiles) -> Any:
     family = checkpoint.family
     match family.loader:
         case "classifier":
@@ -357,7 +337,7 @@ def _model_class(checkpoint: Checkpoint) -> Any:
             return AutoModelForSequenceClassification if checkpoint.remote_class != "AutoModel" else AutoModel
 
 
-def _attention(checkpoint: Checkpoint) -> str | None:
+def _attention(checkpoint: ModelFiles) -> str | None:
     """Return the attention implementation for `from_pretrained`: one that applies the soft cap of attention logits.
 
     Older versions of transformers accept `"sdpa"` for every model and ignore the cap.
@@ -372,7 +352,7 @@ def _attention(checkpoint: Checkpoint) -> str | None:
     return "eager" if cap is not None and attention is None else attention
 
 
-def _require_head(checkpoint: Checkpoint) -> None:
+def _require_head(checkpoint: ModelFiles) -> None:
     """Raise ConfigError if a classifier has no head, because transformers would make a random one."""
     adapted = {} if checkpoint.adapter is None else checkpoint.adapter.tensors
     shapes = [*checkpoint.shapes.values(), *adapted.values()]
@@ -383,7 +363,7 @@ def _require_head(checkpoint: Checkpoint) -> None:
         _require_weights(checkpoint, [f"a head with {outputs} output{'s' * (outputs != 1)}"])
 
 
-def _require_weights(checkpoint: Checkpoint, missing: Iterable[str]) -> None:
+def _require_weights(checkpoint: ModelFiles, missing: Iterable[str]) -> None:
     lacking = sorted(missing)
     if not lacking:
         return
@@ -397,31 +377,3 @@ def _require_weights(checkpoint: Checkpoint, missing: Iterable[str]) -> None:
         f"{checkpoint.source!r} has no weights for {lacking[:5]}{' and more' if len(lacking) > 5 else ''}; they would "
         f"be random. Its architecture is {checkpoint.config.architectures}; the checkpoint must contain the head."
     )
-
-
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Return a device by name; `"auto"` is the GPU if there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got {device!r}.") from error
-    if resolved.type == "meta":
-        raise ConfigError("device must be 'auto', 'cpu', 'cuda' or 'cuda:N'; got 'meta', which holds no weights.")
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device={device!r} needs a GPU, but torch finds none; pass device='cpu' or 'auto'.")
-    return resolved
-
-
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: PreTrainedConfig) -> torch.dtype:
-    """Return a precision by name; `"auto"` is the checkpoint's own on a GPU, and float32 on other devices."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype == "auto":
-        own = getattr(config, "dtype", None) or torch.float32
-        return own if device.type == "cuda" else torch.float32
-    if dtype not in DTYPES:
-        hint = nearest(str(dtype), DTYPES)
-        raise ConfigError(f"dtype must be 'auto' or one of {sorted(DTYPES)}; got {dtype!r}.{hint}")
-    return DTYPES[dtype]

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from gym_rm.engine.text.tokenizers import load_tokenizer
-from gym_rm.errors import ConfigError, nearest
+from gym_rm.errors import ConfigError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # A folder with such files is a checkpoint of torch.distributed; transformers would read them instead of WEIGHTS.
@@ -59,7 +59,7 @@ def require_source(source: str, revision: str | None = None, *, option: str = "p
     if os.path.exists(source):
         raise ConfigError(f"{option}={source!r} is a file; expected the folder that contains config.json.")
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source):
-        raise ConfigError(f"{option}={source!r} does not exist and is not a hub id (owner/name).{_in_parent(source)}")
+        raise ConfigError(f"{option}={source!r} does not exist and is not a hub id (owner/name).")
     try:
         if not any(_is_cached(source, name, revision) for name in ("config.json", "adapter_config.json")):
             huggingface_hub.HfApi().model_info(source, revision=revision, timeout=HUB_SECONDS)
@@ -67,8 +67,13 @@ def require_source(source: str, revision: str | None = None, *, option: str = "p
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"{option}={source!r} is not a folder, and the hub repository cannot be opened: {type(error).__name__}: "
-            f"{reason}{_in_parent(source)}"
+            f"{reason}"
         ) from error
+
+
+def absolute(source: str) -> str:
+    """Return the absolute path of a folder, which other processes and later working directories find; or the hub id."""
+    return os.path.abspath(source) if os.path.isdir(source) else source
 
 
 def find_file(source: str, name: str, revision: str | None = None) -> Path | None:
@@ -205,13 +210,3 @@ def _is_inside(file: Any) -> bool:
 
 def _is_cached(source: str, name: str, revision: str | None) -> bool:
     return isinstance(huggingface_hub.try_to_load_from_cache(source, name, revision=revision), str)
-
-
-def _in_parent(source: str) -> str:
-    """Return a hint for a mistyped path whose parent folder exists; otherwise an empty string."""
-    parent, name = os.path.split(source.rstrip("/"))
-    with contextlib.suppress(OSError, ValueError):
-        hint = nearest(name, os.listdir(parent or "."))
-        if parent or hint:
-            return f" The folder {parent or '.'!r} has no {name!r}.{hint}"
-    return ""

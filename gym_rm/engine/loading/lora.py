@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from gym_rm.engine.loading.files import find_file, open_tensors, read_json
+from gym_rm.engine.loading.files import absolute, find_file, open_tensors, read_json
 from gym_rm.errors import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -96,7 +96,7 @@ def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str]
     with open_tensors(weights) as tensors:
         names = {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     shapes = {_module_name(name): shape for name, shape in names.items()}
-    return Adapter(source, under, tokenizer, shapes, revision)
+    return Adapter(source, absolute(under), tokenizer, shapes, revision)
 
 
 def _module_name(name: str) -> str:

@@ -6,13 +6,11 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from transformers.utils import cached_file
 from transformers.utils.hub import extract_commit_hash
 
-CHUNK = 1 << 24  # bytes per task; hashing does not hold the interpreter lock
 # Files beside the weights that change scores: configurations, tokenizers, templates and the checkpoint's own code.
 SMALL_FILES = frozenset({".json", ".jinja", ".model", ".txt", ".py"})
 TEMPLATES = "additional_chat_templates"  # folder beside the tokenizer
@@ -22,7 +20,7 @@ def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) 
     """Return the commit of a hub repository, or `"sha256:..."` of the files of a folder.
 
     The digest covers every byte of the weights and of the small files beside them, but not the folder's name and the
-    files' times: a copy has the same digest. It takes about one second per gigabyte and core.
+    files' times: a copy has the same digest. It takes about one second per gigabyte.
 
     Args:
         source: folder or hub id.
@@ -36,25 +34,13 @@ def revision_of(source: str, revision: str | None, weight_files: Iterable[str]) 
         return None if file is None else extract_commit_hash(str(file), None)
     beside = itertools.chain(folder.iterdir(), (folder / TEMPLATES).glob("*.jinja"))
     small = (str(file.relative_to(folder)) for file in beside if file.suffix in SMALL_FILES and file.is_file())
-    tasks = [
-        (folder, name, start)
-        for name in sorted({*names, *small})
-        for start in range(0, max((folder / name).stat().st_size, 1), CHUNK)
-    ]
     whole = hashlib.sha256()
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        for (_, name, start), digest in zip(tasks, threads.map(_digest_of_chunk, tasks), strict=True):
-            whole.update(f"{name} {start} {digest}\n".encode())
+    for name in sorted({*names, *small}):
+        with (folder / name).open("rb") as file:
+            whole.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return f"sha256:{whole.hexdigest()[:16]}"
 
 
 def revision_of_tokenizer(source: str) -> str | None:
     """Return the revision of a tokenizer in a folder or a repository of its own, as `revision_of` does."""
     return revision_of(source, None, [] if os.path.isdir(source) else ["tokenizer_config.json"])
-
-
-def _digest_of_chunk(task: tuple[Path, str, int]) -> str:
-    folder, name, start = task
-    with (folder / name).open("rb") as opened:
-        opened.seek(start)
-        return hashlib.sha256(opened.read(CHUNK)).hexdigest()

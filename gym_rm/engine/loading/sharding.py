@@ -22,16 +22,14 @@ class Sharding:
     Attributes:
         tensor_parallel_size: number of ranks that divide the heads and columns of every layer.
         fsdp_size: number of ranks that divide the weights, and gather those of a layer before it runs.
-        num_groups: number of groups of this size in the world of torch.distributed; all hold the same model.
     """
 
     tensor_parallel_size: int = 1
     fsdp_size: int = 1
-    num_groups: int = 1
 
     @property
     def size(self) -> int:
-        """Number of ranks in a group."""
+        """Number of ranks."""
         return self.tensor_parallel_size * self.fsdp_size
 
 
@@ -88,15 +86,7 @@ def distributed_arguments(model_class: Any, config: PreTrainedConfig, sharding: 
 
     ALL_PARALLEL_STYLES.register(ROWS, Rows())
     plan = _plan(_without_weights(model_class, config), gather=sharding.fsdp_size > 1)
-    copies = {"dp_replicate_size": sharding.num_groups} if sharding.num_groups > 1 else {}
-    try:
-        made = DistributedConfig(tp_size=sharding.size, tp_plan=plan, **copies)
-    except TypeError as error:
-        raise ConfigError(
-            f"this version of transformers cannot hold {sharding.num_groups} copies of a model in one world ({error}); "
-            f"upgrade it, or start {sharding.size} processes."
-        ) from error
-    return {"distributed_config": made}
+    return {"distributed_config": DistributedConfig(tp_size=sharding.size, tp_plan=plan)}
 
 
 def _plan(model: PreTrainedModel, *, gather: bool) -> dict[str, str]:

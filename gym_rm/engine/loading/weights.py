@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -102,33 +101,22 @@ def _of_missing_parts(model: PreTrainedModel, names: Iterable[str]) -> list[str]
 
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
-    """Hide, for this thread, transformers' progress bar and its report of tensors, which `read_weights` checks."""
-    thread = threading.get_ident()
-    hidden: list[logging.LogRecord] = []
-
-    def without_report(record: logging.LogRecord) -> bool:
-        if record.thread != thread or "LOAD REPORT" not in record.getMessage():
-            return True
-        hidden.append(record)
-        return False
+    """Hide transformers' progress bar and its report of tensors, which `read_weights` checks."""
 
     def without_bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if threading.get_ident() == thread:
-            kwargs = {**kwargs, "disable": True}
+        kwargs = {**kwargs, "disable": True}
         return factory(*args, **kwargs) if previous is None else previous(factory, args, kwargs)
+
+    def is_no_report(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
 
     logger = logging.getLogger("transformers.modeling_utils")
     previous = transformers_logging.set_tqdm_hook(without_bar)
-    logger.addFilter(without_report)
+    logger.addFilter(is_no_report)
     try:
         yield
-    except Exception:
-        logger.removeFilter(without_report)
-        for record in hidden:  # the error refers to it
-            logger.handle(record)
-        raise
     finally:
-        logger.removeFilter(without_report)
+        logger.removeFilter(is_no_report)
         transformers_logging.set_tqdm_hook(previous)
 
 

@@ -7,12 +7,12 @@ replaced by these names. A control token in a message is then ordinary text, enc
 
 from __future__ import annotations
 
-import bisect
 import functools
 import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Encoding, Tokenizer
@@ -23,7 +23,7 @@ from gym_rm.types import Conversation, Message
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
 THINKING = frozenset({"<think>", "</think>"})  # replies may contain them, even if the template writes them
-WORD = re.compile(r"\S+")
+VISIBLE = re.compile(r"\S")
 
 
 class ControlTokens:
@@ -76,20 +76,15 @@ class ControlTokens:
         copy["content"] = content
         return copy
 
-    def encode(self, conversation: Conversation, write: Callable[[Conversation], str]) -> Encoding:
-        """Encode `write(conversation)`, with control tokens in messages as plain text.
+    def hide(self, conversation: Conversation, write: Callable[[Conversation], str]) -> HiddenText:
+        """Return `write(conversation)` with the control tokens in messages hidden, ready to be encoded.
 
         Raises:
             ConversationError: the template changes the text of a message so that its control tokens cannot be told
                 apart from the template's own.
         """
-        return self.hide(conversation, write).encode()
-
-    def hide(self, conversation: Conversation, write: Callable[[Conversation], str]) -> HiddenText:
-        """Return `write(conversation)` with the control tokens in messages hidden. See `encode`."""
         neutral = [self.neutral(message, _masked(message["content"])) for message in conversation]
-        neutral_text = write(neutral)
-        expected = self._spelled.findall(neutral_text)
+        expected = self._spelled.findall(write(neutral))
         # First hide the control tokens in messages. If the template then still forms a control token by cutting or
         # joining text, hide every first and last character of a control token instead.
         for pattern in (self._spelled, self._ends):
@@ -103,12 +98,31 @@ class ControlTokens:
                 "the template's own; change the message or the chat template."
             )
         again = _Hidden(pattern, conversation)
-        if hidden.reveal(text) != again.reveal(write(again.conversation)):
+        original = hidden.reveal(text)
+        if original != again.reveal(write(again.conversation)):
             raise ConversationError(
                 "a message contains a control token of the reward model, and the chat template changes it; remove the "
                 "token from the message."
             )
-        return HiddenText(self, hidden, text, neutral, neutral_text, forms_tokens=pattern is not self._spelled)
+        named = self._spelled.sub(lambda match: self._secret_names[match[0]], text)
+        return HiddenText(original, hidden.reveal(named), len(expected))
+
+    def encode(self, hidden: HiddenText) -> Encoding:
+        """Encode the original text. Only the control tokens that the template wrote become control tokens.
+
+        Raises:
+            ConversationError: the tokenizer does not recognise them.
+        """
+        encoding = self._tokenizer.encode(hidden.named, add_special_tokens=False)
+        if sum(token in self.ids for token in encoding.ids) < hidden.num_control_tokens:
+            raise ConversationError(
+                "the tokenizer does not recognise every control token that the chat template writes."
+            )
+        return encoding
+
+    def tokenize(self, named: str) -> list[int]:
+        """Return the ids of a part of `HiddenText.named`."""
+        return self._tokenizer.encode(named, add_special_tokens=False).ids
 
     def encode_pair(self, first: str, second: str) -> Encoding:
         """Encode a pair of texts, with the tokenizer's own special tokens around them and none inside them."""
@@ -161,67 +175,19 @@ class ControlTokens:
         return index
 
 
+@dataclass(frozen=True, slots=True)
 class HiddenText:
-    """Text of a conversation in which secret words hide the control tokens of messages.
+    """Text that a template writes for a conversation whose messages contain control tokens.
 
     Attributes:
-        conversation: the conversation with secret words.
-        text: the text that the template writes for it.
-        neutral: the conversation with meaningless words.
-        neutral_text: the text that the template writes for it.
-        forms_tokens: whether the template forms control tokens from the text of messages.
+        original: the text.
+        named: the text with secret names for the template's own control tokens, to encode with `ControlTokens.encode`.
+        num_control_tokens: number of the template's own control tokens.
     """
 
-    def __init__(
-        self,
-        control: ControlTokens,
-        hidden: _Hidden,
-        text: str,
-        neutral: Conversation,
-        neutral_text: str,
-        *,
-        forms_tokens: bool,
-    ) -> None:
-        self._control = control
-        self._hidden = hidden
-        self.conversation = hidden.conversation
-        self.text = text
-        self.neutral = neutral
-        self.neutral_text = neutral_text
-        self.forms_tokens = forms_tokens
-
-    def encode(self) -> Encoding:
-        """Encode the original text. Only the control tokens that the template wrote become control tokens."""
-        encoding = self.tokenize(self.name(self.text))
-        written = len(self._control._spelled.findall(self.text))
-        if sum(token in self._control.ids for token in encoding.ids) < written:
-            raise ConversationError(
-                "the tokenizer does not recognise every control token that the chat template writes."
-            )
-        return encoding
-
-    def tokenize(self, named: str) -> Encoding:
-        """Encode a text in which control tokens have their secret names."""
-        return self._control._tokenizer.encode(named, add_special_tokens=False)
-
-    def name(self, text: str) -> str:
-        """Return a part of `text` with secret names for the template's control tokens, and the messages' own text."""
-        control = self._control
-        return self._hidden.reveal(control._spelled.sub(lambda match: control._secret_names[match[0]], text))
-
-    def reveal(self) -> str:
-        """Return the text that the template writes for the original conversation."""
-        return self._hidden.reveal(self.text)
-
-    def same_tokens(self, end: int, neutral_end: int) -> bool:
-        """Return whether both texts have as many control tokens before these positions."""
-        ours, theirs = self._token_ends
-        return bisect.bisect_right(ours, end) == bisect.bisect_right(theirs, neutral_end)
-
-    @functools.cached_property
-    def _token_ends(self) -> tuple[list[int], list[int]]:
-        find = self._control._spelled.finditer
-        return [each.end() for each in find(self.text)], [each.end() for each in find(self.neutral_text)]
+    original: str
+    named: str
+    num_control_tokens: int
 
 
 class _Hidden:
@@ -233,7 +199,6 @@ class _Hidden:
         self._words: dict[str, str] = {}  # text: secret word that replaces it
         used = set().union(*(text for message in conversation for text in texts_of(message)))
         self._taken = {ord(char) for char in used} & {*PRIVATE_USE}
-        self._crowded = 2 * len(self._taken) > len(PRIVATE_USE)
         self.conversation = [map_texts(message, lambda text: pattern.sub(self._word, text)) for message in conversation]
 
     def reveal(self, text: str) -> str:
@@ -243,15 +208,16 @@ class _Hidden:
 
     def _word(self, match: re.Match[str]) -> str:
         if match[0] not in self._words:
-            # A secret word has the length of the text it replaces and contains no character of the conversation. If too
-            # few such characters exist, 8 random ones are very unlikely to occur in the conversation.
-            word = _secret(8, set()) if self._crowded else _secret(len(match[0]), self._taken)
+            # A secret word has the length of the text it replaces and contains no character of the conversation.
+            word = _secret(len(match[0]), self._taken)
             self._words[match[0]], self._spellings[word] = word, match[0]
         return self._words[match[0]]
 
 
 def _secret(length: int, taken: set[int]) -> str:
     """Return a random word of private-use characters that are not in `taken`, and add them to `taken`."""
+    if len(taken) + 2 * length > len(PRIVATE_USE):
+        raise ConversationError("the conversation has nearly all private-use characters; remove them.")
     word = ""
     while len(word) < length:
         code = PRIVATE_USE.start + secrets.randbelow(len(PRIVATE_USE))
@@ -262,8 +228,8 @@ def _secret(length: int, taken: set[int]) -> str:
 
 
 def _masked(text: str) -> str:
-    """Replace every word by private-use characters, to hide control tokens and text that a template reacts to."""
-    return WORD.sub(lambda match: chr(PRIVATE_USE.start) * len(match[0]), text)
+    """Replace words by private-use characters, to hide control tokens and text that a template reacts to."""
+    return VISIBLE.sub(chr(PRIVATE_USE.start), text)
 
 
 def _longest_first(texts: Iterable[str]) -> tuple[str, ...]:

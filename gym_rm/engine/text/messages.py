@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-from gym_rm.data.messages import plain_content
 from gym_rm.errors import ConversationError, nearest, warn_once
 from gym_rm.types import Conversation, Message
 
@@ -66,6 +65,13 @@ def _content(message: Mapping[str, Any], where: str) -> Any:
             f"the content of {where} has a part of the type {shown!r:.80}, but the reward model reads only text; "
             "remove the part, or describe it in a part {'type': 'text', 'text': ...}."
         )
+    return content
+
+
+def plain_content(content: Any) -> Any:
+    """Join content in text parts, `[{"type": "text", "text": ...}]`; return other content unchanged."""
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        return "".join(part["text"] for part in content)
     return content
 
 

@@ -57,22 +57,16 @@ def fit(
         shorter = _drop_turns(conversation, max_length, render)
         if shorter is not None:
             return replace(shorter, truncated_tokens=length - len(shorter.input_ids))
-    raise too_long(str(length), max_length, overlong)
+    raise too_long(length, max_length, overlong)
 
 
-def too_long(length: str, max_length: int, overlong: Overlong) -> ConversationError:
+def too_long(length: int, max_length: int, overlong: Overlong) -> ConversationError:
     """Return the error for a conversation that could not be shortened."""
     left = " even with only the system message, the last user message and the reply" if overlong == "drop_turns" else ""
     return ConversationError(
         f"the conversation has {length} tokens, more than max_length={max_length}{left}; increase max_length, or pass "
         "overlong='drop_turns' or 'truncate_left'."
     )
-
-
-def shortest(conversation: Conversation) -> Conversation:
-    """Return the conversation with as many turns dropped as `overlong="drop_turns"` allows."""
-    first, starts = _starts(conversation)
-    return [*conversation[:first], *conversation[starts[-1] :]] if starts else conversation
 
 
 def _starts(conversation: Conversation) -> tuple[int, list[int]]:

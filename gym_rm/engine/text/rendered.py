@@ -28,3 +28,11 @@ class Rendered:
     dropped_characters: int = 0
     second_segment: int | None = None
     reply_start: int | None = None
+
+
+def common_prefix(first: TokenIds, second: TokenIds) -> int:
+    """Return the length of the common prefix of two sequences of token ids."""
+    limit = min(len(first), len(second))
+    different = first[:limit] != second[:limit]
+    shared = int(different.argmax()) if limit else 0
+    return shared if limit and different[shared] else limit

@@ -29,7 +29,7 @@ def encode_text(renderer: Renderer, text: str | Sequence[int], add_special_token
     if ids.min() < 0:
         raise ConversationError(f"token ids must not be negative; got {ids.min()}.")
     if renderer.max_length is not None and len(ids) > renderer.max_length:
-        raise too_long(str(len(ids)), renderer.max_length, "error")
+        raise too_long(len(ids), renderer.max_length, "error")
     return Rendered(ids)
 
 

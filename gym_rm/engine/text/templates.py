@@ -1,21 +1,147 @@
-"""Chat templates of tokenizers, and the fixed date that they write."""
+"""Chat templates: where they come from, the fixed date that they write, and the text of a conversation."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gym_rm.errors import ConfigError, warn_once
+import jinja2
+
+from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.errors import ConfigError, ConversationError, warn_once
+from gym_rm.types import Conversation, Message
 
 DATE = datetime.date(2024, 7, 26)
 """Default date for templates that write today's date. It is fixed so that scores do not depend on the day."""
 
-
 TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
+
+# Contents of example messages: numbers that read the same backwards, which templates do not change.
+USER: Message = {"role": "user", "content": "51844815"}
+ASSISTANT: Message = {"role": "assistant", "content": "72944927"}
+LATER: Message = {"role": "user", "content": "60311306"}
+SYSTEM: Message = {"role": "system", "content": "83517538"}
+TOOL: Message = {"role": "tool", "content": "94622649"}
+CONTENTS = tuple(message["content"] for message in (USER, ASSISTANT, LATER, SYSTEM, TOOL))
+# The examples end with a user message: tokens that a template writes only into the last reply, such as an empty
+# `<think></think>`, must not count as control tokens, because replies may contain them. The first of the short ones
+# that a template accepts is used.
+SHORT_EXAMPLES = ([USER, ASSISTANT, LATER], [USER, ASSISTANT], [USER])
+LONG_EXAMPLES = ([SYSTEM, USER, ASSISTANT, LATER], [USER, ASSISTANT, TOOL, LATER])
+
+
+class ChatTemplate:
+    """Writes the text of conversations with a tokenizer's chat template.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        source: Jinja source; None for the tokenizer's own.
+        input_format: text that the kind of reward model reads in addition to the messages.
+        variables: extra variables for the template.
+        date: date for templates that write today's date.
+
+    Attributes:
+        source: Jinja source, or None for an encoder without a chat template, which writes nothing.
+        hash: the first 16 hexadecimal digits of the SHA-256 of the source.
+        date: the fixed date, if the template writes today's; else None.
+        examples: example conversations as the template writes them, without those that it rejects.
+
+    Raises:
+        ConfigError: the tokenizer of a decoder has no chat template, or the template writes no text of the messages.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        source: str | None,
+        *,
+        input_format: InputFormat,
+        variables: Mapping[str, Any],
+        date: datetime.date,
+    ) -> None:
+        source = source or own_template(tokenizer)
+        if source is None and not input_format.encoder:
+            raise ConfigError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so conversations cannot be "
+                "written in the format that the model was trained on; pass chat_template= (Jinja source)."
+            )
+        self._tokenizer = tokenizer
+        self._input_format = input_format
+        self._variables = variables
+        self.hash = None if source is None else hashlib.sha256(source.encode()).hexdigest()[:16]
+        self.date = date if source is not None and "strftime_now" in source else None
+        self.source = freeze_date(source, date) if source is not None and self.date is not None else source
+        short = [text for text in map(self._try_to_write, SHORT_EXAMPLES) if text is not None][:1]
+        long = [text for text in map(self._try_to_write, LONG_EXAMPLES) if text is not None]
+        self._short = "".join(short)
+        self.examples = (*short, *long)
+        if self.examples and not any(content in text for text in self.examples for content in CONTENTS):
+            raise ConfigError(
+                "the chat template writes no text of the messages, so all conversations would have the same score; it "
+                f"writes {self.examples[0][:80]!r}. Pass chat_template= with Jinja source or an existing file that "
+                "writes `message['content']`, as text and not as a list of parts."
+            )
+
+    def write(self, conversation: Conversation, *, add_generation_prompt: bool = False) -> str:
+        """Return the text of a conversation.
+
+        Raises:
+            ConfigError: the template is not valid Jinja.
+            ConversationError: the template cannot write the conversation.
+        """
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                self._input_format.arrange(conversation),
+                chat_template=self.source,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt or self._input_format.generation_prompt,
+                **self._variables,
+            )
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"chat_template is not valid Jinja: {error.message} (line {error.lineno}).") from error
+        except Exception as error:  # a template can raise any exception
+            roles = [message["role"] for message in conversation[:8]]
+            raise ConversationError(
+                f"the chat template cannot write this conversation (roles {roles}...): {error}"
+            ) from error
+        return text
+
+    def plain_turn_marks(self, find: Callable[[str], Sequence[str]], forged_turns: str) -> tuple[str, ...]:
+        """Return what the template writes between turns without a control token, so that a message can spell it.
+
+        Args:
+            find: function that returns the control tokens in a text.
+            forged_turns: the option of this name, see `TextOptions`.
+
+        Raises:
+            ConfigError: messages with such a mark cannot be refused, as `forged_turns` demands.
+        """
+        marks = re.split("|".join(CONTENTS), self._short)[1:-1]
+        plain = tuple(dict.fromkeys(mark.strip() or mark for mark in marks if not find(mark)))
+        if plain and forged_turns == "allow":
+            warn_once(
+                f"the chat template of {self._tokenizer.name_or_path!r} marks turns with plain text {list(plain)}, so "
+                "a message that contains such a mark can forge a turn. Pass forged_turns='error' to report an error "
+                "for these messages."
+            )
+        elif not all(map(str.strip, plain)):
+            raise ConfigError(
+                "forged_turns='error' cannot be used, because the chat template has only white space between two "
+                f"messages ({list(plain)}), which ordinary messages contain; pass forged_turns='allow'."
+            )
+        return plain
+
+    def _try_to_write(self, conversation: Conversation) -> str | None:
+        """Return the text of an example; None without a template, or if it rejects the example."""
+        try:
+            return None if self.source is None else self.write(conversation)
+        except ConversationError:
+            return None
 
 
 def read_template(value: Any) -> Any:
@@ -37,30 +163,6 @@ def read_template(value: Any) -> Any:
             "source."
         ) from error
     return value
-
-
-def turn_marks(text: str, contents: Iterable[str]) -> list[str]:
-    """Return what a template writes between two messages.
-
-    Args:
-        text: a conversation as the template writes it.
-        contents: the contents of its messages.
-    """
-    return re.split("|".join(map(re.escape, contents)), text)[1:-1]
-
-
-def check_plain_marks(marks: Sequence[str], forged_turns: str, name: str) -> None:
-    """Warn that messages can forge turns; raise ConfigError if they cannot be refused as `forged_turns` demands."""
-    if forged_turns == "allow":
-        warn_once(
-            f"the chat template of {name!r} marks turns with plain text {list(marks)}, so a message that contains such "
-            "a mark can forge a turn. Pass forged_turns='error' to report an error for these messages."
-        )
-    elif not all(map(str.strip, marks)):
-        raise ConfigError(
-            "forged_turns='error' cannot be used, because the chat template has only white space between two messages "
-            f"({list(marks)}), which ordinary messages contain; pass forged_turns='allow'."
-        )
 
 
 def own_template(tokenizer: Any) -> str | None:
@@ -94,27 +196,3 @@ def freeze_date(template: str, date: datetime.date) -> str:
         "used instead. Pass date= for another date."
     )
     return frozen
-
-
-def answer_tokens(tokenizer: Any, answers: tuple[str, str]) -> tuple[int, int]:
-    """Return the ids of the good and the bad answer.
-
-    Raises:
-        ConfigError: an answer is not exactly one token, or both are the same token.
-    """
-    good, bad = (token_of(tokenizer, answer) for answer in answers)
-    if good == bad:
-        raise ConfigError(f"answers must be two different tokens; got {answers!r}.")
-    return good, bad
-
-
-def token_of(tokenizer: Any, text: str) -> int:
-    """Return the id of a text that is a single token.
-
-    Raises:
-        ConfigError: the text is not exactly one token.
-    """
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1 or (ids[0] == tokenizer.unk_token_id and text != tokenizer.unk_token):
-        raise ConfigError(f"{text!r} is not a single token of {tokenizer.name_or_path!r}: it is encoded as {ids}.")
-    return int(ids[0])

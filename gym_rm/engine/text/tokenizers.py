@@ -1,4 +1,4 @@
-"""Loading of tokenizers, without running code of a checkpoint unless the user allows it."""
+"""Load tokenizers, without running code of a checkpoint unless the user allows it, and look up single tokens."""
 
 from __future__ import annotations
 
@@ -34,3 +34,27 @@ def load_tokenizer(source: str | os.PathLike[str], *, trust_remote_code: bool = 
             "save_pretrained, or pass tokenizer= (a tokenizer, a folder or a hub id)."
         )
     return tokenizer
+
+
+def answer_tokens(tokenizer: Any, answers: tuple[str, str]) -> tuple[int, int]:
+    """Return the ids of the good and the bad answer.
+
+    Raises:
+        ConfigError: an answer is not exactly one token, or both are the same token.
+    """
+    good, bad = (token_of(tokenizer, answer) for answer in answers)
+    if good == bad:
+        raise ConfigError(f"answers must be two different tokens; got {answers!r}.")
+    return good, bad
+
+
+def token_of(tokenizer: Any, text: str) -> int:
+    """Return the id of a text that is a single token.
+
+    Raises:
+        ConfigError: the text is not exactly one token.
+    """
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1 or (ids[0] == tokenizer.unk_token_id and text != tokenizer.unk_token):
+        raise ConfigError(f"{text!r} is not a single token of {tokenizer.name_or_path!r}: it is encoded as {ids}.")
+    return int(ids[0])

@@ -1,4 +1,4 @@
-"""A plan for other libraries: Ray placement groups, and flag lines for NeMo RL, verl, OpenRLHF, AReaL and TRL.
+"""A plan for other libraries: Ray placement groups, and settings of NeMo RL, verl, OpenRLHF, AReaL and TRL.
 
 Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (all of August 2026), AReaL 4aef98d8d
 (May 2026) and TRL 1.16. A plan that a library cannot follow is refused; what it does otherwise is a note.
@@ -6,23 +6,25 @@ Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gym_rm import checks
-from gym_rm.planning.exports import areal, nemo, openrlhf, trl, verl
-from gym_rm.planning.exports.groups import ray_bundles
-from gym_rm.planning.exports.parts import Flags, Parts, divide
+from gym_rm.planning.exports.areal import AREAL
+from gym_rm.planning.exports.nemo_rl import NEMO_RL
+from gym_rm.planning.exports.openrlhf import OPENRLHF
+from gym_rm.planning.exports.parts import Flags, Library, divide, write
+from gym_rm.planning.exports.ray_groups import ray_bundles
+from gym_rm.planning.exports.trl import TRL
+from gym_rm.planning.exports.verl import VERL
 from gym_rm.planning.plan import Plan
-from gym_rm.planning.settings import WorkloadSettings
+from gym_rm.planning.request_settings import WorkloadSettings
 
 __all__ = ["LIBRARIES", "Flags", "flags", "ray_bundles"]
 
-LIBRARIES: dict[str, Callable[[Parts], Flags]] = {
-    "nemo-rl": nemo.flags,
-    "verl": verl.flags,
-    "openrlhf": openrlhf.flags,
-    "areal": areal.flags,
-    "trl": trl.flags,
+LIBRARIES: dict[str, Library] = {
+    "nemo-rl": NEMO_RL,
+    "verl": VERL,
+    "openrlhf": OPENRLHF,
+    "areal": AREAL,
+    "trl": TRL,
 }
 
 
@@ -38,4 +40,4 @@ def flags(plan: Plan, library: str, *, workload: WorkloadSettings | None = None)
         ConfigError: the library is unknown, or it cannot do what the plan says. The message lists all reasons.
     """
     checks.one_of("library", library, list(LIBRARIES))
-    return LIBRARIES[library](divide(plan, workload, library))
+    return write(divide(plan, workload, library), LIBRARIES[library])

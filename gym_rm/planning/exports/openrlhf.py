@@ -1,116 +1,121 @@
-"""Arguments for OpenRLHF."""
+"""Arguments for `python -m openrlhf.cli.train_ppo_ray` with DeepSpeed and vLLM."""
 
 from __future__ import annotations
 
-from gym_rm.planning.exports.parts import Flags, Parts
+from typing import Any
+
+from gym_rm.planning.exports.parts import Library, Parts, Row, Subject, always
 from gym_rm.planning.plan import ComponentPlan
 
 
-def flags(parts: Parts) -> Flags:
-    """Return arguments for `python -m openrlhf.cli.train_ppo_ray` with DeepSpeed and vLLM."""
-    policy, generation = parts.policy, parts.generation
-    trained = [each for each in (policy, parts.reference, parts.critic, *parts.reward_models) if each is not None]
-    sharing = _sharing(parts)
-    _refuse_other_shapes(parts, trained)
-    shapes = {each.name: parts.shape(each) for each in trained}
-    if parts.refusals or generation is None:
-        return parts.finish([])
-    names = {policy.name: "actor"}
-    names |= {parts.reference.name: "ref"} if parts.reference else {}
-    names |= {parts.critic.name: "critic"} if parts.critic else {}
-    names |= {each.name: "reward" for each in parts.reward_models}
-    lines = [f"--actor.model_name_or_path {policy.model}"]
-    for each in trained:
-        nodes, gpus = shapes[each.name]
-        lines += [f"--{names[each.name]}.num_nodes {nodes}", f"--{names[each.name]}.num_gpus_per_node {gpus}"]
-    lines += [f"--reward.model_name_or_path {each.model}" for each in parts.reward_models]
-    lines += sharing
-    lines += [
-        f"--vllm.num_engines {generation.num_replicas}",
-        f"--vllm.tensor_parallel_size {generation.tensor_parallel_size}",
-        f"--vllm.gpu_memory_utilization {parts.memory_share(generation)}",
-        f"--ds.tensor_parallel_size {policy.tensor_parallel_size}",
-        f"--ds.zero_stage {3 if policy.fsdp_size > 1 else 2}",
-        "--ds.packing_samples",
-        "--train.dynamic_batch_enable",
-        f"--train.max_tokens_per_gpu {policy.max_num_batched_tokens}",
-    ]
+def _line(name: str, value: Any) -> str | None:
+    """Return an argument; a flag stands without a value, or not at all."""
+    if isinstance(value, bool):
+        return f"--{name}" if value else None
+    return f"--{name} {value}"
+
+
+def _trained(parts: Parts) -> list[ComponentPlan]:
+    """Return what DeepSpeed holds, which is everything besides vLLM."""
+    every = (parts.policy, parts.reference, parts.critic, *parts.reward_models)
+    return [each for each in every if each is not None]
+
+
+def _check(parts: Parts) -> None:
+    parts.refuse_without_engine()
+    parts.refuse_reward_models()
+    if not parts.reward_models:
+        parts.refuse("the plan has no reward model; give --reward.remote_url or --train.agent_func_path yourself.")
+    _check_pools(parts)
+    sizes = {each.name: each.tensor_parallel_size for each in _trained(parts)}
+    if len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        parts.refuse(f"--ds.tensor_parallel_size is one number for all models but vLLM, the plan has {shown}.")
+    for each in _trained(parts):
+        parts.shape(each)
+        if each.fsdp_size > 1 and each.num_replicas > 1:
+            parts.refuse(
+                f"ZeRO-3 shards over all GPUs of a model, the plan has several sharded replicas of {each.name}."
+            )
+    policy = parts.policy
+    if policy.fsdp_size > 1 and any(each.num_replicas > 1 for each in parts.reward_models):
+        parts.note("ZeRO-3 of the policy also shards the reward model over its GPUs, which is slower than replicas.")
     if policy.fsdp_size == 1 and policy.num_replicas > 1:
         parts.note("ZeRO-2 shards gradients and optimizer over the replicas, which takes less memory than planned.")
-    if policy.gradient_checkpointing:
-        lines.append("--actor.gradient_checkpointing_enable")
-    if generation.sleeps:
-        lines.append("--vllm.enable_sleep")
-    if policy.sleeps:
-        lines.append("--ds.enable_sleep")
-    lines += [
-        f"--{names[each.name]}.offload" for each in (parts.reference, *parts.reward_models) if each and each.sleeps
-    ]
-    if parts.reference is None:
-        lines.append("--algo.kl.init_coef 0")
-    lines.append(f"--algo.advantage.estimator {'gae' if parts.critic else 'group_norm'}")
-    if parts.critic is not None:
-        lines.append(f"--critic.model_name_or_path {parts.critic.model}")
-    return parts.finish(lines + _work(parts))
+    if parts.workload is not None:
+        parts.update_rows()
+        if parts.workload.group_size == 1 and parts.critic is None:
+            parts.refuse("advantages without a critic need a group_size of at least 2.")
+        if parts.workload.asynchronous and parts.together(policy, parts.generation):
+            parts.refuse("asynchronous steps need generation on GPUs of its own.")
 
 
-def _sharing(parts: Parts) -> list[str]:
-    """Return the flags for which components share GPUs; refuse what they cannot say."""
-    everything = [each for pool in parts.plan.pools for each in pool.components]
-    if len(everything) > 1 and parts.together(*everything):
-        return ["--train.colocate_all"]
+def _check_pools(parts: Parts) -> None:
+    """Refuse what shares GPUs otherwise than in one of OpenRLHF's three ways."""
     possible = [{parts.policy, parts.reference}, {parts.critic, *parts.reward_models}]
-    found = []
     for pool in parts.plan.pools:
-        shared = set(pool.components)
-        if len(shared) == 1:
-            continue
-        if shared not in possible:
+        if len(pool.components) > 1 and not _all_together(parts) and set(pool.components) not in possible:
             names = ", ".join(each.name for each in pool.components)
             parts.refuse(
                 "it has all models on the same GPUs, or policy with reference, or critic with reward model; the plan "
                 f"has {names} together and others apart."
             )
-        else:
-            found.append("--train.colocate_actor_ref" if parts.policy in shared else "--train.colocate_critic_reward")
-    return found
 
 
-def _refuse_other_shapes(parts: Parts, trained: list[ComponentPlan]) -> None:
-    if parts.generation is None:
-        parts.refuse("it needs an engine for generation (vllm); plan with generation.engine: vllm.")
-    if len(parts.reward_models) > 1:
-        names = ", ".join(each.name for each in parts.reward_models)
-        parts.refuse(f"it has one reward model in a run, the plan {len(parts.reward_models)}: {names}.")
-    if not parts.reward_models:
-        parts.refuse("the plan has no reward model; give --reward.remote_url or --train.agent_func_path yourself.")
-    sizes = {each.name: each.tensor_parallel_size for each in trained}
-    if len(set(sizes.values())) > 1:
-        shown = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        parts.refuse(f"--ds.tensor_parallel_size is one number for all models but vLLM, the plan has {shown}.")
-    sharded = [each.name for each in trained if each.fsdp_size > 1 and each.num_replicas > 1]
-    if sharded:
-        parts.refuse(f"ZeRO-3 shards over all GPUs of a model, the plan has several sharded replicas of {sharded[0]}.")
-    if parts.policy.fsdp_size > 1 and any(each.num_replicas > 1 for each in parts.reward_models):
-        parts.note("ZeRO-3 of the policy also shards the reward model over its GPUs, which is slower than replicas.")
+def _all_together(parts: Parts, _: Any = None) -> bool:
+    return len(parts.plan.pools) == 1
 
 
-def _work(parts: Parts) -> list[str]:
-    workload = parts.workload
-    if workload is None:
-        return []
-    lines = [
-        f"--rollout.batch_size {workload.num_prompts}",
-        f"--rollout.n_samples_per_prompt {workload.group_size}",
-        f"--train.batch_size {parts.update_rows()}",
-        f"--train.max_epochs {workload.epochs}",
-    ]
-    if workload.group_size == 1 and parts.critic is None:
-        parts.refuse("advantages without a critic need a group_size of at least 2.")
-    if workload.asynchronous:
-        lines.append("--train.async_enable")
-        if parts.generation is not None and parts.together(parts.policy, parts.generation):
-            parts.refuse("asynchronous steps need generation on GPUs of its own.")
-    if parts.max_total is not None and parts.max_lengths is not None:
-        lines += [f"--data.max_len {parts.max_total}", f"--rollout.max_new_tokens {parts.max_lengths[1]}"]
-    return lines
+def _shared(parts: Parts, *components: ComponentPlan | None) -> bool:
+    """Return whether components that the plan has share GPUs that not all others share."""
+    return None not in components and parts.together(*components) and not _all_together(parts)
+
+
+def _shapes(name: str, of: Subject) -> tuple[Row, Row]:
+    """Return the rows for the nodes and GPUs of a component."""
+    return (
+        Row(f"{name}.num_nodes", of, Parts.nodes),
+        Row(f"{name}.num_gpus_per_node", of, Parts.gpus_per_node),
+    )
+
+
+OPENRLHF = Library(
+    (
+        Row("actor.model_name_or_path", "policy", "model"),
+        *_shapes("actor", "policy"),
+        *_shapes("ref", "reference"),
+        *_shapes("critic", "critic"),
+        *_shapes("reward", "reward_model"),
+        Row("reward.model_name_or_path", "reward_model", "model"),
+        Row("critic.model_name_or_path", "critic", "model"),
+        Row("train.colocate_all", "policy", _all_together),
+        Row("train.colocate_actor_ref", "reference", lambda parts, _: _shared(parts, parts.policy, parts.reference)),
+        Row(
+            "train.colocate_critic_reward", "critic", lambda parts, _: _shared(parts, parts.critic, parts.reward_model)
+        ),
+        Row("vllm.num_engines", "generation", "num_replicas"),
+        Row("vllm.tensor_parallel_size", "generation", "tensor_parallel_size"),
+        Row("vllm.gpu_memory_utilization", "generation", Parts.memory_share),
+        Row("vllm.enable_sleep", "generation", "sleeps"),
+        Row("ds.tensor_parallel_size", "policy", "tensor_parallel_size"),
+        Row("ds.zero_stage", "policy", lambda parts, _: 3 if parts.policy.fsdp_size > 1 else 2),
+        Row("ds.packing_samples", "policy", always(True)),
+        Row("ds.enable_sleep", "policy", "sleeps"),
+        Row("ref.offload", "reference", "sleeps"),
+        Row("reward.offload", "reward_model", "sleeps"),
+        Row("actor.gradient_checkpointing_enable", "policy", "gradient_checkpointing"),
+        Row("algo.kl.init_coef", "policy", lambda parts, _: None if parts.reference else 0),
+        Row("algo.advantage.estimator", "policy", lambda parts, _: "gae" if parts.critic else "group_norm"),
+        Row("train.dynamic_batch_enable", "policy", always(True)),
+        Row("train.max_tokens_per_gpu", "policy", "max_num_batched_tokens"),
+        Row("train.batch_size", "workload", lambda parts, _: parts.update_rows()),
+        Row("train.max_epochs", "workload", "epochs"),
+        Row("train.async_enable", "workload", "asynchronous"),
+        Row("rollout.batch_size", "workload", "num_prompts"),
+        Row("rollout.n_samples_per_prompt", "workload", "group_size"),
+        Row("rollout.max_new_tokens", "workload", lambda parts, _: parts.max_reply),
+        Row("data.max_len", "workload", lambda parts, _: parts.max_total),
+    ),
+    _line,
+    _check,
+)

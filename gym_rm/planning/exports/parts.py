@@ -1,14 +1,21 @@
-"""What all exports need of a plan: its components by role, the shapes of pools, and the numbers of a step."""
+"""What all exports need of a plan: its components by role, numbers of a step, and what a library cannot do.
+
+An export is a table: a row says which setting of the library has which value of the plan.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import ComponentPlan, Plan, PoolPlan, Role
-from gym_rm.planning.settings import WorkloadSettings
+from gym_rm.planning.request_settings import WorkloadSettings
+
+Subject: TypeAlias = Literal["policy", "generation", "reference", "critic", "reward_model", "workload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,39 @@ class Flags:
 
 
 @dataclass(frozen=True, slots=True)
+class Row:
+    """A setting of a library.
+
+    Attributes:
+        name: the setting.
+        of: whose value it has; a row whose subject the plan does not have is left out.
+        value: the name of the subject's field, or a function of the parts and the subject; a setting whose value is
+            None is left out.
+    """
+
+    name: str
+    of: Subject
+    value: str | Callable[[Parts, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """How a library is told what a plan says.
+
+    Attributes:
+        rows: its settings, in their order.
+        line: returns a setting as the library reads it; None leaves it out.
+        check: collects what the library cannot do, and what it does otherwise.
+        commands: returns the lines before the settings.
+    """
+
+    rows: tuple[Row, ...]
+    line: Callable[[str, Any], str | None]
+    check: Callable[[Parts], None]
+    commands: Callable[[Parts], list[str]] = lambda parts: []
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """A plan by roles, with the reasons that are found against an export.
 
@@ -41,7 +81,7 @@ class Parts:
         library: name for messages.
         policy, generation, reference, critic: the components; None for those that the plan does not have.
         reward_models: the reward models.
-        refusals: why the library cannot follow the plan; `finish` raises them all.
+        refusals: why the library cannot follow the plan.
         notes: notes of the result.
     """
 
@@ -55,6 +95,11 @@ class Parts:
     reward_models: tuple[ComponentPlan, ...]
     refusals: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def reward_model(self) -> ComponentPlan | None:
+        """The first reward model."""
+        return self.reward_models[0] if self.reward_models else None
 
     def pool(self, component: ComponentPlan) -> PoolPlan:
         """Return the pool of a component."""
@@ -75,6 +120,21 @@ class Parts:
             )
         return len(counts), max(counts.values())
 
+    def nodes(self, component: ComponentPlan) -> int:
+        """Return the nodes of a component's pool."""
+        return self.shape(component)[0]
+
+    def gpus_per_node(self, component: ComponentPlan) -> int:
+        """Return the GPUs of a component's pool on each of its nodes."""
+        return self.shape(component)[1]
+
+    def addresses(self, component: ComponentPlan) -> str:
+        """Return the GPUs of a component in words."""
+        nodes: dict[int, list[int]] = {}
+        for address in self.pool(component).gpus:
+            nodes.setdefault(address.node, []).append(address.gpu)
+        return ", ".join(f"GPUs {gpus} of node {node}" for node, gpus in sorted(nodes.items()))
+
     def refuse(self, reason: str) -> None:
         """Collect a reason against the export."""
         if reason not in self.refusals:
@@ -85,34 +145,47 @@ class Parts:
         if text not in self.notes:
             self.notes.append(text)
 
-    def finish(self, lines: list[str]) -> Flags:
-        """Return the lines with the notes.
-
-        Raises:
-            ConfigError: there are reasons against the export.
-        """
+    def require(self) -> None:
+        """Raise ConfigError if there are reasons against the export."""
         if self.refusals:
             count = "1 reason" if len(self.refusals) == 1 else f"{len(self.refusals)} reasons"
             raise ConfigError(
                 f"{self.library} cannot follow this plan, {count}:" + "".join(f"\n  {each}" for each in self.refusals)
             )
-        if self.workload is None:
-            self.note("batch sizes and lengths are left out, because the workload was not given.")
-        return Flags(self.library, tuple(lines), tuple(self.notes))
 
-    def memory_share(self, component: ComponentPlan, *, instants: bool = True) -> float:
+    def refuse_without_engine(self) -> None:
+        """Refuse a plan whose policy generates itself."""
+        if self.generation is None:
+            self.refuse("it needs an engine for generation; plan with generation.engine: vllm.")
+
+    def refuse_reward_models(self) -> None:
+        """Refuse several reward models."""
+        if len(self.reward_models) > 1:
+            names = ", ".join(each.name for each in self.reward_models)
+            self.refuse(f"it has one reward model in a run, the plan {len(self.reward_models)}: {names}.")
+
+    def refuse_epochs(self) -> None:
+        """Refuse several passes over the conversations of a step."""
+        if self.workload is not None and self.workload.epochs > 1:
+            self.refuse(f"it trains once on each conversation of a step, the plan {self.workload.epochs} times.")
+
+    def others_of(self, component: ComponentPlan) -> list[str]:
+        """Return the names of what is in the pool of a reward model besides reward models."""
+        return [each.name for each in self.pool(component).components if each not in self.reward_models]
+
+    def memory_share(self, component: ComponentPlan, *, peak: bool = True) -> float:
         """Return the share of a GPU's memory that a component has while it works itself, rounded up to a hundredth.
 
         Args:
             component: the component.
-            instants: also what comes at an instant, such as activations; else only what stays, such as the KV cache.
+            peak: also what the peak of a phase adds, such as activations; else only what stays, such as the KV cache.
         """
         pool = self.pool(component)
         most = 0.0
         for phase in pool.memory:
             if phase.component == component.name:
                 size = sum(item.bytes for item in phase.persistent if item.component == component.name)
-                most = max(most, size + (phase.largest.bytes if instants and phase.instants else 0.0))
+                most = max(most, size + (phase.largest.bytes if peak and phase.instants else 0.0))
         share = math.ceil(most / pool.gpu_memory * 100 - 1e-9) / 100
         if not 0 < share < 1:
             self.refuse(f"{component.name} takes {share:.0%} of a GPU's memory; it must be less than all of it.")
@@ -136,9 +209,19 @@ class Parts:
         return self.workload.updates_per_step if self.workload else 1
 
     @property
+    def max_prompt(self) -> int | None:
+        """Longest prompt of a conversation of one turn; None if not known."""
+        return self.max_lengths[0] if self.max_lengths and self.workload and self.workload.turns == 1 else None
+
+    @property
+    def max_reply(self) -> int | None:
+        """Longest reply; None if not known."""
+        return self.max_lengths[1] if self.max_lengths else None
+
+    @property
     def max_lengths(self) -> tuple[int, int] | None:
         """Longest prompt and longest reply; None if they are not in the workload."""
-        if self.workload is None or self.workload.rows is not None:
+        if self.workload is None:
             return None
         found = []
         for length in (self.workload.prompt_tokens, self.workload.reply_tokens):
@@ -164,8 +247,8 @@ def divide(plan: Plan, workload: WorkloadSettings | None, library: str) -> Parts
         ConfigError: the plan trains no policy, or the workload is another than that of the plan.
     """
     components = [each for pool in plan.pools for each in pool.components]
-    by_role = {role: [each for each in components if each.role is role] for role in Role}
-    if not by_role[Role.POLICY]:
+    first = {each.role: each for each in reversed(components)}
+    if Role.POLICY not in first:
         has = ", ".join(each.name for each in components)
         raise ConfigError(f"flags for {library} are for reinforcement learning, but the plan has no policy: {has}.")
     if workload is not None and workload.num_prompts * workload.group_size != plan.conversations:
@@ -173,28 +256,50 @@ def divide(plan: Plan, workload: WorkloadSettings | None, library: str) -> Parts
             f"the workload has {workload.num_prompts} x {workload.group_size} conversations in a step, the plan "
             f"{plan.conversations}; pass the workload that the plan was made for."
         )
-
-    def first(role: Role) -> ComponentPlan | None:
-        return by_role[role][0] if by_role[role] else None
-
     parts = Parts(
         plan,
         workload,
         library,
-        by_role[Role.POLICY][0],
-        first(Role.GENERATION),
-        first(Role.REFERENCE),
-        first(Role.CRITIC),
-        tuple(by_role[Role.REWARD_MODEL]),
+        first[Role.POLICY],
+        first.get(Role.GENERATION),
+        first.get(Role.REFERENCE),
+        first.get(Role.CRITIC),
+        tuple(each for each in components if each.role is Role.REWARD_MODEL),
     )
     for each in components:
         if each.dtype == "int8":
             parts.refuse(f"{each.name} has int8 weights, which only gym_rm's scorers have; plan with bfloat16.")
-    if by_role[Role.REWARD_TRAINING]:
-        parts.refuse(f"{by_role[Role.REWARD_TRAINING][0].name} trains a reward model, which is a run of its own.")
+    if Role.REWARD_TRAINING in first:
+        parts.refuse(f"{first[Role.REWARD_TRAINING].name} trains a reward model, which is a run of its own.")
     return parts
 
 
-def flag(value: bool) -> str:
-    """Return a boolean as YAML and Hydra write it."""
-    return "true" if value else "false"
+def write(parts: Parts, library: Library) -> Flags:
+    """Return the settings of a library, with the notes.
+
+    Raises:
+        ConfigError: there are reasons against the export.
+    """
+    library.check(parts)
+    parts.require()
+    lines = library.commands(parts)
+    for row in library.rows:
+        subject = getattr(parts, row.of)
+        if subject is not None:
+            value = getattr(subject, row.value) if isinstance(row.value, str) else row.value(parts, subject)
+            line = None if value is None else library.line(row.name, value)
+            lines += [] if line is None else [line]
+    parts.require()
+    if parts.workload is None:
+        parts.note("batch sizes and lengths are left out, because the workload was not given.")
+    return Flags(parts.library, tuple(lines), tuple(parts.notes))
+
+
+def hydra(name: str, value: Any) -> str:
+    """Return a setting as YAML and Hydra read it."""
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def always(value: Any) -> Callable[[Parts, Any], Any]:
+    """Return a function for a setting that does not depend on the plan."""
+    return lambda parts, subject: value

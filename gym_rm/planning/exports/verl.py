@@ -1,54 +1,18 @@
-"""Overrides for verl."""
+"""Hydra overrides for `python -m verl.trainer.main_ppo` with FSDP and vLLM."""
 
 from __future__ import annotations
 
-from gym_rm.planning.exports.parts import Flags, Parts, flag
-from gym_rm.planning.plan import ComponentPlan
+from typing import Any
 
-_ACTOR, _ROLLOUT, _REWARD = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "reward.reward_model"
+from gym_rm.planning.exports.parts import Library, Parts, Row, always, hydra
 
-
-def flags(parts: Parts) -> Flags:
-    """Return Hydra overrides for `python -m verl.trainer.main_ppo` with FSDP and vLLM."""
-    policy, generation = parts.policy, parts.generation
-    _refuse_other_shapes(parts)
-    nodes, gpus = parts.shape(policy)
-    if parts.refusals or generation is None:
-        return parts.finish([])
-    lines = [
-        f"trainer.nnodes={nodes}",
-        f"trainer.n_gpus_per_node={gpus}",
-        f"algorithm.adv_estimator={'grpo' if parts.critic is None else 'gae'}",
-        f"actor_rollout_ref.model.path={policy.model}",
-        f"actor_rollout_ref.model.enable_gradient_checkpointing={flag(bool(policy.gradient_checkpointing))}",
-        f"{_ACTOR}.strategy=fsdp2",
-        f"{_ACTOR}.fsdp_config.fsdp_size={policy.fsdp_size}",
-        f"{_ACTOR}.fsdp_config.param_offload={flag(policy.sleeps)}",
-        f"{_ACTOR}.fsdp_config.optimizer_offload={flag(policy.sleeps)}",
-        f"{_ACTOR}.use_dynamic_bsz=true",
-        f"{_ACTOR}.ppo_max_token_len_per_gpu={policy.max_num_batched_tokens}",
-        f"{_ROLLOUT}.name=vllm",
-        f"{_ROLLOUT}.tensor_model_parallel_size={generation.tensor_parallel_size}",
-        f"{_ROLLOUT}.gpu_memory_utilization={parts.memory_share(generation)}",
-        f"{_ROLLOUT}.free_cache_engine={flag(generation.sleeps)}",
-    ]
-    if generation.max_num_seqs:
-        lines.append(f"{_ROLLOUT}.max_num_seqs={generation.max_num_seqs}")
-    reference = parts.reference
-    lines.append(f"{_ACTOR}.use_kl_loss={flag(reference is not None)}")
-    if reference is not None:
-        lines.append(f"actor_rollout_ref.ref.fsdp_config.fsdp_size={reference.fsdp_size}")
-        lines.append(f"actor_rollout_ref.ref.fsdp_config.param_offload={flag(reference.sleeps)}")
-        lines.append(f"actor_rollout_ref.ref.log_prob_max_token_len_per_gpu={reference.max_num_batched_tokens}")
-    if parts.critic is not None:
-        lines += _critic(parts.critic)
-    lines += _reward(parts)
-    return parts.finish(lines + _work(parts))
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
 
 
-def _refuse_other_shapes(parts: Parts) -> None:
-    if parts.generation is None:
-        parts.refuse("it needs an engine for generation (vllm); plan with generation.engine: vllm.")
+def _check(parts: Parts) -> None:
+    parts.refuse_without_engine()
+    parts.refuse_reward_models()
     if not parts.together(parts.policy, parts.generation, parts.reference, parts.critic):
         parts.refuse(
             "its trainer has policy, generation, reference and critic on the same GPUs; plan with all of them in one "
@@ -57,76 +21,91 @@ def _refuse_other_shapes(parts: Parts) -> None:
     for each in (parts.policy, parts.critic, parts.reference):
         if each is not None and each.tensor_parallel_size > 1:
             parts.refuse(f"its FSDP has no tensor parallelism; plan {each.name} with tensor_parallel_size: 1.")
-    if len(parts.reward_models) > 1:
-        names = ", ".join(each.name for each in parts.reward_models)
-        parts.refuse(f"it has one reward model in a run, the plan {len(parts.reward_models)}: {names}.")
     for reward in parts.reward_models:
-        if reward.fsdp_size > 1:
-            parts.refuse(f"vLLM does not shard {reward.name} by FSDP; plan it with tensor parallelism.")
-        others = [each for each in parts.pool(reward).components if each is not reward]
-        if others and not parts.together(reward, parts.policy):
+        if parts.others_of(reward) and not parts.together(reward, parts.policy):
             parts.refuse(f"its reward model shares GPUs with all others or with none; {reward.name} does with some.")
-
-
-def _critic(critic: ComponentPlan) -> list[str]:
-    return [
-        f"critic.model.path={critic.model}",
-        f"critic.model.enable_gradient_checkpointing={flag(bool(critic.gradient_checkpointing))}",
-        f"critic.fsdp.fsdp_size={critic.fsdp_size}",
-        f"critic.fsdp.param_offload={flag(critic.sleeps)}",
-        f"critic.fsdp.optimizer_offload={flag(critic.sleeps)}",
-        "critic.use_dynamic_bsz=true",
-        f"critic.ppo_max_token_len_per_gpu={critic.max_num_batched_tokens}",
-    ]
-
-
-def _reward(parts: Parts) -> list[str]:
-    if not parts.reward_models:
-        return [f"{_REWARD}.enable=false"]
-    reward = parts.reward_models[0]
-    apart = not parts.together(reward, parts.policy)
-    lines = [f"{_REWARD}.enable=true", f"{_REWARD}.enable_resource_pool={flag(apart)}"]
-    if apart:
-        nodes, gpus = parts.shape(reward)
-        lines += [f"{_REWARD}.nnodes={nodes}", f"{_REWARD}.n_gpus_per_node={gpus}"]
-        used = {address.node for address in parts.pool(reward).gpus}
-        if len(parts.plan.nodes) > 1 and used & {address.node for address in parts.pool(parts.policy).gpus}:
+        parts.note(
+            "verl scores with vLLM: its memory is the plan's for gym_rm, rounded up; enlarge it if vLLM refuses."
+        )
+        if _apart(parts) and len(parts.plan.nodes) > 1:
             parts.note("verl does not pin its pools to nodes: parts of one node may be placed on others.")
-    parts.note("verl scores with vLLM: its memory is the plan's for gym_rm, rounded up; enlarge it if vLLM refuses.")
-    return [
-        *lines,
-        f"{_REWARD}.model_path={reward.model}",
-        f"{_REWARD}.rollout.name=vllm",
-        f"{_REWARD}.rollout.dtype={reward.dtype}",
-        f"{_REWARD}.rollout.tensor_model_parallel_size={reward.tensor_parallel_size}",
-        f"{_REWARD}.rollout.gpu_memory_utilization={parts.memory_share(reward)}",
-        f"{_REWARD}.rollout.max_num_batched_tokens={reward.max_num_batched_tokens}",
-        f"{_REWARD}.rollout.free_cache_engine={flag(reward.sleeps)}",
-    ]
-
-
-def _work(parts: Parts) -> list[str]:
-    workload = parts.workload
-    if workload is None:
-        return []
-    if workload.num_prompts % parts.updates:
+    if parts.workload is None:
+        return
+    if parts.workload.asynchronous:
+        parts.refuse("asynchronous steps need generation on GPUs of its own, in its experimental trainers.")
+    if parts.workload.num_prompts % parts.updates:
         parts.refuse(
-            f"its mini-batches are whole prompts, but {parts.updates} updates do not divide {workload.num_prompts} "
-            "prompts."
+            f"its mini-batches are whole prompts, but {parts.updates} updates do not divide "
+            f"{parts.workload.num_prompts} prompts."
         )
     parts.update_rows()
-    mini = workload.num_prompts // parts.updates
-    lines = [
-        f"data.train_batch_size={workload.num_prompts}",
-        f"{_ROLLOUT}.n={workload.group_size}",
-        f"{_ACTOR}.ppo_mini_batch_size={mini}",
-        f"{_ACTOR}.ppo_epochs={workload.epochs}",
-    ]
-    if parts.critic is not None:
-        lines.append(f"critic.ppo_mini_batch_size={mini}")
-    if workload.asynchronous:
-        parts.refuse("asynchronous steps need generation on GPUs of its own, in its experimental trainers.")
-    if parts.max_lengths is not None and workload.turns == 1:
-        prompt, reply = parts.max_lengths
-        lines += [f"data.max_prompt_length={prompt}", f"data.max_response_length={reply}"]
-    return lines
+
+
+def _apart(parts: Parts, _: Any = None) -> bool:
+    return not parts.together(parts.reward_model, parts.policy)
+
+
+def _if_apart(value: Any) -> Any:
+    """Return a function for a setting of a reward model on GPUs of its own."""
+    return lambda parts, each: value(parts, each) if _apart(parts) else None
+
+
+def _mini_batch(parts: Parts, _: Any) -> int | None:
+    return parts.workload.num_prompts // parts.updates if parts.workload else None
+
+
+VERL = Library(
+    (
+        Row("trainer.nnodes", "policy", Parts.nodes),
+        Row("trainer.n_gpus_per_node", "policy", Parts.gpus_per_node),
+        Row("algorithm.adv_estimator", "policy", lambda parts, _: "gae" if parts.critic else "grpo"),
+        Row("actor_rollout_ref.model.path", "policy", "model"),
+        Row("actor_rollout_ref.model.enable_gradient_checkpointing", "policy", "gradient_checkpointing"),
+        Row(f"{_ACTOR}.strategy", "policy", always("fsdp2")),
+        Row(f"{_ACTOR}.fsdp_config.fsdp_size", "policy", "fsdp_size"),
+        Row(f"{_ACTOR}.fsdp_config.param_offload", "policy", "sleeps"),
+        Row(f"{_ACTOR}.fsdp_config.optimizer_offload", "policy", "sleeps"),
+        Row(f"{_ACTOR}.use_dynamic_bsz", "policy", always(True)),
+        Row(f"{_ACTOR}.ppo_max_token_len_per_gpu", "policy", "max_num_batched_tokens"),
+        Row(f"{_ACTOR}.ppo_mini_batch_size", "policy", _mini_batch),
+        Row(f"{_ACTOR}.ppo_epochs", "workload", "epochs"),
+        Row(f"{_ACTOR}.use_kl_loss", "policy", lambda parts, _: parts.reference is not None),
+        Row(f"{_ROLLOUT}.name", "generation", always("vllm")),
+        Row(f"{_ROLLOUT}.tensor_model_parallel_size", "generation", "tensor_parallel_size"),
+        Row(f"{_ROLLOUT}.gpu_memory_utilization", "generation", Parts.memory_share),
+        Row(f"{_ROLLOUT}.free_cache_engine", "generation", "sleeps"),
+        Row(f"{_ROLLOUT}.max_num_seqs", "generation", "max_num_seqs"),
+        Row(f"{_ROLLOUT}.n", "workload", "group_size"),
+        Row(f"{_REF}.fsdp_config.fsdp_size", "reference", "fsdp_size"),
+        Row(f"{_REF}.fsdp_config.param_offload", "reference", "sleeps"),
+        Row(f"{_REF}.log_prob_max_token_len_per_gpu", "reference", "max_num_batched_tokens"),
+        Row("critic.model.path", "critic", "model"),
+        Row("critic.model.enable_gradient_checkpointing", "critic", "gradient_checkpointing"),
+        Row("critic.fsdp.fsdp_size", "critic", "fsdp_size"),
+        Row("critic.fsdp.param_offload", "critic", "sleeps"),
+        Row("critic.fsdp.optimizer_offload", "critic", "sleeps"),
+        Row("critic.use_dynamic_bsz", "critic", always(True)),
+        Row("critic.ppo_max_token_len_per_gpu", "critic", "max_num_batched_tokens"),
+        Row("critic.ppo_mini_batch_size", "critic", _mini_batch),
+        Row(f"{_REWARD}.enable", "policy", lambda parts, _: parts.reward_model is not None),
+        Row(f"{_REWARD}.enable_resource_pool", "reward_model", _apart),
+        Row(f"{_REWARD}.nnodes", "reward_model", _if_apart(Parts.nodes)),
+        Row(f"{_REWARD}.n_gpus_per_node", "reward_model", _if_apart(Parts.gpus_per_node)),
+        Row(f"{_REWARD}.model_path", "reward_model", "model"),
+        Row(f"{_REWARD}.rollout.name", "reward_model", always("vllm")),
+        Row(f"{_REWARD}.rollout.dtype", "reward_model", "dtype"),
+        Row(f"{_REWARD}.rollout.tensor_model_parallel_size", "reward_model", "tensor_parallel_size"),
+        Row(
+            f"{_REWARD}.rollout.gpu_memory_utilization",
+            "reward_model",
+            Parts.memory_share,
+        ),
+        Row(f"{_REWARD}.rollout.max_num_batched_tokens", "reward_model", "max_num_batched_tokens"),
+        Row(f"{_REWARD}.rollout.free_cache_engine", "reward_model", "sleeps"),
+        Row("data.train_batch_size", "workload", "num_prompts"),
+        Row("data.max_prompt_length", "workload", lambda parts, _: parts.max_prompt),
+        Row("data.max_response_length", "workload", lambda parts, _: parts.max_reply if parts.max_prompt else None),
+    ),
+    hydra,
+    _check,
+)

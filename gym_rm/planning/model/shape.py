@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gym_rm.planning.quantities import Basis
-
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -17,7 +15,7 @@ class Layer:
         mlp: parameters of the MLP; of a mixture of experts, of all experts and the router.
         active_mlp: those parameters of the MLP that one token is multiplied with.
         norms: parameters of the norms.
-        heads: query heads; 0 for a layer without attention over tokens.
+        heads: query heads.
         kv_heads: key and value heads.
         head_dim: width of a query and a key.
         value_dim: width of a value.
@@ -25,7 +23,7 @@ class Layer:
         window: tokens that a token attends to at most; None for all.
         intermediate: numbers that a token has inside the MLP at a time: of the gate and of the product with it.
         experts: number of experts; 0 for a dense MLP.
-        linear: inputs plus outputs of all matrices that `all-linear` of peft gives LoRA adapters.
+        linear: inputs plus outputs of all matrices, which LoRA adapters of rank 1 have as parameters.
     """
 
     attention: int
@@ -69,14 +67,11 @@ class ModelShape:
         max_length: tokens of the longest text that the model was made for; None if its configuration does not say.
         bidirectional: whether every token attends to all tokens (an encoder).
         source: where the sizes are from.
-        counted: parameters counted in the model's own weights, where they differ from the sum of the sizes; else None.
-        basis: what kind of source `parameters` has.
         notes: what the reader of a plan should know about these sizes.
         model_type: type of the configuration, such as `qwen3`; it says how layers are computed.
-        stored: dtype of the weights' files; None if the configuration does not say.
 
     Example:
-        >>> from gym_rm.planning.model.loading import shape_from_config
+        >>> from gym_rm.planning.model.config_sizes import shape_from_config
         >>> shape = shape_from_config({"model_type": "llama", "vocab_size": 1000, "hidden_size": 64,
         ...     "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4}, name="tiny")
         >>> shape.parameters
@@ -94,11 +89,8 @@ class ModelShape:
     max_length: int | None
     bidirectional: bool
     source: str
-    counted: int | None = None
-    basis: Basis = Basis.FORMULA
     notes: tuple[str, ...] = ()
     model_type: str = ""
-    stored: str | None = None
 
     @property
     def num_layers(self) -> int:
@@ -106,14 +98,9 @@ class ModelShape:
         return sum(count for _, count in self.layers)
 
     @property
-    def computed_parameters(self) -> int:
-        """Sum of the sizes."""
-        return self.embedding + self.head + self.other + sum(layer.parameters * n for layer, n in self.layers)
-
-    @property
     def parameters(self) -> int:
-        """All parameters: those counted in the weights, or else the sum of the sizes."""
-        return self.computed_parameters if self.counted is None else self.counted
+        """All parameters."""
+        return self.embedding + self.head + self.other + sum(layer.parameters * n for layer, n in self.layers)
 
     @property
     def active_parameters(self) -> int:
@@ -131,21 +118,15 @@ class ModelShape:
         return math.gcd(*(layer.kv_heads for layer, _ in self.layers))
 
     @property
-    def largest_layer(self) -> int:
-        """Parameters of the largest layer."""
-        return max(layer.parameters for layer, _ in self.layers)
-
-    @property
     def is_language_model(self) -> bool:
         """Whether the head computes one number for each token of the vocabulary."""
         return self.head_width == self.vocabulary
 
     def lora_parameters(self, rank: int) -> int:
-        """Return the parameters of LoRA adapters of this rank on all linear layers but the head.
+        """Return the parameters of LoRA adapters of this rank on all linear layers except the output layer.
 
-        A linear layer with `i` inputs and `o` outputs has `rank * (i + o)` (arXiv 2106.09685, section 4.1). This is
-        what peft 0.21 trains with `target_modules="all-linear"`, with experts where peft adapts those of the type, and
-        then with the layers beside experts, which it leaves out. A new head is not counted.
+        An adapter has two matrices, and `rank * (inputs + outputs)` parameters (LoRA, arXiv 2106.09685, section 4.1).
+        peft trains fewer where it takes several matrices for one, or leaves experts out. A new head is not counted.
         """
         return rank * sum(layer.linear * n for layer, n in self.layers)
 
@@ -167,3 +148,38 @@ class ModelShape:
                 pairs = window * (window + 1) / 2 + (length - window) * float(window)
             total += pairs * layer.heads * (layer.head_dim + layer.value_dim) / 2 * n
         return total
+
+    def pairs_between(self, prefix: float, end: float) -> float:
+        """Return the products of queries and keys of the tokens from `prefix` to `end` of a text, times their width."""
+        return self.pairs_attended(int(end)) - (self.pairs_attended(int(prefix)) if prefix >= 1 else 0.0)
+
+    def weights_read(self, tokens: float) -> float:
+        """Return the parameters of the layers that so many tokens meet; experts that none of them chose are not."""
+        total = 0.0
+        for layer, count in self.layers:
+            used = float(layer.mlp)
+            if layer.experts:
+                used *= 1.0 - (1.0 - layer.active_mlp / layer.mlp) ** max(tokens, 1.0)
+            total += count * (layer.attention + used)
+        return total
+
+    def numbers_of_heads(self, context: float) -> float:
+        """Return the numbers of keys and values that the query heads read one after the other."""
+        return sum(
+            count * layer.heads * (layer.head_dim + layer.value_dim) * min(context, layer.window or context)
+            for layer, count in self.layers
+        )
+
+    def elementwise_numbers(self, tp: int, *, eager: bool) -> float:
+        """Return the numbers that one token reads and writes outside of products.
+
+        Fused: about 10 hidden states a layer, the inside of the MLP, the queries and the keys. Eager, as in
+        transformers: a norm has 7 hidden states and a residual 3, the same for queries and keys and 10 for their
+        rotation, and 5 of the gate and the product inside the MLP.
+        """
+        hidden, wide, inside = (20.0, 17.0, 2.5) if eager else (10.0, 2.0, 1.5)
+        inner = sum(
+            count * (inside * layer.intermediate + wide * (layer.heads + layer.kv_heads) * layer.head_dim)
+            for layer, count in self.layers
+        )
+        return hidden * self.hidden * self.num_layers + inner / tp

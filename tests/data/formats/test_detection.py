@@ -289,7 +289,7 @@ def changed(value, path, new):
     return copy
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_row_with_any_other_part_is_a_comparison_or_a_config_error(data):
     row = data.draw(st.sampled_from(VALID_ROWS))

@@ -32,7 +32,7 @@ X = 3 * torch.randn(MOST, INPUTS, generator=GENERATOR)
 WEIGHT = torch.randn(OUTPUTS, INPUTS, generator=GENERATOR)
 BIAS = torch.randn(OUTPUTS, generator=GENERATOR)
 EXPERTS = torch.randn(4, INPUTS, OUTPUTS, generator=GENERATOR)
-ROW_COUNTS = (1, 2, 3, 7, 15, 16, 17, 33, 64, 65, 130, 255, 299)
+ROW_COUNTS = (1, 2, 15, 16, 17, 64, 65, 130, 299)
 
 
 def weight(x):
@@ -140,11 +140,10 @@ def test_every_rule_is_tested_here():
     assert set(RULES) - mode.called == {torch._scaled_mm, torch.conv1d, *batched}
 
 
-@each_dtype
-@each_chunk
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_shape_and_precision_do_not_change_and_values_only_by_rounding(name, chunk, dtype):
-    for x in (X.to(dtype), X[:17].to(dtype), X[:1].to(dtype)):
+def test_shape_and_precision_do_not_change_and_values_only_by_rounding(name):
+    for dtype, chunk, count in itertools.product((torch.float32, torch.bfloat16), (None, 64), (MOST, 17, 1)):
+        x = X[:count].to(dtype)
         expected = FUNCTIONS[name](x)
         got = invariant(FUNCTIONS[name], x, chunk)
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
@@ -171,7 +170,7 @@ def test_activations_of_rows_that_several_threads_share(name):
     x = 3 * torch.randn(900, 77, generator=torch.Generator().manual_seed(1))
     with threads(1):
         expected = invariant(ACTIVATIONS[name], x)
-    for count, number in itertools.product((1, 50, 212, 213, 214, 425, 426, 427, 640, 851, 900), (1, 2, 3)):
+    for count, number in itertools.product((1, 212, 213, 426, 427, 900), (1, 2, 3)):
         with threads(number):
             assert torch.equal(invariant(ACTIVATIONS[name], x[:count]), expected[:count])
 
@@ -181,7 +180,7 @@ def test_activations_of_rows_that_several_threads_share(name):
 def test_strided_inputs_have_the_bits_of_contiguous_ones(name, dtype):
     """Such as one half of a projection that computes gate and values, or a transposed tensor."""
     function = FUNCTIONS[name]
-    for count in (1, 7, 16, 63, 64, 299):
+    for count in (1, 63, 64):
         x = X[:count, :INPUTS].to(dtype)
         expected = invariant(function, x, 64)
         for strided in (torch.cat([x, x], dim=1)[:, :INPUTS], x.repeat(1, 3).T[INPUTS : 2 * INPUTS].T):
@@ -353,22 +352,6 @@ def test_nothing_is_active_after_the_context():
     with Recording() as outer:
         functional.linear(X, WEIGHT)
     assert outer.called == {functional.linear}
-
-
-def test_sparse_rows_are_multiplied_as_without_the_mode():
-    sparse = X[:5].relu().to_sparse()
-    expected = torch.mm(sparse, WEIGHT.T)
-    with BatchInvariant():
-        assert torch.equal(torch.mm(sparse, WEIGHT.T), expected)
-
-
-def test_a_grouped_product_takes_its_optional_arguments_by_place():
-    offs = torch.tensor([2, 3, 6, 8], dtype=torch.int32)
-    x, experts = X[:8].bfloat16(), EXPERTS.bfloat16()
-    with BatchInvariant():
-        by_name = torch._grouped_mm(x, experts, offs=offs, bias=None)
-        by_place = torch._grouped_mm(x, experts, offs, None)
-    assert torch.equal(by_place, by_name)
 
 
 # --- the check of the hardware

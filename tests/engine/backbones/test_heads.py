@@ -8,7 +8,7 @@ import gym_rm
 from gym_rm import ConfigError
 from gym_rm.engine.backbones import heads
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant
-from gym_rm.engine.backbones.heads import ModuleHead, TokenLogits, in_float32
+from gym_rm.engine.backbones.heads import AppliedModule, OutputLayer, in_float32
 from gym_rm.errors import warn_once
 from tests import tiny_models
 
@@ -24,13 +24,13 @@ def test_heads_compute_in_float32_and_keep_their_weights():
 
 def test_heads_pass_gradients_to_their_weights():
     model = tiny_models.reward_model("qwen3")
-    ModuleHead(model, "score")(torch.randn(3, 32)).sum().backward()
+    AppliedModule(model, "score")(torch.randn(3, 32)).sum().backward()
     assert model.score.weight.grad is not None
 
 
 def test_a_head_is_looked_up_by_name_at_every_call():
     model = tiny_models.reward_model("qwen3")
-    head, hidden = ModuleHead(model, "score"), torch.randn(3, 32)
+    head, hidden = AppliedModule(model, "score"), torch.randn(3, 32)
     before = head(hidden)
     model.score = torch.nn.Linear(32, 1)
     assert not torch.allclose(head(hidden), before)
@@ -47,10 +47,10 @@ def test_token_logits_equal_those_of_the_model(architecture):
     with torch.inference_mode():
         logits = model(ids).logits[0]
         hidden = model.base_model(ids).last_hidden_state[0]
-        torch.testing.assert_close(TokenLogits(model, [3, 9])(hidden), logits[:, [3, 9]])
+        torch.testing.assert_close(OutputLayer(model, [3, 9])(hidden), logits[:, [3, 9]])
         targets = torch.tensor([6, 7, 8, 9])
         expected = torch.log_softmax(logits, dim=1)[torch.arange(4), targets]
-        torch.testing.assert_close(TokenLogits(model).log_probabilities(hidden, targets), expected)
+        torch.testing.assert_close(OutputLayer(model).log_probabilities(hidden, targets), expected)
 
 
 RECURRENT = {"lru_width": 32, "attention_window_size": 8, "block_types": ["recurrent", "attention"]}
@@ -71,7 +71,7 @@ def test_scales_and_soft_caps_are_those_of_the_model(model_type, settings, initi
     torch.manual_seed(0)
     sizes = {**tiny_models.GROUPED, "vocab_size": 400, "initializer_range": initializer_range}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes, **settings)).float().eval()
-    head = TokenLogits(model, list(range(400)))
+    head = OutputLayer(model, list(range(400)))
     large = 300 * torch.randn(1, 4, 32)
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: (large,))
     with torch.inference_mode():
@@ -89,7 +89,7 @@ def test_a_soft_cap_of_another_name_is_refused(cap, dtype):
         lambda module, inputs, output: setattr(output, "logits", cap * torch.tanh(output.logits / cap))
     )
     with pytest.raises(ConfigError, match="computes its logits in an unsupported way"):
-        TokenLogits(model, [1])
+        OutputLayer(model, [1])
 
 
 def test_unsupported_logits_are_refused():
@@ -105,9 +105,9 @@ def test_unsupported_logits_are_refused():
 
     model.__class__ = Strange
     with pytest.raises(ConfigError, match="computes its logits in an unsupported way"):
-        TokenLogits(model, [1])
+        OutputLayer(model, [1])
     with pytest.raises(ConfigError, match="no output layer"):
-        TokenLogits(model.base_model, [1])
+        OutputLayer(model.base_model, [1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -139,7 +139,7 @@ def test_the_output_layer_of_a_generative_model_runs_with_its_adapter_and_hooks(
     model = AutoModelForCausalLM.from_pretrained(
         tiny_models.save_policy(tmp_path, "llama", initializer_range=0.3)
     ).eval()
-    head = TokenLogits(model, (3, 5))
+    head = OutputLayer(model, (3, 5))
     ids = torch.arange(5, 15)[None]
     if change == "adapter":
         peft = pytest.importorskip("peft")
@@ -156,7 +156,7 @@ def test_a_head_that_was_replaced_by_a_module_without_weights_is_an_error():
     model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
     scorer = gym_rm.RewardModelScorer(model, tokenizer)
     model.score = torch.nn.Identity()
-    with pytest.raises(gym_rm.ScoringError, match=r"must return values float32 \(1, 1\); got float32 \(1, 32\)"):
+    with pytest.raises(gym_rm.ScoringError, match=r"must return values of the shape \(1, 1\), got \(1, 32\)"):
         scorer.score([[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]])
 
 
@@ -173,13 +173,13 @@ def test_a_replaced_forward_of_the_whole_model_is_warned_of(caplog):
 def test_values_of_a_hidden_state_have_the_same_bits_beside_others(at_once, monkeypatch):
     monkeypatch.setattr(heads, "LOGITS_AT_ONCE", at_once)
     config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"), initializer_range=0.3)
-    tokens = TokenLogits(AutoModelForCausalLM.from_config(config).float().eval(), (3, 7, 50))
+    tokens = OutputLayer(AutoModelForCausalLM.from_config(config).float().eval(), (3, 7, 50))
     targets = torch.arange(200)
     mlp = tiny_models.reward_model("qwen3")
     mlp.score = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.SiLU(), torch.nn.Linear(32, 1))
     everything = {
-        "module": ModuleHead(tiny_models.reward_model("qwen3"), "score"),
-        "layers": ModuleHead(mlp, "score"),
+        "module": AppliedModule(tiny_models.reward_model("qwen3"), "score"),
+        "layers": AppliedModule(mlp, "score"),
         "logits": tokens,
         "all logits": lambda hidden: torch.cat([*tokens._all_logits(hidden)])[: len(hidden)],
         "log-probabilities": lambda hidden: tokens.log_probabilities(hidden, targets[: len(hidden)]),
@@ -195,7 +195,7 @@ def test_values_of_a_hidden_state_have_the_same_bits_beside_others(at_once, monk
 def test_log_probabilities_over_a_large_vocabulary_keep_their_bits():
     """Torch divides the sum of a single row of more than 32,768 logits among its threads."""
     config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"), initializer_range=0.3, vocab_size=70_001)
-    head = TokenLogits(AutoModelForCausalLM.from_config(config).float().eval())
+    head = OutputLayer(AutoModelForCausalLM.from_config(config).float().eval())
     hidden, targets = 3 * torch.randn(20, 32), torch.arange(20)
     before = torch.get_num_threads()
     try:

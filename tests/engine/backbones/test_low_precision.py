@@ -1,5 +1,3 @@
-import threading
-
 import numpy as np
 import pytest
 import tiny_models
@@ -10,7 +8,7 @@ from torch import nn
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.data import load_prompts
+from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear, quantize_layers
 
 
@@ -122,14 +120,6 @@ def test_invalid_quantization_is_refused(saved_model):
         quantize_layers(tiny_models.reward_model("qwen3"), "int8", torch.device("cuda"))
 
 
-def test_the_provenance_of_a_quantised_model_has_the_format(saved_model):
-    first = gym_rm.load_scorer(str(saved_model("qwen3")), quantization="int8")
-    model, tokenizer = first.executor.models[0], first.renderer.tokenizer
-    for options in ({}, {"quantization": "int8"}):
-        scorer = gym_rm.RewardModelScorer(model, tokenizer, **options)
-        assert scorer.provenance.settings["quantization"] == "int8"
-
-
 def test_a_model_that_does_not_run_with_quantised_layers_is_refused(saved_model, monkeypatch):
     def forward(self, x):
         raise RuntimeError("expected scalar type Float but found Char")
@@ -139,83 +129,10 @@ def test_a_model_that_does_not_run_with_quantised_layers_is_refused(saved_model,
         gym_rm.load_scorer(str(saved_model("bert")), quantization="int8")
 
 
-def test_quantising_does_not_change_a_model_that_was_passed_in(saved_model, gsm8k_groups):
+def test_a_model_that_was_passed_in_is_not_quantised(saved_model):
     scorer = gym_rm.load_scorer(str(saved_model("qwen3")))
-    model, tokenizer = scorer.executor.models[0], scorer.renderer.tokenizer
-    before = scorer.score(gsm8k_groups[0]).rewards
-    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
-    assert quantized.provenance.settings["quantization"] == "int8"
-    assert np.array_equal(scorer.score(gsm8k_groups[0]).rewards, before)
-    assert type(model.base_model.layers[0].self_attn.q_proj) is nn.Linear
-    shared = quantized.executor.models[0]
-    assert shared.base_model.embed_tokens.weight is model.base_model.embed_tokens.weight, (
-        "tensors are shared, except those of linear layers"
-    )
-    assert shared.config is not model.config
-
-
-def test_attributes_that_cannot_be_copied_do_not_disturb_int8(saved_model, gsm8k_groups):
-    plain = gym_rm.load_scorer(str(saved_model("qwen3")))
-    model, tokenizer = plain.executor.models[0], plain.renderer.tokenizer
-    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
-    before = quantized.score(gsm8k_groups[0]).rewards
-    model.lock, model.activations = threading.Lock(), torch.ones(1, requires_grad=True) * 2
-    quantized.clear_cache()
-    assert np.array_equal(quantized.score(gsm8k_groups[0]).rewards, before)
-
-
-def test_clear_cache_quantises_trained_weights_again(saved_model, gsm8k_groups):
-    scorer = gym_rm.load_scorer(str(saved_model("qwen3")))
-    model, tokenizer = scorer.executor.models[0], scorer.renderer.tokenizer
-    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
-    before = quantized.score(gsm8k_groups[0]).rewards
-    with torch.no_grad():
-        for layer in model.base_model.layers:
-            layer.mlp.up_proj.weight.mul_(-1.5)
-    quantized.clear_cache()
-    after = quantized.score(gsm8k_groups[0]).rewards
-    exact = scorer.score(gsm8k_groups[0]).rewards
-    assert np.abs(after - before).max() > 0.1
-    assert np.abs(after - exact).max() < 0.5 * exact.std()
-
-
-def adapted(model):
-    """Attach a LoRA adapter with large random weights."""
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    config = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["q_proj", "v_proj", "down_proj"])
-    wrapped = peft.get_peft_model(model, config)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if "lora_B" in name:
-                parameter.normal_(0, 0.3)
-    return wrapped.get_base_model()
-
-
-@pytest.mark.parametrize("attach", ["before", "after"])
-def test_int8_scores_of_a_model_with_an_adapter_are_close(attach, saved_model, gsm8k_groups):
-    plain = gym_rm.load_scorer(str(saved_model("qwen3")))
-    model, tokenizer = plain.executor.models[0], plain.renderer.tokenizer
-    if attach == "before":
-        model = adapted(model)
-    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
-    if attach == "after":
-        model = adapted(model)
-        quantized.clear_cache()
-    exact = gym_rm.RewardModelScorer(model, tokenizer).score(gsm8k_groups[0]).rewards
-    assert np.abs(quantized.score(gsm8k_groups[0]).rewards - exact).max() < 0.2 * exact.std()
-
-
-def test_int8_uses_a_replaced_head_and_assigned_weights_after_clear_cache(saved_model, gsm8k_groups):
-    plain = gym_rm.load_scorer(str(saved_model("qwen3")))
-    model, tokenizer = plain.executor.models[0], plain.renderer.tokenizer
-    quantized = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
-    torch.manual_seed(0)
-    model.score = nn.Linear(model.config.hidden_size, 1, bias=False)
-    model.load_state_dict({name: 1.1 * tensor for name, tensor in model.state_dict().items()}, assign=True)
-    quantized.clear_cache()
-    exact = gym_rm.RewardModelScorer(model, tokenizer).score(gsm8k_groups[0]).rewards
-    assert np.abs(quantized.score(gsm8k_groups[0]).rewards - exact).max() < 0.2 * exact.std()
+    with pytest.raises(ConfigError, match="needs a model of its own: save yours with save_pretrained"):
+        gym_rm.RewardModelScorer(scorer.executor.models[0], scorer.renderer.tokenizer, quantization="int8")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -226,32 +143,3 @@ def test_the_largest_number_of_a_row_does_not_overflow(dtype):
     restored = layer.weight.float() * layer.scale.float().reshape(-1, 1)
     error = (restored - linear.weight.detach().float()).abs().amax(dim=1)
     assert (error <= 0.51 * layer.scale.float().reshape(-1)).all()
-
-
-def test_int8_leaves_out_layers_whose_adapter_reads_the_weight(saved_model):
-    peft = pytest.importorskip("peft")
-    model = tiny_models.reward_model("qwen3")
-    config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, use_dora=True)
-    adapted = peft.get_peft_model(model, config).get_base_model()
-    tokenizer = tiny_models.tokenizer("qwen")
-    conversations = [
-        [{"role": "user", "content": "q"}, {"role": "assistant", "content": f"It is {n}."}] for n in range(8)
-    ]
-    expected = gym_rm.RewardModelScorer(adapted, tokenizer).score(conversations).rewards
-    rewards = gym_rm.RewardModelScorer(adapted, tokenizer, quantization="int8").score(conversations).rewards
-    assert np.abs(rewards - expected).max() < 0.2
-
-
-def test_an_interrupt_while_weights_are_quantised_again_keeps_the_scorer(monkeypatch):
-    from gym_rm.engine.executors import local
-
-    model, tokenizer = tiny_models.reward_model("qwen3"), tiny_models.tokenizer("qwen")
-    scorer = gym_rm.RewardModelScorer(model, tokenizer, quantization="int8")
-    conversations = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]]
-    before = scorer.score(conversations).rewards
-    model.score.weight.data.mul_(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(local, "quantize_layers", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            scorer.score(conversations)
-    np.testing.assert_allclose(scorer.score(conversations).rewards, 2 * before, rtol=1e-4)

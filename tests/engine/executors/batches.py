@@ -1,6 +1,9 @@
-"""Batches for executors, and the values of their results. Not a test."""
+"""Batches for executors, the values of their results, and what to wait for. Not a test."""
 
 from __future__ import annotations
+
+import os
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ import torch
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
+from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -49,3 +53,29 @@ def values_of(executor, batches):
     results = executor.run(batches)
     assert [result.error for result in results] == [None] * len(batches)
     return np.concatenate([result.values for result in results])
+
+
+def spec_of(folder, **options):
+    return LoadSpec(open_checkpoint(LoadOptions(path=folder)), HEAD, **options)
+
+
+def tree_with(token):
+    (one,) = sequences(1)
+    one.input_ids[-1] = token
+    return plan_trees([one], max_num_batched_tokens=500).batches[0]
+
+
+def gone(process_id):
+    """Return whether a process has ended, waiting for at most ten seconds."""
+    for _ in range(200):
+        if not os.path.exists(f"/proc/{process_id}"):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def until(condition, seconds=10):
+    ends = time.monotonic() + seconds
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.02)
+    assert condition()

@@ -21,7 +21,7 @@ from torch import multiprocessing
 
 from gym_rm.engine.backbones.sharded import Ranks
 from gym_rm.engine.executors.executor import LoadSpec
-from gym_rm.engine.executors.rank import Rank, start_rank
+from gym_rm.engine.executors.ranks import Rank, start_rank
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.checkpoint import LoadOptions, load_model, open_checkpoint
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
@@ -105,15 +105,22 @@ def run_in_ranks(
     cases: dict[str, Case], conversations: list[Any], size: int, folder: Path
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the results of every rank, by case: what `act` returned and the facts, or `{"error": text}`."""
-    multiprocessing.spawn(_rank, (cases, conversations, size, str(folder)), nprocs=size)
+    stores = [open_store() for _ in cases]
+    ports = [store.port for store in stores]
+    multiprocessing.spawn(_rank, (cases, conversations, size, str(folder), ports), nprocs=size)
     of_ranks = [pickle.loads((folder / f"rank {index}").read_bytes()) for index in range(size)]
     return {name: [results[name] for results in of_ranks] for name in cases}
 
 
-def _rank(index: int, cases: dict[str, Case], conversations: list[Any], size: int, folder: str) -> None:
+def open_store() -> Any:
+    """Return a store at which ranks meet."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def _rank(index: int, cases: dict[str, Case], conversations: list[Any], size: int, folder: str, ports: Any) -> None:
     results: dict[str, dict[str, Any]] = {}
-    for number, (name, case) in enumerate(cases.items()):
-        executor = start_rank(Rank(index, size, f"file:{folder}/store {number}", threads=1))
+    for port, (name, case) in zip(ports, cases.items(), strict=True):
+        executor = start_rank(Rank(index, size, f"127.0.0.1:{port}"))
         load = executor.load
         executor.load = lambda spec, load=load, case=case: load(dataclasses.replace(spec, **case.sharding))
         try:
@@ -150,12 +157,13 @@ def peaks(folder: str, sharding: dict[str, int], tmp_path: Path) -> list[float]:
     size = max(1, *sharding.values()) if sharding else 1
     place = tmp_path / f"peaks of {size}"
     place.mkdir()
-    multiprocessing.spawn(_peak, (folder, sharding, size, str(place)), nprocs=size)
+    store = open_store()
+    multiprocessing.spawn(_peak, (folder, sharding, size, str(place), store.port), nprocs=size)
     return [float((place / f"peak {index}").read_text()) for index in range(size)]
 
 
-def _peak(index: int, folder: str, sharding: dict[str, int], size: int, place: str) -> None:
-    executor = start_rank(Rank(index, size, f"file:{place}/store", threads=1))
+def _peak(index: int, folder: str, sharding: dict[str, int], size: int, place: str, port: int) -> None:
+    executor = start_rank(Rank(index, size, f"127.0.0.1:{port}"))
     checkpoint = open_checkpoint(LoadOptions(path=folder))
     spec = LoadSpec(checkpoint, ModuleHead("score"), **sharding)
     before, largest, done = _private(), [0.0], threading.Event()

@@ -9,7 +9,7 @@ import gym_rm
 from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
-from gym_rm.engine.executors.replica import ParallelOptions
+from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.executors.replicas import ReplicatedExecutor
 from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.errors import ConfigError
@@ -34,13 +34,12 @@ def choose(saved_model):
         ("local", {}, LocalExecutor),
         (None, {"num_replicas": 2}, ReplicatedExecutor),
         (None, {"fsdp_size": 2}, ReplicatedExecutor),
-        (None, {"replicas": "processes"}, ReplicatedExecutor),
         ("processes", {}, ReplicatedExecutor),
-        ("processes", {"replicas": "processes", "num_replicas": 3}, ReplicatedExecutor),
+        ("processes", {"num_replicas": 3}, ReplicatedExecutor),
     ],
 )
 def test_the_executor_follows_from_the_options(executor, options, expected, choose, monkeypatch):
-    monkeypatch.setattr("gym_rm.engine.executors.choice.connected_to_ray", lambda: False)
+    monkeypatch.setattr("gym_rm.engine.executors.choice._connected_to_ray", lambda: False)
     assert type(choose(executor, **options)) is expected
 
 
@@ -48,11 +47,8 @@ def test_the_executor_follows_from_the_options(executor, options, expected, choo
     ("executor", "options", "reason"),
     [
         ("proceses", {}, r"executor must be one of .* Did you mean 'processes'\?"),
-        ("local", {"num_replicas": 2}, "executor='local' runs the model in this process; leave out num_replicas=2"),
-        ("ray", {"replicas": "processes"}, "executor='ray' and replicas='processes' contradict each other"),
-        ("processes", {"name": "rm"}, "name='rm' names replicas in Ray"),
-        (None, {"lease_seconds": 3}, "lease_seconds=3.0 needs num_replicas, replicas or executor"),
-        (LocalExecutor(), {"num_replicas": 2}, "is an object, so num_replicas=2 cannot be applied"),
+        ("local", {"num_replicas": 2}, "executor='local' runs the model in this process; leave out num_replicas"),
+        (LocalExecutor(), {"num_replicas": 2}, "is an object; leave out num_replicas"),
         (LocalExecutor, {}, "executor must be an Executor, such as LocalExecutor"),
     ],
 )
@@ -63,7 +59,7 @@ def test_options_that_contradict_each_other_are_refused(executor, options, reaso
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_replicas": 0}, {"num_replicas": True}, {"replicas": "threads"}, {"lease_seconds": 0}, {"max_restarts": -1}],
+    [{"num_replicas": 0}, {"num_replicas": True}, {"batch_timeout": 0}],
 )
 def test_invalid_values_are_refused(options, choose):
     with pytest.raises(ConfigError, match=next(iter(options))):
@@ -73,7 +69,7 @@ def test_invalid_values_are_refused(options, choose):
 def test_replicas_in_a_torch_distributed_world_do_not_join_it(choose, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "0")
-    assert isinstance(choose(num_replicas=2, replicas="processes"), ReplicatedExecutor)
+    assert isinstance(choose("processes", num_replicas=2), ReplicatedExecutor)
 
 
 def test_a_model_that_was_passed_in_is_refused(model, scorer_of):
@@ -89,3 +85,18 @@ def test_a_missing_ray_is_named_with_how_to_install_it(choose, monkeypatch):
         choose("ray")
     with pytest.raises(ConfigError):
         importlib.import_module("gym_rm.engine.executors.ray")
+
+
+def test_a_model_that_names_its_device_is_refused(saved_model, choose, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(ConfigError, match="pass device='cuda', and choose the GPUs with CUDA_VISIBLE_DEVICES"):
+        choose(device="cuda:1", num_replicas=2)
+    with pytest.raises(ConfigError, match="device_map='auto' divides the model"):
+        gym_rm.load_scorer(saved_model("qwen3"), device_map="auto", num_replicas=2)
+
+
+def test_too_few_gpus_are_refused_before_a_process_starts(choose, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    with pytest.raises(ConfigError, match="num_replicas=2 with 2 ranks each needs 4 GPUs, but this process sees 3"):
+        choose(device="cuda", num_replicas=2, fsdp_size=2)

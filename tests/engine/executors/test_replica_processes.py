@@ -11,35 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.processes import ProcessReplica
 from gym_rm.engine.executors.replica import ReplicaFailed
-from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError
 from tests.engine.executors import ranks
-from tests.engine.executors.batches import HEAD, sequences, trees
-
-
-def spec_of(folder, **options):
-    loading = {name: options.pop(name) for name in ("device", "device_map") if name in options}
-    return LoadSpec(open_checkpoint(LoadOptions(path=folder, **loading)), HEAD, **options)
-
-
-def tree_with(token):
-    (one,) = sequences(1)
-    one.input_ids[-1] = token
-    return plan_trees([one], max_num_batched_tokens=500).batches[0]
-
-
-def gone(process_id):
-    """Return whether a process has ended, waiting for at most ten seconds."""
-    for _ in range(200):
-        if not os.path.exists(f"/proc/{process_id}"):
-            return True
-        time.sleep(0.05)
-    return False
+from tests.engine.executors.batches import gone, sequences, spec_of, tree_with, trees
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +57,16 @@ def test_weights_that_do_not_fit_are_refused_with_the_message_of_the_rank(replic
     assert replica().alive()
 
 
+def test_a_rank_does_not_hear_ctrl_c_and_is_not_in_the_world_of_its_driver(replica, saved_model, monkeypatch):
+    assert replica().run(trees()[0], 30).error is None
+    os.kill(replica().process_ids[0], signal.SIGINT)
+    assert replica().run(trees()[0], 30).error is None
+    (process_id,) = replica().process_ids
+    assert os.getsid(process_id) == process_id
+    environment = Path(f"/proc/{process_id}/environ").read_text()
+    assert "OMP_NUM_THREADS=1" in environment
+
+
 def test_a_rank_that_ends_or_is_killed_is_named_with_how(replica):
     with pytest.raises(ReplicaFailed, match=r"rank 0 \(process \d+\) ended with exit code 7"):
         replica().run(tree_with(ranks.POISON), 30)
@@ -87,8 +75,22 @@ def test_a_rank_that_ends_or_is_killed_is_named_with_how(replica):
         replica().run(trees()[0], 30)
 
 
-def test_a_stopped_rank_fails_in_time_also_for_a_batch_larger_than_the_buffers(replica):
+@pytest.mark.slow
+def test_a_stopped_rank_fails_in_time(replica):
     stopped = replica()
+    (process_id,) = stopped.process_ids
+    os.kill(process_id, signal.SIGSTOP)
+    with pytest.raises(ReplicaFailed, match="did not answer in time; raise batch_timeout"):
+        stopped.run(trees()[0], 0.5)
+    assert not stopped.alive()
+    assert gone(process_id)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_fails_in_time_also_for_a_batch_larger_than_the_buffers(saved_model, monkeypatch):
+    monkeypatch.setattr("gym_rm.engine.executors.processes.STALLED_SECONDS", 1)
+    stopped = ProcessReplica(threads=1, make=ranks.failing)
+    stopped.start(spec_of(saved_model("qwen3")))
     os.kill(stopped.process_ids[0], signal.SIGSTOP)
     huge = plan_trees(
         [type(sequences(1)[0])(np.arange(200_000, dtype=np.int32) % 300, np.array([5]))],
@@ -96,13 +98,12 @@ def test_a_stopped_rank_fails_in_time_also_for_a_batch_larger_than_the_buffers(r
     ).batches[0]
     started = time.monotonic()
     with pytest.raises(ReplicaFailed, match="did not answer in time"):
-        stopped.run(huge, 1.0)
-    assert time.monotonic() - started < 5
-    (process_id,) = stopped.process_ids
+        stopped.run(huge, 60)
+    assert time.monotonic() - started < 10
     stopped.kill()
-    assert gone(process_id)
 
 
+@pytest.mark.slow
 def test_kill_from_another_thread_ends_a_running_batch(replica):
     running = replica()
     threading.Timer(0.3, running.kill).start()
@@ -114,6 +115,7 @@ def test_kill_from_another_thread_ends_a_running_batch(replica):
         running.run(trees()[0], 60)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_loads_is_a_failure(saved_model):
     replica = ProcessReplica(threads=1, make=ranks.dying_at_load)
     with pytest.raises(ReplicaFailed, match="ended with exit code 3"):
@@ -121,19 +123,10 @@ def test_a_rank_that_dies_while_it_loads_is_a_failure(saved_model):
     assert replica.process_ids == ()
 
 
+@pytest.mark.slow
 def test_what_a_rank_refuses_at_load_is_a_config_error(saved_model):
     with pytest.raises(ConfigError, match="prefix_cache_tokens needs"):
         ProcessReplica(threads=1).start(spec_of(saved_model("qwen3"), tree=False, prefix_cache_tokens=64))
-
-
-def test_a_rank_does_not_hear_ctrl_c_and_is_not_in_the_world_of_its_driver(replica, saved_model, monkeypatch):
-    assert replica().run(trees()[0], 30).error is None
-    os.kill(replica().process_ids[0], signal.SIGINT)
-    assert replica().run(trees()[0], 30).error is None
-    (process_id,) = replica().process_ids
-    assert os.getsid(process_id) == process_id
-    environment = Path(f"/proc/{process_id}/environ").read_text()
-    assert "OMP_NUM_THREADS=1" in environment
 
 
 # --- groups of several ranks. Each rank holds a whole model here, because these tests are about the group.
@@ -154,6 +147,7 @@ def group(saved_model):
         each.kill()
 
 
+@pytest.mark.slow
 def test_only_the_first_rank_sends_values_and_an_error_of_all_is_the_batchs(group):
     assert len(group().process_ids) == 2
     assert group().run(trees()[0], 30).values.shape == (6, 1)
@@ -161,59 +155,22 @@ def test_only_the_first_rank_sends_values_and_an_error_of_all_is_the_batchs(grou
     assert group().alive()
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_alone_ends_the_group_and_is_kept(group):
     with pytest.raises(ReplicaFailed, match=r"ranks \[1\] of 2 failed alone: out of memory in one rank") as failure:
         group().run(tree_with(ranks.SPLIT), 30)
     assert failure.value.result.out_of_memory
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_beside_a_silent_one_is_kept(group, monkeypatch):
-    monkeypatch.setattr("gym_rm.engine.executors.processes.GRACE", 0.5)
+    monkeypatch.setattr("gym_rm.engine.executors.replica.GRACE", 0.5)
     os.kill(group().process_ids[0], signal.SIGSTOP)
     started = time.monotonic()
     with pytest.raises(ReplicaFailed, match=r"rank 0 .* did not answer in time") as failure:
         group().run(tree_with(ranks.SPLIT), 60)
     assert time.monotonic() - started < 10
     assert failure.value.result.error == "out of memory in one rank"
-    group().kill()
-
-
-def test_a_group_with_a_silent_rank_is_ended_also_if_another_one_refuses(group, monkeypatch):
-    monkeypatch.setattr("gym_rm.engine.executors.processes.GRACE", 0.5)
-    running = group()
-    os.kill(running.process_ids[0], signal.SIGSTOP)
-    with pytest.raises(ConfigError, match="weights must be tensors by name"):
-        running.call("update_weights", 3, seconds=60)
-    assert not running.alive()  # its late answer would be taken for that of the next batch
-
-
-# --- refused
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"device_map": "auto"}, "device_map='auto' divides the model"),
-        ({"device": "cuda:1"}, "pass device='cuda', and choose the GPUs with CUDA_VISIBLE_DEVICES"),
-    ],
-)
-def test_a_model_with_a_device_of_its_own_is_refused(options, reason, saved_model, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(ConfigError, match=reason):
-        ProcessReplica().start(spec_of(saved_model("qwen3"), **options))
-
-
-def test_a_model_that_was_passed_in_is_refused(model):
-    with pytest.raises(ConfigError, match=r"cannot be sent to other processes.*: save it and pass its folder"):
-        ProcessReplica().start(LoadSpec(model, HEAD))
-
-
-def test_too_few_gpus_are_refused_before_a_process_starts(saved_model, monkeypatch):
-    spec = spec_of(saved_model("qwen3"), fsdp_size=2)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
-    with pytest.raises(ConfigError, match="num_replicas=2 with 2 ranks each needs 4 GPUs, but this process sees 3"):
-        ProcessReplica(num_replicas=2).start(spec)
 
 
 # --- programs
@@ -243,6 +200,7 @@ def ids_in(line):
     return [int(each) for each in line.split()[2:]]
 
 
+@pytest.mark.slow
 def test_a_script_without_protection_runs_and_leaves_nothing_after_an_exception(saved_model, tmp_path):
     (tmp_path / "script.py").write_text(PROGRAM.format(folder=saved_model("qwen3")) + "1 / 0")
     process = start([tmp_path / "script.py"])
@@ -252,17 +210,14 @@ def test_a_script_without_protection_runs_and_leaves_nothing_after_an_exception(
     assert all(gone(each) for each in ids_in(output))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["num_replicas", "fsdp_size"])
-def test_a_driver_that_is_killed_leaves_no_process_and_folder_also_not_a_stopped_one(option, saved_model, tmp_path):
+def test_a_driver_that_is_killed_leaves_no_process_also_not_a_stopped_one(option, saved_model):
     program = PROGRAM.replace("num_replicas", option).format(folder=saved_model("qwen3"))
-    program = f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}\n{program}import time; time.sleep(600)"
-    process = start(["-"], stdin=subprocess.PIPE)
-    process.stdin.write(program)
-    process.stdin.close()
+    process = start(["-c", f"{program}import time; time.sleep(600)"])
     ids = ids_in(process.stdout.readline())
     assert len(ids) == 2
     os.kill(ids[0], signal.SIGSTOP)
     process.kill()
     process.wait()
     assert all(gone(each) for each in ids)
-    assert not list(tmp_path.glob("gym_rm-*"))

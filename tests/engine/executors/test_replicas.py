@@ -1,27 +1,29 @@
-"""A pool of replicas: nothing is lost when replicas die, hang or return other bits."""
+"""A pool of replicas: nothing is lost when replicas die or hang."""
 
 import os
 import pickle
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
 import gym_rm
-from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo
+from gym_rm.engine.executors.executor import BatchResult, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.executors.parallel_options import ParallelOptions
+from gym_rm.engine.executors.pool import MAX_FAILURES, ReplicaStats
 from gym_rm.engine.executors.processes import ProcessReplica
-from gym_rm.engine.executors.replica import ParallelOptions, ReplicaFailed
+from gym_rm.engine.executors.replica import ReplicaFailed
 from gym_rm.engine.executors.replicas import ReplicatedExecutor
-from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.engine.schedule import Scheduler
 from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError, RemoteError
 from tests.engine.executors import ranks
-from tests.engine.executors.batches import HEAD, sequences, trees, values_of
+from tests.engine.executors.batches import sequences, spec_of, trees, until, values_of
 
 INFO = ModelInfo("tree", True, 1, "float32", "cpu", 2048, batch_invariance="bit-equal")
 
@@ -32,12 +34,14 @@ class FakeReplica:
     Happens: an exception, a BatchResult, or a number of seconds to hang.
     """
 
+    killed = False  # by weights
+
     def __init__(self, plan=lambda batch, call: None, info=INFO, starts=()):
         self.plan, self.info, self.starts = plan, info, list(starts)
         self.calls, self.batches, self.started = [], [], 0
         self.stopped = threading.Event()
 
-    def start(self, spec, seconds=None):
+    def start(self, spec, seconds):
         self.started += 1
         self.stopped.clear()
         if self.starts and (error := self.starts.pop(0)) is not None:
@@ -55,10 +59,13 @@ class FakeReplica:
             raise ReplicaFailed("it was stopped")
         if happens is not None and happens > seconds:
             raise ReplicaFailed("rank 0 did not answer in time")
-        return BatchResult(np.array([[batch.input_ids.sum()]], dtype=np.float32))
+        return BatchResult(np.full((batch.num_reads, 1), batch.input_ids.sum(), dtype=np.float32))
 
     def call(self, method, *arguments, seconds):
         self.calls.append((method, *arguments))
+        if arguments == ("kills the first replica",) and not FakeReplica.killed:
+            FakeReplica.killed = True
+            raise ReplicaFailed("killed by SIGKILL")
         if arguments == ("does not fit",):
             raise ConfigError("does not fit")
 
@@ -97,10 +104,6 @@ def processes(pool):
     return start
 
 
-def spec_of(folder, **options):
-    return LoadSpec(open_checkpoint(LoadOptions(path=folder)), HEAD, **options)
-
-
 def batches(count=8, seed=0):
     return [plan_trees([each], max_num_batched_tokens=500).batches[0] for each in sequences(count, seed)]
 
@@ -118,45 +121,25 @@ def dies(*calls):
     return lambda batch, call: ReplicaFailed("rank 0 was killed") if call in calls else None
 
 
-def until(condition, seconds=10):
-    ends = time.monotonic() + seconds
-    while not condition() and time.monotonic() < ends:
-        time.sleep(0.02)
-    assert condition()
-
-
-# --- the ledger, with replicas in this process
+# --- batches, with replicas in this process
 
 
 def test_results_have_the_order_of_the_batches_and_all_replicas_work(pool):
     replicas = [FakeReplica(lambda batch, call: 0.02) for _ in range(3)]
     executor = pool(replicas)
-    given = batches(30)
+    given = batches(15)
     assert executor.info.num_replicas == 3
     assert fetched(executor.run(given)) == sums(given)
     assert executor.run([]) == []
-    assert min(len(each.batches) for each in replicas) >= 5
-    assert executor.stats.batches == executor.stats.leases == 30
-
-
-def test_the_largest_batches_start_first(pool):
-    replica = FakeReplica()
-    given = batches(8)
-    pool([replica]).run(given)
-    sizes = [len(each) for each in replica.batches]
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) > 1
+    assert min(len(each.batches) for each in replicas) >= 2
+    assert executor.stats == ReplicaStats(batches=15)
 
 
 def test_a_replica_that_dies_is_started_again_and_loses_nothing(pool):
-    replicas = [FakeReplica(dies(2)), FakeReplica(lambda batch, call: 0.01)]
-    executor = pool(replicas)
+    executor = pool([FakeReplica(dies(2)), FakeReplica(lambda batch, call: 0.01)])
     given = batches(20)
     assert fetched(executor.run(given)) == sums(given)
-    until(lambda: executor.stats.restarts == 1)
-    assert (executor.stats.deaths, executor.stats.poisoned) == (1, 0)
-    assert executor.stats.batches == 20
-    assert executor.stats.leases == 21
+    until(lambda: executor.stats == ReplicaStats(batches=20, failures=1, restarts=1))
 
 
 def test_an_idle_replica_that_dies_is_started_again(pool):
@@ -167,34 +150,14 @@ def test_an_idle_replica_that_dies_is_started_again(pool):
     assert replica.alive()
 
 
-def test_a_batch_that_takes_too_long_is_also_given_to_another_replica(pool):
-    slow = FakeReplica(lambda batch, call: 0.35 if call == 1 else None)
-    executor = pool([slow, FakeReplica(lambda batch, call: 0.01)], lease_seconds=0.2)
-    given = batches(6)
-    assert fetched(executor.run(given)) == sums(given)
-    until(lambda: executor.stats.duplicates == 1)  # the slow replica is not killed, and its result is compared
-    assert (executor.stats.expired, executor.stats.mismatches, executor.stats.deaths) == (1, 0, 0)
-
-
-def test_a_second_result_with_other_bits_is_counted_and_the_first_kept(pool, caplog):
-    wrong = BatchResult(np.array([[0.5]], dtype=np.float32))
-    slow = FakeReplica()
-    slow.plan = lambda batch, call: time.sleep(0.3) or wrong
-    executor = pool([slow, FakeReplica(lambda batch, call: 0.05)], lease_seconds=0.2)
-    given = batches(2)
-    assert sorted(fetched(executor.run(given)))[1] == max(sums(given))
-    until(lambda: executor.stats.mismatches == 1)
-    assert "different bits" in caplog.text
-
-
-def test_a_silent_replica_is_ended_after_twice_the_lease(pool):
+def test_the_batch_of_a_silent_replica_runs_elsewhere(pool):
     silent = FakeReplica(lambda batch, call: 100 if call == 1 else None)
-    executor = pool([silent], lease_seconds=0.2)
+    executor = pool([silent, FakeReplica(lambda batch, call: 0.01)], batch_timeout=0.2)
     given = batches(3)
     started = time.monotonic()
     assert fetched(executor.run(given)) == sums(given)
-    assert 0.4 <= time.monotonic() - started < 3
-    assert (executor.stats.expired, executor.stats.deaths, executor.stats.restarts) == (1, 1, 1)
+    assert 0.2 <= time.monotonic() - started < 3
+    assert (executor.stats.batches, executor.stats.failures) == (3, 1)
 
 
 def poisonous(batch, call):
@@ -202,66 +165,54 @@ def poisonous(batch, call):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_poisoned_sequence_is_named_and_costs_no_restarts(count, pool):
-    """Two deaths of its batch, and two when it runs alone: more than `max_restarts`, but the others are scored."""
-    executor = pool([FakeReplica(poisonous) for _ in range(count)], max_restarts=2)
+def test_a_conversation_that_kills_every_replica_is_named_and_the_others_are_scored(count, pool):
+    """Two failures of its batch, and two when it runs alone."""
+    executor = pool([FakeReplica(poisonous) for _ in range(count)])
     given = sequences(8)
     given[0].input_ids[-1] = ranks.POISON
-    for _ in range(3):
+    for _ in range(2):
         result = Scheduler(executor.info, layout="tree").run(given, executor)
         assert list(result.failures) == [0]
-        assert "its replica died, 2 times" in result.failures[0]
+        assert "its replica failed, 2 times; the last time, rank 0 ended with exit code 7" in result.failures[0]
         assert np.isfinite(result.values[1:]).all()
-    assert executor.stats.poisoned == 6
-    until(lambda: executor.stats.deaths == executor.stats.restarts == 12)
+    assert executor.stats.given_up == 4
+    until(lambda: executor.stats.failures == executor.stats.restarts == 8)
 
 
-def test_a_model_that_always_dies_ends_with_an_error_for_every_batch(pool):
-    replicas = [FakeReplica(lambda batch, call: ReplicaFailed("rank 0 was killed by SIGSEGV")) for _ in range(2)]
-    executor = pool(replicas, max_restarts=2)
+def test_replicas_that_always_die_are_given_up_with_an_error_for_every_batch(pool, monkeypatch):
+    monkeypatch.setattr("gym_rm.engine.executors.pool.PAUSE_SECONDS", 0.001)
+    executor = pool([FakeReplica(lambda batch, call: ReplicaFailed("killed by SIGSEGV")) for _ in range(2)])
     results = executor.run(batches(40))
     assert {each.values is None for each in results} == {True}
-    assert [
-        each for each in results if "max_restarts=2 is spent (replica 0: rank 0 was killed by SIGSEGV" in each.error
-    ]
+    assert "all 2 replicas have failed (replica 0: killed by SIGSEGV" in results[-1].error
     assert "load a new scorer" in executor.run(batches(1))[0].error
-    with pytest.raises(RemoteError, match="all 2 replicas have failed"):
-        executor.update_weights("folder")
-    with pytest.raises(RemoteError, match="all 2 replicas have failed"):
-        executor.sleep()
-    assert executor.stats.deaths <= 30
+    for call in (lambda: executor.update_weights({}), executor.sleep):
+        with pytest.raises(RemoteError, match="all 2 replicas have failed"):
+            call()
+    assert executor.stats.failures == 2 * MAX_FAILURES
 
 
-def test_the_other_replicas_go_on_when_one_cannot_start_again(pool):
-    """It is tried again, less and less often, because the batches of the others restore restarts."""
-    broken = FakeReplica(starts=[None, *[ReplicaFailed("no GPU")] * 99])
-    broken.plan = dies(1)
-    executor = pool([broken, FakeReplica(lambda batch, call: 0.01)], max_restarts=1)
+def test_the_other_replicas_continue_when_one_cannot_start_again(pool, monkeypatch):
+    monkeypatch.setattr("gym_rm.engine.executors.pool.PAUSE_SECONDS", 0.001)
+    broken = FakeReplica(dies(1), starts=[None, *[ReplicaFailed("no GPU")] * 99])
+    executor = pool([broken, FakeReplica(lambda batch, call: 0.01)])
     given = batches(20)
-    started = time.monotonic()
-    while time.monotonic() < started + 2:
+    for _ in range(2):
         assert fetched(executor.run(given)) == sums(given)
-    assert 2 <= broken.started <= 8
-
-
-def test_good_batches_restore_restarts(pool):
-    replica = FakeReplica(lambda batch, call: ReplicaFailed("killed") if call % 40 == 0 else None)
-    executor = pool([replica], max_restarts=1)
-    given = batches(20)
-    for _ in range(20):
-        assert fetched(executor.run(given)) == sums(given)
-    assert executor.stats.deaths == 10
+    until(lambda: broken.started == MAX_FAILURES)
 
 
 def test_an_error_of_one_rank_alone_is_the_error_of_the_batch(pool):
+    """Such as out of memory: smaller batches follow, so it does not count as a failure of the replica."""
     alone = BatchResult(error="out of memory", out_of_memory=True)
-    executor = pool([FakeReplica(lambda batch, call: ReplicaFailed("alone", alone))], max_restarts=0)
-    assert executor.run(batches(3)) == [alone] * 3  # running out of memory costs no restart
-    assert executor.stats.poisoned == 0
+    executor = pool([FakeReplica(lambda batch, call: ReplicaFailed("alone", alone))])
+    assert executor.run(batches(2 * MAX_FAILURES)) == [alone] * 2 * MAX_FAILURES
+    assert executor.stats.given_up == 0
 
 
-def test_an_interrupt_leaves_the_executor_usable(pool):
-    executor = pool([FakeReplica(lambda batch, call: 0.5 if call == 1 else None)])
+def test_an_interrupt_leaves_the_executor_usable(pool, children_hear_sigint):
+    replica = FakeReplica(lambda batch, call: 0.3 if call == 1 else None)
+    executor = pool([replica])
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
@@ -269,23 +220,7 @@ def test_an_interrupt_leaves_the_executor_usable(pool):
     timer.join()
     given = batches(5, seed=1)
     assert fetched(executor.run(given)) == sums(given)
-    assert executor.stats.leases == 6, "batches that nobody waits for are not run"
-
-
-def test_calls_of_several_threads_share_the_replicas(pool):
-    executor = pool([FakeReplica(lambda batch, call: 0.005) for _ in range(2)])
-    given = [batches(10, seed) for seed in range(6)]
-    results = [None] * 6
-
-    def score(k):
-        results[k] = fetched(executor.run(given[k]))
-
-    threads = [threading.Thread(target=score, args=(k,)) for k in range(6)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert results == [sums(each) for each in given]
+    assert len(replica.batches) == 6, "batches that nobody waits for are not run"
 
 
 # --- weights and sleep
@@ -299,12 +234,12 @@ def test_weights_are_given_to_all_replicas_and_to_those_that_start_later(pool):
     executor.update_weights(weights)
     weights["a"] += 1
     assert executor.weights_version() != version
+    assert [len(each.calls) for each in replicas] == [1, 1]
     for each in replicas:
         each.kill()
-    until(lambda: executor.stats.restarts == 2)
-    for each in replicas:
-        assert [method for method, *_ in each.calls] == ["update_weights"] * 2
-        assert each.calls[-1][1]["a"].tolist() == [1, 1]
+    until(lambda: [len(each.calls) for each in replicas] == [2, 2])
+    assert {method for each in replicas for method, _ in each.calls} == {"update_weights"}
+    assert [each.calls[-1][1]["a"].tolist() for each in replicas] == [[1, 1]] * 2
 
 
 def test_weights_that_do_not_fit_change_nothing(pool):
@@ -314,22 +249,9 @@ def test_weights_that_do_not_fit_change_nothing(pool):
     with pytest.raises(ConfigError, match="does not fit"):
         executor.update_weights("does not fit")
     assert executor.weights_version() == version
-    assert len(replicas[0].calls) + len(replicas[1].calls) == 1
     replicas[0].kill()
     until(lambda: executor.stats.restarts == 1)
     assert len(replicas[0].calls) + len(replicas[1].calls) == 1
-
-
-def test_a_replica_does_not_start_again_with_files_that_have_changed(pool, tmp_path):
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    replicas = [FakeReplica(), FakeReplica()]
-    executor = pool(replicas, max_restarts=1)
-    executor.update_weights(str(tmp_path))
-    (tmp_path / "model.safetensors").write_bytes(b"22")
-    replicas[0].kill()
-    until(lambda: replicas[0].started >= 2)
-    replicas[1].kill()
-    until(lambda: "have changed since update_weights" in (executor.run(batches(1))[0].error or ""))
 
 
 def test_a_replica_that_starts_while_the_others_sleep_sleeps_too(pool):
@@ -337,14 +259,11 @@ def test_a_replica_that_starts_while_the_others_sleep_sleeps_too(pool):
     executor = pool([replica, FakeReplica()])
     executor.sleep()
     replica.kill()
-    until(lambda: executor.stats.restarts == 1)
-    assert replica.calls == [("sleep",), ("sleep",)]
+    until(lambda: replica.calls == [("sleep",), ("sleep",)])
     executor.wake()
     assert replica.calls[-1] == ("wake",)
-    executor.run(batches(4))
-    replica.kill()
-    until(lambda: executor.stats.restarts == 2)
-    assert replica.calls[-1] == ("wake",)
+    executor.clear_cache()
+    assert replica.calls[-1] == ("clear_cache",)
 
 
 # --- load and close
@@ -363,28 +282,21 @@ def test_replicas_that_load_different_models_are_refused(pool):
         pool([FakeReplica(), FakeReplica(info=other)])
 
 
-def test_a_replica_that_never_starts_is_an_error(pool):
+def test_a_replica_that_does_not_start_is_an_error(pool):
     with pytest.raises(RemoteError, match="replica 0: no memory"):
-        pool([FakeReplica(starts=[ReplicaFailed("no memory")] * 9)], max_restarts=1)
-
-
-def test_a_replica_that_starts_at_the_second_attempt_is_used(pool):
-    executor = pool([FakeReplica(starts=[ReplicaFailed("killed"), None])])
-    assert fetched(executor.run(batches(2))) == sums(batches(2))
+        pool([FakeReplica(starts=[ReplicaFailed("no memory")])])
 
 
 def test_close_ends_everything_and_refuses_more(pool):
     before = threading.active_count()
     replicas = [FakeReplica(lambda batch, call: 100) for _ in range(2)]
     executor = pool(replicas)
-    results = []
-    waiting = threading.Thread(target=lambda: results.extend(executor.run(batches(1))))
-    waiting.start()
-    until(lambda: any(each.batches for each in replicas))
-    executor.close()
-    waiting.join()
-    executor.close()
-    assert "was closed" in results[0].error
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(executor.run, batches(1))
+        until(lambda: any(each.batches for each in replicas))
+        executor.close()
+        executor.close()
+        assert "was closed" in waiting.result()[0].error
     assert not any(each.alive() for each in replicas)
     assert threading.active_count() == before
     with pytest.raises(ConfigError, match="has no model, because it is closed"):
@@ -412,7 +324,7 @@ def test_a_forked_process_cannot_use_the_replicas_and_does_not_end_them(pool):
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     assert fetched(executor.run(batches(1))) == sums(batches(1))
-    with pytest.raises(pickle.PicklingError, match="executor='ray', name="):
+    with pytest.raises(pickle.PicklingError, match="a scorer with replicas cannot be copied"):
         pickle.dumps(executor)
 
 
@@ -429,7 +341,7 @@ def local(saved_model):
 @pytest.mark.slow
 def test_killed_stopped_and_poisoned_ranks_under_load_change_no_bit(processes, local):
     """The same pool meets SIGKILL, SIGSTOP and a conversation that ends its rank, while threads score."""
-    executor = processes(lease_seconds=1.0, max_restarts=3)
+    executor = processes(batch_timeout=2.0)
     load = [trees(40) + tuple(batches(12, seed)) for seed in range(6)]
     expected = [values_of(local, each) for each in load]
     wrong, rounds, stop = [], [0], threading.Event()
@@ -456,15 +368,14 @@ def test_killed_stopped_and_poisoned_ranks_under_load_change_no_bit(processes, l
     assert list(result.failures) == [2]
     assert not wrong
     assert rounds[0]
-    stats = executor.stats
-    assert stats.poisoned == 2
-    assert stats.mismatches == 0
-    assert stats.deaths >= 6
+    assert executor.stats.given_up == 2
+    assert executor.stats.failures >= 6
     ids = [each for replica in executor.replicas for each in replica.process_ids]
     executor.close()
     assert not [each for each in ids if os.path.exists(f"/proc/{each}")]
 
 
+@pytest.mark.slow
 def test_new_weights_and_sleep_reach_processes_also_those_that_start_again(saved_model, tmp_path, real_conversations):
     import tiny_models
 
@@ -493,3 +404,14 @@ def _model(folder):
     from transformers import AutoModelForSequenceClassification
 
     return AutoModelForSequenceClassification.from_pretrained(folder)
+
+
+def test_a_replica_does_not_start_again_with_files_that_have_changed(pool, tmp_path, monkeypatch):
+    monkeypatch.setattr("gym_rm.engine.executors.pool.PAUSE_SECONDS", 0.001)
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    replica = FakeReplica()
+    executor = pool([replica])
+    executor.update_weights(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"22")
+    replica.kill()
+    until(lambda: "have changed since update_weights" in (executor.run(batches(1))[0].error or ""))

@@ -44,23 +44,6 @@ def test_log_odds_of_two_answers(folder):
     assert scores.provenance.settings["question"] == QUESTION
 
 
-def test_the_question_is_added_after_every_turn(tmp_path):
-    folder = tiny_models.save_policy(tmp_path, initializer_range=0.3)
-    scorer = gym_rm.load_scorer(str(folder), kind="generative", question=QUESTION, answers=ANSWERS)
-    dialogue = conversation("What?", "The sum.", "The market.")
-    turns = scorer.score([dialogue], turns="all").turn_rewards[0]
-    alone = scorer.score([dialogue[:2], dialogue]).rewards
-    assert turns.tolist() == alone.tolist()
-
-
-def test_an_answer_must_be_one_token(tmp_path):
-    folder = tiny_models.save_policy(tmp_path)
-    with pytest.raises(ConfigError, match="'Absolutely not' is not a single token"):
-        gym_rm.load_scorer(str(folder), kind="generative", answers=("The", "Absolutely not"))
-    with pytest.raises(ConfigError, match="two different tokens"):
-        gym_rm.load_scorer(str(folder), kind="generative", answers=("The", "The"))
-
-
 def test_a_causal_model_without_a_kind_is_refused(tmp_path):
     folder = tiny_models.save_policy(tmp_path)
     with pytest.raises(ConfigError, match=r"kind='generative'.*kind='implicit'"):

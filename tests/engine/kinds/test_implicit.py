@@ -55,22 +55,6 @@ def test_length_normalised(tmp_path):
     np.testing.assert_allclose(scorer.score(PLAIN).rewards, 2.0 * np.array(means), atol=1e-5)
 
 
-def test_the_reward_is_zero_if_policy_and_reference_are_equal(tmp_path):
-    policy, _ = save_pair(tmp_path)
-    scores = gym_rm.load_scorer(policy, kind="implicit", reference=policy).score(CONVERSATIONS)
-    np.testing.assert_array_equal(scores.rewards, np.zeros(len(CONVERSATIONS)))
-
-
-def test_tree_and_one_by_one_agree_if_replies_differ_at_the_first_token(tmp_path):
-    policy, reference = save_pair(tmp_path)
-    group = [conversation("Who?", reply) for reply in ("a", "b", "ab", "Natalia: <|im_end|>", "")]
-    rewards = [
-        gym_rm.load_scorer(policy, kind="implicit", reference=reference, tree=tree).score(group).rewards
-        for tree in (True, False)
-    ]
-    np.testing.assert_allclose(rewards[0], rewards[1], atol=1e-5)
-
-
 def test_control_tokens_in_a_prompt_do_not_move_the_start_of_the_reply(tmp_path):
     policy, reference = save_pair(tmp_path)
     scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
@@ -92,12 +76,3 @@ def test_a_reference_with_the_same_vocabulary_is_required(tmp_path):
     other = tiny_models.save_policy(tmp_path / "other", "qwen3", vocab_size=500)
     with pytest.raises(ConfigError, match="vocabularies of"):
         gym_rm.load_scorer(policy, kind="implicit", reference=str(other))
-
-
-def test_sleep_moves_both_models(tmp_path):
-    policy, reference = save_pair(tmp_path)
-    scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
-    assert len(scorer.executor.models) == 2
-    before = scorer.score(PLAIN).rewards
-    scorer.sleep()
-    np.testing.assert_array_equal(scorer.score(PLAIN).rewards, before)

@@ -1,8 +1,5 @@
 """Several objectives: weighted by name, by the configuration, or by a gating network, compared with plain torch."""
 
-import json
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -13,7 +10,7 @@ from gym_rm import ConfigError, ScoringError
 from gym_rm.engine.kinds.component_names import ARMO_OBJECTIVES
 from gym_rm.engine.kinds.multi_head import weights_of
 from tests import tiny_models
-from tests.checkpoints import CONVERSATIONS, HIDDEN, conversation, hidden_states, save_with_heads, tensor, token_ids
+from tests.checkpoints import CONVERSATIONS, HIDDEN, hidden_states, save_with_heads, tensor, token_ids
 
 LABELS = {0: "helpful", 1: "honest", 2: "verbose"}
 PLAIN = [c for c in CONVERSATIONS if "<|" not in c[-1]["content"]]
@@ -40,19 +37,6 @@ def test_weights_and_components_by_name(tmp_path, architecture):
     assert list(scores.components) == ["helpful", "honest", "verbose"]
     np.testing.assert_allclose(scores.components["honest"], logits[:, 1], atol=1e-5)
     assert scores.provenance.settings["weights"]["verbose"] == -0.5
-
-
-def test_weights_in_the_configuration_select_the_kind(tmp_path):
-    save_objectives(tmp_path, objective_weights={"honest": 0.5})
-    scores = gym_rm.load_scorer(str(tmp_path)).score(PLAIN)
-    np.testing.assert_allclose(scores.rewards, 0.5 * plain_logits(tmp_path, PLAIN)[:, 1], atol=1e-5)
-
-
-def test_an_encoder_can_have_objectives(tmp_path):
-    save_objectives(tmp_path, "bert")
-    scores = gym_rm.load_scorer(str(tmp_path), kind="multi_head", weights="mean").score(PLAIN)
-    stacked = np.stack([scores.components[name] for name in LABELS.values()])
-    np.testing.assert_allclose(scores.rewards, stacked.mean(axis=0), atol=1e-5)
 
 
 def test_several_outputs_without_weights_are_refused(tmp_path):
@@ -218,23 +202,6 @@ def test_urm_weighs_means_at_the_last_token(tmp_path):
             x = heads[f"weights.fc.{k}.weight"] @ x + heads[f"weights.fc.{k}.bias"]
             x = torch.nn.functional.selu(x) if k < 4 else x
         assert scores.rewards[row] == pytest.approx(float((means * x).sum()), abs=1e-5)
-
-
-def test_a_gate_without_a_temperature_is_refused(tmp_path):
-    folder = save_with_heads(tmp_path, armo_heads(), class_name="LlamaForRewardModelWithGating")
-    assert "gating_temperature" not in json.loads((folder / "config.json").read_text())
-    with pytest.raises(ConfigError, match="gating_temperature"):
-        gym_rm.load_scorer(str(folder))
-
-
-def test_a_scorer_with_custom_heads_can_be_pickled(tmp_path):
-    folder = save_with_heads(
-        tmp_path, armo_heads(), class_name="LlamaForRewardModelWithGating", gating_temperature=10.0
-    )
-    scorer = gym_rm.load_scorer(str(folder))
-    copied = pickle.loads(pickle.dumps(scorer))
-    conversations = [conversation("What is 12 + 30?", reply) for reply in ("The sum is 42.", "No.")]
-    assert copied.score(conversations).rewards.tolist() == scorer.score(conversations).rewards.tolist()
 
 
 @pytest.mark.parametrize(

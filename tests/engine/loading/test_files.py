@@ -7,12 +7,11 @@ import sys
 
 import pytest
 import torch
-from huggingface_hub.utils import _http
 from safetensors.torch import load_file, save_file
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.engine.loading.files import INDEX, WEIGHTS, require_source
+from gym_rm.engine.loading.files import INDEX, WEIGHTS
 from tests import tiny_models
 from tests.checkpoints import CONVERSATIONS, HIDDEN, tensor
 
@@ -113,39 +112,17 @@ def test_other_weight_files_that_transformers_would_prefer_are_refused(folder):
     ],
     ids=["empty", "part of the header", "truncated", "too long", "a header of 2**60 bytes", "not JSON"],
 )
-@pytest.mark.parametrize("in_shard", [False, True])
-def test_a_damaged_weights_file_is_an_error(folder, change, match, in_shard):
-    if in_shard:
-        shard(folder, "shard.safetensors")
-    file = folder / ("shard.safetensors" if in_shard else WEIGHTS)
+def test_a_damaged_weights_file_is_an_error(folder, change, match):
+    shard(folder, "shard.safetensors")
+    file = folder / "shard.safetensors"
     file.write_bytes(change(file.read_bytes()))
     assert_refused(folder, match)
-
-
-def test_a_shard_without_a_head_that_is_damaged_is_an_error(folder):
-    tensors = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
-    head = {"score.weight": tensors.pop("score.weight")}
-    save_file(head, folder / "head.safetensors")
-    save_file(tensors, folder / "rest.safetensors")
-    index = {"weight_map": {**dict.fromkeys(tensors, "rest.safetensors"), "score.weight": "head.safetensors"}}
-    (folder / INDEX).write_text(json.dumps(index))
-    (folder / "rest.safetensors").write_bytes((folder / "rest.safetensors").read_bytes()[:-9])
-    assert_refused(folder, "rest.safetensors' is not a whole safetensors file")
-
-
-def test_a_weights_file_that_is_another_file_is_an_error_without_its_content(folder):
-    (folder / WEIGHTS).unlink()
-    (folder / WEIGHTS).symlink_to("/etc/passwd")
-    with pytest.raises(ConfigError, match="is not a whole safetensors file") as caught:
-        gym_rm.load_scorer(str(folder))
-    assert "root:" not in str(caught.value)
 
 
 # --- JSON --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "null", '"text"', "[" * 100_000, b"\xff\xfe"])
+@pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000, b"\xff\xfe"])
 def test_a_config_that_is_not_a_json_object_is_an_error(folder, content):
     (folder / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     assert_refused(folder, r"config.json' (is not a readable JSON file|must be a JSON object)")
@@ -155,11 +132,7 @@ def test_a_config_that_is_not_a_json_object_is_an_error(folder, content):
     ("name", "value"),
     [
         ("architectures", "Qwen3ForSequenceClassification"),
-        ("model_type", ["qwen3"]),
-        ("auto_map", ["AutoConfig"]),
-        ("hidden_size", "32"),
         ("num_attention_heads", 0),
-        ("layer_types", 3),
         ("id2label", [1]),
         ("rope_parameters", "fast"),
     ],
@@ -175,21 +148,11 @@ def test_a_folder_without_a_config_is_an_error(folder):
     assert_refused(folder, r"has no config.json")
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "3"])
-@pytest.mark.parametrize(
-    "file", ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"]
-)
+@pytest.mark.parametrize("content", ["{", "[1]"])
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 def test_malformed_tokenizer_files_are_errors(folder, file, content):
     (folder / file).write_text(content)
     assert_refused(folder, r"the tokenizer of '.*' cannot be loaded|has no tokenizer")
-
-
-def test_a_missing_tokenizer_is_reported_as_such(folder):
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-    assert_refused(folder, r"has no tokenizer .*pass tokenizer=")
-    (folder / "chat_template.jinja").unlink()
-    assert_refused(folder, r"has no tokenizer .*pass tokenizer=")
 
 
 def test_another_tokenizer_can_be_passed(folder, saved_model):
@@ -199,20 +162,6 @@ def test_another_tokenizer_can_be_passed(folder, saved_model):
     by_object = gym_rm.load_scorer(str(folder), tokenizer=tiny_models.tokenizer("qwen"))
     assert by_path.score(CONVERSATIONS).rewards.tolist() == expected
     assert by_object.score(CONVERSATIONS).rewards.tolist() == expected
-
-
-def test_new_weights_and_a_reference_need_no_tokenizer(folder, tmp_path):
-    scorer = gym_rm.load_scorer(str(folder))
-    before = scorer.score(CONVERSATIONS).rewards
-    other = tiny_models.save_reward_model(tmp_path / "other", seed=1)
-    policy, reference = (tiny_models.save_policy(tmp_path / str(seed), seed=seed) for seed in (1, 2))
-    for without in (other, reference):
-        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-            (without / name).unlink()
-    scorer.update_weights(other)
-    assert (scorer.score(CONVERSATIONS).rewards != before).all()
-    implicit = gym_rm.load_scorer(str(policy), kind="implicit", reference=str(reference))
-    assert (implicit.score(CONVERSATIONS[:2]).rewards != 0).all()
 
 
 # --- code --------------------------------------------------------------------------------------------------------
@@ -278,15 +227,6 @@ def test_code_of_a_checkpoint_neither_runs_nor_is_asked_for(tmp_path, no_answers
     assert not (hostile / "ran").exists()
 
 
-def test_code_of_a_policy_tokenizer_is_not_asked_for(tmp_path, no_answers):
-    from gym_rm.data.policy_texts import PolicyTexts
-
-    hostile = tiny_models.save_policy(tmp_path / "hostile", "llama")
-    with_own_tokenizer(hostile)
-    with pytest.raises(ConfigError, match="trust_remote_code"):
-        PolicyTexts(str(hostile))
-
-
 # --- sources -----------------------------------------------------------------------------------------------------
 
 
@@ -298,47 +238,3 @@ def test_a_path_that_cannot_exist_is_an_error(path):
 
 def test_a_path_to_a_file_is_an_error(folder):
     assert_refused(folder / WEIGHTS, "is a file; expected the folder")
-
-
-def test_a_folder_that_cannot_be_listed_is_an_error(folder, monkeypatch):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr("gym_rm.engine.loading.files.os.listdir", refuse)
-    with pytest.raises(ConfigError, match=r"cannot load .*Permission denied"):
-        require_source(str(folder))
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """A hub without repositories; the list of the requests that it received."""
-    import huggingface_hub
-
-    client = getattr(_http, "httpx2", None) or _http.httpx
-    requests = []
-
-    def respond(request):
-        if "/api/agent-harnesses" not in request.url.path:  # telemetry of huggingface_hub itself
-            requests.append(f"{request.method} {request.url.path}")
-        return client.Response(404, headers={"X-Error-Code": "RepoNotFound"}, request=request)
-
-    huggingface_hub.set_client_factory(lambda: client.Client(transport=client.MockTransport(respond)))
-    yield requests
-    huggingface_hub.set_client_factory(_http.default_client_factory)
-
-
-@pytest.mark.parametrize("kind", ["auto", "pairwise"])
-def test_a_mistyped_hub_id_costs_one_request(hub, kind):
-    with pytest.raises(ConfigError, match=r"path='owner/mistyped' is not a folder, and the hub repository cannot"):
-        gym_rm.load_scorer({"path": "owner/mistyped", "kind": kind})
-    assert hub == ["GET /api/models/owner/mistyped"]
-
-
-def test_a_mistyped_folder_in_an_existing_one_is_reported_as_a_path(hub, folder, monkeypatch):
-    monkeypatch.chdir(folder.parent.parent)
-    mistyped = f"{folder.parent.name}/modle"
-    with pytest.raises(ConfigError, match=rf"The folder '{folder.parent.name}' has no 'modle'\. Did you mean 'model'"):
-        gym_rm.load_scorer(mistyped)
-    assert len(hub) == 1
-    with pytest.raises(ConfigError, match=r"does not exist .* has no 'modle'\. Did you mean 'model'"):
-        gym_rm.load_scorer(str(folder.parent / "modle"))

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.engine.loading.lora import _module_name, find_adapter
+from gym_rm.engine.loading.lora import find_adapter
 from tests import tiny_models
 from tests.checkpoints import CONVERSATIONS, token_ids
 
@@ -124,11 +124,6 @@ def test_a_base_without_an_adapter_is_refused(tmp_path):
         gym_rm.load_scorer(folder, base="some/where")
 
 
-def test_tensor_names_are_those_of_the_model():
-    assert _module_name("base_model.model.score.modules_to_save.weight") == "score.weight"
-    assert _module_name("base_model.model.score.weight") == "score.weight"
-
-
 @needs_peft
 def test_an_adapter_of_a_deeper_model_is_refused(tmp_path):
     base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
@@ -147,15 +142,6 @@ def test_an_adapter_without_some_of_its_tensors_is_refused(tmp_path):
     save_file(tensors, adapter / "adapter_model.safetensors")
     with pytest.raises(ConfigError, match=r"does not fit its base .*missing \['model\.layers\.0\.mlp\.up_proj\.lora_B"):
         gym_rm.load_scorer(str(adapter))
-
-
-@needs_peft
-def test_loading_an_adapter_prints_neither_bars_nor_reports(tmp_path, capfd):
-    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
-    adapter, _ = save_adapter(tmp_path, base, num_labels=1)
-    capfd.readouterr()
-    gym_rm.load_scorer(str(adapter))
-    assert capfd.readouterr() == ("", "")
 
 
 @needs_peft
@@ -183,11 +169,4 @@ def test_a_malformed_or_hostile_adapter_config_is_an_error(tmp_path, config, mat
     (tmp_path / "adapter_config.json").write_text(config)
     save_file({"base_model.model.score.weight": torch.ones(1, 32)}, tmp_path / "adapter_model.safetensors")
     with pytest.raises(ConfigError, match=match):
-        gym_rm.load_scorer(str(tmp_path))
-
-
-def test_damaged_adapter_weights_are_an_error(tmp_path):
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "x/y"}))
-    (tmp_path / "adapter_model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(ConfigError, match=r"adapter_model.safetensors' is not a whole safetensors file"):
         gym_rm.load_scorer(str(tmp_path))

@@ -5,7 +5,7 @@ import tiny_models
 
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConversationError
-from tests.engine.text.rendering import assistant, each_style, ids_of, renderer_of, system, text_of, user
+from tests.engine.text.rendering import assistant, each_style, renderer_of, system, text_of, user
 
 
 def chatml_of(content, condition="true"):
@@ -26,12 +26,8 @@ THINKING = chatml_of(
 TRANSFORMS = {
     "trim": "m['content'] | trim",
     "upper": "m['content'] | upper",
-    "title": "m['content'] | title",
-    "reverse": "m['content'] | reverse",
     "escape": "m['content'] | e | string",
     "JSON": "m['content'] | tojson",
-    "JSON in ASCII": "m['content'] | tojson(ensure_ascii=true)",
-    "URL": "m['content'] | urlencode",
     "one line": "m['content'].split() | join(' ')",
     "indent": "m['content'] | indent(4)",
     "quote": "m['content'] | replace('\"', '&quot;')",
@@ -101,12 +97,6 @@ def test_a_hidden_part_of_a_reply_is_an_error_whatever_it_is(reply):
     assert "of message 1, the last one" in str(error)
 
 
-def test_a_reply_of_which_nothing_is_written_is_an_error():
-    assert "does not write message 1 with the role 'assistant'" in dropped_of(
-        ANSWER_ONLY, [user("q"), assistant("all of it</think>")]
-    )
-
-
 def test_the_end_of_a_reply_that_the_template_cuts_is_an_error():
     assert "does not write 4 characters of message 1" in dropped_of(
         chatml_of("m['content'][:10]"), [user("q"), assistant("0123456789 end.")]
@@ -145,11 +135,6 @@ def test_a_user_message_that_the_template_drops_because_of_its_text_is_an_error(
     assert "does not write message 0 with the role 'user'" in error
 
 
-def test_an_empty_message_is_not_missing():
-    template = chatml_of("m['content']", condition="m['content']")
-    assert dropped_of(template, [system(""), user("q"), assistant("  ")]) == 0
-
-
 def test_a_system_message_that_is_written_later_is_not_missing():
     template = (
         "{% for m in messages[1:] %}{{ '<|im_start|>' + m['role'] + '\n' + (messages[0]['content'] + '\n' if loop.last "
@@ -165,19 +150,6 @@ def test_turns_of_a_dialogue_are_checked_like_conversations(last):
     assert [turn.dropped_characters for turn in turns] == [0, 6]
     with pytest.raises(ConversationError, match="does not write 13 characters of message 1, the last one"):
         renderer(ANSWER_ONLY).encode_turns([user("q"), assistant("<think>secret</think>four"), user("sure?"), last])
-
-
-def test_a_dialogue_that_is_shortened_keeps_the_count():
-    cut = renderer(ANSWER_ONLY, dropped_text="warn", overlong="truncate_left", max_length=20)
-    (one,) = cut.encode([[user("q"), assistant("<think>secret</think>" + "four " * 20)]])
-    assert (one.dropped_characters, len(one.input_ids)) == (13, 20)
-
-
-def test_the_ids_do_not_depend_on_the_option():
-    conversation = [user("q"), assistant("four")]
-    assert ids_of(renderer(ANSWER_ONLY, dropped_text="warn"), conversation) == ids_of(
-        renderer(ANSWER_ONLY), conversation
-    )
 
 
 # --- tool calls and their results
@@ -196,16 +168,7 @@ def test_arguments_that_a_template_prints_as_python_are_not_missing(arguments):
     assert dropped_of(chatml_of(CALLS), called(arguments)) == 0
 
 
-def test_arguments_of_which_python_prints_only_a_part_are_counted():
-    template = chatml_of("m['content'] + (m.tool_calls[0].function.arguments.a | string if m.tool_calls else '')")
-    assert dropped_of(template, called({"a": ["Paris"], "b": "London"})) == len("weather") + len("London")
-
-
 @pytest.mark.parametrize("role", ["tool", "function", "ipython"])
 def test_the_name_in_a_tool_result_need_not_be_written(role):
     result = {"role": role, "name": "weather", "tool_call_id": "call_1", "content": "20 degrees"}
     assert dropped_of(chatml_of("m['content']"), [user("q"), assistant("I ask."), result, assistant("Yes.")]) == 0
-
-
-def test_the_name_of_a_user_must_be_written():
-    assert "'name'" in dropped_of(chatml_of("m['content']"), [{**user("q"), "name": "Ada"}, assistant("Yes.")])

@@ -3,7 +3,6 @@ import tiny_models
 
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
-from gym_rm.errors import ConfigError
 from tests.engine.text.rendering import assistant, ids_of, text_of, user
 
 STEP = "<|endoftext|>"
@@ -28,30 +27,6 @@ def test_every_step_of_the_last_reply_gets_a_step_token():
     text = text_of(renderer, conversation)
     assert text.endswith(f"assistant\none{STEP}two{STEP}three{STEP}<|im_end|>\n")
     assert text.count(STEP) == 3
-
-
-def test_steps_are_split_at_the_separator():
-    input_format = InputFormat(step_token=STEP, step_separator=";")
-    assert input_format.steps([user("q"), assistant("a; b;;\n\nc")]) == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("input_format", "last"), [(InputFormat(), assistant("a\n\nb")), (InputFormat(step_token=STEP), user("a\n\nb"))]
-)
-def test_there_are_no_steps_without_a_step_token_or_a_reply(input_format, last):
-    assert input_format.steps([user("q"), last]) == []
-    assert input_format.arrange([user("q"), last]) == [user("q"), last]
-
-
-def test_arrange_does_not_change_the_conversation():
-    conversation = [user("q"), assistant("a\n\nb")]
-    InputFormat(step_token=STEP, question="Good?").arrange(conversation)
-    assert conversation == [user("q"), assistant("a\n\nb")]
-
-
-def test_a_step_token_must_be_one_token():
-    with pytest.raises(ConfigError, match="'not one token' is not a single token"):
-        Renderer(tiny_models.tokenizer("chatml"), input_format=InputFormat(step_token="not one token"))
 
 
 def test_a_reply_cannot_write_a_step_token():

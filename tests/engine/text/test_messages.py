@@ -6,9 +6,8 @@ import pytest
 import tiny_models
 
 from gym_rm.engine.text.input_format import InputFormat
-from gym_rm.engine.text.messages import warn_about_roles
 from gym_rm.engine.text.renderer import Renderer
-from gym_rm.errors import ConversationError, warn_once
+from gym_rm.errors import ConversationError
 from tests.engine.text.rendering import assistant, ids_of, text_of, user
 
 # The structure of the templates of Qwen and others for tools and reasoning.
@@ -94,17 +93,15 @@ def test_a_field_that_the_template_does_not_write_is_refused_by_name(field, valu
     if field == "reasoning_content":
         conversation = conversation[:2]
     (error,) = renderer(tiny_models.CHATML).encode([conversation])
-    assert f"message 1 has the field {field!r}, which the chat template does not write" in str(error)
-    with pytest.raises(ConversationError, match=f"message 1 has the field {field!r}"):
+    assert f"the chat template does not write the field {field!r} of message 1" in str(error)
+    with pytest.raises(ConversationError, match=f"the field {field!r} of message 1"):
         renderer(tiny_models.CHATML).encode_turns(conversation)
 
 
 def test_a_part_of_a_tool_call_that_the_template_does_not_write_is_refused():
     template = TOOLS.replace("call.function | tojson", "call.function.name")
     (error,) = renderer(template).encode([[user("q"), {**assistant("so"), "tool_calls": [call({"k": 3071})]}]])
-    assert "message 1 has the field 'tool_calls', which the chat template does not write completely ('3071' is" in str(
-        error
-    )
+    assert "does not write the field 'tool_calls' of message 1 (missing: '3071'" in str(error)
 
 
 def test_reasoning_of_an_earlier_reply_that_the_template_drops_is_counted():
@@ -131,32 +128,7 @@ def test_other_parts_than_text_are_refused_by_name(part):
     assert str(part.get("type", "image")) in str(error)
 
 
-def test_objects_in_a_field_are_refused():
-    (error,) = renderer().encode([[user("q"), {**assistant("so"), "tool_calls": [object()]}]])
-    assert "'tool_calls' of message 1 has a value of the type object" in str(error)
-
-
-def test_a_lone_surrogate_in_a_field_is_refused():
-    (error,) = renderer().encode([[user("q"), {**assistant("so"), "tool_calls": [call({"\ud800": "x"})]}]])
-    assert "'tool_calls' of message 1 contains a lone surrogate" in str(error)
-
-
 def test_a_text_pair_refuses_other_fields():
     pair = Renderer(tiny_models.tokenizer("bert"), input_format=InputFormat(encoder=True))
     (error,) = pair.encode([[user("q"), {**assistant("so"), "name": "Zoe"}]])
     assert "message 1 has the field 'name', but the reward model has no chat template" in str(error)
-
-
-def test_steps_keep_the_other_fields_of_the_reply():
-    stepwise = renderer(input_format=InputFormat(step_token="<|endoftext|>"))
-    text = text_of(stepwise, [user("q"), {**assistant("one\n\ntwo"), "name": "Zoe"}])
-    assert text.endswith("assistant Zoe\none<|endoftext|>two<|endoftext|><|im_end|>\n")
-
-
-def test_warnings_about_many_or_long_roles_take_little_memory(caplog):
-    warn_once.cache_clear()
-    for index in range(1500):
-        warn_about_roles([f"role_{index}_" + "x" * 1000, "assistant"], ["user"], answers=False)
-    assert warn_once.cache_info().currsize <= 1024
-    assert max(len(record.getMessage()) for record in caplog.records) < 400
-    warn_once.cache_clear()

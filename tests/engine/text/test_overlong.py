@@ -111,25 +111,6 @@ def test_a_limit_that_leaves_no_text_is_an_error():
     assert isinstance(error, ConversationError)
 
 
-def test_every_overlong_turn_is_truncated_separately():
-    tok = tiny_models.tokenizer("chatml")
-    renderer = Renderer(tok, max_length=60, overlong="truncate_left")
-    turns = renderer.encode_turns(LONG)
-    assert len(turns) == 6
-    assert all(len(turn.input_ids) <= 60 for turn in turns)
-    alone = [renderer.encode([LONG[: 3 + 2 * k]])[0] for k in range(6)]
-    assert [t.input_ids.tolist() for t in turns] == [t.input_ids.tolist() for t in alone]
-    assert [t.truncated_tokens for t in turns] == [t.truncated_tokens for t in alone]
-
-
-def test_ten_thousand_turns_are_shortened_to_a_thousand_tokens():
-    conversation = [(assistant if k % 2 else user)(f"turn {k}") for k in range(10_000)]
-    renderer = Renderer(tiny_models.tokenizer("chatml"), max_length=1000, overlong="drop_turns")
-    (rendered,) = renderer.encode([conversation])
-    assert len(rendered.input_ids) <= 1000
-    assert rendered.truncated_tokens > 100_000
-
-
 def test_dropping_turns_renders_few_times():
     """The turns to drop are found by bisection: rendering ten thousand prefixes would take minutes."""
     conversation = [(assistant if k % 2 else user)("x") for k in range(10_000)]
@@ -144,8 +125,3 @@ def test_dropping_turns_renders_few_times():
     assert len(kept.input_ids) == 100
     assert kept.truncated_tokens == 9900
     assert len(calls) <= 14
-
-
-def test_a_conversation_that_fits_is_not_changed():
-    whole = Rendered(np.arange(5, dtype=np.int32))
-    assert fit([user("q")], whole, max_length=5, overlong="error", head=slice(0, 1), render=None) is whole

@@ -50,15 +50,6 @@ def test_a_bos_that_the_template_writes_only_sometimes_is_added_otherwise(warnin
     assert "writes no BOS" in warnings.text
 
 
-def test_an_eos_after_a_turn_is_not_a_bos():
-    """BOS and EOS are one token, as in OPT. The template writes it only after the turns."""
-    template = "{% for m in messages %}{{ m['content'] + eos_token }}{% endfor %}"
-    tok = bos_adding("llama3", chat_template=template, eos_token="<|begin_of_text|>")
-    ids = ids_of(Renderer(tok), [user("q"), assistant("a")])
-    assert ids[0] == tok.bos_token_id
-    assert ids.count(tok.bos_token_id) == 3
-
-
 @pytest.mark.parametrize("name", NOT_FIRST)
 def test_truncating_from_the_left_keeps_a_bos_that_is_not_first(name):
     tok = bos_adding("llama3", chat_template=NOT_FIRST[name])

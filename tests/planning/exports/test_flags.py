@@ -6,7 +6,7 @@ import pytest
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.exports import LIBRARIES, flags, ray_bundles
-from gym_rm.planning.settings import WorkloadSettings
+from gym_rm.planning.request_settings import WorkloadSettings
 from tests.planning.plans import WORK, apart, awake, component, gpus, plan_of, pool, reward, together, training
 
 

@@ -1,0 +1,45 @@
+"""Help pages that end with the settings that a command takes as NAME=VALUE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from typer.core import TyperCommand
+
+from gym_rm.config import Setting, settings_of
+
+Sections: TypeAlias = Callable[[], Mapping[str, Sequence[Setting]]]
+
+
+def command_with_settings(sections: Sections) -> type[TyperCommand]:
+    """Return the class of a command whose help page lists settings, by the title of their section."""
+
+    class CommandWithSettings(TyperCommand):
+        def format_options(self, ctx: Any, formatter: Any) -> None:
+            """Write the options of the command, then the settings."""
+            super().format_options(ctx, formatter)
+            for title, settings in sections().items():
+                rows = [(each.name, f"{each.text} [{each.type}; default: {each.default}]") for each in settings]
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    return CommandWithSettings
+
+
+def scorer_options() -> dict[str, list[Setting]]:
+    """Return the options of reward models, and of each kind of reward model, by title."""
+    # Imported here because importing torch is slow.
+    from gym_rm.engine.executors.parallel_options import ParallelOptions
+    from gym_rm.engine.kinds import KINDS
+    from gym_rm.engine.loading.checkpoint import LoadOptions
+    from gym_rm.engine.reward_model_scorer import EngineOptions
+    from gym_rm.engine.text.text_options import TextOptions
+    from gym_rm.scorers.remote.options import RemoteOptions
+
+    schemas = (LoadOptions, EngineOptions, ParallelOptions, TextOptions)
+    general = [setting for schema in schemas for setting in settings_of(schema) if setting.name != "path"]
+    groups = {"for every reward model": general}
+    groups |= {f"for kind={name}": settings_of(kind.Options) for name, kind in KINDS.items()}
+    groups["for a URL"] = settings_of(RemoteOptions)
+    return {f"--option NAME=VALUE, {title}": settings for title, settings in groups.items() if settings}

@@ -1,0 +1,331 @@
+"""Score a file of rows: write every row with its scores, in the same order. A stopped run can be resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from gym_rm.cli.score_output import FileOutput, StreamOutput, added_names
+from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_in, show
+from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
+from gym_rm.errors import ConfigError
+from gym_rm.scorer import Scorer, try_score
+from gym_rm.scores import Scores
+
+LINES_AT_ONCE = 10_000  # finished lines are passed over in batches of at most this many lines
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """One line of the input.
+
+    An output line is the input line, byte for byte, with fields added before its last brace.
+
+    Attributes:
+        where: file name and line number.
+        stem: start of the output line, up to the added fields.
+        row: conversations to score; None if the line is invalid.
+        error: why the line is invalid.
+    """
+
+    where: str
+    stem: bytes
+    row: RowToScore | None = None
+    error: str | None = None
+
+    @property
+    def labels(self) -> Labels:
+        """Labels of the scores in the output line."""
+        return None if self.row is None else self.row.labels
+
+    @property
+    def digest(self) -> str:
+        """The first 24 hex digits of the SHA-256 of the stem."""
+        return hashlib.sha256(self.stem).hexdigest()[:24]
+
+    def __len__(self) -> int:
+        """Return the number of conversations to score."""
+        return 0 if self.row is None else len(self.row.conversations)
+
+    def with_fields(self, added: Mapping[str, Any]) -> bytes:
+        """Return the output line."""
+        return self.stem + b", " + json.dumps(added, default=str).encode()[1:] + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringProgress:
+    """Progress of a run.
+
+    Attributes:
+        lines: number of lines in the output.
+        failed: number of these lines without a score.
+        bytes_read: number of bytes read from the stored input; 0 for a pipe.
+    """
+
+    lines: int = 0
+    failed: int = 0
+    bytes_read: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileScoring:
+    """One scoring run over a file.
+
+    Attributes:
+        make_scorer: creates the scorer; called once, if there is a line to score.
+        source: a JSON Lines, JSON, CSV or Parquet file, by its name; None for standard input, which has JSON lines.
+        output: file to write in the format of its name, see `FileOutput`; None for JSON lines to standard output.
+        settings: settings that affect the scores; stored scores must have the same settings.
+        overwrite: make all scores again, and replace an existing output.
+        retry_failed: score the lines without a score again.
+        turns: `"last"` scores only the last turn, `"all"` also every assistant turn.
+        key: name of the added field, and prefix of the others.
+        on_error: if a line has no score, `"stop"` ends the run, and `"skip"` writes the error and continues.
+        batch_size: number of conversations in one call of the scorer; a line is never split.
+        provenance: whether to add the provenance of the score to every line.
+        report: called with the progress before and after every batch.
+    """
+
+    make_scorer: Callable[[], Scorer]
+    source: Path | None
+    output: Path | None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    overwrite: bool = False
+    retry_failed: bool = False
+    turns: Literal["last", "all"] = "last"
+    key: str = "score"
+    on_error: Literal["stop", "skip"] = "stop"
+    batch_size: int = 128
+    provenance: bool = False
+    report: Callable[[ScoringProgress], None] = lambda progress: None
+
+    def run(self) -> ScoringProgress:
+        """Score the lines that are not in the output yet.
+
+        Raises:
+            ConfigError: a line has no score (`on_error="stop"`), the output is from a different run, or a file is
+                invalid.
+            GymRMError: the scorer failed for a whole batch. The lines that were finished before are stored.
+        """
+        with ExitStack() as stack:
+            source = InputFile(self.source, added_names(self.key), stack)
+            output = self._open_output(stack)
+            if isinstance(output, FileOutput):
+                source.spool()
+            load = functools.cache(self._load_scorer)
+            progress = ScoringProgress()
+            for batch in self._batches(source.lines(), output):
+                self.report(progress)
+                new = [line for line in batch if output.finished(line.digest) is None]
+                earlier = [fields for line in batch if (fields := output.finished(line.digest)) is not None]
+                written, stopped = self._score_batch(load, new, output)
+                failed = sum(f"{self.key}_error" in fields for fields in (*earlier, *written))
+                progress = ScoringProgress(
+                    progress.lines + len(earlier) + len(written), progress.failed + failed, source.bytes_read()
+                )
+                self.report(progress)
+                if stopped is not None:
+                    raise ConfigError(stopped)
+            if isinstance(output, FileOutput):
+                output.finish(lambda: ((line.digest, line.with_fields) for line in source.lines()))
+        return progress
+
+    def _open_output(self, stack: ExitStack) -> StreamOutput | FileOutput:
+        if self.output is None:
+            return StreamOutput(sys.stdout.buffer)
+        if self.source and self.output.exists() and self.output.samefile(self.source):
+            raise ConfigError(f"output must not be the input {str(self.output)!r}; choose another file.")
+        output = FileOutput(
+            self.output,
+            self.source,
+            self.key,
+            self.settings,
+            overwrite=self.overwrite,
+            retry_failed=self.retry_failed,
+        )
+        stack.callback(output.store.close)
+        return output
+
+    def _load_scorer(self) -> Scorer:
+        scorer = self.make_scorer()
+        parameters = inspect.signature(scorer.score).parameters
+        any_keyword = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        if self.turns == "all" and "turns" not in parameters and not any_keyword:
+            raise ConfigError(
+                "turns='all' needs a scorer that scores every turn, for example a single reward model; "
+                f"{type(scorer).__name__} scores only whole conversations. Use turns='last'."
+            )
+        return scorer
+
+    def _batches(self, lines: Iterable[InputLine], output: StreamOutput | FileOutput) -> Iterator[list[InputLine]]:
+        """Yield lines with about `batch_size` conversations that are still to be scored."""
+        batch: list[InputLine] = []
+        size = 0
+        for line in lines:
+            batch.append(line)
+            size += 0 if output.finished(line.digest) is not None else max(len(line), 1)
+            if size >= self.batch_size or len(batch) >= max(LINES_AT_ONCE, self.batch_size):
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _score_batch(
+        self, load: Callable[[], Scorer], lines: list[InputLine], output: StreamOutput | FileOutput
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Score and write lines; return the fields that were added, and why to stop, or None."""
+        stopped = None
+        if self.on_error == "stop":
+            bad = next((i for i, line in enumerate(lines) if line.error), None)
+            if bad is not None:
+                stopped, lines = lines[bad].error, lines[:bad]
+        scores = self._score(load, lines)
+        written: list[tuple[InputLine, dict[str, Any]]] = []
+        start = 0
+        for line in lines:
+            rows = slice(start, start := start + len(line))
+            reason = line.error or _reason(line.labels, scores.errors[rows])
+            if reason and self.on_error == "stop":
+                stopped = f"{line.where}: {reason}"
+                break
+            written.append((line, self._added(line.labels, scores, rows, reason)))
+        if written:
+            output.write([(line.digest, line.with_fields, added) for line, added in written], scores.provenance)
+        return [added for _, added in written], stopped
+
+    def _score(self, load: Callable[[], Scorer], lines: Sequence[InputLine]) -> Scores:
+        rows = [line.row for line in lines if line.row is not None]
+        conversations = [conversation for row in rows for conversation in row.conversations]
+        prompts = [row.prompt for row in rows for _ in row.conversations]
+        if not conversations:
+            return Scores.from_rewards([])
+        options: dict[str, Any] = {"turns": "all"} if self.turns == "all" else {}
+        scorer = load()
+        try:
+            return try_score(scorer, conversations, prompts, **options)
+        except Exception as error:
+            error.add_note(f"while scoring {lines[0].where} to {lines[-1].where}")
+            raise
+
+    def _added(self, labels: Labels, scores: Scores, rows: slice, reason: str | None) -> dict[str, Any]:
+        """Return the fields to add to a line."""
+        if rows.start == rows.stop:
+            return {self.key: None, f"{self.key}_error": reason}
+        added = {self.key: _shaped(labels, map(_number, scores.rewards[rows]))}
+        if scores.components:
+            added[f"{self.key}_components"] = {
+                name: _shaped(labels, map(_number, values[rows])) for name, values in scores.components.items()
+            }
+        if scores.turn_rewards is not None:
+            per_turn = ([_number(value) for value in values] for values in scores.turn_rewards[rows])
+            added[f"{self.key}_turns"] = _shaped(labels, per_turn)
+        if scores.truncated_tokens[rows].any():
+            added[f"{self.key}_truncated_tokens"] = _shaped(labels, scores.truncated_tokens[rows].tolist())
+        if reason:
+            added[f"{self.key}_error"] = reason
+        if self.provenance and scores.provenance is not None:
+            added[f"{self.key}_provenance"] = dataclasses.asdict(scores.provenance)
+        return added
+
+
+class InputFile:
+    """The input of a run: a file in any format of rows, or JSON lines of standard input or a pipe.
+
+    Args:
+        source: the file; None for standard input.
+        added: names that a row must not have, because they are added to it.
+        stack: closes the files.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+
+    def __init__(self, source: Path | None, added: Sequence[str], stack: ExitStack) -> None:
+        self._source, self._added, self._stack = source, added, stack
+        self._name = str(source) if source else "standard input"
+        try:
+            self._stored: IO[bytes] = stack.enter_context(source.open("rb")) if source else sys.stdin.buffer
+        except OSError as error:
+            raise ConfigError(f"cannot read {str(source)!r}: {error.strerror}.") from error
+
+    def spool(self) -> None:
+        """Copy what can be read only once to a temporary file, so that `lines` can be called again."""
+        if self._source is None or not self._source.is_file():
+            spooled = self._stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+            shutil.copyfileobj(self._stored, spooled)
+            self._stored = spooled
+
+    def lines(self) -> Iterator[InputLine]:
+        """Yield the lines, from the first one."""
+        if self._stored.seekable():
+            self._stored.seek(0)
+        file = self._stack.enter_context(decompressed(self._stored, self._source)) if self._source else self._stored
+        stored_as = (format_of(self._source)[0] if self._source else None) or "jsonl"
+        if stored_as == "jsonl":
+            for number, raw in read_lines(file, self._name):
+                yield self._line(raw, f"{self._name} line {number}", number)
+        else:
+            for number, (where, row) in enumerate(rows_in(file, self._name, stored_as)):
+                yield self._line(_as_json(row), where, number)
+
+    def bytes_read(self) -> int:
+        """Return how much of the stored input has been read; 0 for a pipe."""
+        return self._stored.tell() if self._stored.seekable() else 0
+
+    def _line(self, raw: bytes, where: str, number: int) -> InputLine:
+        text = raw.strip()
+        # An invalid line is written as an object with the line in its field `line`.
+        stem = json.dumps({"line": text.decode(errors="replace")}).encode()[:-1]
+        try:
+            row = parse_line(text, where)
+            if not isinstance(row, dict):
+                raise ConfigError(f"{where}: expected a JSON object, got {show(row)}.")
+            for name in self._added:
+                if name in row:
+                    raise ConfigError(f"{where}: the field {name!r} already exists; choose another name with --key.")
+            if row:
+                stem = text[:-1].rstrip()
+            return InputLine(where, stem, row_to_score(present(row), where, number))
+        except ConfigError as error:
+            return InputLine(where, stem, error=str(error))
+
+
+def _as_json(row: Any) -> bytes:
+    # The escape of a lone surrogate, which UTF-8 cannot encode, is also its escape in JSON.
+    return json.dumps(present(row), default=str, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def _reason(labels: Labels, errors: Sequence[str | None]) -> str | None:
+    names = [""] if labels is None else [f"{label}: " for label in labels]
+    return "; ".join(f"{name}{error}" for name, error in zip(names, errors, strict=True) if error) or None
+
+
+def _shaped(labels: Labels, values: Iterable[Any]) -> Any:
+    if labels is None:
+        return next(iter(values))
+    return dict(zip(labels, values, strict=True)) if isinstance(labels[0], str) else list(values)
+
+
+def _number(value: np.float64) -> float | None:
+    """Return the number to write, or None if it is not finite.
+
+    A float32, such as the score of a reward model, becomes the shortest decimal that reads back as the same float32.
+    """
+    if not np.isfinite(value):
+        return None
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    return float(str(single)) if single == value else float(value)

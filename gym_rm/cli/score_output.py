@@ -1,0 +1,225 @@
+"""Outputs of `gym-rm score`: lines that are written at once, or files that are made from the stored scores."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import filecmp
+import gzip
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from gym_rm.data.rows import format_of, import_pyarrow
+from gym_rm.errors import ConfigError
+from gym_rm.evaluation.score_store import ScoreStore
+from gym_rm.types import Provenance
+
+# Fields of the provenance that must be equal for all lines of one output.
+SAME_SCORES = ("scorer", "model", "revision", "template_hash", "dtype", "settings")
+
+FORMATS = (("jsonl", ""), ("jsonl", ".gz"), ("csv", ""), ("csv", ".gz"), ("parquet", ""))
+
+WithFields: TypeAlias = Callable[[Mapping[str, Any]], bytes]
+"""A function that returns a line of the input with added fields."""
+
+Lines: TypeAlias = Callable[[], Iterator[bytes]]
+"""A function that returns the output lines from the first one."""
+
+
+def added_names(key: str) -> list[str]:
+    """Return the names of all fields that may be added to a row."""
+    suffixes = ("components", "turns", "truncated_tokens", "error", "provenance")
+    return [key, *(f"{key}_{suffix}" for suffix in suffixes)]
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamOutput:
+    """Standard output: every line is written as soon as it has its scores."""
+
+    file: IO[bytes]
+
+    def finished(self, digest: str) -> None:
+        """Return None: a stream has no earlier lines."""
+
+    def write(self, lines: Iterable[tuple[str, WithFields, Mapping[str, Any]]], provenance: Provenance | None) -> None:
+        """Write the lines."""
+        self.file.write(b"".join(with_fields(added) for _, with_fields, added in lines))
+        self.file.flush()
+
+
+class FileOutput:
+    """A file, made at the end of a run from the input and the scores, which are stored in `OUTPUT.scores`.
+
+    The file of scores is only appended to: a run that was stopped is resumed from it, and rows that the input has more
+    are added. Its first line has the settings and the provenance of the scores.
+
+    Args:
+        path: file to write: JSON lines or CSV, also with `.gz`, or Parquet.
+        source: the input; None for standard input.
+        key: name of the added field.
+        settings: settings that affect the scores; stored scores must have the same settings.
+        overwrite: make all scores again, and replace the output.
+        retry_failed: score the lines without a score again.
+
+    Raises:
+        ConfigError: the output cannot be written, another process writes it, or it is of another run.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        source: Path | None,
+        key: str,
+        settings: Mapping[str, Any],
+        *,
+        overwrite: bool,
+        retry_failed: bool,
+    ) -> None:
+        _check_output(path)
+        self._path = Path(os.path.realpath(path))  # the lock is of the file, not of a link to it
+        self._source, self._key, self._retry = source, key, retry_failed
+        self._settings = _plain({"input": source.name if source else "-", **settings})
+        self.store = ScoreStore(self._path.with_name(f"{self._path.name}.scores"))
+        self._new = overwrite or self.store.header is None
+        if self._new and not overwrite and path.exists() and path.stat().st_size > 0:
+            raise ConfigError(
+                f"{path} exists, but the file with its scores, {path.name}.scores, does not. "
+                "Choose another output, or start again with --overwrite."
+            )
+        if not self._new:
+            self._require_equal("different settings", self._stored("settings"), self._settings)
+        try:
+            with self._path.open("ab"):
+                pass  # a folder that cannot be written is an error before anything is scored
+        except OSError as error:
+            raise ConfigError(f"cannot write {str(path)!r}: {error.strerror}.") from error
+        self.store.lock()
+        self._finished = {} if self._new else dict(self.store.entries)
+
+    def finished(self, digest: str) -> Mapping[str, Any] | None:
+        """Return what an earlier run added to a line; None if it is to be scored."""
+        entry = self._finished.get(digest)
+        return None if entry is None or (self._retry and f"{self._key}_error" in entry) else entry
+
+    def write(self, lines: Iterable[tuple[str, WithFields, Mapping[str, Any]]], provenance: Provenance | None) -> None:
+        """Store the added fields; the first call replaces what `overwrite` gives up.
+
+        Raises:
+            ConfigError: earlier scores have another provenance, for example another revision of the model.
+        """
+        ours = None if provenance is None else _plain({name: getattr(provenance, name) for name in SAME_SCORES})
+        if self._new:
+            self.store.start({"settings": self._settings, "provenance": ours})
+            self._new = False
+        elif ours is not None and (theirs := self._stored("provenance")):
+            self._require_equal("a different model", theirs, ours)
+        self.store.add({digest: added for digest, _, added in lines})
+
+    def finish(self, lines: Callable[[], Iterable[tuple[str, WithFields]]]) -> None:
+        """Write the file in the format of its name, beside its place, and move it there."""
+        if self._new:
+            self.store.start({"settings": self._settings, "provenance": None})
+        new = self._path.with_name(f"{self._path.name}.new")
+
+        def scored() -> Iterator[bytes]:
+            return (with_fields(self.store.entries[digest]) for digest, with_fields in lines())
+
+        try:
+            with new.open("wb") as file:
+                self._write_rows(scored, file)
+        except (ValueError, TypeError, OverflowError, NotImplementedError) as error:  # those of pyarrow are among them
+            new.unlink(missing_ok=True)
+            raise ConfigError(
+                f"the scores cannot be written to {str(self._path)!r}: {error}. They are in {str(self.store.path)!r}; "
+                "choose an output that ends in .jsonl."
+            ) from error
+        if filecmp.cmp(new, self._path, shallow=False):
+            new.unlink()
+        else:
+            new.replace(self._path)
+
+    def _write_rows(self, lines: Lines, file: IO[bytes]) -> None:
+        stored_as, compression = format_of(self._path)
+        names = added_names(self._key)
+        if stored_as == "parquet":
+            write_parquet(lines, file, self._source, names)
+        elif compression:
+            with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as compressed:
+                write_text(lines, compressed, stored_as, names)  # type: ignore[arg-type]
+        else:
+            write_text(lines, file, stored_as, names)
+
+    def _stored(self, name: str) -> dict[str, Any]:
+        """Return the settings or the provenance of the stored scores."""
+        values = (self.store.header or {}).get(name)
+        if not isinstance(values, dict) and (name == "settings" or values is not None):
+            raise ConfigError(
+                f"{str(self.store.path)!r} is not a file of scores of gym-rm score: its first line has no {name}. "
+                "Choose another output, or start again with --overwrite."
+            )
+        return values or {}
+
+    def _require_equal(self, difference: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+        different = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
+        if different:
+            shown = "; ".join(f"{name}: earlier {theirs.get(name)!r}, now {ours.get(name)!r}" for name in different)
+            raise ConfigError(
+                f"{self._path} was written with {difference} ({shown}). "
+                "Use the earlier values, choose another output, or start again with --overwrite."
+            )
+
+
+def write_text(lines: Lines, file: IO[bytes], stored_as: str | None, added: Sequence[str]) -> None:
+    """Write JSON lines, or a CSV file with all fields (the `added` ones last): texts, other values as JSON."""
+    if stored_as == "jsonl":
+        file.writelines(lines())
+        return
+    names = dict.fromkeys(name for line in lines() for name in json.loads(line))
+    columns = sorted(names, key=added.__contains__)
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.writer(text)
+    writer.writerow(columns)
+    writer.writerows([_cell(row.get(column)) for column in columns] for row in map(json.loads, lines()))
+    text.flush()
+    text.detach()
+
+
+def write_parquet(lines: Lines, file: IO[bytes], source: Path | None, added: Sequence[str]) -> None:
+    """Write one row per line. The columns of a parquet `source` keep their types, and the `added` ones are appended."""
+    pyarrow = import_pyarrow("writing parquet")
+    rows = [json.loads(line) for line in lines()]
+    names = sorted(dict.fromkeys(name for row in rows for name in row), key=added.__contains__)
+    if source is not None and format_of(source)[0] == "parquet":
+        table = pyarrow.parquet.read_table(source)
+        for name in (name for name in names if name in added):
+            table = table.append_column(name, pyarrow.array([row.get(name) for row in rows]))
+    else:
+        table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    pyarrow.parquet.write_table(table, file)
+
+
+def _check_output(path: Path) -> None:
+    """Refuse an output in another format, or one that is no file, before anything is scored."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"output must be a file, or - for standard output, got {str(path)!r}.")
+    stored_as, compression = format_of(path)
+    if (stored_as, compression) not in FORMATS:
+        raise ConfigError(f"output must end in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet, got {str(path)!r}.")
+    if stored_as == "parquet":
+        import_pyarrow(f"writing {path}")
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the values to JSON and back, so that they can be compared with values from a file."""
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain

@@ -1,0 +1,285 @@
+"""The Llama-like decoder layer: one forward for scoring, training and decoding, with the attention as a parameter.
+
+    x += o(attention(q(norm(x)), k(norm(x)), v(norm(x)))) and then x += down(silu(gate(norm(x))) * up(norm(x)))
+
+It runs the weights of the Hugging Face layers in fewer passes over memory than their own forward: residuals are added
+by the matrix products, norms, rotary positions and activations are one operation each, and the last layer runs only at
+the positions that are read. With gradients, the same operations have backwards written by hand, so values have the
+same bits with and without them. The layers' own forward is the reference: trials at load compare the two.
+
+Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos and sin `[T, D]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+from torch.utils.checkpoint import checkpoint
+from transformers.activations import ACT2FN
+
+from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
+from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
+
+MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
+SILU = (nn.SiLU, type(ACT2FN["silu"]))
+PRODUCTS = (LowPrecisionLinear, RowParallelLinear)  # linear layers with a forward of the package
+LIBRARIES = ("transformers.", "torch.")  # whose modules this forward was written for
+ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+Code: TypeAlias = tuple[Callable[..., Any], ...]
+Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos and sin of each token's position, [T, D]
+
+
+class Attention(Protocol):
+    """Attention of one layer: what a query attends to is known to the object."""
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+        only_reads: bool,
+    ) -> Tensor:
+        """Return the attention output, `[Q, H, D]` or `[Q, H * D]`.
+
+        Args:
+            layer: number of the layer, whose keys and values a cache may keep.
+            query: `[Q, H, D]`, of all tokens, or of those that are read.
+            key, value: `[T, H_kv, D]`, of all tokens.
+            scale: factor of the scores.
+            window: sliding window of the layer, or None.
+            only_reads: whether the queries are those that are read.
+        """
+        ...
+
+
+def llama_code(backbone: Any) -> Code | None:
+    """Return the forward function of each module; None if `llama_forward` cannot replace that of the backbone.
+
+    It may replace these functions only: a module that is added or replaced computes something else.
+    """
+    if backbone.config.model_type not in MODEL_TYPES:
+        return None
+    called = (backbone.embed_tokens, backbone.rotary_emb)  # these run themselves, so they may be replaced
+    code: list[Callable[..., Any]] = []
+    for module in backbone.modules():
+        # Modules with adapters, offloading or hooks compute more than a product with their weights.
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if hasattr(module, "_hf_hook") or not all(map(is_hook_of_sharding, hooks)):
+            return None
+        product = isinstance(module, PRODUCTS)
+        forward = nn.Linear.forward if product else type(module).forward
+        if module not in called and ("forward" in vars(module) or not forward.__module__.startswith(LIBRARIES)):
+            return None
+        code.append(forward)
+    for layer in backbone.layers:
+        projections = [getattr(layer.self_attn, name, None) for name in ATTENTION_PROJECTIONS]
+        projections += [getattr(layer.mlp, name, None) for name in MLP_PROJECTIONS]
+        plain = (
+            type(each) is nn.Linear or isinstance(each, LowPrecisionLinear | RowParallelLinear) for each in projections
+        )
+        if not (all(plain) and layer.self_attn.is_causal and type(layer.mlp.act_fn) in SILU):
+            return None
+    return tuple(code)
+
+
+def rotary_positions(backbone: Any, x: Tensor, position_ids: Tensor) -> Rotary:
+    """Return the rotary positions of tokens at `position_ids` `[T]`, in the precision of x."""
+    cos, sin = backbone.rotary_emb(x, position_ids[None])
+    return cos[0], sin[0]
+
+
+def llama_forward(
+    backbone: Any,
+    x: Tensor,
+    rotary: Rotary,
+    attention: Attention,
+    *,
+    reads: Tensor | None = None,
+    checkpointing: bool = False,
+) -> Tensor:
+    """Return the backbone's last hidden states `[R, hidden]` at `reads`; x is overwritten without gradients.
+
+    Args:
+        backbone: backbone that has a `llama_code`.
+        x: `[T, hidden]`, embeddings of the tokens.
+        rotary: their rotary positions.
+        attention: what the tokens attend to.
+        reads: int64 `[R]`, indices of the tokens that are read; None for all.
+        checkpointing: whether each layer keeps its input only, and runs again in the backward (arXiv 1604.06174).
+    """
+    layers = backbone.layers[: backbone.config.num_hidden_layers]
+    for number, layer in enumerate(layers):
+        at = reads if number == len(layers) - 1 else None
+        with whole_weights(layer):
+            if checkpointing:
+                x = checkpoint(_layer, layer, number, x, rotary, attention, at, use_reentrant=False)
+            else:
+                x = _layer(layer, number, x, rotary, attention, at)
+    return rms_norm(backbone.norm, x)
+
+
+def _layer(layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, reads: Tensor | None) -> Tensor:
+    """Return the output of one layer for all tokens, or for those at `reads`."""
+    return _add_mlp(_add_attention(layer, number, x, rotary, attention, reads), layer)
+
+
+def _add_attention(
+    layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, reads: Tensor | None
+) -> Tensor:
+    module = layer.self_attn
+    normed = rms_norm(layer.input_layernorm, x)
+    inputs = _input(module.k_proj, normed)
+    key = rotate(_heads(module, "k", inputs, x.dtype), *rotary)
+    value = _heads(module, "v", inputs, x.dtype)
+    if reads is not None:
+        x, rotary = x[reads], (rotary[0][reads], rotary[1][reads])
+        inputs = _input(module.q_proj, normed[reads])
+    query = rotate(_heads(module, "q", inputs, x.dtype), *rotary)
+    # The sliding window is in the configuration for Mistral and in each layer for Qwen; Llama has none.
+    window = getattr(module.config if module.config.model_type == "mistral" else module, "sliding_window", None)
+    attended = attention(number, query, key, value, scale=module.scaling, window=window, only_reads=reads is not None)
+    return _add_product(x, attended.reshape(len(x), -1), module.o_proj)
+
+
+def _add_mlp(x: Tensor, layer: Any) -> Tensor:
+    inputs = _input(layer.mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
+    gate, up = (_product(module, inputs, x.dtype) for module in (layer.mlp.gate_proj, layer.mlp.up_proj))
+    return _add_product(x, silu_times(gate, up), layer.mlp.down_proj)
+
+
+def _heads(module: Any, name: str, inputs: Tensor | Scaled, dtype: torch.dtype) -> Tensor:
+    """Return queries, keys or values `[T, heads, D]`, normed if the layer does so."""
+    states = _product(getattr(module, f"{name}_proj"), inputs, dtype)
+    states = states.view(len(states), -1, module.head_dim)
+    return rms_norm(getattr(module, f"{name}_norm"), states) if hasattr(module, f"{name}_norm") else states
+
+
+def _input(module: Any, x: Tensor) -> Tensor | Scaled:
+    """Return the input that several projections of x share: x itself, or its rows in 8 bits."""
+    return module.quantize(x) if isinstance(module, LowPrecisionLinear) else x
+
+
+def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype) -> Tensor:
+    return linear(x, module.weight, module.bias) if isinstance(x, Tensor) else module.product(x, dtype)
+
+
+def _add_product(x: Tensor, y: Tensor, module: Any) -> Tensor:
+    """Return `x + module(y)`; in full precision, the matrix product does the addition, in place without gradients."""
+    if torch.is_autocast_enabled(x.device.type):
+        summed: Tensor = x + module(y)  # residuals keep their precision
+        return summed
+    if isinstance(module, PRODUCTS):
+        summed = module(y).add_(x)
+        return summed
+    if torch.is_grad_enabled():
+        x = torch.addmm(x, y, module.weight.t())
+        return x if module.bias is None else x + module.bias
+    x.addmm_(y, module.weight.t())
+    return x if module.bias is None else x.add_(module.bias)
+
+
+def rms_norm(module: Any, x: Tensor) -> Tensor:
+    """Return the `RMSNorm` of x with the weight of a module."""
+    if not torch.is_grad_enabled():
+        return _normed(x, module.weight, module.variance_epsilon)
+    normed: Tensor = RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[no-untyped-call]
+    return normed
+
+
+class RMSNorm(torch.autograd.Function):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, computed in float32 or more (arXiv 1910.07467)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return the normed x; keeps x only."""
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return _normed(x, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Return the gradients of x and of the weight."""
+        x, weight = ctx.saved_tensors
+        precision = torch.promote_types(x.dtype, torch.float32)
+        grad, values = grads[0].to(precision), x.to(precision)
+        squares = torch.linalg.vector_norm(values, dim=-1, keepdim=True).square_()
+        scale = torch.rsqrt(squares.div_(x.shape[-1]).add_(ctx.eps))
+        normed = values * scale
+        weight_grad = (grad * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
+        inner = grad * weight
+        along = torch.linalg.vecdot(inner, normed).unsqueeze(-1) / x.shape[-1]
+        return inner.addcmul_(normed, along, value=-1).mul_(scale).to(x.dtype), weight_grad, None
+
+
+def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps).to(x.dtype)  # autocast returns float32
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return states `[T, heads, D]` rotated to their positions (arXiv 2104.09864, section 3.4.2)."""
+    if not torch.is_grad_enabled():
+        return _rotated(states, cos, sin, 1)
+    rotated: Tensor = Rotation.apply(states, cos, sin)  # type: ignore[no-untyped-call]
+    return rotated
+
+
+class Rotation(torch.autograd.Function):
+    """Rotary positions; the backward rotates back."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Return the rotated states."""
+        ctx.save_for_backward(cos, sin)
+        return _rotated(states, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of the states."""
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0], cos, sin, -1), None, None
+
+
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """Rotate pairs of numbers, paired as in Hugging Face's `rotate_half`."""
+    half = states.shape[-1] // 2
+    first, second = states[..., :half], states[..., half:]
+    c, s = cos[:, None, :half], sin[:, None, :half]
+    rotated = torch.empty_like(states)
+    torch.mul(first, c, out=rotated[..., :half]).addcmul_(second, s, value=-sign)
+    torch.mul(second, c, out=rotated[..., half:]).addcmul_(first, s, value=sign)
+    return rotated
+
+
+def silu_times(gate: Tensor, up: Tensor) -> Tensor:
+    """Return `silu(gate) * up` (SwiGLU, arXiv 2002.05202); gate is overwritten without gradients."""
+    if not torch.is_grad_enabled():
+        return silu(gate, inplace=True).mul_(up)
+    product: Tensor = SiluTimes.apply(gate, up)  # type: ignore[no-untyped-call]
+    return product
+
+
+class SiluTimes(torch.autograd.Function):
+    """`silu(gate) * up`; the backward computes the activation again instead of keeping it."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        """Return the product."""
+        ctx.save_for_backward(gate, up)
+        return silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of both."""
+        gate, up = ctx.saved_tensors
+        activated = silu(gate)
+        return torch.ops.aten.silu_backward(grads[0] * up, gate), activated.mul_(grads[0])

@@ -1,0 +1,207 @@
+"""Merge concurrent calls of a scorer into batches, because one call with many conversations is faster.
+
+HTTP requests, environment threads and reward coroutines request single scores at the same time. One thread collects
+the waiting requests, scores them in one call, and returns the rows of each request to its caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_rm.checks import finite, integer
+from gym_rm.errors import ConfigError, brief
+from gym_rm.scorer import Scorer, acquire_scorer, check_rows, try_score
+from gym_rm.scores import Scores, ScoringError
+from gym_rm.types import Conversation, Prompt, Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Conversations and prompts of one caller, and the future that receives the scores."""
+
+    conversations: Sequence[Conversation]
+    prompts: Prompts
+    future: Future[Scores] = field(default_factory=Future)
+
+
+class MicroBatchingScorer:
+    """Scorer that accepts calls from any number of threads and merges concurrent calls.
+
+    An error is raised only in the call that caused it. A missing score raises ScoringError in the call that contains
+    the row. After any other exception, the merged requests are scored again one by one.
+
+    Args:
+        scorer: scorer of the merged calls; it is called from one thread only.
+        max_batch_size: number of conversations at which a batch is complete; a request is never split.
+        max_wait: seconds that the first request of a batch waits for others. This matters only if the scorer is idle,
+            because requests also collect while the previous batch is scored.
+
+    Example:
+        >>> import gym_rm
+        >>> scorer = MicroBatchingScorer(gym_rm.load_scorer(lambda conversations: [len(c) for c in conversations]))
+        >>> scorer.score([[{"role": "user", "content": "Hi"}]]).rewards.tolist()
+        [1.0]
+        >>> scorer.close()
+    """
+
+    def __init__(self, scorer: Scorer, *, max_batch_size: int = 1024, max_wait: float = 0.005) -> None:
+        if not isinstance(scorer, Scorer):
+            raise ConfigError(f"scorer must have a method score, got {scorer!r:.100}; pass load_scorer(...).")
+        if finite("max_wait", max_wait) < 0:
+            raise ConfigError(f"max_wait must not be negative, got {max_wait}.")
+        self.scorer = scorer
+        self.num_batches = 0
+        self.num_conversations = 0
+        self._max_batch_size = integer("max_batch_size", max_batch_size, minimum=1)
+        self._max_wait = max_wait
+        self._waiting: queue.SimpleQueue[ScoreRequest | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MicroBatchingScorer:
+        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and a copy could not merge calls."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"MicroBatchingScorer({self.scorer!r})"
+
+    def submit(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Future[Scores]:
+        """Request scores and return a future without waiting; `asyncio.wrap_future` makes it awaitable."""
+        check_rows(conversations, prompts)
+        request = ScoreRequest(conversations, prompts)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this MicroBatchingScorer is closed; make a new one.")
+            if self._thread is None or not self._thread.is_alive():  # a fork copies no threads
+                self._thread = threading.Thread(target=self._serve, name="gym_rm micro-batching", daemon=True)
+                self._thread.start()
+            self._waiting.put(request)
+        return request.future
+
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations together with other waiting requests; raises only the errors of these conversations."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("the scorer of this MicroBatchingScorer called it, and would wait for itself.")
+        return self.submit(conversations, prompts).result()
+
+    async def score_async(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations as `score`, without blocking the event loop; works from any number of loops.
+
+        A cancelled call is not scored if it has not begun.
+        """
+        return await asyncio.wrap_future(self.submit(conversations, prompts))
+
+    @property
+    def respond(self) -> Any:
+        """The scorer's own user simulator, or None."""
+        return getattr(self.scorer, "respond", None)
+
+    def close(self) -> None:
+        """Score the waiting requests, then stop. May be called several times."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._waiting.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        while (batch := self._collect()) is not None:
+            if batch:
+                self._answer(batch)
+
+    def _collect(self) -> list[ScoreRequest] | None:
+        """Return the next requests to score together, or None once the scorer is closed."""
+        request = self._waiting.get()
+        if request is None:
+            return None
+        batch: list[ScoreRequest] = []
+        size = 0
+        closes_at = time.monotonic() + self._max_wait
+        while request is not None:
+            if request.future.set_running_or_notify_cancel():  # False if the caller cancelled the request
+                batch.append(request)
+                size += len(request.conversations)
+            if size >= self._max_batch_size:
+                return batch
+            try:
+                request = self._waiting.get(timeout=max(0.0, closes_at - time.monotonic()))
+            except queue.Empty:
+                return batch
+        self._waiting.put(None)  # stop after this batch
+        return batch
+
+    def _answer(self, batch: list[ScoreRequest]) -> None:
+        try:
+            scores = self._score(batch)
+        except BaseException as error:  # raised again in the call that caused it; this thread must go on
+            if len(batch) > 1:
+                for request in batch:
+                    self._answer([request])
+            elif isinstance(error, Exception):
+                batch[0].future.set_exception(error)
+            else:
+                failure = RuntimeError(f"the scorer raised {brief(error)}")
+                failure.__cause__ = error
+                batch[0].future.set_exception(failure)
+            return
+        stop = 0
+        for request in batch:
+            start, stop = stop, stop + len(request.conversations)
+            rows = scores[start:stop]
+            if rows.failed_rows:
+                request.future.set_exception(ScoringError(rows))
+            else:
+                request.future.set_result(rows)
+
+    def _score(self, batch: list[ScoreRequest]) -> Scores:
+        conversations = [conversation for request in batch for conversation in request.conversations]
+        self.num_batches += 1
+        self.num_conversations += len(conversations)
+        if all(request.prompts is None for request in batch):
+            return try_score(self.scorer, conversations)
+        prompts: list[Prompt | None] = []
+        for request in batch:
+            prompts += request.prompts if request.prompts is not None else [None] * len(request.conversations)
+        return try_score(self.scorer, conversations, prompts)
+
+
+_batching: dict[int, tuple[Any, MicroBatchingScorer]] = {}
+_batching_lock = threading.Lock()
+
+
+def shared_batching_scorer(reward_model: Any, options: Mapping[str, Any]) -> MicroBatchingScorer:
+    """Return the `MicroBatchingScorer` of this process for these settings, or for this object.
+
+    Libraries that create many objects with the same configuration share one scorer. It stays open until the process
+    ends.
+    """
+    if isinstance(reward_model, MicroBatchingScorer):
+        return reward_model
+    with _batching_lock:
+        shared = reward_model
+        if reward_model is None or isinstance(reward_model, str | os.PathLike | Mapping):
+            shared = acquire_scorer(_plain(reward_model), _plain(options))
+        # The shared object is stored too, so that its id is not reused for another object.
+        if id(shared) not in _batching:
+            scorer = shared if shared is not reward_model else acquire_scorer(reward_model, options)
+            _batching[id(shared)] = (shared, MicroBatchingScorer(scorer))
+        return _batching[id(shared)][1]
+
+
+def _plain(value: Any) -> Any:
+    """Convert dicts and lists of a configuration library to plain Python ones, and paths to texts."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,143 @@
+"""One call of a reward-model scorer, without its model: which sequences to run, and the `Scores` of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gym_rm.engine.executors.executor import ModelInfo
+from gym_rm.engine.kinds import Kind
+from gym_rm.engine.schedule import RunResult
+from gym_rm.engine.score_cache import ScoredSequence
+from gym_rm.engine.text.rendered import Rendered
+from gym_rm.engine.token_tree import TokenSequence
+from gym_rm.errors import ConversationError
+from gym_rm.scores import Scores
+
+RenderedRow: TypeAlias = list[Rendered] | ConversationError
+"""The sequences of a conversation (one per turn that is scored), or why it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreCall:
+    """The sequences of N conversations, and their scores as far as they are known.
+
+    Attributes:
+        kind: kind of reward model.
+        rendered: `[N]`, the sequences of each conversation.
+        sequences: `[M]`, the sequences of all conversations, in order.
+        scored: scores by index of the sequence.
+        tokens: sequences to run, by index of the sequence.
+    """
+
+    kind: Kind
+    rendered: Sequence[RenderedRow]
+    sequences: Sequence[Rendered]
+    scored: dict[int, ScoredSequence]
+    tokens: dict[int, TokenSequence]
+
+    @classmethod
+    def plan(
+        cls,
+        kind: Kind,
+        info: ModelInfo,
+        rendered: Sequence[RenderedRow],
+        sequences: Sequence[Rendered],
+        scored: dict[int, ScoredSequence],
+        tokenizer: Any,
+    ) -> ScoreCall:
+        """Find the positions to read in the sequences without a score; one that cannot be read gets an error."""
+        tokens = {}
+        for m, sequence in enumerate(sequences):
+            if m in scored:
+                continue
+            try:
+                check_tokens(sequence, info, tokenizer)
+                positions = kind.read_positions(sequence)
+            except ConversationError as error:
+                scored[m] = _failed(str(error), kind)
+            else:
+                tokens[m] = TokenSequence(sequence.input_ids, positions, sequence.second_segment)
+        return cls(kind, rendered, sequences, scored, tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of all sequences."""
+        return sum(len(sequence.input_ids) for sequence in self.sequences)
+
+    def reduce(self, result: RunResult) -> None:
+        """Compute rewards from the values that were read, and put them into `scored`."""
+        if not self.tokens:
+            return
+        starts = np.cumsum([0, *(len(sequence.read_positions) for sequence in self.tokens.values())])
+        reduction = self.kind.reduce(result.values, starts)
+        for k, m in enumerate(self.tokens):
+            reward = float(reduction.rewards[k])
+            if k in result.failures:
+                self.scored[m] = _failed(result.failures[k], self.kind)
+            elif not np.isfinite(reward):
+                self.scored[m] = _failed(f"the reward model returned {reward}", self.kind)
+            else:
+                steps = None if reduction.steps is None else reduction.steps[starts[k] : starts[k + 1]]
+                self.scored[m] = ScoredSequence(reward, reduction.components[k], steps=steps)
+
+    def collect(self, *, all_turns: bool, **others: Any) -> Scores:
+        """Return the `Scores` of the call. A row has the score of its last sequence, if none of them failed.
+
+        Args:
+            all_turns: whether to return `turn_rewards`.
+            **others: further fields of `Scores`.
+        """
+        empty, names = np.empty(0), self.kind.component_names
+        rows: list[ScoredSequence] = []
+        turn_rewards = []
+        counts = np.zeros((3, len(self.rendered)), dtype=np.int64)  # tokens, truncated tokens, dropped characters
+        m = 0
+        for row, sequences in enumerate(self.rendered):
+            if isinstance(sequences, ConversationError):
+                rows.append(_failed(str(sequences), self.kind))
+                turn_rewards.append(empty)
+                continue
+            turns = [self.scored[m + k] for k in range(len(sequences))]
+            m += len(sequences)
+            last = sequences[-1]
+            counts[:, row] = len(last.input_ids), last.truncated_tokens, last.dropped_characters
+            turn_rewards.append(np.array([turn.reward for turn in turns]))
+            reason = next((turn.error for turn in turns if turn.error is not None), None)
+            rows.append(turns[-1] if reason is None else _failed(reason, self.kind))
+        components = np.array([row.components for row in rows], dtype=np.float64).reshape(len(rows), len(names))
+        steps = [empty if row.steps is None else row.steps.astype(np.float64) for row in rows]
+        return Scores(
+            rewards=np.array([row.reward for row in rows]),
+            components={name: components[:, h].copy() for h, name in enumerate(names)},
+            num_tokens=counts[0],
+            truncated_tokens=counts[1],
+            errors=tuple(row.error for row in rows),
+            turn_rewards=tuple(turn_rewards) if all_turns else None,
+            step_rewards=tuple(steps) if any(row.steps is not None for row in rows) else None,
+            infos={"dropped_characters": counts[2]} if counts[2].any() else {},
+            **others,
+        )
+
+
+def check_tokens(rendered: Rendered, info: ModelInfo, tokenizer: Any) -> None:
+    """Raise ConversationError for ids and positions outside the model's tables, which abort CUDA."""
+    if info.num_positions is not None and len(rendered.input_ids) > info.num_positions:
+        raise ConversationError(
+            f"the conversation has {len(rendered.input_ids)} tokens, but the model has {info.num_positions} "
+            "positions; do not pass a larger max_length, and pass overlong= to cut longer conversations."
+        )
+    token = int(rendered.input_ids.max())
+    if info.num_embeddings is not None and token >= info.num_embeddings:
+        raise ConversationError(
+            f"the token {tokenizer.convert_ids_to_tokens(token)!r} has the id {token}, but the model has "
+            f"{info.num_embeddings} embeddings; pass the model's own tokenizer, or resize its embeddings."
+        )
+
+
+def _failed(reason: str, kind: Kind) -> ScoredSequence:
+    components = np.full(len(kind.component_names), np.nan, dtype=np.float32)
+    return ScoredSequence(float("nan"), components, reason)

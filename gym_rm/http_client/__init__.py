@@ -1,0 +1,1 @@
+"""Requests to other servers, for remote scorers, judges and samplers."""

@@ -1,0 +1,131 @@
+"""YAML overrides for NeMo RL's `examples/run_grpo.py`.
+
+NeMo RL places its parts by counting (`algorithms/grpo.py`, `distributed/virtual_cluster.py` at 7ea279abf): GPUs on one
+node, whole nodes on several, where a reward model takes its nodes alone even if it uses some of their GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_rm.planning.exports.parts import Library, Parts, Row, always, hydra
+from gym_rm.planning.plan import ComponentPlan
+
+_GENERATION = "policy.generation.colocated.resources"
+_REWARD = "env.reward_model"
+
+
+def _check(parts: Parts) -> None:
+    parts.refuse_without_engine()
+    parts.refuse_reward_models()
+    if parts.critic is not None:
+        parts.refuse("its GRPO has no critic.")
+    if parts.reference is not None and not parts.together(parts.policy, parts.reference):
+        parts.refuse("its reference is in the workers of the policy; plan with pools in which both are together.")
+    for reward in parts.reward_models:
+        others = [each.name for each in parts.pool(reward).components if each is not reward]
+        if others:
+            parts.refuse(f"its reward model shares no GPU, but {reward.name} takes turns with {', '.join(others)}.")
+        parts.note("NeMo RL keeps the reward model in float32 and shards it over its GPUs; it never sleeps.")
+        rows, ranks = parts.plan.conversations, reward.num_replicas * reward.fsdp_size
+        if rows % ranks:
+            parts.refuse(f"{rows} conversations are not divisible by the {ranks} data-parallel ranks of {reward.name}.")
+    if len(set(parts.plan.nodes)) > 1:
+        parts.refuse(f"its nodes have the same number of GPUs, the plan's {list(parts.plan.nodes)}.")
+    if not parts.refusals:
+        _check_placement(parts)
+    if parts.policy.num_replicas > 1 and parts.policy.fsdp_size == 1:
+        parts.note("NeMo RL shards the policy over all its GPUs, which takes less memory than planned.")
+    parts.refuse_epochs()
+
+
+def _check_placement(parts: Parts) -> None:
+    """Refuse a plan whose policy would get other GPUs by NeMo RL's counting."""
+    nodes, gpus = _nodes(parts), parts.plan.nodes[0]
+    reward = parts.shape(parts.reward_models[0]) if parts.reward_models else (0, 0)
+    generation = (0, 0) if _colocated(parts) or parts.generation is None else parts.shape(parts.generation)
+    left = nodes - reward[0]  # nodes for training and generation; the reward model takes whole nodes of several
+    if nodes == 1:
+        train = gpus - reward[1] - generation[1]
+    elif left == 1:
+        train = gpus - generation[1]
+    else:
+        train = (left - generation[0]) * gpus
+        if generation[0] and generation[1] != gpus:
+            parts.refuse(
+                f"on several nodes, generation gets whole nodes, the plan gives it {generation[1]} GPUs of each."
+            )
+    wanted = len(parts.pool(parts.policy).gpus)
+    if train != wanted:
+        parts.refuse(
+            f"it would give training {train} GPUs of {nodes} x {gpus}, the plan {wanted}: on several nodes, its parts "
+            "take whole nodes."
+        )
+    if nodes > 1:
+        parts.note("NeMo RL packs its parts on nodes but does not pin them; Ray may choose others than the plan.")
+        if reward[1] < gpus and reward[0]:
+            parts.note(f"{reward[0] * (gpus - reward[1])} GPUs on the nodes of the reward model stay idle.")
+
+
+def _nodes(parts: Parts) -> int:
+    """Return the nodes that the plan uses."""
+    return len({address.node for pool in parts.plan.pools for address in pool.gpus})
+
+
+def _colocated(parts: Parts, _: Any = None) -> bool:
+    return parts.together(parts.policy, parts.generation)
+
+
+def _apart(number: int) -> Any:
+    """Return a function for the nodes (0) or GPUs of a node (1) of generation on GPUs of its own."""
+    return lambda parts, each: None if _colocated(parts) else parts.shape(each)[number]
+
+
+def _replicas(parts: Parts, policy: ComponentPlan) -> int | None:
+    return policy.num_replicas if policy.num_replicas > 1 and policy.fsdp_size > 1 else None
+
+
+def _reward_batch(parts: Parts, reward: ComponentPlan) -> int | None:
+    """Return the largest number of conversations within the token budget that divides those of a rank."""
+    if parts.max_total is None:
+        return None
+    rows = parts.plan.conversations // (reward.num_replicas * reward.fsdp_size)
+    most = max(1, min(reward.max_num_batched_tokens // parts.max_total, rows))
+    return max(size for size in range(1, most + 1) if rows % size == 0)
+
+
+def _without_reference(value: Any) -> Any:
+    return lambda parts, _: None if parts.reference else value
+
+
+NEMO_RL = Library(
+    (
+        Row("cluster.num_nodes", "policy", lambda parts, _: _nodes(parts)),
+        Row("cluster.gpus_per_node", "policy", lambda parts, _: parts.plan.nodes[0]),
+        Row("policy.generation.colocated.enabled", "generation", _colocated),
+        Row(f"{_GENERATION}.num_nodes", "generation", _apart(0)),
+        Row(f"{_GENERATION}.gpus_per_node", "generation", _apart(1)),
+        Row("policy.generation.vllm_cfg.tensor_parallel_size", "generation", "tensor_parallel_size"),
+        Row("policy.generation.vllm_cfg.gpu_memory_utilization", "generation", Parts.memory_share),
+        Row("policy.dtensor_cfg.tensor_parallel_size", "policy", "tensor_parallel_size"),
+        Row("++policy.dtensor_cfg.dp_replicate_size", "policy", _replicas),
+        Row("policy.dtensor_cfg.activation_checkpointing", "policy", "gradient_checkpointing"),
+        Row("policy.sequence_packing.enabled", "policy", always(True)),
+        Row("policy.sequence_packing.train_mb_tokens", "policy", "max_num_batched_tokens"),
+        Row("policy.train_global_batch_size", "workload", lambda parts, _: parts.update_rows()),
+        Row("policy.max_total_sequence_length", "workload", lambda parts, _: parts.max_total),
+        Row("data.default.env_name", "reward_model", always("reward_model")),
+        Row(f"{_REWARD}.model_name", "reward_model", "model"),
+        Row(f"{_REWARD}.precision", "reward_model", "dtype"),
+        Row(f"{_REWARD}.resources.num_nodes", "reward_model", Parts.nodes),
+        Row(f"{_REWARD}.resources.gpus_per_node", "reward_model", Parts.gpus_per_node),
+        Row(f"{_REWARD}.dtensor_cfg.tensor_parallel_size", "reward_model", "tensor_parallel_size"),
+        Row(f"{_REWARD}.batch_size", "reward_model", _reward_batch),
+        Row("grpo.num_prompts_per_step", "workload", "num_prompts"),
+        Row("grpo.num_generations_per_prompt", "workload", "group_size"),
+        Row("loss_fn.reference_policy_kl_penalty", "workload", _without_reference(0)),
+        Row("++grpo.skip_reference_policy_logprobs_calculation", "workload", _without_reference(True)),
+    ),
+    hydra,
+    _check,
+)

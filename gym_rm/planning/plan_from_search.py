@@ -1,0 +1,131 @@
+"""A plan from a placement: memory of every GPU, phase by phase, and the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gym_rm.planning.component_options import PHASES, phase_clocks
+from gym_rm.planning.gpu_memory import component_memory
+from gym_rm.planning.plan import (
+    ComponentPlan,
+    MemoryItem,
+    Phase,
+    PhaseMemory,
+    PhaseTime,
+    Plan,
+    PoolPlan,
+    Role,
+)
+from gym_rm.planning.plan_request import Choice, Component, PlanRequest
+from gym_rm.planning.search import PoolChoice, SearchResult
+from gym_rm.planning.step_times import wake_times
+
+
+def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
+    """Return the plan of a search's result."""
+    components = {component.name: component for component in request.components}
+    device, work = request.cluster.device, request.workload
+    pools, times = [], []
+    for pool, gpus in zip(result.pools, result.gpus, strict=True):
+        members = [components[name] for name in pool.names]
+        worked = pool_times(request, pool, members)
+        times += worked
+        pools.append(
+            PoolPlan(
+                name="+".join(pool.names),
+                gpu=device.name,
+                gpu_memory=device.memory.value,
+                gpus=gpus,
+                components=tuple(map(_component_plan, members, pool.choices)),
+                memory=pool_memory(request, pool, members),
+                busy_seconds=sum(time.seconds for time in worked),
+            )
+        )
+    times.sort(key=lambda time: (PHASES.index(time.phase), time.pool, time.component))
+    phases = [(phase, max(pool.seconds[index] for pool in result.pools)) for index, phase in enumerate(PHASES)]
+    return Plan(
+        name=request.name,
+        cluster=request.cluster.text,
+        nodes=request.cluster.nodes,
+        pools=tuple(pools),
+        times=tuple(times),
+        phase_seconds=tuple((phase, seconds) for phase, seconds in phases if seconds > 0),
+        step_seconds=result.step_seconds,
+        conversations=work.conversations,
+        unique_tokens=work.unique_tokens,
+        tokens=work.tokens,
+        load_seconds=_load_seconds(request, result),
+        objective="most conversations/s" if request.step_seconds is None else "fewest GPUs that reach the step time",
+        value=result.value,
+        bound=result.bound,
+        examined=result.examined,
+        notes=request.notes,
+        num_prompts=work.num_prompts,
+        group_size=work.group_size,
+        prompt_tokens=int(work.prompts.maximum),
+        reply_tokens=int(work.replies.maximum),
+    )
+
+
+def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
+    return ComponentPlan(
+        name=component.name,
+        role=component.role,
+        model=component.shape.name,
+        parameters=component.shape.parameters,
+        dtype=component.dtype,
+        tensor_parallel_size=choice.tensor_parallel_size,
+        fsdp_size=choice.fsdp_size,
+        num_replicas=round(choice.num_replicas),
+        max_num_batched_tokens=choice.max_num_batched_tokens,
+        max_num_seqs=choice.max_num_seqs or None,
+        gradient_checkpointing=choice.gradient_checkpointing if component.role.trains else None,
+        sleeps=choice.sleeps,
+    )
+
+
+def pool_memory(request: PlanRequest, pool: PoolChoice, members: Sequence[Component]) -> tuple[PhaseMemory, ...]:
+    """Return the memory of each GPU of a pool, for each component that works and each of its phases."""
+    device = request.cluster.device
+    reserved = MemoryItem("reserved", "gpu", device.reserved.value, device.reserved.basis, device.reserved.source)
+    memories = {
+        component.name: component_memory(component, choice, request.workload, device)
+        for component, choice in zip(members, pool.choices, strict=True)
+    }
+    awake = [name for name, choice in zip(pool.names, pool.choices, strict=True) if not choice.sleeps]
+    phases = []
+    for name, memory in memories.items():
+        waiting = [item for other in awake if other != name for item in memories[other].resident]
+        for phase, instants in memory.phases:
+            phases.append(PhaseMemory(phase, name, (reserved, *memory.working, *waiting), instants))
+    return tuple(sorted(phases, key=lambda memory: PHASES.index(memory.phase)))
+
+
+def pool_times(request: PlanRequest, pool: PoolChoice, members: Sequence[Component]) -> list[PhaseTime]:
+    """Return the seconds of each component of a pool in each phase."""
+    device, site = request.cluster.device, pool.place.site(request.cluster)
+    together = {Role.POLICY, Role.GENERATION} <= {component.role for component in members}
+    times = []
+    for component, choice in zip(members, pool.choices, strict=True):
+        clocks = phase_clocks(component, choice, request, site, together=together)
+        if choice.sleeps:
+            memory = component_memory(component, choice, request.workload, device)
+            clocks[Phase.WAKE] = wake_times(component, sum(item.bytes for item in memory.resident), device)
+        for phase, clock in clocks.items():
+            if parts := clock.parts():
+                times.append(PhaseTime(phase, component.name, "+".join(pool.names), clock.total, parts))
+    return times
+
+
+def _load_seconds(request: PlanRequest, result: SearchResult) -> float:
+    """Return the time in which the node with the most weights reads them, each component once."""
+    sizes = {
+        component.name: component.shape.parameters * component.bytes_per_parameter
+        for component in request.components
+        if component.engine != "transformers"
+    }
+    by_node: dict[int, float] = {}
+    for pool, gpus in zip(result.pools, result.gpus, strict=True):
+        for node in {address.node for address in gpus}:
+            by_node[node] = by_node.get(node, 0.0) + sum(sizes.get(name, 0.0) for name in pool.names)
+    return max(by_node.values(), default=0.0) / request.cluster.disk.value

@@ -1,0 +1,152 @@
+"""A request as frozen records: the components with their sizes, the work of a step, and what is left to choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gym_rm.planning.hardware.devices import Cluster
+from gym_rm.planning.lengths import Lengths
+from gym_rm.planning.model.shape import ModelShape
+from gym_rm.planning.plan import Dtype, Role
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A model with its part in a step. None leaves a number to the search.
+
+    Attributes:
+        name: name in messages and in the plan.
+        role: what it does.
+        shape: sizes of the model.
+        dtype: dtype of the weights.
+        engine: whose memory and speed it has: `gym_rm` (scoring), `vllm`, `transformers` (generation on the policy's
+            own weights), `training`.
+        num_gpus, tensor_parallel_size, fsdp_size, num_replicas, max_num_batched_tokens, max_num_seqs: as in the
+            settings.
+        sleeps, gradient_checkpointing: as in the settings.
+        gpu_memory_utilization: share of the memory that generation may fill.
+        optimizer, master_weights, lora_rank, shared_prompts: as in the settings, for components that train.
+    """
+
+    name: str
+    role: Role
+    shape: ModelShape
+    dtype: Dtype
+    engine: str
+    num_gpus: int | None = None
+    tensor_parallel_size: int | None = None
+    fsdp_size: int | None = None
+    num_replicas: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    sleeps: bool | None = None
+    gradient_checkpointing: bool | None = None
+    gpu_memory_utilization: float = 0.9
+    optimizer: str = "adamw"
+    master_weights: bool = True
+    lora_rank: int = 0
+    shared_prompts: bool = False
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        """Bytes of one parameter."""
+        return BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWorkload:
+    """The work of one step.
+
+    Attributes:
+        num_prompts, group_size, turns, turn_tokens, updates_per_step, epochs, asynchronous: as in the settings.
+        prompts, replies: lengths.
+    """
+
+    num_prompts: int
+    group_size: int
+    turns: int
+    turn_tokens: int
+    prompts: Lengths
+    replies: Lengths
+    updates_per_step: int = 1
+    epochs: int = 1
+    asynchronous: bool = False
+
+    @property
+    def conversations(self) -> int:
+        """Conversations of a step."""
+        return self.num_prompts * self.group_size
+
+    @property
+    def growth(self) -> float:
+        """Mean tokens after the prompt: all replies and the messages between them."""
+        return self.turns * self.replies.mean + (self.turns - 1) * self.turn_tokens
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of all conversations at their end."""
+        return self.conversations * (self.prompts.mean + self.growth)
+
+    @property
+    def unique_tokens(self) -> float:
+        """The same, where the prompt of a group counts once."""
+        return self.num_prompts * self.prompts.mean + self.conversations * self.growth
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation that may come."""
+        return int(self.prompts.maximum + self.turns * self.replies.maximum + (self.turns - 1) * self.turn_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How one component runs on the GPUs of its pool.
+
+    Attributes:
+        tensor_parallel_size: GPUs that share every layer.
+        fsdp_size: tensor-parallel groups that share the parameters of a replica.
+        num_replicas: replicas; the product of the three is the number of GPUs of the pool. A float stands for every
+            number up to it, for a bound.
+        sleeps: whether weights and state are in the host's memory while others of the pool work.
+        max_num_batched_tokens: tokens in one forward of a replica; of one FSDP rank where `fsdp_size` > 1.
+        max_num_seqs: conversations that one replica generates at a time; 0 for other components.
+        gradient_checkpointing: whether activations are computed again in the backward.
+    """
+
+    tensor_parallel_size: int = 1
+    fsdp_size: int = 1
+    num_replicas: float = 1
+    sleeps: bool = False
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 0
+    gradient_checkpointing: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of the component."""
+        return round(self.tensor_parallel_size * self.fsdp_size * self.num_replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Everything a plan is made from.
+
+    Attributes:
+        name: name of the plan.
+        cluster: the hardware.
+        components: the models.
+        workload: the work of a step.
+        pools: None for any, or the components of each pool.
+        step_seconds: longest step, for the fewest GPUs that reach it; None for the fastest step.
+        notes: what the reader should know about the inputs.
+    """
+
+    name: str
+    cluster: Cluster
+    components: tuple[Component, ...]
+    workload: StepWorkload
+    pools: tuple[tuple[str, ...], ...] | None = None
+    step_seconds: float | None = None
+    notes: tuple[str, ...] = ()

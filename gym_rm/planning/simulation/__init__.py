@@ -1,1 +1,0 @@
-"""The parts of a simulated job; `gym_rm.planning.simulate` runs it."""

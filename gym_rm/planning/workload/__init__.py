@@ -1,1 +1,0 @@
-"""How long are the texts of a step, and what do they share?"""

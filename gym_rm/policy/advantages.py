@@ -1,0 +1,206 @@
+"""From rewards to advantages: the estimators of GRPO and its successors, as pure functions of arrays.
+
+The policy answers each prompt several times, and the replies of a prompt are a group. What a reply is worth is how much
+better its reward r is than those of its group: no value model is needed, which is the idea of GRPO. The estimators
+differ in the baseline that they subtract and in what they divide by.
+
+| estimator | advantage | source |
+| --- | --- | --- |
+| `grpo` | `(r - mean) / std` of the group | GRPO, arXiv 2402.03300, section 4.1.2 |
+| `dr_grpo` | `r - mean` | Dr. GRPO, arXiv 2503.20783, section 3 |
+| `rloo` | `r - mean of the others` | RLOO, arXiv 2402.14740 |
+| `leave_one_out` | `(r - mean of the others) / std` of the whole group | `rloo`, divided as in `grpo` |
+| `reinforce_plus_plus` | `r - mean` of the group, whitened over the batch | REINFORCE++, arXiv 2501.03262 |
+| `gdpo` | weighted sum of each component's `grpo`, whitened over the batch | GDPO, arXiv 2601.05242 |
+
+The order of rows changes no bit. An advantage is exactly 0 for a row that failed (its reward is not finite), which is
+left out of all statistics, for a group of one, and for a group of equal rewards. B rewards, in all functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gym_rm.errors import ConfigError
+
+Array = NDArray[np.float64]
+LARGEST_REWARD = 1e30  # its square is finite in float64, and itself in float32
+
+
+def estimate_advantages(
+    rewards: Array,
+    groups: NDArray[Any],
+    *,
+    estimator: str,
+    std_floor: float,
+    components: Mapping[str, Array] | None = None,
+    component_weights: Mapping[str, float] | None = None,
+) -> Array:
+    """Return the advantages of a step, float64 `[B]`.
+
+    Args:
+        rewards: `[B]`, of all ranks.
+        groups: `[B]`, equal for the replies to a prompt.
+        estimator: one of `GROUP_ESTIMATORS`, `reinforce_plus_plus` or `gdpo`.
+        std_floor: lower bound of what divides. At the noise of the rewards, a group that differs only by noise gets
+            small advantages.
+        components: parts of the reward by name, `[B]` each, for `gdpo`.
+        component_weights: weights of the parts, 1 for those not named.
+
+    Raises:
+        ConfigError: an unknown component, or a reward beyond 1e30.
+    """
+    largest = np.abs(rewards[np.isfinite(rewards)]).max(initial=0.0)
+    if largest > LARGEST_REWARD:
+        raise ConfigError(f"rewards must be within +-{LARGEST_REWARD:g}, got {largest:g}; scale them down.")
+    if estimator == "gdpo":
+        return gdpo(rewards, groups, components or {}, component_weights or {}, std_floor)
+    if estimator == "reinforce_plus_plus":
+        return reinforce_plus_plus(rewards, groups, std_floor)
+    advantages = np.zeros(len(rewards))
+    for rows in groups_with_signal(rewards, groups):
+        advantages[rows] = GROUP_ESTIMATORS[estimator](rewards[rows], std_floor)
+    return advantages
+
+
+# --- within a group --------------------------------------------------------------------------------------------------
+
+
+def centred(values: Array) -> Array:
+    """Return `values - mean`, from the exactly rounded sum, so that the order of the values changes nothing."""
+    return values - math.fsum(values) / len(values)
+
+
+def deviation(values: Array) -> float:
+    """Return the standard deviation with divisor n - 1, from centred values: two passes, no `E[x^2] - E[x]^2`."""
+    return math.sqrt(math.fsum(centred(values) ** 2) / (len(values) - 1))
+
+
+def grpo(rewards: Array, std_floor: float) -> Array:
+    """`(r - mean) / std` (GRPO, arXiv 2402.03300, section 4.1.2)."""
+    return centred(rewards) / max(deviation(rewards), std_floor)
+
+
+def dr_grpo(rewards: Array, std_floor: float) -> Array:
+    """`r - mean` (Dr. GRPO, arXiv 2503.20783, section 3: dividing favours prompts that are too easy or too hard)."""
+    return centred(rewards)
+
+
+def rloo(rewards: Array, std_floor: float) -> Array:
+    """`r - mean of the others`, an unbiased baseline (RLOO, arXiv 2402.14740)."""
+    return centred(rewards) * (len(rewards) / (len(rewards) - 1))
+
+
+def leave_one_out(rewards: Array, std_floor: float) -> Array:
+    """`(r - mean of the others) / std` with the std of the whole group.
+
+    The std of the others would be 0 for the only reward that differs.
+    """
+    return rloo(rewards, std_floor) / max(deviation(rewards), std_floor)
+
+
+GROUP_ESTIMATORS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "leave_one_out": leave_one_out}
+
+
+# --- over a batch ----------------------------------------------------------------------------------------------------
+
+
+def reinforce_plus_plus(rewards: Array, groups: NDArray[Any], std_floor: float) -> Array:
+    """`r - mean of the group`, whitened over the batch (REINFORCE++ with a baseline, arXiv 2501.03262).
+
+    Groups without a signal are left out of the batch statistics, so that they stay at exactly 0.
+    """
+    advantages = np.zeros(len(rewards))
+    if members := groups_with_signal(rewards, groups):
+        for rows in members:
+            advantages[rows] = centred(rewards[rows])
+        rows = np.concatenate(members)
+        advantages[rows] = grpo(advantages[rows], std_floor)
+    return advantages
+
+
+def gdpo(
+    rewards: Array, groups: NDArray[Any], components: Mapping[str, Array], weights: Mapping[str, float], floor: float
+) -> Array:
+    """Weighted sum of each component's GRPO advantages, whitened over the batch (GDPO, arXiv 2601.05242).
+
+    The batch is divided by the standard deviation that it would have without the floor in the groups. Otherwise
+    whitening would bring back the noise that the floor made small.
+    """
+    if not components:
+        raise ConfigError("estimator 'gdpo' needs the components of the reward, and the scorer gives none.")
+    for name in weights:
+        if name not in components:
+            raise ConfigError(f"unknown component {name!r}, expected one of {sorted(components)}.")
+    names = sorted(components)
+    parts = np.where(np.isfinite(rewards)[:, None], np.stack([components[name] for name in names], axis=1), np.nan)
+    advantages, unbounded = np.zeros(len(rewards)), np.zeros(len(rewards))
+    if members := groups_with_signal(parts, groups):
+        for rows in members:
+            for name, values in zip(names, parts[rows].T, strict=True):
+                if np.isfinite(values[0]) and (values != values[0]).any():
+                    advantages[rows] += weights.get(name, 1.0) * grpo(values, floor)
+                    unbounded[rows] += weights.get(name, 1.0) * grpo(values, 1e-100)
+        rows = np.concatenate(members)
+        advantages[rows] = centred(advantages[rows]) / max(deviation(unbounded[rows]), floor)
+    return advantages
+
+
+# --- which groups teach something ------------------------------------------------------------------------------------
+
+
+def groups_with_signal(rewards: Array, groups: NDArray[Any]) -> list[NDArray[np.int64]]:
+    """Return the rows of each group that has a signal: at least two rewards, not all equal.
+
+    Args:
+        rewards: `[B]`, or `[B, C]` for C components, which have a signal if one of them has. A component that no row of
+            a group has belongs to other prompts. A row without another value has failed: it is left out of its group.
+        groups: `[B]`, equal for the rows of a group.
+    """
+    parts = rewards if rewards.ndim == 2 else rewards[:, None]
+    finite, members = np.isfinite(parts), []
+    for group in np.unique(groups):
+        rows = np.flatnonzero(groups == group)
+        own = finite[rows].any(axis=0)
+        rows = rows[finite[rows][:, own].all(axis=1) & own.any()]
+        if len(rows) > 1 and (parts[rows][:, own] != parts[rows[0], own]).any():
+            members.append(rows)
+    return members
+
+
+def flat_groups(rewards: Array, groups: NDArray[Any]) -> NDArray[Any]:
+    """Return the ids of groups without a signal, for dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
+    return np.setdiff1d(groups, [groups[rows[0]] for rows in groups_with_signal(rewards, groups)])
+
+
+# --- rewards before they are compared --------------------------------------------------------------------------------
+
+
+def overlong_penalty(
+    rewards: Array,
+    lengths: NDArray[np.int64],
+    finished: NDArray[np.bool_],
+    *,
+    max_new_tokens: int,
+    buffer: int,
+    penalty: float,
+) -> Array:
+    """Return rewards minus a penalty for length, which rises from 0 to `penalty` over the last `buffer` tokens.
+
+    DAPO, arXiv 2503.14476, section 3.4. Completions that were cut have the whole penalty. It is subtracted, so it is a
+    penalty for negative rewards too. A buffer of 0 is no penalty.
+    """
+    if not buffer:
+        return rewards
+    share = np.clip((lengths - (max_new_tokens - buffer)) / buffer, 0.0, 1.0)
+    return rewards - penalty * np.where(finished, share, 1.0)
+
+
+def rewards_to_go(rewards: Sequence[float]) -> list[float]:
+    """Return the sum of the rewards of an episode `[T]` from each turn on."""
+    return [math.fsum(rewards[turn:]) for turn in range(len(rewards))]

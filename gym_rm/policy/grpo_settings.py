@@ -1,0 +1,241 @@
+"""Settings of a GRPO run."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, settings_of
+from gym_rm.training.reward_model_settings import LoRASettings, OptimizerSettings
+
+
+class PolicySettings(Config):
+    """The model to train."""
+
+    model: str | None = None
+    """Folder or hub id of a chat model; null for the embedded policy."""
+    lora: LoRASettings | None = None
+    """Train low-rank adapters instead of all weights (needs the extra `lora`). The reference policy is then the model
+    without its adapters, which takes no memory."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the weights. With bfloat16 the optimizer keeps float32 copies, which collect small updates."""
+    gradient_checkpointing: Flag = False
+    """Keep only the input of each layer, and run the layer again in the backward (arXiv 1604.06174)."""
+    precision: Literal["auto", "no", "bf16"] = "auto"
+    """Mixed precision of the update; `auto` is bf16 for float32 weights if the GPU supports it, else `no`."""
+
+
+class SamplingSettings(Config):
+    """How completions are sampled, in training and evaluation."""
+
+    max_new_tokens: PositiveInt | None = None
+    """Most tokens in a completion; longer completions are cut here and scored. null for 24 (embedded policy) or 512."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; log-probabilities are computed at this temperature too."""
+    max_num_seqs: PositiveInt | None = None
+    """Number of completions sampled at a time; null for all."""
+    engine: Literal["auto", "lean", "transformers", "vllm", "sglang"] = "auto"
+    """`lean` is the package's own decoding of Llama-like models, and `auto` uses it where it equals the model's own
+    forward; `transformers` is the model's own forward; `vllm` and `sglang` are servers at `server`."""
+    server: str | None = None
+    """Address of an OpenAI-compatible server that samples, such as http://127.0.0.1:8000. It gets new weights through
+    files in `weights_folder`, so both must see this folder."""
+    server_key: str | None = None
+    """Name of the environment variable with the key of the server."""
+    weights_folder: str | None = None
+    """Folder through which a server gets new weights; null for a folder in the run's own."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_server(self) -> SamplingSettings:
+        if (self.engine in ("vllm", "sglang")) != (self.server is not None):
+            raise ValueError(
+                f"engine={self.engine!r} and server={self.server!r} do not fit: the engines vllm and sglang need the "
+                "address of their server, and the others have none"
+            )
+        return self
+
+
+class RolloutEnvSettings(Config):
+    """The environment, `gym.make_vec("RewardModel-v0", ...)`."""
+
+    reward_model: str | dict[str, Any] | None = None
+    """Folder, hub id, URL, `module:function` or dict for `gym_rm.load_scorer`; null for the embedded reward model."""
+    reward_model_kwargs: dict[str, Any] = Field(default={})
+    """Options of the reward model: dtype, device, num_replicas, tensor_parallel_size, max_num_batched_tokens, ..."""
+    sleep: Flag = False
+    """Move the reward model to the CPU's memory while the policy is updated, so that both fit on one device."""
+    prompts: str | None = None
+    """File or data set name for `gym_rm.data.prompts.load_prompts`; null for the embedded prompts."""
+    num_prompts: PositiveInt = 32
+    """Number of prompts in a step, over all processes."""
+    group_size: int = Field(default=8, ge=2)
+    """Number of completions per prompt; advantages compare the completions of one prompt."""
+    max_turns: PositiveInt = 1
+    """Most replies in an episode. With more than one, the user's next turns come from `respond`, from the method
+    `respond` of the scorer, or from `user_turns` of the prompts."""
+    respond: str | dict[str, Any] | None = None
+    """User simulator, `module:function`, or a chat model as user, `{model: ..., instructions: ...}`; see
+    docs/environment.md and docs/judges.md."""
+    reward_on: Literal["turn", "end"] = "turn"
+    """`turn` scores every reply, `end` only the last one of an episode."""
+    fallback_reward: Finite | None = None
+    """null stops the run if a conversation cannot be scored. With a number the run continues: the episode gets
+    advantage 0 and is left out of its group."""
+    audit: str | None = None
+    """File of `gym-rm audit -o FILE.json`: a warning is printed if the audit found a weakness of the reward model. null
+    for no file; the embedded reward model has its own."""
+
+
+class AdvantageSettings(Config):
+    """How rewards become advantages."""
+
+    estimator: Literal["grpo", "dr_grpo", "rloo", "leave_one_out", "reinforce_plus_plus", "gdpo"] = "grpo"
+    """Estimator, see `gym_rm.policy.advantages`. `gdpo` needs a scorer with several components."""
+    std_floor: float = Field(default=0.1, gt=0)
+    """Lower bound on the standard deviation that divides advantages, so that groups whose rewards differ only by noise,
+    such as the rounding of a reward model in bfloat16, get small advantages."""
+    component_weights: dict[str, Finite] | None = None
+    """Weights of the components for `gdpo`, by name; null for 1 each."""
+    per_turn: Flag = False
+    """In episodes of several turns, compare the rewards from each turn on, instead of the sum of the episode."""
+    dynamic_sampling: NonNegativeInt = 0
+    """Most times in a step that groups whose rewards are all equal are replaced by groups of other prompts (DAPO, arXiv
+    2503.14476, section 3.2); then those that are left have no weight. 0 to learn from all groups as they are."""
+    overlong: Literal["keep", "filter"] = "keep"
+    """`filter` gives completions that were cut at `max_new_tokens` no weight in the loss."""
+    overlong_buffer: NonNegativeInt = 0
+    """Number of tokens before `max_new_tokens` over which `overlong_penalty` rises from 0; 0 for no penalty."""
+    overlong_penalty: float = Field(default=1.0, ge=0)
+    """Largest penalty, subtracted from the reward (DAPO, arXiv 2503.14476, section 3.4)."""
+
+
+class PolicyLossSettings(Config):
+    """The loss, see `gym_rm.policy.losses`."""
+
+    normalisation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
+    """Mean over all tokens of an update, over completions of their means, or division by `max_new_tokens`."""
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """The probability ratio is clipped to at least 1 - clip_low."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """The probability ratio is clipped to at most 1 + clip_high."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence from the reference policy, which is the initial one. It is measured also with 0."""
+    measure_kl: Flag = True
+    """Measure the divergence if `kl_coef` is 0, which takes a copy of the initial policy and a forward pass."""
+    importance_cap: float | None = Field(default=2.0, gt=0)
+    """Weights of tokens are multiplied by min(probability in training / in sampling, importance_cap), where the sampler
+    computes other probabilities than the trainer; null for no correction."""
+    entropy_coef: Finite = 0.0
+    """Weight of the entropy of the policy, which is added to the objective."""
+
+
+class PolicyOptimizerSettings(OptimizerSettings):
+    """The optimizer."""
+
+    learning_rate: float | None = Field(default=None, gt=0)  # type: ignore[assignment]
+    """Learning rate after the warm-up. null for 5e-4 (embedded policy) or 1e-6."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of AdamW's averages."""
+    schedule: Literal["cosine", "linear", "constant"] = "constant"
+    """How the learning rate falls after the warm-up, down to 0."""
+    updates_per_step: PositiveInt = 1
+    """Number of optimizer updates per step and epoch; the groups of the step are divided among them."""
+    epochs: PositiveInt = 1
+    """Number of times that an update uses each completion."""
+    max_num_batched_tokens: PositiveInt | None = None
+    """Most tokens in one forward and backward pass, counted once where completions share them; null for 4,096 on a CPU
+    and 16,384 on a GPU."""
+    tree: Flag = True
+    """Compute shared prompts once (token trees); false pads instead."""
+    fsdp: Flag = False
+    """Shard weights, gradients and optimizer states over the processes (FSDP2) instead of copying them (DDP)."""
+
+
+class HeldOutSettings(Config):
+    """Measurements on prompts that are not trained on."""
+
+    prompts: str | None = None
+    """File or data set name of the held-out prompts; null to keep some of `env.prompts` for this."""
+    num_prompts: NonNegativeInt = 256
+    """Number of held-out prompts; without `eval.prompts` at most a quarter of all. 0 for no measurements."""
+    every: PositiveInt = 10
+    """Number of steps between measurements. The policy is always measured before the first and after the last step."""
+
+
+class PolicyCheckpointSettings(Config):
+    """What is kept."""
+
+    save_every: PositiveInt | None = None
+    """Steps between checkpoints to resume from; null for `eval.every`. Every run also saves on SIGTERM."""
+    keep_best: NonNegativeInt = 1
+    """Number of policies to keep by `metric`, besides the last checkpoint."""
+    metric: Literal["reward_mean", "accuracy"] | None = None
+    """Metric of the held-out prompts; null for accuracy if the prompts have answers, else reward_mean."""
+
+
+class GRPOSettings(Config):
+    """All settings of a run."""
+
+    output: str | None = None
+    """Folder of the run; null for outputs/grpo-<date>-<time>. A run that was stopped resumes if the same command is
+    repeated with the same folder."""
+    seed: NonNegativeInt = 1
+    """Seed of the prompt order, of sampling and of adapters; it repeats a run exactly on the same machine."""
+    steps: PositiveInt = 60
+    """Number of steps. A step samples completions, scores them and updates the policy."""
+    max_staleness: NonNegativeInt = 0
+    """Number of updates by which the weights that sample may be behind those that learn. Above 0, the next steps are
+    sampled and scored while the policy is updated."""
+    report_to: Literal["none", "tensorboard", "wandb"] = "none"
+    """Where to send metrics, besides `metrics.csv`."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads. null for 1 (embedded policy, which is too small to gain from more) or torch's default."""
+    plan: str | None = None
+    """Plan of `gym-rm plan` (a .json or .yaml file) to follow: it gives the policy, the reward model and the sizes of
+    batches that are null or not set; a setting that exceeds the plan is an error."""
+    policy: PolicySettings = PolicySettings()
+    sampling: SamplingSettings = SamplingSettings()
+    env: RolloutEnvSettings = RolloutEnvSettings()
+    advantage: AdvantageSettings = AdvantageSettings()
+    loss: PolicyLossSettings = PolicyLossSettings()
+    optimizer: PolicyOptimizerSettings = PolicyOptimizerSettings()
+    eval: HeldOutSettings = HeldOutSettings()
+    checkpoint: PolicyCheckpointSettings = PolicyCheckpointSettings()
+
+    @pydantic.model_validator(mode="after")
+    def _require_consistent(self) -> GRPOSettings:
+        if self.optimizer.updates_per_step > self.env.num_prompts:
+            raise ValueError(
+                f"optimizer.updates_per_step={self.optimizer.updates_per_step} is more than env.num_prompts="
+                f"{self.env.num_prompts}, and every update needs a group"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _refuse_what_gdpo_ignores(self) -> GRPOSettings:
+        """`gdpo` compares the components of whole episodes, which no penalty changes."""
+        if self.advantage.estimator == "gdpo" and (self.advantage.per_turn or self.advantage.overlong_buffer):
+            raise ValueError(
+                "advantage.estimator='gdpo' compares the components of whole episodes, so advantage.per_turn and "
+                "advantage.overlong_buffer cannot be used with it; use another estimator"
+            )
+        return self
+
+
+def settings_help(settings: type[Config] = GRPOSettings) -> str:
+    """Return a text with every setting, its type, its default and what it does."""
+    groups = {name: field.annotation for name, field in settings.model_fields.items() if _is_group(field.annotation)}
+    lines = ["settings:"]
+    for prefix, schema in {"": settings, **{f"{name}.": group for name, group in groups.items()}}.items():
+        for each in settings_of(schema):  # type: ignore[arg-type]
+            if each.name not in groups or prefix:
+                words = textwrap.fill(each.text, 110, initial_indent=" " * 6, subsequent_indent=" " * 6)
+                lines += [f"  {prefix}{each.name}  [{each.type}; default: {each.default}]", words]
+    return "\n".join(lines)
+
+
+def _is_group(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Config)

@@ -1,0 +1,155 @@
+"""The policy of a GRPO run where it learns: its weights, optimizer, reference and processes.
+
+What is learned is in `agents/grpo.py`; here is how: token trees under a token budget, log-probabilities under the
+policy and the reference, the weights for samplers, and the state that a run resumes from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gym_rm.engine.backbones.decoder import num_positions
+from gym_rm.engine.loading.trial import longest_shared
+from gym_rm.errors import logger
+from gym_rm.generation.completions import Completion, TokenIds
+from gym_rm.policy.grpo_settings import GRPOSettings
+from gym_rm.policy.rollouts import RolloutTurn
+from gym_rm.policy.trained_policy import TrainedPolicy, open_policy, save_policy
+from gym_rm.policy.turn_batches import PolicyBatch, policy_batches
+from gym_rm.training.checkpoints import atomic_folder
+from gym_rm.training.layouts import choose_layout
+from gym_rm.training.parallel import make_accelerator, reshard, shard
+from gym_rm.training.parallel_model import ParallelModel, token_budget
+
+
+class Learner(ParallelModel):
+    """The policy, its reference and its optimizer, on the ranks of a run.
+
+    Args:
+        run: settings of the run, without `null` where there is a default.
+
+    Attributes:
+        start: the opened policy: `model`, `peft`, `tokenizer`, `name`.
+        reference: the initial policy, or None if the divergence is not measured, or is measured without adapters.
+        unsharded: the model for samplers: a copy on the CPU if the policy itself is sharded, with the first weights.
+
+    Raises:
+        ConfigError: the policy cannot be opened, or a setting does not fit it.
+    """
+
+    def __init__(self, run: GRPOSettings) -> None:
+        policy, options, loss = run.policy, run.optimizer, run.loss
+        accelerator = make_accelerator(
+            folder=str(run.output),
+            precision="no" if policy.dtype == "bfloat16" else policy.precision,
+            report_to=run.report_to,
+            fsdp=options.fsdp,
+        )
+        self.device: torch.device = accelerator.device
+        dtype = getattr(torch, policy.dtype)
+        self.start = open_policy(policy.model, lora=policy.lora, dtype=dtype, seed=run.seed)
+        self.unsharded: Any = copy.deepcopy(self.start.trained) if options.fsdp else self.start.trained
+        self.policy = TrainedPolicy(self.start, temperature=run.sampling.temperature).to(self.device)
+        fuse = not (options.fsdp or policy.lora is not None)
+        self.layout = choose_layout(self.policy, self.start.model, tree=options.tree, fuse=fuse)
+        logger.info("training %s with %s", self.start.name, self.layout)
+        if policy.gradient_checkpointing:
+            self.policy.enable_checkpointing(self.layout)
+        self.budget = token_budget(options.max_num_batched_tokens, self.device)
+        self.measures_kl = bool(loss.kl_coef or loss.measure_kl)
+        self.reference: TrainedPolicy | None = None
+        if self.measures_kl and self.start.peft is None:
+            self.reference = copy.deepcopy(self.policy).requires_grad_(False)
+            if options.fsdp:
+                shard(self.reference, self.reference.model, accelerator)
+        super().__init__(
+            self.policy,
+            accelerator,
+            options,
+            num_updates=run.steps * options.updates_per_step * options.epochs,
+            fsdp=options.fsdp,
+            has_unused=self.policy.has_unused,
+        )
+
+    def batches(
+        self, turns: Sequence[RolloutTurn], groups: NDArray[Any], *, chosen: NDArray[Any] | None = None
+    ) -> list[PolicyBatch]:
+        """Pack turns into micro-batches under the token budget; those of a group share their prompt.
+
+        Args:
+            turns: M turns.
+            groups: group of each turn `[M]`.
+            chosen: indices of the turns to pack; None for all.
+        """
+        model, at = self.start.model, np.arange(len(turns)) if chosen is None else chosen
+        packed = policy_batches(
+            [turns[k] for k in at.tolist()],
+            groups[at].tolist(),
+            layout=self.layout.layout,
+            max_num_batched_tokens=self.budget,
+            max_width=num_positions(model),
+            longest_shared=longest_shared(model.config),
+        )
+        return [replace(batch, turns=tuple(at[list(batch.turns)].tolist()), rows=at[batch.rows]) for batch in packed]
+
+    @torch.no_grad()
+    def log_probs(
+        self, batches: Sequence[PolicyBatch], *, reference: bool = False
+    ) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """Yield the turns of each micro-batch and the log-probabilities of their tokens `[N]`.
+
+        Args:
+            batches: the micro-batches of this rank.
+            reference: under the reference instead of the policy.
+        """
+        module = self.reference if reference and self.reference is not None else self.policy
+        for batch, counts in self.passes(batches, spare=batches[0], learn=False):
+            initial = reference and self.start.peft is not None
+            with (
+                self.accelerator.autocast(),
+                self.start.peft.disable_adapter() if initial else contextlib.nullcontext(),
+            ):
+                log_probs, _ = module(batch)
+            if counts:
+                yield batch.turns, log_probs
+        if self.fsdp:
+            reshard(module)
+
+    def log_probs_of(self, prompt: TokenIds, completion: TokenIds) -> list[float]:
+        """Return the log-probabilities of the tokens of one completion."""
+        turn = RolloutTurn(prompt, Completion(completion, np.zeros(len(completion), np.float32), True, ""), 0.0)
+        ((_, log_probs),) = self.log_probs(self.batches([turn], np.zeros(1, np.int64)))
+        values: list[float] = log_probs.tolist()
+        return values
+
+    def shared(self, values: NDArray[Any]) -> tuple[NDArray[Any], slice]:
+        """Return the arrays of all ranks as one, in the order of ranks, and where this rank's part is."""
+        parts = self.gathered([values])
+        start = sum(len(part) for part in parts[: self.rank])
+        return np.concatenate(parts), slice(start, start + len(values))
+
+    def summed(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Return the sums over all ranks."""
+        every = self.gathered([dict(values)])
+        return {name: math.fsum(of_rank[name] for of_rank in every) for name in values}
+
+    def export(self, folder: Path) -> None:
+        """Write the policy as a plain Hugging Face folder, with adapters merged; all ranks must call this."""
+        weights, start = self.weights(keep=self.is_main), self.start
+        if start.peft is not None:
+            start = replace(start, peft=self.unsharded)
+        if self.is_main:
+            with atomic_folder(folder) as unfinished:
+                save_policy(start, unfinished, weights)
+        self.accelerator.wait_for_everyone()

@@ -1,0 +1,264 @@
+"""Sampling of completions by a server of vLLM or SGLang, which gets new weights through files.
+
+vLLM (routes and fields as in 0.33): `/v1/completions` with token ids, `return_token_ids` and `logprobs`; new weights
+through `/collective_rpc` (`reload_weights`) and `/reset_prefix_cache`, which exist if the server runs with
+`VLLM_SERVER_DEV_MODE=1`. `--logprobs-mode processed_logprobs` makes its log-probabilities those at the sampling
+temperature. SGLang (0.5): `/generate` with `input_ids` and `return_logprob`; new weights through
+`/update_weights_from_disk`, which flushes the prefix cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gym_rm.errors import ConfigError, RemoteError
+from gym_rm.generation.completions import Completion, TokenIds
+from gym_rm.http_client.responses import NoSuchRoute, Refused, parse_json
+from gym_rm.training.checkpoints import atomic_folder
+
+CALIBRATION_SEED = 0
+TOLERANCE = 0.05  # mean difference of log-probabilities; servers compute in bfloat16, with other kernels
+
+
+class RemoteSampler:
+    """Samples completions with a server; see `Sampler`.
+
+    After new weights, and before the first completions, the server completes a known prompt. Its log-probabilities
+    must be those of the trainer, so old weights, another temperature or another filter of tokens are noticed. Weights
+    that changed less than the tolerance cannot be told apart.
+
+    Args:
+        url: address of the server.
+        engine: `"vllm"` or `"sglang"`.
+        model: name under which vLLM serves the model; None for SGLang.
+        tokenizer: tokenizer of the policy, which writes the texts.
+        ends: ids of the tokens that end a completion, see `end_tokens`.
+        save: `save(folder, weights)` writes a Hugging Face folder with these weights.
+        weights_folder: folder of the weights; the server must see it under the same path.
+        max_new_tokens: most tokens in a completion.
+        temperature: sampling temperature, above 0.
+        calibrate: `calibrate(prompt, completion)` returns the trainer's log-probabilities of the tokens of a completion
+            at the sampling temperature, `[T]`; None to trust the server.
+        tolerance: largest mean difference from them.
+        api_key: sent as a bearer token.
+        concurrency: largest number of requests at the same time.
+        timeout: seconds for all completions of a call, and for loading weights.
+        max_retries: how often a request is sent again after a failed connection or a status of 500 and more; a server
+            that answers 429 or 503 with `Retry-After` is asked again then.
+
+    Raises:
+        ConfigError: an option is invalid, or httpx is missing.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        engine: Literal["vllm", "sglang"],
+        model: str | None,
+        tokenizer: Any,
+        ends: Sequence[int],
+        save: Callable[[Path, Mapping[str, Tensor]], None],
+        weights_folder: Path,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        calibrate: Callable[[TokenIds, TokenIds], Sequence[float]] | None = None,
+        tolerance: float = TOLERANCE,
+        api_key: str | None = None,
+        concurrency: int = 64,
+        timeout: float = 600.0,
+        max_retries: int = 5,
+    ) -> None:
+        if engine not in ("vllm", "sglang"):
+            raise ConfigError(f"engine must be 'vllm' or 'sglang', got {engine!r}.")
+        if temperature <= 0:
+            raise ConfigError(f"temperature must be above 0, got {temperature}.")
+        if engine == "vllm" and model is None:
+            raise ConfigError("engine='vllm' needs model=, the name under which the server serves the policy.")
+        try:
+            from gym_rm.http_client.client import HTTPClient
+        except ImportError as error:
+            raise ConfigError("a server as sampler needs httpx: pip install 'gym-rm[server]'.") from error
+        self.url, self.engine, self.model = url.rstrip("/"), engine, model
+        self.tokenizer, self.max_new_tokens, self.temperature = tokenizer, max_new_tokens, temperature
+        self.version: int | None = None
+        self._ends = sorted(ends)
+        self._save, self._folder = save, Path(weights_folder)
+        self._calibrate, self._tolerance = calibrate, tolerance
+        self._timeout = timeout
+        self._client = HTTPClient(
+            [self.url], key=api_key, attempt_timeout=timeout, max_retries=max_retries, max_connections=concurrency
+        )
+        self._trusted = calibrate is None
+
+    def sample(self, prompts: Sequence[TokenIds], *, seeds: Sequence[int]) -> list[Completion]:
+        """Sample one completion for each prompt; see `Sampler`.
+
+        Raises:
+            ConfigError: the server refuses a request, or its reply cannot be used; the message names the row.
+            RemoteError: no answer within the time or the retries.
+        """
+        if not self._trusted:
+            self._check()
+        if not len(prompts):
+            return []
+        return self._client.run(self._sample(prompts, seeds))
+
+    def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Write the weights to a folder, make the server load it, and compare its log-probabilities.
+
+        Raises:
+            ConfigError: the server cannot load weights, or has others afterwards.
+            RemoteError: no answer.
+        """
+        folder = (self._folder / f"version-{version:08d}").absolute()
+        with atomic_folder(folder) as unfinished:
+            self._save(unfinished, weights)
+        self._trusted = False
+        self._client.run(self._load(folder, version))
+        self.version = version
+        for old in self._folder.glob("version-*"):
+            if old != folder and old.absolute() != folder:
+                shutil.rmtree(old, ignore_errors=True)
+        self._check()
+
+    def close(self) -> None:
+        """Close all connections and remove the folder of the weights; the server keeps those that it loaded."""
+        self._client.close()
+        for old in self._folder.glob("version-*"):
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _check(self) -> None:
+        """Compare the server's log-probabilities of a completion with the trainer's."""
+        if self._calibrate is not None:
+            prompt = np.array(self.tokenizer.encode("What is 2 + 2?", add_special_tokens=False), dtype=np.int32)
+            (completion,) = self._client.run(self._sample([prompt], [CALIBRATION_SEED]))
+            expected = np.asarray(self._calibrate(prompt, completion.token_ids), dtype=np.float64)
+            difference = float(np.abs(expected - completion.log_probs).mean())
+            if not difference <= self._tolerance:
+                hint = " or has no --logprobs-mode processed_logprobs" if self.engine == "vllm" else ""
+                raise ConfigError(
+                    f"{self.url} has other log-probabilities than the trainer for weights of version {self.version}: "
+                    f"they differ by {difference:.3g} on average, more than {self._tolerance}. It did not load the new "
+                    f"weights, filters tokens{hint}; compare its model and options with the policy's."
+                )
+        self._trusted = True
+
+    async def _sample(self, prompts: Sequence[TokenIds], seeds: Sequence[int]) -> list[Completion]:
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._complete(row, prompt, int(seed), deadline))
+                    for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+                ]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        sampled = [task.result() for task in tasks]
+        texts = self.tokenizer.batch_decode(
+            [ids[: len(ids) - finished].tolist() for ids, _, finished in sampled], skip_special_tokens=False
+        )
+        return [
+            Completion(ids, log_probs, finished, text)
+            for (ids, log_probs, finished), text in zip(sampled, texts, strict=True)
+        ]
+
+    async def _complete(
+        self, row: int, prompt: TokenIds, seed: int, deadline: float
+    ) -> tuple[TokenIds, NDArray[np.float32], bool]:
+        """Return the token ids and log-probabilities of one completion, and whether it ended."""
+        path, body = self._request(prompt.tolist(), seed)
+        try:
+            reply, _ = await self._client.send(path, json.dumps(body).encode(), read=_parse, deadline=deadline)
+            return self._read(reply, prompt)
+        except Refused as error:
+            raise ConfigError(f"row {row} ({len(prompt)} tokens): {self.url} refused it: {error}.") from error
+        except RemoteError as error:
+            raise RemoteError(f"row {row}: no completion: {error}") from error
+        except _Unusable as error:
+            raise ConfigError(f"row {row}: the reply of {self.url} cannot be used: {error}.") from error
+
+    def _request(self, prompt: list[int], seed: int) -> tuple[str, dict[str, Any]]:
+        """Return path and body; every option is set, because servers read others from the checkpoint."""
+        filters: dict[str, Any] = {"temperature": self.temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+        filters |= {"repetition_penalty": 1.0, "stop_token_ids": self._ends, "skip_special_tokens": False}
+        if self.engine == "sglang":
+            sampling = filters | {"max_new_tokens": self.max_new_tokens, "sampling_seed": seed}
+            return "/generate", {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+        options = {"max_tokens": self.max_new_tokens, "seed": seed, "logprobs": 0, "return_token_ids": True}
+        return "/v1/completions", {"model": self.model, "prompt": prompt} | filters | options
+
+    def _read(self, reply: Any, prompt: TokenIds) -> tuple[TokenIds, NDArray[np.float32], bool]:
+        """Return the completion of a reply.
+
+        Raises:
+            _Unusable: something is missing or wrong.
+        """
+        try:
+            if self.engine == "sglang":
+                meta = reply["meta_info"]
+                pairs, reason = meta["output_token_logprobs"], meta["finish_reason"]["type"]
+                ids, log_probs, seen = [pair[1] for pair in pairs], [pair[0] for pair in pairs], None
+            else:
+                (choice,) = reply["choices"]
+                ids, log_probs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+                reason, seen = choice["finish_reason"], choice.get("prompt_token_ids")
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise _Unusable(
+                f"it has no token ids, log-probabilities or finish_reason ({type(error).__name__}: {error}); the "
+                "server may be too old, or another engine than engine="
+                f"{self.engine!r}"
+            ) from error
+        if seen is not None and seen != prompt.tolist():
+            raise _Unusable(f"the server completed another prompt, of {len(seen)} instead of {len(prompt)} tokens")
+        valid = ids and all(type(token) is int and 0 <= token < len(self.tokenizer) for token in ids)
+        if not valid:
+            raise _Unusable(f"its token ids {ids[:5]} are not ids of the policy's {len(self.tokenizer)} tokens")
+        if len(log_probs) != len(ids) or any(
+            type(value) not in (int, float) or not value <= 1e-3 for value in log_probs
+        ):
+            raise _Unusable(f"its {len(ids)} tokens have the log-probabilities {log_probs[:5]}")
+        if len(ids) > self.max_new_tokens or reason not in ("stop", "length"):
+            raise _Unusable(f"it has {len(ids)} of at most {self.max_new_tokens} tokens and finish_reason={reason!r}")
+        finished = ids[-1] in self._ends
+        if finished != (reason == "stop") and len(ids) < self.max_new_tokens:
+            raise _Unusable(f"finish_reason={reason!r}, but its last token is {ids[-1]}, and {self._ends} end a reply")
+        return np.array(ids, dtype=np.int32), np.array(log_probs, dtype=np.float32), finished
+
+    async def _load(self, folder: Path, version: int) -> None:
+        """Make the server load the folder."""
+        deadline = asyncio.get_running_loop().time() + self._timeout
+        requests: list[tuple[str, dict[str, Any]]]
+        if self.engine == "sglang":
+            body = {"model_path": str(folder), "flush_cache": True, "weight_version": str(version)}
+            requests = [("/update_weights_from_disk", body)]
+        else:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            requests = [("/collective_rpc", body), ("/reset_prefix_cache", {})]
+        try:
+            for path, body in requests:
+                reply, _ = await self._client.send(path, json.dumps(body).encode(), read=_parse, deadline=deadline)
+                if isinstance(reply, dict) and reply.get("success") is False:
+                    raise ConfigError(f"{self.url}{path} failed for {str(folder)!r}: {reply.get('message', reply)}")
+        except NoSuchRoute as error:
+            needs = "start it with VLLM_SERVER_DEV_MODE=1" if self.engine == "vllm" else "use SGLang 0.5 or newer"
+            raise ConfigError(f"{self.url} cannot load weights from files ({error}); {needs}.") from error
+        except Refused as error:
+            raise ConfigError(f"{self.url} did not load the weights in {str(folder)!r}: {error}.") from error
+
+
+class _Unusable(Exception):
+    """A reply that would be no better if the request was sent again."""
+
+
+def _parse(body: bytes) -> Any:
+    return parse_json(body) if body else {}

@@ -1,0 +1,282 @@
+"""What a policy wrote in a step: rollouts, which are episodes with the tokens that were sampled in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gym_rm.envs.infos import Infos, infos_of_row
+from gym_rm.evaluation.answers import is_right
+from gym_rm.generation.completions import Completion, TokenIds
+from gym_rm.types import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTurn:
+    """One reply in a rollout. The policy learns from exactly the tokens that it sampled, after what it saw then.
+
+    Attributes:
+        prompt: int32 `[P]`, what the policy saw: the conversation in its template.
+        completion: what it replied.
+        reward: reward of this reply: 0 if it was not scored, NaN if its score is missing.
+    """
+
+    prompt: TokenIds
+    completion: Completion
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One episode of a step.
+
+    Attributes:
+        row: its number among the rollouts of the step on all ranks.
+        group: number of its prompt in the step; the rollouts of a group are compared.
+        prompt_id: id of the prompt.
+        answer: reference answer, or None.
+        conversation: the whole conversation.
+        turns: the replies.
+        components: sums of the components of the reward, by name.
+        attempt: number of times that its group was replaced, by dynamic sampling.
+        verdicts: the verdict of each verifier on the last reply that it scored.
+    """
+
+    row: int
+    group: int
+    prompt_id: str
+    answer: str | None
+    conversation: Conversation
+    turns: tuple[RolloutTurn, ...]
+    components: Mapping[str, float]
+    attempt: int = 0
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reward(self) -> float:
+        """Sum of the rewards of the turns; NaN if a score is missing."""
+        return math.fsum(turn.reward for turn in self.turns)
+
+    def rewards_with(self, reward: float) -> list[float]:
+        """Return the reward of each turn, given the episode's after penalties, which are taken from the last turn."""
+        rewards = [turn.reward for turn in self.turns]
+        rewards[-1] += reward - self.reward
+        return rewards
+
+    @property
+    def reply(self) -> str:
+        """The last reply."""
+        return self.turns[-1].completion.text
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the last reply has the reference answer, checked without the reward model; None without an answer."""
+        return None if self.answer is None else is_right(self.reply, self.answer)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every reply ended with an end token."""
+        return all(turn.completion.finished for turn in self.turns)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What this rank's rollouts say: B rollouts, M turns, N tokens, one rollout after the other.
+
+    Attributes:
+        rollouts: the rollouts.
+    """
+
+    rollouts: Sequence[Rollout]
+
+    @cached_property
+    def turns(self) -> list[RolloutTurn]:
+        """The turns."""
+        return [turn for rollout in self.rollouts for turn in rollout.turns]
+
+    @cached_property
+    def owners(self) -> NDArray[Any]:
+        """Index of each turn's rollout `[M]`."""
+        return np.repeat(np.arange(len(self.rollouts)), [len(rollout.turns) for rollout in self.rollouts])
+
+    @cached_property
+    def groups(self) -> NDArray[Any]:
+        """Group of each turn `[M]`."""
+        groups: NDArray[Any] = self.column("group")[self.owners]
+        return groups
+
+    @cached_property
+    def lengths(self) -> NDArray[Any]:
+        """Number of sampled tokens of each turn `[M]`."""
+        return np.array([len(turn.completion.token_ids) for turn in self.turns])
+
+    @cached_property
+    def log_probs(self) -> NDArray[np.float32]:
+        """Log-probabilities of the tokens as the sampler computed them `[N]`."""
+        return np.concatenate([turn.completion.log_probs for turn in self.turns])
+
+    @cached_property
+    def component_names(self) -> list[str]:
+        """Names of the components of the rewards, sorted."""
+        return sorted({name for rollout in self.rollouts for name in rollout.components})
+
+    def component(self, name: str) -> NDArray[np.float64]:
+        """Return a component of the rewards `[B]`, NaN where a rollout has none."""
+        return np.array([rollout.components.get(name, math.nan) for rollout in self.rollouts])
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return an attribute of the rollouts `[B]`."""
+        return np.array([getattr(rollout, name) for rollout in self.rollouts])
+
+    def tokens_of(self, turns: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
+        """Return the indices of the tokens of some turns."""
+        ends = np.cumsum(self.lengths)
+        return np.concatenate([np.arange(ends[turn] - self.lengths[turn], ends[turn]) for turn in turns])
+
+    def in_order(self, values: Iterator[tuple[Sequence[int], Tensor]]) -> NDArray[np.float32]:
+        """Return the values of all tokens `[N]`, given those of the turns of each micro-batch."""
+        ordered = np.empty(self.lengths.sum(), np.float32)
+        for turns, of_turns in values:
+            ordered[self.tokens_of(turns)] = of_turns.float().cpu().numpy()
+        return ordered
+
+
+def to_plain(rollout: Rollout) -> dict[str, Any]:
+    """Return a rollout as values of JSON, for a checkpoint."""
+
+    def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in items}
+
+    return dataclasses.asdict(rollout, dict_factory=plain)
+
+
+def from_plain(values: Mapping[str, Any]) -> Rollout:
+    """Return the rollout of `to_plain`."""
+    turns = []
+    for turn in values["turns"]:
+        given = turn["completion"]
+        token_ids, log_probs = np.array(given["token_ids"], np.int32), np.array(given["log_probs"], np.float32)
+        completion = Completion(token_ids, log_probs, given["finished"], given["text"])
+        turns.append(RolloutTurn(np.array(turn["prompt"], np.int32), completion, turn["reward"]))
+    return Rollout(**{**values, "turns": tuple(turns)})
+
+
+class RolloutBatch:
+    """Episodes that are played together, one in each environment: what the policy saw and wrote, and its rewards.
+
+    Args:
+        tokenizer: writes conversations as the policy reads them.
+        prompt_indices: prompt of each environment, int64 `[num_envs]`.
+        numbers: number of each episode among those of all ranks `[num_envs]`; its random numbers depend on it.
+        group_size: episodes with one prompt.
+        seed: seed of the random numbers.
+        rows: environments to play, bool `[num_envs]`.
+        attempt: kept in the rollouts.
+
+    Attributes:
+        playing: environments whose episode has not ended, bool `[num_envs]`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt_indices: NDArray[Any],
+        numbers: NDArray[Any],
+        *,
+        group_size: int,
+        seed: tuple[int, ...],
+        rows: NDArray[Any],
+        attempt: int = 0,
+    ) -> None:
+        self.prompt_indices, self.playing = prompt_indices, rows.copy()
+        self._tokenizer, self._numbers, self._group_size, self._seed = tokenizer, numbers, group_size, seed
+        self._attempt, self._rows = attempt, np.flatnonzero(rows).tolist()
+        self._turns: dict[int, list[RolloutTurn]] = {row: [] for row in self._rows}
+        self._components: dict[int, dict[str, float]] = {row: {} for row in self._rows}
+        self._verdicts: dict[int, dict[str, str]] = {row: {} for row in self._rows}
+
+    def begin(self, observations: Sequence[Conversation], infos: Infos) -> None:
+        """Take what `reset` returned."""
+        self._conversations = {row: observations[row] for row in self._rows}
+        self._prompt_ids, self._answers = infos["prompt_id"], infos.get("answer", [None] * len(observations))
+
+    def prompts(self) -> list[TokenIds]:
+        """Return what the policy sees of each conversation that is played, as token ids int32 `[P]`."""
+        return [render(self._tokenizer, self._conversations[row]) for row in np.flatnonzero(self.playing).tolist()]
+
+    def seeds(self) -> list[int]:
+        """Return the seed of the next reply of each conversation that is played."""
+        rows = np.flatnonzero(self.playing)
+        sequence = np.random.SeedSequence([*self._seed, len(self._turns[int(rows[0])])])
+        seeds = sequence.generate_state(self._numbers.max() + 1, np.uint64) >> 1
+        return [int(seeds[number]) for number in self._numbers[rows]]
+
+    def replies(self, completions: Sequence[Completion]) -> list[str]:
+        """Return the reply for each environment, which is empty where none is played."""
+        replies = [""] * len(self.playing)
+        for row, completion in zip(np.flatnonzero(self.playing), completions, strict=True):
+            replies[row] = completion.text
+        return replies
+
+    def add(
+        self,
+        prompts: Sequence[TokenIds],
+        completions: Sequence[Completion],
+        step: tuple[Sequence[Conversation], NDArray[Any], NDArray[Any], NDArray[Any], Infos],
+    ) -> None:
+        """Add a turn of each conversation that is played; `step` is what the environments returned for it."""
+        observations, rewards, terminations, truncations, infos = step
+        scored = infos.get("_score_ok", np.zeros(len(rewards), bool))
+        ok = infos.get("score_ok", np.ones(len(rewards), bool))
+        for row, prompt, completion in zip(np.flatnonzero(self.playing).tolist(), prompts, completions, strict=True):
+            missing = scored[row] and not ok[row]
+            self._turns[row].append(RolloutTurn(prompt, completion, math.nan if missing else float(rewards[row])))
+            self._conversations[row] = observations[row]
+            for name, value in infos_of_row(infos.get("components", {}), row).items():
+                self._components[row][name] = self._components[row].get(name, 0.0) + value
+            self._verdicts[row] |= _verdicts(infos, row)
+        self.playing &= ~(terminations | truncations)
+
+    def rollouts(self) -> list[Rollout]:
+        """Return the rollouts of the episodes that have ended."""
+        return [
+            Rollout(
+                row=int(self._numbers[row]),
+                group=int(self._numbers[row]) // self._group_size,
+                prompt_id=self._prompt_ids[row],
+                answer=self._answers[row],
+                conversation=self._conversations[row],
+                turns=tuple(self._turns[row]),
+                components=self._components[row],
+                attempt=self._attempt,
+                verdicts=self._verdicts[row],
+            )
+            for row in self._rows
+        ]
+
+
+def render(tokenizer: Any, conversation: Conversation) -> TokenIds:
+    """Return the tokens of a conversation up to where the policy replies, int32 `[P]`."""
+    ids = tokenizer.apply_chat_template(
+        [dict(message) for message in conversation], add_generation_prompt=True, return_dict=False
+    )
+    return np.array(ids, dtype=np.int32)
+
+
+def _verdicts(infos: Infos, row: int) -> dict[str, str]:
+    """Return the verdicts of verifiers on a reply: the infos `verdict`, or `<scorer>/verdict` of a mixture."""
+    named = {name: values for name, values in infos.items() if name.rpartition("/")[2] in ("verdict", "_verdict")}
+    return {name: value for name, value in infos_of_row(named, row).items() if isinstance(value, str)}

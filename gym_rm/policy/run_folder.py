@@ -1,0 +1,205 @@
+"""The folder of a GRPO run: metrics, conversations, checkpoints and the best policies, and what a run resumes from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_rm.errors import ConfigError
+from gym_rm.policy.async_rollouts import AsyncRollouts, read_pending
+from gym_rm.policy.grpo_settings import GRPOSettings
+from gym_rm.policy.learner import Learner
+from gym_rm.policy.rollouts import Rollout
+from gym_rm.reports.rollout_metrics import rollout_metrics
+from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
+from gym_rm.training.best_checkpoints import BestModels
+from gym_rm.training.checkpoints import checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
+from gym_rm.training.parallel import start_trackers
+from gym_rm.training.reward_model_settings import flat_settings
+from gym_rm.types import Prompt
+
+LOGGED_GROUPS = 4  # groups of a step whose conversations are written
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a run ended before its last step.
+
+    Attributes:
+        reason: in words.
+        exit_code: of the process.
+    """
+
+    reason: str
+    exit_code: int
+
+
+class RunFolder:
+    """The folder of a run. All ranks make one and call its methods; the main process writes.
+
+    Args:
+        settings: settings of the run, without `null` where there is a default.
+        learner: the policy, which gets the state of the last checkpoint.
+        prompts: training and held-out prompts; a run is resumed only with the same.
+
+    Attributes:
+        step: number of steps that are done.
+        pending: rollouts of the next steps that were made before an interruption, by step.
+
+    Raises:
+        ConfigError: the folder is used by another process, or has a run with other settings.
+    """
+
+    def __init__(
+        self, settings: GRPOSettings, learner: Learner, prompts: tuple[Sequence[Prompt], Sequence[Prompt]]
+    ) -> None:
+        assert settings.output is not None
+        self.settings, self.learner, self.folder = settings, learner, Path(settings.output)
+        self._identity = {**curve_settings(settings), "contents of prompts": _digest(prompts)}
+        answers = any(prompt.answer is not None for prompt in prompts[1])
+        self.metric = settings.checkpoint.metric or ("accuracy" if answers else "reward_mean")
+        if self.metric == "accuracy" and not answers:
+            raise ConfigError("checkpoint.metric='accuracy': the held-out prompts have no answers; use reward_mean.")
+        if learner.is_main:
+            lock_folder(self.folder)
+        self.best = BestModels(self.folder / "best", most=settings.checkpoint.keep_best, higher_is_better=True)
+        self.step, self.pending = 0, dict[int, list[Rollout]]()
+        checkpoint = checkpoint_to_resume(self.folder, self._identity)
+        if checkpoint is not None:
+            if checkpoint.step > settings.steps:
+                raise ConfigError(
+                    f"{str(self.folder)!r} has {checkpoint.step} steps already, more than steps={settings.steps}."
+                )
+            learner.restore(checkpoint)
+            self.step, self.best.values = checkpoint.step, dict(checkpoint.kept)
+            self.pending = self._of_rank(read_pending(checkpoint.state["pending"]))
+        self.writer: RunWriter | None = None
+        if learner.is_main:
+            plain = settings.model_dump(mode="json")
+            changed = settings.model_dump(mode="json", exclude_defaults=True)
+            self.writer = RunWriter(self.folder, plain, changed=changed, after=self.step, again=checkpoint is None)
+        start_trackers(learner.accelerator, "grpo", settings.model_dump(mode="json"))
+        learner.accelerator.wait_for_everyone()
+
+    def history(self) -> Run | None:
+        """Return what a run that is resumed has written so far; None for a new run, and on other ranks."""
+        return read_run(self.folder) if self.step and self.learner.is_main else None
+
+    def is_due(self, every: int) -> bool:
+        """Return whether something that happens every so many steps happens now; it does after the last step."""
+        return self.step % every == 0 or self.step == self.settings.steps
+
+    def log_step(
+        self, rollouts: Sequence[Rollout], advantages: Sequence[float], metrics: Mapping[str, Any], *, seconds: float
+    ) -> dict[str, Any]:
+        """Write and return the metrics of a step, and now and then its first conversations.
+
+        Args:
+            rollouts: those of this rank.
+            advantages: of each rollout.
+            metrics: metrics of the updates.
+            seconds: of the step.
+        """
+        every = self.learner.gathered(list(zip(rollouts, advantages, strict=True)))
+        of_all = [rollout for rollout, _ in every]
+        staleness = min(self.step - 1, self.settings.max_staleness)
+        values: dict[str, Any] = {**rollout_metrics(of_all), "staleness": staleness, **metrics}
+        if self.settings.advantage.dynamic_sampling:
+            values["extra_batches"] = max(rollout.attempt for rollout in of_all)
+        values["tokens_per_second"] = sum(rollout.num_tokens for rollout in of_all) / seconds
+        self._log("train", values)
+        if self.is_due(self.settings.eval.every):
+            for rollout, advantage in every[: LOGGED_GROUPS * self.settings.env.group_size]:
+                self._add_conversation("train", rollout, advantage)
+        return values
+
+    def log_held_out(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+        """Write and return the metrics of the rollouts of a measurement, and keep the policy if it is of the best."""
+        metrics = rollout_metrics(rollouts)
+        self._log("held_out", metrics)
+        for rollout in rollouts:
+            self._add_conversation("held_out", rollout, None)
+        value = metrics.get(self.metric)
+        if self.step and value is not None and self.settings.checkpoint.keep_best:
+            self.best.offer(self.step, value, self.learner.export, is_main=self.learner.is_main)
+        return metrics
+
+    def save(self, rollouts: AsyncRollouts) -> None:
+        """Write a checkpoint to resume from; the lines of its step must be written before."""
+        state = {"pending": self.learner.gathered([rollouts.pending()])}
+        checkpoint = self.learner.checkpoint(self.step, settings=self._identity, kept=self.best.values, state=state)
+        if self.learner.is_main:
+            save_checkpoint(self.folder, checkpoint)
+        self.learner.accelerator.wait_for_everyone()
+
+    def stop_for(self, heard: int | None) -> Stop | None:
+        """Return why the run stops now, if a rank was sent a signal; all ranks must call this."""
+        signals = [number for number in self.learner.gathered([heard]) if number is not None]
+        if not signals or self.step == self.settings.steps:
+            return None
+        return Stop(f"{signal.Signals(signals[0]).name} came", 128 + signals[0])
+
+    def finish(self) -> None:
+        """Write the last policy."""
+        self.learner.export(self.folder / "final")
+
+    def close(self) -> None:
+        """Close the trackers, and let other processes use the folder."""
+        self.learner.accelerator.end_training()
+        release_folder(self.folder)
+
+    def _log(self, phase: Phase, metrics: Mapping[str, Any]) -> None:
+        """Write a line, and send its numbers to the trackers."""
+        if self.writer is not None:
+            self.writer.add_metrics(phase, self.step, metrics)
+        flat = {f"{phase}/{name.replace('.', '/')}": value for name, value in flat_settings(metrics).items()}
+        numbers = {name: value for name, value in flat.items() if isinstance(value, int | float)}
+        self.learner.accelerator.log(numbers, step=self.step)
+
+    def _add_conversation(self, phase: Phase, rollout: Rollout, advantage: float | None) -> None:
+        if self.writer is not None:
+            self.writer.add_conversation(
+                self.step,
+                rollout.conversation,
+                prompt_id=rollout.prompt_id,
+                reward=rollout.reward,
+                right=rollout.right,
+                phase=phase,
+                group=rollout.group if phase == "train" else None,
+                advantage=advantage,
+                tokens=rollout.num_tokens,
+                finished=rollout.finished,
+                components=rollout.components,
+                verdicts=rollout.verdicts,
+            )
+
+    def _of_rank(self, pending: Mapping[int, Sequence[Rollout]]) -> dict[int, list[Rollout]]:
+        """Return this rank's share of rollouts, also if they were made by another number of processes."""
+        share = self.settings.env.num_prompts // self.learner.world
+        first = self.learner.rank * share
+        return {step: [r for r in made if first <= r.group < first + share] for step, made in pending.items()}
+
+
+def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
+    """Return the settings that must be the same to resume a run: all that change its curve."""
+    values = settings.model_dump(mode="json")
+    for name in ("output", "report_to", "threads", "checkpoint", "plan"):
+        values.pop(name)
+    for name in ("server", "server_key", "weights_folder"):
+        values["sampling"].pop(name)
+    for name in ("max_num_batched_tokens", "fsdp"):
+        values["optimizer"].pop(name)
+    values["policy"].pop("gradient_checkpointing")
+    if settings.optimizer.schedule == "constant":
+        values.pop("steps")  # a finished run can be resumed with more steps
+    return values
+
+
+def _digest(prompts: tuple[Sequence[Prompt], Sequence[Prompt]]) -> str:
+    contents = [[[each.prompt_id, list(each.messages), each.answer] for each in part] for part in prompts]
+    return hashlib.sha256(json.dumps(contents, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,55 @@
+"""HTML pages that load nothing: one head and style for all of them, and texts that are safe to show."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from gym_rm.reports.transcripts import visible
+
+MOST_CHARACTERS = 3000  # of a message on a page; a longer one is cut in the middle
+
+
+def render(template: str, **values: Any) -> str:
+    """Return the HTML of a page from a template beside this file; all texts are escaped."""
+    return _environment().get_template(template).render(**values)
+
+
+def write_page(page: str, path: str | Path) -> Path:
+    """Write a page, with folders that are missing; return the path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A lone surrogate, which UTF-8 cannot encode, is written as its escape.
+    path.write_bytes(page.encode("utf-8", errors="backslashreplace"))
+    return path
+
+
+def cut(text: str) -> str:
+    """Return a text with control characters escaped, and the middle of a long one left out."""
+    if len(text) > MOST_CHARACTERS:
+        half = MOST_CHARACTERS // 2
+        text = f"{text[:half]} […{len(text) - 2 * half:,} characters…] {text[-half:]}"
+    return visible(text)
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("gym_rm", "reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["code"] = _code
+    return environment
+
+
+def _code(text: str) -> Markup:
+    """Return a text with what is between backticks as code."""
+    parts = [f"<code>{escape(part)}</code>" if i % 2 else escape(part) for i, part in enumerate(text.split("`"))]
+    return Markup("".join(parts))

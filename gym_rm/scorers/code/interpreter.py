@@ -1,0 +1,196 @@
+"""Multi-turn: the code blocks of replies are executed, and the results are the user's next turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from gym_rm.checks import boolean, integer, one_of, positive
+from gym_rm.sandbox.limits import SandboxLimits
+from gym_rm.sandbox.sandbox import Sandbox
+from gym_rm.sandbox.session import SandboxReply, SandboxSession
+from gym_rm.scorers.code.replies import reply_blocks
+from gym_rm.scorers.code.verdicts import clean
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Message, Prompt
+
+MOST_CHARACTERS = 10_000
+"""Length of a result; the rest is cut off."""
+LOST = "The variables of this block are lost."
+"""Part of a result that says that the state is the one before the block."""
+_REASONS = {
+    "time": "TimeoutError: the code ran for too long.",
+    "memory": "MemoryError: the code used too much memory.",
+    "output": "the code printed too much.",
+    "forbidden": "PermissionError: the code did something that is not allowed.",
+    "exit": "SystemExit: the code ended the interpreter.",
+    "killed": "the interpreter was ended from outside.",
+    "invalid": "the interpreter ended.",
+}
+_KEEPS_STATE = ("ok", "exception", "syntax_error")
+
+
+class CodeInterpreter:
+    """`respond` that executes the code blocks of each reply and returns what they print and evaluate to.
+
+    The result is `<result>4</result>`, or a block of several lines. A block that ends with an expression evaluates to
+    it. Errors are results too. A reply without code ends the episode.
+
+    The variables of an episode are kept in a process of its own, which is found by the messages of the conversation,
+    so that no name of the episode is needed. If it is gone, the earlier blocks of the conversation are executed
+    again. As many conversations of a call run at the same time as the sandbox has workers.
+
+    Args:
+        sandbox: sandbox to use, which stays open in `close`; None for a new one from the following options.
+        blocks: which parts of a reply are executed: `"code"`: `<code>` only; `"any"`: `<code>`, or fenced blocks.
+        timeout: seconds for the code of one reply; also for executing earlier ones again.
+        max_sessions: most episodes whose process is kept; the one that was not used for the longest time ends.
+        limits: fields of `SandboxLimits` to change.
+        options: see `Sandbox`.
+
+    Raises:
+        ConfigError: an option is invalid, or the machine can run no code safely.
+
+    Example:
+        >>> run = CodeInterpreter(allow_unsafe=True)
+        >>> question = {"role": "user", "content": "What is 2 ** 10?"}
+        >>> reply = {"role": "assistant", "content": "<code>2 ** 10</code>"}
+        >>> run([[question, reply]], [Prompt((question,), "p")], None)
+        ['<result>1024</result>']
+        >>> run.close()
+    """
+
+    def __init__(
+        self,
+        *,
+        sandbox: Sandbox | None = None,
+        blocks: Literal["code", "any"] = "any",
+        timeout: float = 10.0,
+        max_sessions: int = 128,
+        allow_unsafe: bool = False,
+        limits: Mapping[str, Any] | SandboxLimits | None = None,
+        **options: Any,
+    ) -> None:
+        self._blocks = one_of("blocks", blocks, ("code", "any"))
+        self._timeout = positive("timeout", timeout)
+        self._max_sessions = integer("max_sessions", max_sessions, minimum=0)
+        self._owned = sandbox is None
+        allowed = boolean("allow_unsafe", allow_unsafe)
+        self._sandbox = sandbox or Sandbox(allow_unsafe=allowed, limits=SandboxLimits.parse(limits), **options)
+        # An episode may use more CPU time than one run: the time of each turn is limited instead.
+        self._limits = dataclasses.replace(self._sandbox.limits, cpu_seconds=24 * 3600)
+        self._lock = threading.Lock()
+        self._kept: list[tuple[str, SandboxSession]] = []  # by the messages before the next reply, oldest first
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CodeInterpreter:
+        return self
+
+    def __call__(
+        self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
+    ) -> list[str | None]:
+        """Return the result of the code of each last reply, or None if it has no code."""
+        executor = ThreadPoolExecutor(self._sandbox.num_workers, thread_name_prefix="gym_rm interpreter")
+        try:
+            return list(executor.map(self._turn, conversations, prompts))
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+    def blocks_of(self, reply: str) -> list[str]:
+        """Return the code of a reply that is executed."""
+        if self._blocks == "code" and "<code>" not in reply.rpartition("</think>")[2]:
+            return []
+        return [block for block in reply_blocks(reply) if block.strip()]
+
+    def close(self) -> None:
+        """End the processes of all episodes."""
+        self._end_all_but(0)
+        if self._owned:
+            self._sandbox.close()
+
+    def _turn(self, conversation: Conversation, prompt: Prompt | None) -> str | None:
+        """Execute the blocks of the last reply, and keep the session under the conversation with their result."""
+        blocks = self.blocks_of(conversation[-1]["content"])
+        if not blocks:
+            return None
+        earlier = conversation[0 if prompt is None else len(prompt.messages) : -1]
+        session = self._take(conversation[:-1]) or self._rebuilt(earlier)
+        texts, reply = self._execute(session, blocks)
+        if reply.status == "killed":  # from outside: once again, from the start
+            session.close()
+            session = self._rebuilt(earlier)
+            texts, reply = self._execute(session, blocks)
+        result = as_result(texts)
+        if reply.status in _KEEPS_STATE:
+            with self._lock:
+                self._kept.append((_key([*conversation, {"role": "user", "content": result}]), session))
+            self._end_all_but(self._max_sessions)
+        else:
+            session.close()
+        return result
+
+    def _execute(self, session: SandboxSession, blocks: Sequence[str]) -> tuple[list[str], SandboxReply]:
+        """Execute blocks until one fails; return the texts of the results, and the last reply."""
+        deadline = time.monotonic() + self._timeout
+        texts: list[str] = []
+        for block in blocks:
+            reply = session.execute(clean(block), result=True, deadline=deadline)
+            texts += [text.rstrip("\n") for text in (reply.stdout, reply.stderr) if text.strip()]
+            if reply.status == "ok":
+                texts += [] if reply.value is None else [str(reply.value)]
+                continue
+            if reply.status in _KEEPS_STATE:
+                texts.append(": ".join(part for part in (reply.error_type, reply.message) if part))
+            else:
+                texts.append(f"{_REASONS.get(reply.status, reply.status)} {LOST}")
+            break
+        return texts, reply
+
+    def _rebuilt(self, messages: Sequence[Message]) -> SandboxSession:
+        """Return a new session in which the earlier blocks of the conversation were executed."""
+        session = self._sandbox.session(self._limits)
+        deadline = time.monotonic() + self._timeout
+        for k, message in enumerate(messages):
+            if message["role"] != "assistant" or any(LOST in after["content"] for after in messages[k + 1 : k + 2]):
+                continue
+            for block in self.blocks_of(message["content"]):
+                reply = session.execute(clean(block), deadline=deadline)
+                if reply.status not in _KEEPS_STATE:
+                    session.close()
+                    session = self._sandbox.session(self._limits)
+                if reply.status != "ok":
+                    break
+        return session
+
+    def _take(self, messages: Sequence[Message]) -> SandboxSession | None:
+        """Return the session whose state is that after these messages, or None."""
+        key = _key(messages)
+        with self._lock:
+            place = next((place for place, (known, _) in enumerate(self._kept) if known == key), None)
+            return None if place is None else self._kept.pop(place)[1]
+
+    def _end_all_but(self, number: int) -> None:
+        """End the sessions that were used least recently."""
+        with self._lock:
+            surplus = max(0, len(self._kept) - number)
+            ended, self._kept = self._kept[:surplus], self._kept[surplus:]
+        for _, session in ended:
+            session.close()
+
+
+def as_result(texts: Sequence[str]) -> str:
+    """Return the results of code as the user's turn: in one line, or as a block of lines."""
+    text = clean("\n".join(texts))
+    if len(text) > MOST_CHARACTERS:
+        text = f"{text[:MOST_CHARACTERS]}\n... and {len(text) - MOST_CHARACTERS} more characters"
+    return f"\n\n<result>\n{text}\n</result>" if "\n" in text else f"<result>{text}</result>"
+
+
+def _key(messages: Sequence[Message]) -> str:
+    plain = [[message["role"], message["content"]] for message in messages]
+    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()

@@ -1,0 +1,348 @@
+"""What is tested: the tests of a data row, read from the usual fields into one of three forms."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import importlib
+import json
+import re
+import symtable
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gym_rm.scorers.code.asserts import CountedAsserts
+from gym_rm.scorers.code.replies import fenced_blocks, indented
+from gym_rm.types import Prompt
+
+CASE_FIELDS = ("cases", "test_cases", "input_output", "public_test_cases", "tests", "ground_truth", "reward_model")
+EXPECTED_FIELDS = (
+    "'test' with 'entry_point' (HumanEval), 'test_list' (MBPP), 'unit_tests' or 'test_file', or 'cases', 'test_cases' "
+    "or 'input_output' with inputs and outputs"
+)
+LIBRARY = ("math", "collections", "itertools", "functools", "copy", "datetime", "decimal", "fractions")
+"""Modules whose names tests use without importing them."""
+USUAL_IMPORTS = """
+from typing import *
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import ceil, comb, floor, gcd, inf, isqrt, lcm, sqrt
+import bisect, collections, functools, heapq, itertools, math, operator, re, string
+"""
+"""What sites with tests of functions import for every solution."""
+
+
+class TestsError(ValueError):
+    """The row has no tests, or tests that cannot be read."""
+
+    __test__ = False  # not a test of pytest
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run of the program with its standard input, or one call with arguments, and what is expected.
+
+    Attributes:
+        input: text for standard input, or the list of arguments.
+        output: expected text on standard output, or the expected value.
+    """
+
+    input: Any
+    output: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowTests:
+    """The tests of one row. Rows with equal tests share one object.
+
+    Attributes:
+        form: `"program"`: a program that calls the model's code; `"calls"`: arguments and results; `"cases"`: inputs
+            and outputs of a program.
+        entry_point: name of the function under test; empty for programs.
+        stub: code of the prompt up to the body of this function, which a reply may continue.
+        preamble: code of the prompt before this function: imports and helpers.
+        parts: for `"program"`, sources to run one after another. An error in the first ends the run.
+        required: for `"program"`, asserts that must be evaluated at least once.
+        units: for `"program"`, whether it has unit tests to run.
+        cases: for `"calls"` and `"cases"`.
+    """
+
+    form: Literal["program", "calls", "cases"]
+    entry_point: str = ""
+    stub: str = ""
+    preamble: str = ""
+    parts: tuple[str, ...] = ()
+    required: frozenset[int] = frozenset()
+    units: bool = False
+    cases: tuple[Case, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """Least number of tests."""
+        return len(self.cases) or max(len(self.required), 1)
+
+
+def read_tests(prompt: Prompt | None) -> RowTests:
+    """Return the tests of a row.
+
+    Raises:
+        TestsError: there are none, or they cannot be read. The message names the field.
+    """
+    if prompt is None:
+        raise TestsError("the tests come with the prompt of the row, but it has none; pass prompts=")
+    text = prompt.messages[-1]["content"] if prompt.messages else ""
+    try:
+        return _tests(json.dumps([{**prompt.metadata}, prompt.answer, text], sort_keys=True, default=_plain))
+    except RecursionError as error:
+        raise TestsError("the tests are nested too deeply") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return an array, as the columns of a table have them, as a list, and any other object as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tests(row: str) -> RowTests:
+    data, answer, text = json.loads(row)
+    info = data.get("extra_info")
+    data = {**info, **data} if isinstance(info, dict) else data
+    listed = data.get("tests")
+    if isinstance(listed, list) and listed and isinstance(listed[0], str):
+        data.setdefault("test_list", listed)
+    if data.get("test_list"):
+        return _assert_list(data, text)
+    for name in ("unit_tests", "test_file", "test", "tests"):
+        source = data.get(name)
+        if isinstance(source, str) and source.strip() and not source.lstrip().startswith(("{", "[")):
+            return _check(data, source, text) if re.search(r"^def check\(", source, re.M) else _units(name, source)
+    for name in CASE_FIELDS:
+        if data.get(name):
+            return _cases(name, data[name], data, text)
+    if data.get("inputs") and data.get("outputs"):
+        return _cases("inputs", data, data, text)
+    if answer and answer.lstrip().startswith(("{", "[")):
+        return _cases("answer", answer, data, text)
+    raise TestsError(f"the row has no tests: expected the fields {EXPECTED_FIELDS}; got {sorted(data)}")
+
+
+# --- HumanEval and MBPP ------------------------------------------------------------------------------------------
+
+
+def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
+    name = data.get("entry_point")
+    if not isinstance(name, str) or not name.isidentifier():
+        raise TestsError(f"'test' defines check(candidate), so 'entry_point' must be a name; got {name!r:.80}")
+    stub, preamble = prompt_code(text, name)
+    tree, counter = _parse("test", source), CountedAsserts()
+    if not any(isinstance(node, ast.Expr) and "check" in _called(node.value) for node in tree.body):
+        tree.body += ast.parse("check(candidate)").body
+    parts = (f"{_helpers(preamble)}\n{counter.source(tree)}",)
+    return RowTests("program", name, stub, preamble, parts, frozenset(counter.required))
+
+
+def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
+    listed = data["test_list"]
+    listed = json.loads(listed) if isinstance(listed, str) and listed.lstrip().startswith("[") else listed
+    if not isinstance(listed, list) or not all(isinstance(source, str) for source in listed):
+        raise TestsError(f"'test_list' must be a list of texts with asserts, got {listed!r:.80}")
+    imports = data.get("test_imports") or []
+    lines = [*(imports if isinstance(imports, list) else []), str(data.get("test_setup_code") or "")]
+    setup = ast.unparse(_parse("test_setup_code", "\n".join(lines)))
+    trees = [_parse(f"test_list[{k}]", source) for k, source in enumerate(listed)]
+    name = data.get("entry_point") or data.get("func_name") or _first_call(trees)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise TestsError(f"'test_list' calls no function by its name, got {listed!r:.80}")
+    stub, preamble = prompt_code(text, name)
+    setup = f"{_helpers(preamble)}\n{setup}"
+    missing = [each for each in _undefined("\n".join([setup, *listed])) if each != name and not _is_module(each, trees)]
+    first = "\n".join([*map(_import_of, missing), setup])
+    counter = CountedAsserts()
+    parts = (first, *(counter.source(tree) for tree in trees))
+    return RowTests("program", name, stub, preamble, parts, frozenset(counter.required))
+
+
+def _import_of(name: str) -> str:
+    """Return the import of a name that the tests forgot: of the library, else of the model's code.
+
+    The model's code must not choose what compares its results.
+    """
+    if name in sys.stdlib_module_names:
+        return f"import {name}"
+    source = next((module for module in LIBRARY if hasattr(importlib.import_module(module), name)), "solution")
+    return f"from {source} import {name}"
+
+
+def _is_module(name: str, trees: Sequence[ast.Module]) -> bool:
+    """Return whether the tests use a name as that of a package, such as np, which the model's code does not give."""
+    nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = any(isinstance(node, ast.Name) and node.id == name for node in nodes)
+    return used and name.islower() and name not in sys.stdlib_module_names
+
+
+def _first_call(trees: Sequence[ast.Module]) -> str:
+    """Return the name of the function that most of the asserts call."""
+    known = {*dir(builtins), "isclose"}
+    calls = [set().union(*(_called(node) for node in ast.walk(tree))) for tree in trees]
+    names = dict.fromkeys(name for tree in trees for node in ast.walk(tree) for name in _called(node))
+    return max(names, key=lambda name: (name not in known, sum(name in called for called in calls)), default="")
+
+
+def _called(node: ast.AST) -> list[str]:
+    """Return the name of the function that this node calls, or nothing."""
+    return [node.func.id] if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else []
+
+
+def prompt_code(text: str, entry_point: str) -> tuple[str, str]:
+    """Return the code of a prompt up to the body of a function, and the part of it before this function.
+
+    Both are empty if the prompt shows no such code.
+    """
+    starts = [0, *(match.start() for match in re.finditer(r"^(from |import |def |class |@|[A-Z_]+ *=)", text, re.M))]
+    header = re.compile(rf"^(?:@.*\n)*(async +)?def +{entry_point}\b", re.M)
+    for code in [block for _, block in fenced_blocks(text)] + [text[start:] for start in starts]:
+        function = header.search(code)
+        if function is not None:
+            try:
+                ast.parse(code)
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                continue
+            return code if code.endswith("\n") else code + "\n", code[: function.start()]
+    return "", ""
+
+
+def _helpers(preamble: str) -> str:
+    """Return the prompt's helpers, as part of the tests."""
+    tree = _parse("prompt", preamble)
+    tree.body = [node for node in tree.body if not isinstance(node, ast.Assert)]
+    return ast.unparse(tree)
+
+
+# --- unit tests ---------------------------------------------------------------------------------------------------
+
+
+def _units(name: str, source: str) -> RowTests:
+    tree, counter = _parse(name, source), CountedAsserts()
+    used = _undefined(source)
+    for node in ast.walk(tree):  # the model's code must not choose names of the tests: it would replace their functions
+        if isinstance(node, ast.ImportFrom) and node.module == "solution" and node.names[0].name == "*" and used:
+            node.names = [ast.alias(each) for each in used]
+    tests = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name.startswith("test")]
+    if tests:
+        tree.body = [node for node in tree.body if not _is_main_guard(node)]
+        return RowTests("program", parts=(ast.unparse(tree),), units=True)
+    parts = (counter.source(tree),)
+    if not counter.required:
+        raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
+    return RowTests("program", parts=parts, required=frozenset(counter.required))  # asserts on the imported solution
+
+
+def _undefined(source: str) -> list[str]:
+    """Return the names that a program uses and does not define."""
+    known, used = {*dir(builtins), "__name__", "__file__"}, dict[str, None]()
+    try:
+        tables = [symtable.symtable(source, "<tests>", "exec")]
+    except SyntaxError as error:  # of what only the whole program shows, such as `return` outside of a function
+        raise TestsError(f"the tests are not Python: {error}") from error
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        outermost = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if (symbol.is_assigned() or symbol.is_imported()) and (outermost or symbol.is_declared_global()):
+                known.add(symbol.get_name())
+            elif outermost or symbol.is_global():
+                used[symbol.get_name()] = None
+    return [name for name in used if name not in known]
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+# --- inputs and outputs -------------------------------------------------------------------------------------------
+
+
+def _cases(name: str, value: Any, data: Mapping[str, Any], text: str) -> RowTests:
+    value = _loaded(name, value)
+    if isinstance(value, Mapping) and "ground_truth" in value:
+        value = _loaded(name, value["ground_truth"])
+    function = data.get("fn_name") or data.get("func_name") or _named_in(data.get("metadata"))
+    if isinstance(value, Mapping):
+        function = value.get("fn_name") or function
+        inputs, outputs = _loaded(name, value.get("inputs")), _loaded(name, value.get("outputs"))
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise TestsError(f"{name!r} must have the lists 'inputs' and 'outputs' of one length, got {value!r:.80}")
+        cases = [Case(given, expected) for given, expected in zip(inputs, outputs, strict=True)]
+        if function and all(isinstance(case.output, list) and len(case.output) == 1 for case in cases):
+            cases = [Case(case.input, case.output[0]) for case in cases]  # APPS puts each result into a list
+    elif isinstance(value, list) and value and all(isinstance(case, Mapping) for case in value):
+        cases = [_case(name, case, bool(function)) for case in value]
+    else:
+        raise TestsError(f"{name!r} must be a list of inputs and outputs, got {value!r:.80}")
+    if not function:
+        return RowTests("cases", cases=tuple(Case(_lines(case.input), _lines(case.output)) for case in cases))
+    if not isinstance(function, str) or not function.isidentifier():
+        raise TestsError(f"'fn_name' must be the name of a function, got {function!r:.80}")
+    if wrong := [case.input for case in cases if not isinstance(case.input, list)]:
+        raise TestsError(f"{name!r} must have a list of arguments in each case of a function, got {wrong[0]!r:.80}")
+    stub, preamble = prompt_code(text, function)
+    return RowTests("calls", function, stub, preamble, cases=tuple(cases))
+
+
+def _case(name: str, row: Mapping[str, Any], is_call: bool) -> Case:
+    outputs = ("output", "outputs", "expected_output", "expected", "stdout")
+    given = next((row[key] for key in ("input", "inputs", "stdin") if key in row), None)
+    output = next((row[key] for key in outputs if key in row), None)
+    if given is None or output is None:
+        raise TestsError(f"{name!r} must have 'input' and 'output' in each case, got the fields {sorted(row)}")
+    if is_call and isinstance(given, str):  # LiveCodeBench: one JSON value per line
+        given = [_loaded(name, line) for line in given.splitlines() if line.strip()]
+        output = _loaded(name, output)
+    return Case(given, output)
+
+
+def _named_in(metadata: Any) -> Any:
+    try:
+        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+    except ValueError:
+        return None
+    return metadata.get("func_name") if isinstance(metadata, Mapping) else None
+
+
+def _loaded(name: str, value: Any) -> Any:
+    """Return JSON texts as values."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise TestsError(f"{name!r} is not JSON: {error}; got {value!r:.80}") from error
+
+
+def _lines(value: Any) -> str:
+    """Return a text, or the lines of a list."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _parse(name: str, source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise TestsError(f"{name!r} is not Python: {error}") from error
+
+
+def solution_parts(code: str, tests: RowTests) -> tuple[str, ...]:
+    """Return the sources to execute one after another: the prompt's helpers and the code, or both as one function."""
+    name = tests.entry_point
+    defined = re.search(rf"^(?:(?:async +)?def +{name}\b|class +(?:{name}|Solution)\b|{name}\s*[:=])", code, re.M)
+    if tests.stub and not defined:
+        return (tests.stub + indented(code),)
+    preamble = tests.preamble + (USUAL_IMPORTS if tests.form == "calls" else "")
+    return (preamble, code) if preamble.strip() else (code,)

@@ -1,0 +1,218 @@
+"""Rewards from tests: the code of a reply runs in a sandbox, and its results are judged outside of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+from gym_rm.checks import boolean, finite, one_of, positive
+from gym_rm.engine.text.messages import reply_text
+from gym_rm.errors import ConversationError, brief
+from gym_rm.sandbox.limits import SandboxLimits
+from gym_rm.sandbox.sandbox import Sandbox
+from gym_rm.scorer import check_rows
+from gym_rm.scorers.code.interpreter import CodeInterpreter
+from gym_rm.scorers.code.replies import extract_code
+from gym_rm.scorers.code.row_tests import RowTests, TestsError, read_tests, solution_parts
+from gym_rm.scorers.code.run_tests import TestRunner
+from gym_rm.scorers.code.verdicts import CodeVerdict, clean
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt, Prompts, Provenance
+
+SHOWN_OUTPUT = 4000
+"""Characters of the output in `infos`."""
+
+
+class CodeScorer:
+    """`Scorer` that runs the code of the last reply against the tests of the data row.
+
+    The tests are the fields of the row: `test` and `entry_point` (HumanEval), `test_list` (MBPP), `unit_tests` or
+    `test_file` (unittest classes or test functions that import `solution`), `cases`, `test_cases` or `input_output`
+    (inputs and outputs of a program, or of a function with `fn_name`). The code is the last block of the reply in
+    `<code>` or in a fence (the last that defines the function, if one does), or the whole reply; it may also continue
+    the function that the prompt shows.
+
+    The verdict is computed outside of the process that runs the code, from plain values. `infos` have `verdict` (one
+    of `verdicts.VERDICTS`, or "error" for a row without a score), `tests_passed`, `tests_total`, `stdout` and
+    `message`, the first error.
+
+    Args:
+        reward: `"all"`: 1.0 if all tests pass, else 0.0; `"fraction"`: the share of the tests that pass.
+        timeout: seconds for one row.
+        step_timeout: seconds for one call of `score`; rows that are not finished then have no score. None: no limit.
+        layer, allow_unsafe, num_workers, interpreter, packages: see `Sandbox`. As many rows run at the same time as
+            there are workers.
+        limits: fields of `SandboxLimits` to change, for example `{"memory_bytes": 2**30}`.
+        execute: let replies run code during an episode: see `CodeInterpreter`, which is the `respond` of this scorer.
+            Only `<code>` blocks are executed; a reply without one ends the episode.
+        whole_reply: whether a reply without a block is code.
+        tolerance: largest difference of numbers in the output of programs; None to compare texts only.
+
+    Raises:
+        ConfigError: an option is invalid, or the machine can run no code safely.
+
+    Example:
+        >>> prompt = Prompt(({"role": "user", "content": "Write double(x)."},), "p", metadata={
+        ...     "test_list": ["assert double(2) == 4", "assert double(0) == 0"]})
+        >>> reply = {"role": "assistant", "content": "```python\\ndef double(x):\\n    return x + 2\\n```"}
+        >>> with CodeScorer(reward="fraction", allow_unsafe=True) as scorer:
+        ...     scores = scorer.score([[*prompt.messages, reply]], [prompt])
+        >>> scores.rewards.tolist(), scores.infos["verdict"].tolist()
+        ([0.5], ['wrong_answer'])
+    """
+
+    def __init__(
+        self,
+        *,
+        reward: Literal["all", "fraction"] = "all",
+        timeout: float = 10.0,
+        step_timeout: float | None = None,
+        layer: str = "auto",
+        allow_unsafe: bool = False,
+        limits: Mapping[str, Any] | SandboxLimits | None = None,
+        num_workers: int | None = None,
+        interpreter: str | None = None,
+        packages: Sequence[str] = (),
+        execute: bool = False,
+        whole_reply: bool = True,
+        tolerance: float | None = None,
+    ) -> None:
+        self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
+        self.reward = one_of("reward", reward, ("all", "fraction"))
+        self.timeout = positive("timeout", timeout)
+        self.step_timeout = None if step_timeout is None else positive("step_timeout", step_timeout)
+        self.packages = list(packages)
+        self.whole_reply = boolean("whole_reply", whole_reply)
+        self.tolerance = None if tolerance is None else finite("tolerance", tolerance)
+        self.limits = SandboxLimits.parse(limits, cpu_seconds=max(5, math.ceil(self.timeout)))
+        boolean("execute", execute)
+        self._sandbox = Sandbox(
+            layer=layer,
+            allow_unsafe=boolean("allow_unsafe", allow_unsafe),
+            limits=self.limits,
+            num_workers=num_workers,
+            interpreter=interpreter,
+            packages=packages,
+        )
+        self.respond = CodeInterpreter(sandbox=self._sandbox, blocks="code") if execute else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CodeScorer:
+        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and processes cannot be copied."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(CodeScorer, **self._options), ()
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
+        return f"CodeScorer({shown})"
+
+    def __enter__(self) -> CodeScorer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Run the code of N replies against the tests of their rows, several at the same time.
+
+        Equal code for equal tests runs once in a call.
+
+        Raises:
+            ConfigError: the arguments are not lists of one length.
+            ScoringError: some rows have no score: no tests, tests that cannot be read, or a process that was ended
+                from outside twice.
+        """
+        check_rows(conversations, prompts)
+        step_end = math.inf if self.step_timeout is None else time.monotonic() + self.step_timeout
+        verdicts: dict[int, CodeVerdict] = {}
+        jobs: dict[RowTests, dict[str, list[int]]] = {}  # rows by their tests and their code
+        for row, conversation in enumerate(conversations):
+            prepared = self._prepare(conversation, None if prompts is None else prompts[row])
+            if isinstance(prepared, CodeVerdict):
+                verdicts[row] = prepared
+            else:
+                jobs.setdefault(prepared[1], {}).setdefault(prepared[0], []).append(row)
+        runner = TestRunner(self._sandbox, tolerance=self.tolerance, stop_early=self.reward == "all")
+
+        def grade(job: tuple[str, RowTests, list[int]]) -> None:
+            code, tests, rows = job
+            verdicts.update(dict.fromkeys(rows, self._grade(code, tests, runner, step_end)))
+
+        executor = ThreadPoolExecutor(self._sandbox.num_workers, thread_name_prefix="gym_rm code")
+        try:
+            list(executor.map(grade, [(code, tests, rows) for tests in jobs for code, rows in jobs[tests].items()]))
+        finally:
+            executor.shutdown(cancel_futures=True)
+            runner.close()
+        return self._scores([verdicts[row] for row in range(len(conversations))])
+
+    def close(self) -> None:
+        """End all processes."""
+        if self.respond is not None:
+            self.respond.close()
+        self._sandbox.close()
+
+    def _prepare(self, conversation: Conversation, prompt: Prompt | None) -> tuple[str, RowTests] | CodeVerdict:
+        """Return the code and the tests of a row, or its verdict if there is nothing to run."""
+        try:
+            tests = read_tests(prompt)
+            reply = reply_text(conversation)
+        except (TestsError, ConversationError) as error:
+            return CodeVerdict.failed(str(error))
+        code = extract_code(reply, name=tests.entry_point, whole_reply=self.whole_reply)
+        if code is None or not code.strip():
+            return CodeVerdict("no_code", 0, tests.total, message="the reply has no code")
+        try:
+            code.encode()
+        except UnicodeEncodeError as error:
+            return CodeVerdict("syntax_error", 0, tests.total, message=f"the code cannot be encoded: {error}"[:200])
+        return code, tests
+
+    def _grade(self, code: str, tests: RowTests, runner: TestRunner, step_end: float) -> CodeVerdict:
+        start = time.monotonic()
+        late = f"the row was not finished within step_timeout={self.step_timeout} seconds"
+        if start >= step_end:
+            return CodeVerdict.failed(late, tests.total)
+        try:
+            verdict = runner.run(solution_parts(code, tests), tests, min(start + self.timeout, step_end))
+        except Exception as error:  # of this package or of the machine: never a reward of the reply
+            return CodeVerdict.failed(f"the code could not be run: {brief(error)}", tests.total)
+        if verdict.verdict == "time" and time.monotonic() >= step_end and step_end < start + self.timeout:
+            return CodeVerdict.failed(late, tests.total)
+        return verdict
+
+    def _scores(self, verdicts: Sequence[CodeVerdict]) -> Scores:
+        return Scores.from_rewards(
+            [math.nan if each.error is not None else self._reward(each) for each in verdicts],
+            errors=[each.error for each in verdicts],
+            infos={
+                "verdict": [each.verdict for each in verdicts],
+                "tests_passed": [each.passed for each in verdicts],
+                "tests_total": [each.total for each in verdicts],
+                "stdout": [clean(each.stdout[:SHOWN_OUTPUT]) for each in verdicts],
+                "message": [clean(each.message[:SHOWN_OUTPUT]) for each in verdicts],
+            },
+            provenance=Provenance("CodeScorer", "tests", settings=self._settings()),
+        ).raise_for_errors()
+
+    def _reward(self, verdict: CodeVerdict) -> float:
+        if self.reward == "all" or verdict.verdict == "passed":
+            return float(verdict.verdict == "passed")
+        return min(verdict.passed, verdict.total - 1) / verdict.total
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "sandbox": self._sandbox.layer,
+            "reward": self.reward,
+            "timeout": self.timeout,
+            "step_timeout": self.step_timeout,
+            "limits": dataclasses.asdict(self.limits),
+            "tolerance": self.tolerance,
+            "packages": self.packages,
+        }

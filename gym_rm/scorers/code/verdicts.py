@@ -1,0 +1,96 @@
+"""Verdicts on the code of a reply, and comparisons of its results, which are plain values here."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+VERDICTS = (
+    "passed",
+    "wrong_answer",
+    "exception",
+    "syntax_error",
+    "time",
+    "memory",
+    "output",
+    "forbidden",
+    "no_code",
+)
+_ATOMS = (type(None), bool, int, float, complex, str, bytes)
+_GROUPS = (list, tuple, set, frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeVerdict:
+    """Result of the tests of one row.
+
+    Attributes:
+        verdict: one of `VERDICTS`; `"error"` if the row has no score.
+        passed, total: number of tests that passed, and of all.
+        stdout: what the model's code printed.
+        message: the first error, or the first difference.
+        error: why the row has no score: a fault of the tests or of the machine, never of the reply.
+    """
+
+    verdict: str
+    passed: int = 0
+    total: int = 0
+    stdout: str = ""
+    message: str = ""
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, error: str, total: int = 0) -> CodeVerdict:
+        """Return the verdict of a row without a score."""
+        return cls("error", 0, total, error=error)
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Return whether a value has only builtin types, which compare as the language says."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if depth > 100:
+        return False
+    if kind is dict:
+        return all(is_plain(key, depth + 1) and is_plain(item, depth + 1) for key, item in value.items())
+    return kind in _GROUPS and all(is_plain(item, depth + 1) for item in value)
+
+
+def same_output(printed: str, expected: str, tolerance: float | None = None) -> bool:
+    """Return whether two outputs have equal lines, without spaces at the ends of lines and empty lines at the end.
+
+    With a tolerance, words that are numbers may differ by it, relative to the expected one or absolute.
+    """
+    lines, others = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
+    if lines == others or tolerance is None or len(lines) != len(others):
+        return lines == others
+    pairs = [(line.split(), other.split()) for line, other in zip(lines, others, strict=True)]
+    return all(
+        len(words) == len(wanted) and all(_near(a, b, tolerance) for a, b in zip(words, wanted, strict=True))
+        for words, wanted in pairs
+    )
+
+
+def _near(word: str, expected: str, tolerance: float) -> bool:
+    if word == expected:
+        return True
+    try:
+        number = float(expected)
+        return math.isfinite(number) and abs(float(word) - number) <= tolerance * max(1.0, abs(number))
+    except ValueError:
+        return False
+
+
+def shown(value: Any, most: int = 200) -> str:
+    """Return a value as text for messages."""
+    try:
+        return clean(repr(value)[:most])
+    except (ValueError, RecursionError):
+        return f"a value of the type {type(value).__name__} that cannot be shown"
+
+
+def clean(text: str) -> str:
+    """Return a text that UTF-8 can encode."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,143 @@
+"""Formulas compared by math-verify in the sandbox, each with a limit of time and memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gym_rm.errors import ConfigError
+from gym_rm.sandbox.limits import SandboxLimits
+from gym_rm.sandbox.sandbox import Sandbox
+from gym_rm.sandbox.session import SandboxReply, SandboxSession
+
+PROGRAM = Path(__file__).with_name("guest_formulas.py")
+MOST_ROWS = 2000  # of one session; sympy keeps caches
+WALL_SECONDS = 4.0  # for each second of processor time; a row that takes longer waits for a busy machine
+_LATE = "not graded within step_timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaPair:
+    """One row: the references, of which one must be equal, and the answer, in LaTeX."""
+
+    references: tuple[str, ...]
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaVerdict:
+    """Verdict of one row (`right`, `wrong`, `unparsable` or `timeout`), or why there is none."""
+
+    verdict: str | None = None
+    error: str | None = None
+
+
+class FormulaComparer:
+    """Sessions of a sandbox with math-verify, which serve one row after another until one runs out of time.
+
+    What runs is math-verify, and only its texts are a stranger's: a machine without layers compares formulas too.
+
+    Args:
+        num_workers: number of rows at the same time.
+        timeout: seconds of processor time for one row.
+        memory_bytes: address space of a session.
+
+    Raises:
+        ConfigError: math-verify is not installed.
+    """
+
+    def __init__(self, *, num_workers: int, timeout: float, memory_bytes: int) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise ConfigError("comparing formulas needs math-verify; run pip install 'gym-rm[math]'.")
+        self._timeout = timeout
+        self._sandbox = Sandbox(
+            allow_unsafe=True,
+            limits=SandboxLimits(wall_seconds=60.0, cpu_seconds=24 * 3600, memory_bytes=memory_bytes),
+            num_workers=num_workers,
+            packages=("math_verify",),
+            preload=True,
+        )
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[tuple[SandboxSession, int]] = []  # with the number of rows that it may still compare
+
+    def close(self) -> None:
+        """End all processes."""
+        self._sandbox.close()
+        while self._idle:
+            self._idle.pop()[0].close()
+
+    def compare(self, pairs: Sequence[FormulaPair], deadline: float = math.inf) -> list[FormulaVerdict]:
+        """Return one verdict per row. Rows that are not finished at the deadline (monotonic time) have an error."""
+        if self._owner != os.getpid():  # after a fork; the sessions belong to the parent
+            self._idle, self._owner, self._lock = [], os.getpid(), threading.Lock()
+        with ThreadPoolExecutor(
+            min(self._sandbox.num_workers, len(pairs)), thread_name_prefix="gym_rm math"
+        ) as threads:
+            return list(threads.map(lambda pair: self._compare(pair, deadline), pairs))
+
+    def _compare(self, pair: FormulaPair, deadline: float) -> FormulaVerdict:
+        """Return the verdict of one row. A row that others hindered is tried once more."""
+        for _ in range(2):
+            if time.monotonic() >= deadline:
+                break
+            session, rows = self._take()
+            verdict = self._compare_in(session, pair, deadline)
+            if session.alive and rows > 1:
+                with self._lock:
+                    self._idle.append((session, rows - 1))
+            else:
+                session.close()
+            if verdict is not None:
+                return verdict
+        if time.monotonic() >= deadline:
+            return FormulaVerdict(error=_LATE)
+        return FormulaVerdict(error="the process that compares formulas was killed twice, or got no processor time")
+
+    def _compare_in(self, session: SandboxSession, pair: FormulaPair, deadline: float) -> FormulaVerdict | None:
+        """Return the verdict of one row, or None if the process was killed, or waited too long for a processor."""
+        references = list(pair.references)
+        reply = self._call(session, "read_references", [references], deadline)
+        if reply.status in ("killed", "time"):
+            return None
+        if _out_of_time(reply):
+            return FormulaVerdict(error=f"the reference answer was not parsed within {self._timeout} s")
+        if reply.status != "ok" or reply.value is not True:
+            return FormulaVerdict(error="the reference answer cannot be parsed")
+        reply = self._call(session, "compare", [references, pair.answer], deadline)
+        if reply.status in ("killed", "time"):
+            return None
+        if _out_of_time(reply):
+            return FormulaVerdict("timeout")
+        known = reply.status == "ok" and reply.value in ("right", "wrong", "unparsable")
+        return FormulaVerdict(reply.value if known else "unparsable")
+
+    def _call(self, session: SandboxSession, name: str, arguments: list[Any], deadline: float) -> SandboxReply:
+        end = min(deadline, time.monotonic() + WALL_SECONDS * self._timeout)
+        return session.call(name, [*arguments, self._timeout], deadline=end)
+
+    def _take(self) -> tuple[SandboxSession, int]:
+        """Return a session, and how many rows it may compare."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        session = self._sandbox.session()
+        reply = session.execute(PROGRAM.read_text(), main=False)
+        if reply.status not in ("ok", "killed"):
+            session.close()
+            raise ConfigError(f"math-verify cannot be imported: {reply.message}; run pip install 'gym-rm[math]'.")
+        return session, MOST_ROWS
+
+
+def _out_of_time(reply: SandboxReply) -> bool:
+    """Return whether the process used up its processor time."""
+    return reply.status == "exit" and reply.value == -signal.SIGPROF

@@ -1,0 +1,58 @@
+"""Compares formulas with math-verify. Runs in the sandbox, whose interpreters have imported math-verify already."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+MOST_REFERENCES = 4096
+CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
+parsed_references: dict[str, list[Any]] = {}
+
+
+@contextlib.contextmanager
+def processor_time(seconds: float) -> Iterator[None]:
+    """End this process by SIGPROF if the body takes longer than this, without the time in which others run."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def parsed(text: str) -> list[Any]:
+    """Return what math-verify reads in LaTeX, nothing if it is no formula."""
+    try:
+        formulas: list[Any] = parse(f"\\boxed{{{text}}}", CONFIG, fallback_mode="no_fallback", parsing_timeout=None)
+    except (Exception, RecursionError, MemoryError):
+        return []
+    return formulas
+
+
+def read_references(texts: list[str], seconds: float) -> bool:
+    """Parse references that are new, and return whether one of them is a formula."""
+    if len(parsed_references) > MOST_REFERENCES:
+        parsed_references.clear()
+    with processor_time(seconds):
+        parsed_references.update({text: parsed(text) for text in texts if text not in parsed_references})
+    return any(parsed_references[text] for text in texts)
+
+
+def compare(references: list[str], answer: str, seconds: float) -> str:
+    """Return whether an answer equals one of the references: `right`, `wrong` or `unparsable`."""
+    with processor_time(seconds):
+        return verdict(references, answer)
+
+
+def verdict(references: list[str], answer: str) -> str:
+    """Return `right`, `wrong` or `unparsable`."""
+    formulas = parsed(answer)
+    if not formulas:
+        return "unparsable"
+    try:
+        known = [formula for text in references for formula in parsed_references[text]]
+        return "right" if verify(known, formulas, timeout_seconds=None) else "wrong"
+    except (Exception, RecursionError, MemoryError):
+        return "unparsable"

@@ -1,0 +1,243 @@
+"""Verifier of mathematical answers."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gym_rm.checks import finite, integer, one_of, positive
+from gym_rm.engine.text.messages import reply_text
+from gym_rm.errors import ConfigError, ConversationError, nearest
+from gym_rm.sandbox.sandbox import available_cores
+from gym_rm.scorer import check_rows
+from gym_rm.scorers.math import answers
+from gym_rm.scorers.math.answers import STYLES, Style
+from gym_rm.scorers.math.formulas import FormulaComparer, FormulaPair
+from gym_rm.scorers.math.numbers import (
+    MAX_ANSWER_LENGTH,
+    Number,
+    decimal_comma,
+    parse_number,
+    same_number,
+    strip_markup,
+)
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt, Prompts, Provenance
+
+VERDICTS = ("right", "wrong", "no_answer", "unparsable", "timeout")
+_UNPARSABLE_GOLD = "the reference answer cannot be parsed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Gold:
+    """A reference answer in all forms that it is compared in."""
+
+    text: str
+    letter: str | None
+    number: Number | None
+    normal: str
+    words: bool
+    latex: str | None
+
+
+@dataclass(slots=True)
+class _Row:
+    """The result of a row, or the formulas that are still to be compared."""
+
+    verdict: str | None = None
+    answer: str | None = None
+    error: str | None = None
+    formulas: FormulaPair | None = None
+
+
+class MathScorer:
+    """Compares the answer of the last assistant turn with the reference answer of the prompt.
+
+    Numbers and letters of multiple choice are compared in this process. Formulas are compared by math-verify in the
+    sandbox, whose processes are started when a row first needs them and end with `close`, the scorer or this process.
+    docs/math.md describes where an answer may be and what counts as equal.
+
+    `infos` has `verdict`, one of `VERDICTS`, and `extracted_answer`, a text or None. A row without a reference answer,
+    or with one that cannot be parsed, has an error instead of a reward.
+
+    Args:
+        style: where the answer is: `"auto"`, `"boxed"`, `"gsm8k"` (`#### 4`), `"answer"` (`Answer: 4`), `"last"` (the
+            last number or formula), or `"choice"` (a letter).
+        rewards: reward of each verdict. The default is 1 for `right` and 0 for the others.
+        timeout: seconds of processor time for the comparison of one formula. The verdict is then `timeout`. A row
+            that waits for a busy machine is compared again, and has an error after four times as long.
+        step_timeout: seconds for one call of `score`; rows that are not finished then have an error. None for no limit.
+        num_workers: number of processes; None for one per available core, at most 8.
+        memory_bytes: address space of a process. An answer that needs more is `unparsable`.
+
+    Raises:
+        ConfigError: an option is invalid; later, from `score`: a row needs math-verify and it is not installed.
+
+    Example:
+        >>> prompt = Prompt(({"role": "user", "content": "Half of 9?"},), "p0", answer="9/2")
+        >>> reply = {"role": "assistant", "content": "The answer is $4.50."}
+        >>> scores = MathScorer().score([[*prompt.messages, reply]], [prompt])
+        >>> scores.rewards.tolist(), scores.infos["verdict"].tolist(), scores.infos["extracted_answer"].tolist()
+        ([1.0], ['right'], ['$4.50'])
+    """
+
+    def __init__(
+        self,
+        *,
+        style: Style = "auto",
+        rewards: Mapping[str, float] | None = None,
+        timeout: float = 5.0,
+        step_timeout: float | None = None,
+        num_workers: int | None = None,
+        memory_bytes: int = 2**30,
+    ) -> None:
+        self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
+        self._style: str = one_of("style", style, STYLES)
+        self._rewards = _checked_rewards(rewards)
+        self._timeout = positive("timeout", timeout)
+        self._step_timeout = math.inf if step_timeout is None else positive("step_timeout", step_timeout)
+        count = min(8, available_cores()) if num_workers is None else num_workers
+        self._num_workers = integer("num_workers", count, minimum=1)
+        self._memory_bytes = integer("memory_bytes", memory_bytes, minimum=2**28)
+        self._comparer: FormulaComparer | None = None
+        settings = {"style": self._style, "rewards": self._rewards, "timeout": self._timeout}
+        self._provenance = Provenance("MathScorer", "math-verify", settings=settings)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MathScorer:
+        # `gym.make_vec(spec)` deep-copies its keywords; copies share the processes.
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(MathScorer, **self._options), ()
+
+    def __repr__(self) -> str:
+        return f"MathScorer(style={self._style!r})"
+
+    def close(self) -> None:
+        """End the processes. A later `score` starts new ones."""
+        comparer, self._comparer = self._comparer, None
+        if comparer is not None:
+            comparer.close()
+
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Grade the last assistant turn of N conversations.
+
+        Raises:
+            ScoringError: a row has no reference answer, or one that cannot be parsed; it was not finished within
+                `step_timeout`; or its process was killed, or did not run, twice.
+        """
+        deadline = time.monotonic() + self._step_timeout
+        check_rows(conversations, prompts)
+        given = prompts if prompts is not None else [None] * len(conversations)
+        rows = [self._row(each, prompt) for each, prompt in zip(conversations, given, strict=True)]
+        self._compare(rows, deadline)
+        rewards = [math.nan if row.verdict is None else self._rewards[row.verdict] for row in rows]
+        infos = {
+            "verdict": _objects(row.verdict for row in rows),
+            "extracted_answer": _objects(row.answer for row in rows),
+        }
+        errors = [row.error for row in rows]
+        scores = Scores.from_rewards(rewards, errors=errors, infos=infos, provenance=self._provenance)
+        return scores.raise_for_errors()
+
+    def _compare(self, rows: Sequence[_Row], deadline: float) -> None:
+        """Set verdicts or errors of rows with formulas. Equal formulas are compared once."""
+        unique = list(dict.fromkeys(row.formulas for row in rows if row.formulas is not None))
+        if not unique:
+            return
+        if self._comparer is None:
+            self._comparer = FormulaComparer(
+                num_workers=self._num_workers, timeout=self._timeout, memory_bytes=self._memory_bytes
+            )
+        verdicts = dict(zip(unique, self._comparer.compare(unique, deadline), strict=True))
+        for row in rows:
+            if row.formulas is not None:
+                row.verdict, row.error = verdicts[row.formulas].verdict, verdicts[row.formulas].error
+
+    def _row(self, conversation: Conversation, prompt: Prompt | None) -> _Row:
+        turn = next((each for each in reversed(conversation) if each["role"] == "assistant"), None)
+        if turn is None:
+            return _Row(error="the conversation has no assistant turn")
+        try:
+            reply = reply_text([turn])
+        except ConversationError as error:
+            return _Row(error=str(error))
+        others = () if prompt is None else prompt.metadata.get("answers")
+        others = others.tolist() if isinstance(others, np.ndarray) else others
+        texts = [] if prompt is None or prompt.answer is None else [prompt.answer]
+        texts += [str(each) for each in others] if isinstance(others, list | tuple) else []
+        if not texts:
+            other = None if prompt is None else prompt.metadata.get("answer")
+            wrong = "" if other is None else f", a text or a number (a list goes to `answers`), got {other!r:.80}"
+            return _Row(error=f"the row has no reference answer; set `answer` of its prompt{wrong}")
+        part = answers.graded_part(reply)
+        golds = [_gold(text) for text in texts]
+        if self._style == "choice" and not all(gold.letter for gold in golds):
+            return _Row(error=f"the reference answer {texts[0]!r:.80} is not the letter of a choice, A to J")
+        if any(_is_empty(gold) for gold in golds):
+            return _Row(error=f"{_UNPARSABLE_GOLD}: {texts[0]!r:.200}")
+        letter = self._style in ("auto", "answer", "choice") and all(gold.letter is not None for gold in golds)
+        numeric = any(gold.number is not None for gold in golds)
+        found = None if part is None else answers.extract(part, self._style, letter=letter, numeric=numeric)
+        return _Row("no_answer") if found is None else _graded(golds, found, letter)
+
+
+def _graded(golds: Sequence[_Gold], found: str, letter: bool) -> _Row:
+    """Return the verdict on an answer, or the formulas to compare."""
+    if len(found) > MAX_ANSWER_LENGTH:
+        return _Row("unparsable", found[:MAX_ANSWER_LENGTH])
+    if letter:
+        named = answers.choice_of_gold(found) or answers.choice(f"Answer: {found}")
+        return _Row("right" if any(gold.letter == named for gold in golds) else "wrong", found)
+    number, normal = parse_number(found), answers.normal_text(found)
+    if number is None and all(gold.number is not None for gold in golds):  # otherwise a comma may divide a list
+        number = decimal_comma(found)
+    for gold in golds:
+        same = gold.number is not None and number is not None and same_number(gold.number, number)
+        if same or gold.normal == normal:
+            return _Row("right", found)
+    if all(gold.words or (gold.number is not None and number is not None) for gold in golds):
+        return _Row("wrong", found)
+    latex = None if answers.is_words(found) else answers.to_latex(found)
+    if latex is None:
+        return _Row("unparsable", found)
+    references = tuple(gold.latex for gold in golds if gold.latex is not None and not gold.words)
+    return _Row(answer=found, formulas=FormulaPair(references, latex))
+
+
+@functools.lru_cache(maxsize=16384)
+def _gold(text: str) -> _Gold:
+    text = answers.gold_answer(text)
+    number = parse_number(text)
+    short = len(text) <= MAX_ANSWER_LENGTH
+    normal = answers.normal_text(text) if short else ""
+    words = short and answers.is_words(strip_markup(text))
+    return _Gold(text, answers.choice_of_gold(text[:100]), number, normal, words, answers.to_latex(text))
+
+
+def _is_empty(gold: _Gold) -> bool:
+    return gold.number is None and gold.letter is None and not gold.words and gold.latex is None
+
+
+def _objects(values: Any) -> Any:
+    listed = list(values)
+    array = np.empty(len(listed), dtype=object)
+    array[:] = listed
+    return array
+
+
+def _checked_rewards(rewards: Mapping[str, float] | None) -> dict[str, float]:
+    if rewards is not None and not isinstance(rewards, Mapping):
+        raise ConfigError(f"rewards must be a mapping from verdicts to numbers, got {rewards!r:.80}.")
+    for name in rewards or {}:
+        if name not in VERDICTS:
+            hint = nearest(str(name), VERDICTS)
+            raise ConfigError(f"rewards has the unknown verdict {name!r}; expected some of {list(VERDICTS)}.{hint}")
+    defaults = {name: float(name == "right") for name in VERDICTS}
+    return defaults | {name: finite(f"rewards[{name!r}]", value) for name, value in (rewards or {}).items()}

@@ -1,0 +1,1 @@
+"""Scorers on other servers."""

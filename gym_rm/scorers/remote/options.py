@@ -1,0 +1,41 @@
+"""Options of a scorer at a URL. This file needs no httpx, so that help pages can list them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pydantic
+
+from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt
+
+
+class RemoteOptions(Config):
+    """Options of a scorer at a URL."""
+
+    protocol: Literal["auto", "gym_rm", "vllm", "openrlhf"] = "auto"
+    """What the server understands; `"auto"` asks it."""
+    key: str | None = pydantic.Field(default=None, repr=False)
+    """Key, sent as a bearer token; `"env:NAME"` reads the environment variable NAME."""
+    timeout: Finite = pydantic.Field(default=300.0, gt=0)
+    """Seconds after which a call fails, with all its retries."""
+    attempt_timeout: Finite | None = pydantic.Field(default=None, gt=0)
+    """Seconds after which one request is sent again; None for `timeout`, or a quarter of it if there are several
+    servers."""
+    startup_timeout: Finite = pydantic.Field(default=5.0, gt=0)
+    """Seconds to wait at the start for a server that does not answer."""
+    max_retries: NonNegativeInt = 8
+    """How often a request is sent again after a failure; the waits between are doubled each time."""
+    max_connections: PositiveInt = 32
+    """Most requests at the same time to one server."""
+    max_conversations: PositiveInt = 256
+    """Most conversations in one request; the server's own limits are kept too."""
+    label: NonNegativeInt | None = None
+    """For vLLM: index of the value that is the reward, if the model returns several."""
+    tokenizer: Any = None
+    """For OpenRLHF: tokenizer of the reward model, or its folder or hub id."""
+    chat_template: str | None = None
+    """For vLLM and OpenRLHF: chat template instead of the model's own."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """For vLLM and OpenRLHF: other variables of the chat template."""
+    max_length: PositiveInt = 2048
+    """For OpenRLHF: longest conversation in tokens, as in its server."""

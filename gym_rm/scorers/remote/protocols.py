@@ -1,0 +1,379 @@
+"""What servers of rewards understand: gym_rm's own `/v1/rewards`, vLLM's `/classify` and OpenRLHF's `/get_reward`.
+
+A protocol turns rows into request bodies and replies into `Scores`. It does not send anything. Numbers in a reply are
+checked, because a reply is data from another program: a text, NaN or a list of another length is never a reward.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from gym_rm.engine.text.messages import check_conversation
+from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.http_client.responses import InvalidReply
+from gym_rm.plain_values import to_plain
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompt, Provenance
+
+Turns: TypeAlias = Literal["last", "all"]
+MAX_REQUEST_BYTES = 8 * 2**20  # of servers that do not tell their limit
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says about itself.
+
+    Attributes:
+        protocol: name of its protocol.
+        provenance: model and settings.
+        max_request_bytes: largest request body.
+        max_conversations: most conversations in one request; None for no limit.
+        calibration: conversations with the rewards that the server says it gives them.
+        name: name of the model in requests; None if requests need none.
+    """
+
+    protocol: str
+    provenance: Provenance
+    max_request_bytes: int = MAX_REQUEST_BYTES
+    max_conversations: int | None = None
+    calibration: tuple[tuple[Conversation, float], ...] = ()
+    name: str | None = None
+
+    @property
+    def identity(self) -> tuple[str | None, ...]:
+        """What servers that share the work must have in common."""
+        made = self.provenance
+        return (self.protocol, made.model, made.revision, made.template_hash)
+
+
+Row: TypeAlias = tuple[bytes, ...]
+"""Parts of one conversation in a request body."""
+
+
+class RewardProtocol(abc.ABC):
+    """Format of requests and replies."""
+
+    name: str
+    path: str
+    max_rows: int | None = None
+    scores_turns = False
+
+    @abc.abstractmethod
+    def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
+        """Return the parts of a request body for one conversation.
+
+        Raises:
+            ConversationError: the conversation cannot be written.
+        """
+
+    @abc.abstractmethod
+    def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
+        """Return the request body for these rows."""
+
+    @abc.abstractmethod
+    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
+        """Return the scores in a reply to a request for these rows.
+
+        Raises:
+            InvalidReply: the reply breaks the protocol.
+        """
+
+
+def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[list[int]]:
+    """Yield lists of consecutive rows, each as long as both limits allow.
+
+    Args:
+        sizes: bytes of each row, `[N]`.
+        max_bytes: most bytes of the rows of a list; a larger row is alone.
+        max_rows: most rows of a list.
+    """
+    chunk: list[int] = []
+    total = 0
+    for row, size in enumerate(sizes):
+        if chunk and (len(chunk) >= max_rows or total + size > max_bytes):
+            yield chunk
+            chunk, total = [], 0
+        chunk.append(row)
+        total += size
+    if chunk:
+        yield chunk
+
+
+# --- gym_rm ------------------------------------------------------------------------------------------------------
+
+
+class GymRMProtocol(RewardProtocol):
+    """`POST /v1/rewards` of `gym-rm serve`."""
+
+    name = "gym_rm"
+    path = "/v1/rewards"
+    scores_turns = True
+
+    def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
+        """Return the conversation and its prompt as JSON, and the numbers of turns that a reply may have."""
+        row = None
+        if prompt is not None:
+            row = {"id": prompt.prompt_id, "answer": prompt.answer, "metadata": to_plain(prompt.metadata)}
+        messages = check_conversation(conversation)
+        turns = sum(message["role"] == "assistant" for message in messages)
+        last = turns + (messages[-1]["role"] != "assistant")  # the end may be scored too
+        return to_json(messages), to_json(row), b"%d,%d" % (turns, last)
+
+    def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
+        """Return the conversations and, if one of them has a prompt, the prompts."""
+        prompts = [row[1] for row in rows]
+        listed = b"null" if all(each == b"null" for each in prompts) else _list(prompts)
+        return b'{"conversations":%b,"prompts":%b,"turns":"%b"}' % (
+            _list([row[0] for row in rows]),
+            listed,
+            turns.encode(),
+        )
+
+    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
+        """Return the scores; other fields than those of `Scores` are ignored."""
+        known = {each.name for each in dataclasses.fields(Scores)}
+        provenance = {each.name for each in dataclasses.fields(Provenance)}
+        plain = {name: value for name, value in _mapping(reply).items() if name in known}
+        if isinstance(made := plain.get("provenance"), Mapping):
+            plain["provenance"] = {name: value for name, value in made.items() if name in provenance}
+        try:
+            scores = Scores.from_dict(plain)
+        except (ConfigError, TypeError) as invalid:
+            raise InvalidReply(str(invalid)) from invalid
+        _check_size(len(scores), len(rows))
+        for row, (reward, error) in enumerate(zip(scores.rewards.tolist(), scores.errors, strict=True)):
+            if error is None and not math.isfinite(reward):
+                raise InvalidReply(f"row {row} has neither a reward nor an error")
+            if error is None and turns == "all" and not _has_turns(scores, row, rows[row][2]):
+                raise InvalidReply(f"row {row} lacks the rewards of its turns")
+        return scores.mark_failures()
+
+
+def read_info(info: Any) -> Served:
+    """Return what `GET /info` says.
+
+    Raises:
+        InvalidReply: the reply breaks the protocol.
+    """
+    info = _mapping(info)
+    known = {each.name for each in dataclasses.fields(Provenance)}
+    made, limits, known_scores = (_mapping(info.get(name) or {}) for name in ("provenance", "limits", "calibration"))
+    model = info.get("model")
+    if not isinstance(model, str):
+        raise InvalidReply(f"model of /info must be a text, got {model!r:.80}")
+    try:
+        provenance = Provenance(
+            **{"scorer": "unknown", "model": model, **{name: made[name] for name in made if name in known}}
+        )
+    except TypeError as error:
+        raise InvalidReply(f"provenance of /info: {error}") from error
+    conversations, rewards = known_scores.get("conversations") or [], known_scores.get("rewards") or []
+    if not isinstance(conversations, list) or not isinstance(rewards, list) or len(conversations) != len(rewards):
+        raise InvalidReply("calibration of /info must have one reward for each conversation")
+    return Served(
+        "gym_rm",
+        provenance,
+        max_request_bytes=_limit(limits, "max_request_bytes", "max_body_bytes") or MAX_REQUEST_BYTES,
+        max_conversations=_limit(limits, "max_conversations"),
+        calibration=tuple(
+            (one, _number(reward, "a calibration reward"))
+            for one, reward in zip(conversations, rewards, strict=True)
+            if reward is not None  # a verifier has none without a prompt
+        ),
+    )
+
+
+# --- vLLM --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class VLLMProtocol(RewardProtocol):
+    """`POST /classify` of `vllm serve --runner pooling`: one conversation in a request, one value without activation.
+
+    Attributes:
+        model: name of the served model; None to leave it out.
+        label: index of the value that is the reward; None if there is only one.
+        extra: other fields of the request (chat template).
+    """
+
+    model: str | None = None
+    label: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    name = "vllm"
+    path = "/classify"
+    max_rows = 1
+
+    def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
+        """Return the whole request body."""
+        flags = {"add_generation_prompt": False, "continue_final_message": False, "add_special_tokens": False}
+        body = {"messages": check_conversation(conversation), "use_activation": False, **flags, **self.extra}
+        return (to_json(body if self.model is None else {"model": self.model, **body}),)
+
+    def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
+        """Return the body of the only row."""
+        return rows[0][0]
+
+    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
+        """Return the value of the label as the reward; several values are components too."""
+        reply = _mapping(reply)
+        data = reply.get("data")
+        if not isinstance(data, list) or len(data) != 1:
+            raise InvalidReply(f"data must have one entry, got {data!r:.80}")
+        probs = _mapping(data[0]).get("probs")
+        if not isinstance(probs, list) or not probs:
+            raise InvalidReply(f"probs must be a list of numbers, got {probs!r:.80}")
+        values = [_number(value, "a value of probs") for value in probs]
+        if len(values) > 1 if self.label is None else self.label >= len(values):
+            raise ConfigError(
+                f"the model {self.model!r} returns {len(values)} values, got label={self.label}; pass label= with the "
+                f"index of the reward, 0 to {len(values) - 1}."
+            )
+        scores = Scores.from_rewards(
+            [values[self.label or 0]],
+            components={} if len(values) == 1 else {f"label_{k}": [value] for k, value in enumerate(values)},
+        )
+        usage = reply.get("usage")
+        tokens = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+        counted = tokens if type(tokens) is int and 0 <= tokens < 2**63 else 0
+        return dataclasses.replace(scores, num_tokens=np.array([counted], dtype=np.int64))
+
+
+def read_models(reply: Any) -> Served:
+    """Return what vLLM's `GET /v1/models` says.
+
+    Raises:
+        InvalidReply: the reply breaks the protocol.
+    """
+    models = reply.get("data") if isinstance(reply, Mapping) else None
+    first = models[0] if isinstance(models, list) and models else None
+    if not isinstance(first, Mapping) or not isinstance(first.get("id"), str):
+        raise InvalidReply(f"expected a list of models, got {reply!r:.100}")
+    return Served("vllm", Provenance(str(first.get("owned_by") or "vllm"), first["id"]), name=first["id"])
+
+
+# --- OpenRLHF ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OpenRLHFProtocol(RewardProtocol):
+    """`POST /get_reward`: texts with special tokens, as OpenRLHF sends them.
+
+    The text of a conversation is that of the chat template without line breaks at its end, and ends with the
+    tokenizer's end token, as in OpenRLHF's training of reward models.
+
+    Attributes:
+        tokenizer: tokenizer with the chat template of the reward model.
+        template_kwargs: other arguments of `apply_chat_template`.
+        max_length: longest conversation in tokens. OpenRLHF's server cuts longer ones without saying so.
+    """
+
+    tokenizer: Any
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_length: int = 2048
+    name = "openrlhf"
+    path = "/get_reward"
+
+    def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
+        """Return query, prompt and label as JSON."""
+        messages = check_conversation(conversation)
+        query, before = self._text(messages), self._text(messages[:-1], add_generation_prompt=True)
+        end = self.tokenizer.eos_token or ""
+        query = query.rstrip("\n")
+        query = query if query.endswith(end) else query + end
+        length = len(self.tokenizer(query, add_special_tokens=False)["input_ids"])
+        if length > self.max_length:
+            raise ConversationError(
+                f"the conversation has {length} tokens, but max_length is {self.max_length}, and the server would cut "
+                "it without saying so; pass a larger max_length= if the server has one."
+            )
+        label = None if prompt is None else prompt.answer
+        return to_json(query), to_json(before), to_json(label or "")
+
+    def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
+        """Return the lists of queries, prompts and labels."""
+        columns = tuple(_list([row[k] for row in rows]) for k in range(3))
+        return b'{"query":%b,"prompts":%b,"labels":%b}' % columns
+
+    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
+        """Return the rewards; logs with one number for each row are components."""
+        reply = _mapping(reply)
+        rewards = reply.get("rewards")
+        if not isinstance(rewards, list):
+            raise InvalidReply(f"rewards must be a list of numbers, got {rewards!r:.80}")
+        _check_size(len(rewards), len(rows))
+        return Scores.from_rewards([_number(value, "a reward") for value in rewards])
+
+    def _text(self, messages: Conversation, **options: Any) -> str:
+        if not messages and options:
+            return ""
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_kwargs, **options)
+        except Exception as error:  # whatever the template raises
+            raise ConversationError(f"the chat template cannot write the conversation: {error}") from error
+        return str(text)
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> bytes:
+    """Return a value as JSON in UTF-8.
+
+    Raises:
+        ConversationError: it has other types than those of JSON, NaN, or a lone surrogate.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError as error:
+        raise ConversationError(
+            f"the conversation has the lone surrogate {error.object[error.start]!r}, which is not valid UTF-8."
+        ) from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConversationError(f"the conversation cannot be written as JSON: {error}.") from error
+
+
+def _list(parts: Sequence[bytes]) -> bytes:
+    return b"[" + b",".join(parts) + b"]"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidReply(f"expected a JSON object, got {value!r:.80}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    except OverflowError:  # an integer above the largest float
+        pass
+    raise InvalidReply(f"{name} must be a finite number, got {value!r:.80}")
+
+
+def _limit(limits: Mapping[str, Any], *names: str) -> int | None:
+    """Return the limit with the first of these names that is there."""
+    value = next((limits[name] for name in names if limits.get(name) is not None), None)
+    if value is not None and (type(value) is not int or value < 1):
+        raise InvalidReply(f"{names[0]} of /info must be a positive integer, got {value!r:.80}")
+    return value
+
+
+def _check_size(found: int, size: int) -> None:
+    if found != size:
+        raise InvalidReply(f"expected one reward for each of the {size} conversations, got {found}")
+
+
+def _has_turns(scores: Scores, row: int, sizes: bytes) -> bool:
+    if scores.turn_rewards is None:
+        return False
+    values = scores.turn_rewards[row]
+    return len(values) in map(int, sizes.split(b",")) and bool(np.isfinite(values).all())

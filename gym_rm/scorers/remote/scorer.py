@@ -1,0 +1,389 @@
+"""A scorer whose model runs in a server: `gym-rm serve`, vLLM, or a reward server of OpenRLHF."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from gym_rm.config import divide_settings
+from gym_rm.errors import ConfigError, ConversationError, RemoteError, logger, warn_once
+from gym_rm.http_client.addresses import parse_urls, read_key
+from gym_rm.http_client.client import Endpoint, HTTPClient
+from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_json
+from gym_rm.scorer import check_rows
+from gym_rm.scorers.remote.calibration import UNKNOWN_REWARDS, compare, suspect_activation
+from gym_rm.scorers.remote.options import RemoteOptions
+from gym_rm.scorers.remote.protocols import (
+    GymRMProtocol,
+    OpenRLHFProtocol,
+    RewardProtocol,
+    Row,
+    Served,
+    Turns,
+    VLLMProtocol,
+    pack,
+    read_info,
+    read_models,
+)
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompts, Provenance
+
+Value = TypeVar("Value")
+ScoredRows: TypeAlias = tuple[list[int], Scores]
+BODY_BYTES = 256  # of a request body without its rows
+QUESTIONS = {"gym_rm": ("/info", read_info), "vllm": ("/v1/models", read_models)}
+
+
+class RemoteScorer:
+    """Scores conversations with one or several servers; `gym_rm.load_scorer("http://...")` returns it.
+
+    Requests are divided by the server's limits, sent to the least loaded server, and sent again after a failure. At
+    the start, the conversations whose rewards the server tells are scored and compared.
+
+    Args:
+        path: URL of a server; several in a list, or with commas between them. They must serve the same model.
+        **options: the fields of `RemoteOptions`.
+
+    Raises:
+        ConfigError: an option is invalid, the key is refused, httpx is missing, or the server gives other rewards than
+            it tells.
+        RemoteError: no server answers.
+
+    Example:
+        >>> scorer = RemoteScorer("http://127.0.0.1:8000", key="env:REWARD_KEY")  # doctest: +SKIP
+        >>> scorer.score(conversations).rewards  # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | Sequence[str], **options: Any) -> None:
+        (chosen,) = divide_settings(options, RemoteOptions, owner="a scorer at a URL")
+        urls, key = parse_urls(path, read_key(chosen.key))
+        self._protocol_name = _protocol_of(chosen.protocol, urls)
+        self.urls = [url.removesuffix("/get_reward").removesuffix("/classify") for url in urls]
+        self.options: RemoteOptions = chosen.model_copy(update={"key": None})
+        self._tokenizer = _load_tokenizer(chosen) if self._protocol_name == "openrlhf" else None
+        self._served: Served | None = None
+        self._closed = False
+        self._client = HTTPClient(
+            self.urls,
+            key=key,
+            attempt_timeout=chosen.attempt_timeout or chosen.timeout / (1 if len(urls) == 1 else 4),
+            max_retries=chosen.max_retries,
+            max_connections=chosen.max_connections,
+            recheck=self._recheck,
+        )
+        try:
+            self._client.run(self._start())
+        except BaseException:
+            self.close()
+            raise
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteScorer:
+        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and connections are shared."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"RemoteScorer({', '.join(self.urls)}, {self.provenance.model!r})"
+
+    @property
+    def provenance(self) -> Provenance:
+        """The server's provenance, with its URL."""
+        served = self._known()
+        made = served.provenance
+        url = self.urls[0] if len(self.urls) == 1 else list(self.urls)
+        settings = {**made.settings, "url": url, "protocol": served.protocol, "server_scorer": made.scorer}
+        return dataclasses.replace(made, scorer="RemoteScorer", settings=settings)
+
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None, *, turns: Turns = "last") -> Scores:
+        """Score N conversations.
+
+        Args:
+            conversations: N lists of messages.
+            prompts: sent to the server (except to vLLM), for verifiers.
+            turns: `"all"` also asks for the rewards after every assistant turn.
+
+        Raises:
+            ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
+            RemoteError: the servers did not answer in time.
+        """
+        future = self._submit(conversations, prompts, turns)
+        try:
+            scores = future.result()
+        except BaseException:  # also Ctrl-C
+            future.cancel()
+            raise
+        return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
+
+    async def score_async(
+        self, conversations: Sequence[Conversation], prompts: Prompts = None, *, turns: Turns = "last"
+    ) -> Scores:
+        """Score N conversations without blocking the event loop; see `score`."""
+        scores = await asyncio.wrap_future(self._submit(conversations, prompts, turns))
+        return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
+
+    def sleep(self) -> None:
+        """Do nothing: the server manages its own device."""
+
+    def wake(self) -> None:
+        """Do nothing; see `sleep`."""
+
+    def clear_cache(self) -> None:
+        """Do nothing: no scores are kept here."""
+
+    def close(self) -> None:
+        """Close all connections; closing twice is allowed."""
+        self._closed = True
+        self._client.close()
+
+    def _submit(
+        self, conversations: Sequence[Conversation], prompts: Prompts, turns: Turns
+    ) -> concurrent.futures.Future[Scores]:
+        if turns not in ("last", "all"):
+            raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
+        if self._closed:
+            raise RuntimeError("this RemoteScorer is closed; make a new one.")
+        check_rows(conversations, prompts)
+        protocol = self._protocol(self._known())
+        if turns != "last" and not protocol.scores_turns:
+            raise ConfigError(f"turns must be 'last' with the protocol {protocol.name!r}, got {turns!r}.")
+        rows: list[Row | ConversationError] = []
+        for row, conversation in enumerate(conversations):
+            try:
+                rows.append(protocol.encode(conversation, None if prompts is None else prompts[row]))
+            except ConversationError as error:
+                rows.append(error)
+        return self._client.submit(self._score(rows, turns))
+
+    def _known(self) -> Served:
+        assert self._served is not None, "no server has answered"
+        return self._served
+
+    def _protocol(self, served: Served) -> RewardProtocol:
+        options = self.options
+        if served.protocol == "gym_rm":
+            return GymRMProtocol()
+        if served.protocol == "openrlhf":
+            template = {"chat_template": options.chat_template} if options.chat_template is not None else {}
+            kwargs = {**(options.chat_template_kwargs or {}), **template}
+            return OpenRLHFProtocol(self._tokenizer, kwargs, options.max_length)
+        names = ("chat_template", "chat_template_kwargs")
+        extra = {name: value for name in names if (value := getattr(options, name)) is not None}
+        return VLLMProtocol(served.name, options.label, extra)
+
+    # --- what the servers serve ------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        """Ask every server what it serves, and compare rewards. One that does not answer gets no requests for now.
+
+        Raises:
+            ConfigError: the servers serve different models, or give other rewards than known.
+            RemoteError: none of them answers.
+        """
+        endpoints, error = [], None
+        answers = await asyncio.gather(*map(self._identify, self._client.endpoints), return_exceptions=True)
+        for endpoint, served in zip(self._client.endpoints, answers, strict=True):
+            if isinstance(served, RemoteError):
+                error = served
+                logger.warning("%s gets no requests for now: %s", endpoint.url, served)
+            elif isinstance(served, BaseException):
+                raise served
+            else:
+                self._accept(endpoint, served)
+                endpoints.append(endpoint)
+        if error is not None and not endpoints:
+            raise error
+        await _all([self._calibrate(endpoint) for endpoint in endpoints])
+
+    async def _recheck(self, endpoint: Endpoint) -> None:
+        """Raise an error if a server that failed must not get requests again yet."""
+        self._accept(endpoint, await self._identify(endpoint, max_retries=0))
+        await self._calibrate(endpoint, max_retries=0)
+
+    def _accept(self, endpoint: Endpoint, served: Served) -> None:
+        """Raise ConfigError if this server serves something else than the others."""
+        if self._served is None:
+            self._served = served
+        elif served.identity != self._served.identity:
+            raise ConfigError(
+                f"all servers must serve the same model, but {endpoint.url} serves {served.identity} and the others "
+                f"{self._served.identity}."
+            )
+
+    async def _identify(self, endpoint: Endpoint, max_retries: int | None = None) -> Served:
+        """Ask a server for its protocol and model."""
+        chosen = self._protocol_name
+        reasons = []
+        for path, read in (
+            [] if chosen == "openrlhf" else QUESTIONS.values() if chosen == "auto" else [QUESTIONS[chosen]]
+        ):
+            answer = await self._ask(endpoint, path, read, max_retries)
+            if isinstance(answer, Served):
+                return answer
+            reasons.append(f"GET {path}: {answer}")
+        if chosen in ("openrlhf", "vllm"):  # vLLM behind a proxy with only /classify
+            return Served(chosen, Provenance("unknown", ", ".join(self.urls)))
+        advice = "pass protocol='gym_rm', 'vllm' or 'openrlhf'" if chosen == "auto" else "check the URL and protocol="
+        raise ConfigError(f"{endpoint.url} has an unknown protocol ({'; '.join(reasons)}); {advice}.")
+
+    async def _ask(
+        self, endpoint: Endpoint, path: str, read: Callable[[Any], Served], max_retries: int | None
+    ) -> Served | str:
+        """Return what `read` makes of the reply to GET, or why there is none."""
+
+        def tolerant(body: bytes) -> Served | str:
+            try:
+                return read(parse_json(body))
+            except InvalidReply as error:
+                return str(error)
+
+        deadline = asyncio.get_running_loop().time() + self.options.startup_timeout
+        try:
+            sent = self._client.send(path, read=tolerant, deadline=deadline, only=endpoint, max_retries=max_retries)
+            return (await sent)[0]
+        except (NoSuchRoute, Refused) as error:
+            return str(error)
+
+    async def _calibrate(self, endpoint: Endpoint, max_retries: int | None = None) -> None:
+        """Compare the rewards of a server with those that it tells.
+
+        Raises:
+            ConfigError: a difference is too large.
+        """
+        served = self._known()
+        conversations = [conversation for conversation, _ in served.calibration] or list(UNKNOWN_REWARDS)
+        protocol = self._protocol(served)
+        try:
+            rows = [protocol.encode(conversation, None) for conversation in conversations]
+        except ConversationError as error:
+            raise ConfigError(f"a conversation of the calibration cannot be sent: {error}") from error
+        send = functools.partial(self._client.send, only=endpoint, max_retries=max_retries)
+        scores = _in_order(await self._send(list(enumerate(rows)), "last", self._deadline(), send))
+        for row in scores.failed_rows:
+            raise ConfigError(f"{endpoint.url} cannot score a conversation of the calibration: {scores.errors[row]}.")
+        if served.calibration:
+            compare(endpoint.url, scores.rewards.tolist(), served.calibration)
+        else:
+            suspect_activation(endpoint.url, scores.rewards.tolist())
+
+    # --- scores ----------------------------------------------------------------------------------------------------
+
+    async def _score(self, rows: Sequence[Row | ConversationError], turns: Turns) -> Scores:
+        """Return the scores of these rows, in order.
+
+        All rows of a call get the rewards of one model: if a server changes it during the call, the earlier rows are
+        scored again.
+        """
+        limit = self._known().max_request_bytes - BODY_BYTES
+        parts: list[ScoredRows] = []
+        wanted: list[tuple[int, Row]] = []
+        for row, encoded in enumerate(rows):
+            if isinstance(encoded, ConversationError):
+                parts.append(([row], _failed(str(encoded))))
+            elif (size := sum(map(len, encoded))) > limit:
+                parts.append(([row], _failed(f"the conversation has {size} bytes, the server accepts {limit}")))
+            else:
+                wanted.append((row, encoded))
+        deadline = self._deadline()
+        for _ in range(3):
+            parts += await self._send(wanted, turns, deadline, self._client.send)
+            made = {_model_of(scores): scores.provenance for _, scores in parts if scores.provenance is not None}
+            for provenance in list(made.values())[-1:]:
+                self._note(provenance)
+            if len(made) <= 1:
+                return _in_order(parts)
+            latest = list(made)[-1]
+            parts = [part for part in parts if part[1].provenance is None or _model_of(part[1]) == latest]
+            done = {row for part, _ in parts for row in part}
+            wanted = [(row, encoded) for row, encoded in wanted if row not in done]
+        raise RemoteError(
+            f"{', '.join(self.urls)} gave scores of different models in one call: {sorted(map(str, made))}; wait "
+            "until all servers have the same one."
+        )
+
+    async def _send(
+        self, rows: Sequence[tuple[int, Row]], turns: Turns, deadline: float, send: Callable[..., Any]
+    ) -> list[ScoredRows]:
+        """Return the scores of encoded rows, in requests within the limits of the server."""
+        served = self._known()
+        protocol = self._protocol(served)
+        share = max(1, math.ceil(len(rows) / len(self.urls)))
+        limits = (self.options.max_conversations, share, served.max_conversations, protocol.max_rows)
+        sizes = [sum(map(len, row)) + len(row) for _, row in rows]  # with the commas
+        max_rows = min(limit for limit in limits if limit is not None)
+        chunks = pack(sizes, max_bytes=served.max_request_bytes - BODY_BYTES, max_rows=max_rows)
+
+        async def request(chunk: list[tuple[int, Row]]) -> list[ScoredRows]:
+            numbers, encoded = [number for number, _ in chunk], [row for _, row in chunk]
+            try:
+                scores, _ = await send(
+                    protocol.path,
+                    protocol.body(encoded, turns),
+                    read=lambda body: protocol.read(parse_json(body), encoded, turns),
+                    deadline=deadline,
+                )
+            except Refused as refused:  # the halves are sent, to find the invalid row
+                if len(chunk) == 1:
+                    return [(numbers, _failed(f"the server refused the conversation: {refused.reason}"))]
+                middle = len(chunk) // 2
+                first, second = await _all([request(chunk[:middle]), request(chunk[middle:])])
+                return first + second
+            return [(numbers, scores)]
+
+        sent = await _all([request([rows[k] for k in chunk]) for chunk in chunks])
+        return [part for parts in sent for part in parts]
+
+    def _note(self, made: Provenance) -> None:
+        """Remember what the server serves now, and tell if it has changed."""
+        before = self._known()
+        self._served = dataclasses.replace(before, provenance=made)
+        if self._served.identity != before.identity:
+            warn_once(f"{', '.join(self.urls)} now serve {self._served.identity}, before {before.identity}")
+
+    def _deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self.options.timeout
+
+
+def _protocol_of(chosen: str, urls: Sequence[str]) -> str:
+    """Return the protocol; the paths of the URLs may imply it."""
+    for path, protocol in (("/get_reward", "openrlhf"), ("/classify", "vllm")):
+        if chosen == "auto" and all(url.endswith(path) for url in urls):
+            return protocol
+    return chosen
+
+
+def _load_tokenizer(options: RemoteOptions) -> Any:
+    if options.tokenizer is None:
+        raise ConfigError("the protocol 'openrlhf' sends texts; pass tokenizer= with that of the reward model.")
+    from gym_rm.engine.loading.files import check_tokenizer  # imports transformers, which is slow
+
+    return check_tokenizer(options.tokenizer)
+
+
+def _model_of(scores: Scores) -> tuple[Any, ...]:
+    made = scores.provenance
+    return () if made is None else (made.model, made.revision, made.template_hash)
+
+
+def _failed(error: str) -> Scores:
+    return Scores.from_rewards([np.nan], errors=[error])
+
+
+def _in_order(parts: Sequence[ScoredRows]) -> Scores:
+    order = [row for rows, _ in parts for row in rows]
+    return Scores.concatenate(scores for _, scores in parts).take(np.argsort(order, kind="stable"))
+
+
+async def _all(coroutines: Sequence[Coroutine[Any, Any, Value]]) -> list[Value]:
+    """Return all results; after the first error, cancel the others and raise it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]

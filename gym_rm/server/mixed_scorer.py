@@ -1,0 +1,150 @@
+"""One scorer for conversations, all of their turns, and rendered texts, so that all protocols share its batches.
+
+Each sort of input is one call of the scorer. New weights are loaded between two batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from gym_rm.engine.text.messages import check_conversation
+from gym_rm.engine.text.rendered_texts import tokenize_text
+from gym_rm.errors import ConversationError
+from gym_rm.scorer import Scorer, try_score
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class AllTurns:
+    """A conversation whose every assistant turn is scored."""
+
+    conversation: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedText:
+    """A text or token ids that the caller rendered: scored as they are, without a chat template.
+
+    Attributes:
+        content: the text, or the token ids.
+        add_special_tokens: whether to add the special tokens of the tokenizer that the text lacks.
+        truncate: maximum number of tokens; the others are removed. None for no truncation.
+        side: where tokens are removed.
+    """
+
+    content: str | list[int]
+    add_special_tokens: bool = True
+    truncate: int | None = None
+    side: Literal["left", "right"] = "right"
+
+
+ScorerInput: TypeAlias = Any
+"""A conversation, `AllTurns` or `RenderedText`; a conversation of a request can be any JSON value."""
+
+
+class MixedScorer:
+    """Scorer of inputs of several sorts, called by one thread.
+
+    Args:
+        scorer: the scorer.
+        observe: function that is called with the scores and the seconds of every call of the scorer.
+    """
+
+    def __init__(self, scorer: Scorer, observe: Callable[[Scores, float], None]) -> None:
+        self.scorer = scorer
+        self._observe = observe
+        self._lock = threading.Lock()
+        self.scores_turns = _takes_turns(scorer)
+        self.scores_texts = callable(getattr(scorer, "score_texts", None))
+
+    def score(self, conversations: Sequence[ScorerInput], prompts: Prompts = None) -> Scores:
+        """Score N inputs; failures are in `Scores.errors`."""
+        rows_of: dict[str, list[int]] = {}
+        parts, order = [], []
+        for row, one in enumerate(conversations):
+            try:
+                rows_of.setdefault(_sort(one), []).append(row)
+            except ConversationError as error:  # it would make a function fail for all rows of the batch
+                parts.append(Scores.from_rewards([float("nan")], errors=[str(error)]))
+                order.append(row)
+        with self._lock:
+            for sort, rows in rows_of.items():
+                given = None if prompts is None else [prompts[row] for row in rows]
+                parts.append(self._score(sort, [conversations[row] for row in rows], given))
+                order += rows
+        if len(parts) == 1:
+            return parts[0]
+        scores = Scores.concatenate(parts).take(sorted(range(len(order)), key=order.__getitem__))
+        made = [part.provenance for part in parts if part.provenance is not None]
+        return dataclasses.replace(scores, provenance=made[0] if made else None)
+
+    def update_weights(self, path: str) -> None:
+        """Load other weights between two batches; the old ones are kept if they do not fit."""
+        with self._lock:
+            self.scorer.update_weights(path)  # type: ignore[attr-defined]
+
+    def calibrate(self, conversations: Sequence[Conversation]) -> Scores:
+        """Score known conversations between two batches, without counting them."""
+        with self._lock:
+            return try_score(self.scorer, conversations)
+
+    def _score(self, sort: str, inputs: list[ScorerInput], prompts: Prompts) -> Scores:
+        """Score inputs of one sort."""
+        start = time.perf_counter()
+        if sort == "conversation":
+            scores = try_score(self.scorer, inputs, prompts)
+        elif sort == "turns":
+            scores = try_score(self.scorer, [one.conversation for one in inputs], prompts, turns="all")
+        else:
+            texts: list[Any] = [one.content if one.truncate is None else self._token_ids(one) for one in inputs]
+            scores = try_score(_TextScorer(self.scorer, sort == "text with special tokens"), texts)
+        self._observe(scores, time.perf_counter() - start)
+        return scores
+
+    def _token_ids(self, text: RenderedText) -> list[int]:
+        """Return the token ids of a rendered text, truncated."""
+        ids = text.content
+        if isinstance(ids, str):
+            renderer = self.scorer.renderer  # type: ignore[attr-defined]
+            ids = tokenize_text(renderer, ids, text.add_special_tokens).tolist()
+        assert text.truncate is not None
+        return list(ids[: text.truncate] if text.side == "right" else ids[max(len(ids) - text.truncate, 0) :])
+
+
+@dataclass(frozen=True, slots=True)
+class _TextScorer:
+    """`score_texts` of a scorer as `score`."""
+
+    scorer: Any
+    add_special_tokens: bool
+
+    def score(self, conversations: Sequence[Any], prompts: Prompts = None) -> Scores:
+        scores: Scores = self.scorer.score_texts(conversations, add_special_tokens=self.add_special_tokens)
+        return scores
+
+
+def _sort(one: ScorerInput) -> str:
+    """Return the call of the scorer that an input belongs to.
+
+    Raises:
+        ConversationError: it is no conversation.
+    """
+    if isinstance(one, RenderedText):
+        return "text with special tokens" if one.add_special_tokens else "text"
+    check_conversation(one.conversation if isinstance(one, AllTurns) else one)
+    return "turns" if isinstance(one, AllTurns) else "conversation"
+
+
+def _takes_turns(scorer: Scorer) -> bool:
+    try:
+        inspect.signature(scorer.score).bind([], None, turns="all")
+    except (TypeError, ValueError):
+        return False
+    return True

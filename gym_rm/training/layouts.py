@@ -1,0 +1,135 @@
+"""How the batches of a model run with gradients: the fastest layout that equals the plain forward and backward."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gym_rm.engine.backbones.decoder import DecoderBackbone, num_positions
+from gym_rm.engine.backbones.tree_attention import attending_to_trees
+from gym_rm.engine.loading.trial import FAILURES, PLAIN, TOLERANCE, Candidate, Forward, choose_forward, trial_sequences
+from gym_rm.engine.token_tree import Batch, BatchPlan, plan_padded, plan_trees
+from gym_rm.errors import ConfigError, logger
+from gym_rm.scores import FloatArray
+
+GRADIENT_TOLERANCE = 1e-4  # maximum difference of gradients in the trial, relative to the largest
+
+
+class Trainable(Protocol):
+    """What `choose_layout` needs of a module: its decoders, and the values that layouts are compared by."""
+
+    decoders: tuple[DecoderBackbone, ...]
+    has_unused: bool
+
+    def trial_values(self, batch: Batch) -> Tensor:
+        """Return values `[R, ...]` with gradients, if enabled."""
+
+
+def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fuse: bool) -> Forward:
+    """Return the fastest layout whose values and gradients equal those of the plain forward, on a few short texts.
+
+    Sets how the decoder of `trained` runs. Dropout is off meanwhile.
+    """
+    decoders, dtype = trained.decoders, str(model.dtype).removeprefix("torch.")
+    tolerance = GRADIENT_TOLERANCE if dtype == "float32" else TOLERANCE[dtype]
+    candidate = Candidate(
+        name=type(model).__name__,
+        config=model.config,
+        dtype=dtype,
+        # flex_attention has no dropout.
+        can_take_trees=bool(decoders) and tree and (_no_dropout(model) or model.device.type != "cuda"),
+        can_fuse=bool(decoders) and fuse and decoders[0].code is not None and _no_dropout(model),
+        max_width=num_positions(model),
+    )
+
+    def values(plan: BatchPlan, forward: Forward) -> Tensor:
+        for decoder in decoders:
+            decoder.fuse = forward.fuse
+        with torch.enable_grad():
+            return torch.cat([trained.trial_values(batch).float() for batch in plan.batches])
+
+    def run(plan: BatchPlan, forward: Forward) -> FloatArray:
+        return values(plan, forward).detach().cpu().numpy()
+
+    def gradients(forward: Forward) -> list[Tensor]:
+        sequences, alone = trial_sequences(model.config), forward.layout == "one_by_one"
+        plan = (
+            plan_trees(sequences, max_num_batched_tokens=10**6)
+            if forward.layout == "tree"
+            else plan_padded(sequences, max_num_batched_tokens=10**6, alone=alone, exact=alone)
+        )
+        read = values(plan, forward)[torch.from_numpy(plan.value_index)]
+        factors = torch.from_numpy(np.random.default_rng(0).standard_normal(tuple(read.shape)).astype(np.float32))
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        grads = torch.autograd.grad((read * factors.to(read.device)).sum(), parameters, allow_unused=True)
+        if forward == PLAIN:  # the trial does not run the head
+            inside = {id(parameter) for parameter in model.base_model.parameters()}
+            trained.has_unused = any(g is None and id(p) in inside for p, g in zip(parameters, grads, strict=True))
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
+
+    with _evaluating(model):
+        chosen = choose_forward(candidate, run)
+        plain_gradients = gradients(PLAIN)
+        options = [chosen, dataclasses.replace(chosen, fuse=False), Forward("padded", fuse=False)]
+        for forward in dict.fromkeys(options):
+            try:
+                difference = _difference(gradients(forward), plain_gradients)
+            except FAILURES as error:
+                logger.info("%s cannot be trained with %s: %s", candidate.name, forward, error)
+                continue
+            if difference <= tolerance:
+                break
+            message = "%s: gradients with %s differ from the plain ones by %.1e, so it is not used; training is slower."
+            logger.warning(message, candidate.name, forward, difference)
+        else:
+            forward = Forward("one_by_one", fuse=False)
+    for decoder in decoders:
+        decoder.fuse = forward.fuse
+    return forward
+
+
+def enable_checkpointing(
+    model: PreTrainedModel, decoders: Sequence[DecoderBackbone], layout: Forward, *, option: str
+) -> None:
+    """Let the layers keep only their input, and run again in the backward (arXiv 1604.06174).
+
+    Raises:
+        ConfigError: the model does not support it; the message names the option.
+    """
+    options: dict[str, Any] = {"use_reentrant": False}
+    if layout.layout == "tree":  # the backward runs the layers again, which then attend to trees again
+        options["context_fn"] = lambda: (contextlib.nullcontext(), attending_to_trees(model.base_model))
+    try:
+        model.gradient_checkpointing_enable(options)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from error
+    for decoder in decoders:
+        decoder.checkpointing = True
+
+
+def _difference(got: list[Tensor], expected: list[Tensor]) -> float:
+    """Return the largest difference of gradients, relative to the largest gradient."""
+    scale = max(float(each.abs().max()) for each in expected)
+    return max(float((a - b).abs().max()) for a, b in zip(got, expected, strict=True)) / max(scale, 1e-12)
+
+
+def _no_dropout(model: PreTrainedModel) -> bool:
+    return not any(getattr(part, "attention_dropout", 0.0) for part in model.modules())
+
+
+@contextlib.contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True

@@ -1,0 +1,163 @@
+"""A module that is trained on all ranks: its passes, its updates, and the state that a run resumes from."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, gather_object
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from gym_rm.errors import ConfigError
+from gym_rm.training.checkpoints import Checkpoint
+from gym_rm.training.optimizers import load_optimizer_state, make_optimizers, optimizer_state, set_learning_rates
+from gym_rm.training.parallel import copy_into, shard, whole
+from gym_rm.training.reward_model_settings import OptimizerSettings
+
+Batch = TypeVar("Batch")
+TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16_384  # token budget of a pass if none is set
+
+
+class ParallelModel:
+    """A module on all ranks, copied (DDP) or sharded (FSDP2), and the optimizers that update it.
+
+    Losses of micro-batches and ranks add up: divide each by what is counted over all of them.
+
+    Args:
+        module: the module, on its device, with the Hugging Face model as `model`.
+        accelerator: the processes.
+        settings: the optimizer.
+        num_updates: number of updates of the run, for the schedule of the learning rate.
+        fsdp: shard weights, gradients and optimizer states instead of copying them.
+        has_unused: whether some parameters change no value.
+
+    Attributes:
+        plain: the module as it was given.
+        optimizers: the optimizers.
+        version: number of updates that are done.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        accelerator: Accelerator,
+        settings: OptimizerSettings,
+        *,
+        num_updates: int,
+        fsdp: bool,
+        has_unused: bool,
+    ) -> None:
+        self.plain, self.accelerator, self.settings, self.num_updates = module, accelerator, settings, num_updates
+        self.fsdp, self.version = fsdp, 0
+        self._model: Any = module.model
+        self._module: nn.Module = module
+        if fsdp:
+            shard(module, self._model, accelerator)
+        elif self.world > 1:
+            accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=has_unused)
+            self._module = accelerator.prepare_model(module)
+        self.optimizers = make_optimizers(module, settings)
+
+    @property
+    def rank(self) -> int:
+        """Number of this process."""
+        return int(self.accelerator.process_index)
+
+    @property
+    def world(self) -> int:
+        """Number of processes."""
+        return int(self.accelerator.num_processes)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files."""
+        return bool(self.accelerator.is_main_process)
+
+    def gathered(self, values: Sequence[Any]) -> list[Any]:
+        """Return the lists of all ranks as one, in the order of ranks; all ranks must call this."""
+        return list(gather_object(list(values))) if self.world > 1 else list(values)
+
+    def passes(self, batches: Sequence[Batch], *, spare: Batch, learn: bool = True) -> Iterator[tuple[Batch, bool]]:
+        """Yield the micro-batches of this rank, and whether they count.
+
+        All ranks make the same number of passes; those with fewer micro-batches repeat `spare`, which does not count.
+        Gradients are exchanged in the last pass.
+        """
+        count = max(self.gathered([len(batches)]))
+        self._module.train(learn)
+        for number in range(count):
+            waits = learn and number < count - 1 and not self.fsdp and self.world > 1
+            context: Any = self.accelerator.no_sync(self._module) if waits else contextlib.nullcontext()
+            with context:
+                yield (batches[number], True) if number < len(batches) else (spare, False)
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return what the module returns, in the precision of the run."""
+        with self.accelerator.autocast():
+            return self._module(*inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a part of the loss; the parts of all micro-batches and ranks add up."""
+        torch.autograd.backward(loss * self.world)  # DDP and FSDP2 divide gradients by the number of ranks
+
+    def update(self) -> dict[str, float]:
+        """Clip the gradient, change the weights, and return the norm of the gradient and the learning rate.
+
+        Raises:
+            FloatingPointError: the gradient is not finite; no weight was changed.
+        """
+        learning_rate = set_learning_rates(
+            self.optimizers, self.settings, step=self.version + 1, num_steps=self.num_updates
+        )
+        parameters = [parameter for parameter in self.plain.parameters() if parameter.requires_grad]
+        total = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
+        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient norm of update {self.version + 1} is {norm}; no weight was changed by it. Lower "
+                "optimizer.learning_rate, or look at the data and the rewards. The last checkpoint is kept."
+            )
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.version += 1
+        return {"grad_norm": norm, "learning_rate": learning_rate}
+
+    def skip_update(self) -> dict[str, float]:
+        """Count an update that has nothing to learn from; without this, AdamW's averages would change the weights."""
+        self.plain.zero_grad(set_to_none=True)
+        self.version += 1
+        return {"grad_norm": 0.0}
+
+    def weights(self, *, keep: bool) -> dict[str, Tensor]:
+        """Return whole copies of the trained weights on the CPU by name, if `keep`; all ranks must call this."""
+        return whole(((n, p) for n, p in self._model.named_parameters() if p.requires_grad), keep=keep)
+
+    def checkpoint(self, step: int, **values: Any) -> Checkpoint:
+        """Return the state to resume from; only the main process has the tensors, but all ranks must call this."""
+        states = whole(optimizer_state(self.plain, self.optimizers), keep=self.is_main)
+        return Checkpoint(step, self.weights(keep=self.is_main), states, self.version, **values)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take the state of a checkpoint.
+
+        Raises:
+            ConfigError: it is of another model.
+        """
+        parameters = {name: each for name, each in self._model.named_parameters() if each.requires_grad}
+        if parameters.keys() != checkpoint.model.keys():
+            raise ConfigError("the checkpoint is of another model; use another output folder.")
+        for name, tensor in checkpoint.model.items():
+            copy_into(parameters[name], tensor)
+        load_optimizer_state(self.plain, self.optimizers, checkpoint.optimizer)
+        self.version = checkpoint.version
+
+
+def token_budget(max_num_batched_tokens: int | None, device: torch.device) -> int:
+    """Return the token budget of a pass: the setting, or a number that suits the device."""
+    return max_num_batched_tokens or (TOKENS_ON_GPU if device.type == "cuda" else TOKENS_ON_CPU)

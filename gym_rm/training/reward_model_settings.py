@@ -1,0 +1,176 @@
+"""Settings of a training run of a reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import pydantic
+from pydantic import Field
+
+from gym_rm.config import Config, Flag, NonNegativeInt, PositiveInt
+
+Paths: TypeAlias = Annotated[
+    tuple[str, ...], pydantic.BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
+Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+
+
+class LoRASettings(Config):
+    """Low-rank adapters (arXiv 2106.09685), through peft. The head is trained in full and saved with the adapter."""
+
+    rank: PositiveInt = 16
+    """Rank of the adapters."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Factor of the adapters, divided by their rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout before the adapters."""
+    target_modules: str | tuple[str, ...] = "all-linear"
+    """Modules that get adapters, as in peft."""
+
+
+class StartSettings(Config):
+    """The model that training starts from."""
+
+    path: str | None = None
+    """Folder or hub id of a reward model, or of a chat or base model with `new_head`; null for the embedded one."""
+    new_head: Flag = False
+    """Replace the head by a new one (or make one): normal with the standard deviation `1 / sqrt(hidden_size + 1)`
+    (arXiv 2009.01325, appendix B.1), without bias."""
+    outputs: PositiveInt | tuple[str, ...] = 1
+    """Number of outputs of a new head, or the names of its objectives."""
+    reward_model_kwargs: dict[str, Any] = Field(default={})
+    """Options of `gym_rm.load_scorer`: kind, step_token, weights, chat_template, max_length, overlong, ... Comparisons
+    longer than `max_length` are left out and counted, unless `overlong` cuts them."""
+    lora: LoRASettings | None = None
+    """Train low-rank adapters instead of all weights (needs the extra `lora`)."""
+
+
+class DataSettings(Config):
+    """The comparisons to learn from; see `gym_rm.data.comparisons.load_comparisons` for the shapes of rows."""
+
+    train: Paths = ()
+    """Files or data set names."""
+    validation: dict[str, str] = Field(default={})
+    """Files or data set names to measure on, by name."""
+    validation_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the prompts of `train` to keep for a validation set named `held_out`. Rows with the same prompt stay
+    together."""
+    columns: dict[str, str] = Field(default={})
+    """Names of columns: `{chosen: better, rejected: worse}`."""
+    on_error: Literal["raise", "drop"] = "raise"
+    """What to do with a malformed row: stop, or leave it out and count it."""
+
+
+class RewardLossSettings(Config):
+    """What is learned. Pairs are learned from ranks; ratings and steps need a head and rows that have them."""
+
+    objective: Literal["auto", "preferences", "ratings", "steps"] = "auto"
+    """`auto` is `steps` for a process reward model, `ratings` if the head has several outputs, else `preferences`."""
+    preferences: Literal["bradley_terry", "margin_bradley_terry", "rao_kupper", "plackett_luce"] = "bradley_terry"
+    """Loss of preferences, see `gym_rm.training.losses`. Only `rao_kupper` and `plackett_luce` learn from ties."""
+    tie_parameter: float = Field(default=0.5, gt=0)
+    """`log_theta` of `rao_kupper`: the difference of rewards below which replies are called equal."""
+    centring: float = Field(default=0.0, ge=0)
+    """Weight of the square of the mean reward of a comparison, which keeps rewards near 0 (arXiv 2312.09244)."""
+
+
+class OptimizerSettings(Config):
+    """Settings of the optimizer."""
+
+    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
+    """`adamw_8bit` keeps AdamW's averages in 8 bits (arXiv 2110.02861; needs torchao). `muon` is Muon
+    (`torch.optim.Muon`) for the matrices inside the layers, and AdamW for everything else."""
+    learning_rate: float = Field(default=2e-6, gt=0)
+    """Learning rate of AdamW after the warm-up."""
+    muon_learning_rate: float = Field(default=0.01, gt=0)
+    """Learning rate of Muon after the warm-up."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay; vectors (norms, biases) have none."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Decay rates of AdamW's averages."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to AdamW's divisor."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Largest gradient norm; larger gradients are scaled down to it."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up, down to 0."""
+    warmup_share: float = Field(default=0.03, ge=0, lt=1)
+    """Share of the steps over which the learning rate rises."""
+
+
+class BatchSettings(Config):
+    """How much runs at a time."""
+
+    batch_size: PositiveInt = 64
+    """Number of comparisons in a step, over all processes."""
+    max_num_batched_tokens: PositiveInt | None = None
+    """Maximum number of tokens in one forward and backward pass, counted once where replies share them; null for 4,096
+    on a CPU and 16,384 on a GPU. A comparison that is larger runs alone."""
+    shuffle: Flag = True
+    """Read the comparisons in a new random order every epoch. The first step then has the longest ones, so that a
+    run that does not fit into memory stops at once."""
+    precision: Literal["auto", "no", "bf16"] = "auto"
+    """Mixed precision; weights stay in float32. `auto` is bf16 if the GPU supports it, else `no`."""
+    gradient_checkpointing: Flag = False
+    """Keep only the input of each layer, and run the layer again in the backward (arXiv 1604.06174)."""
+    tree: Flag = True
+    """Merge shared prefixes into token trees; false pads instead, for comparisons and measurements."""
+    fsdp: Flag = False
+    """Shard weights, gradients and optimizer states over the processes (FSDP2) instead of copying them (DDP)."""
+
+
+class RewardCheckpointSettings(Config):
+    """What is kept."""
+
+    save_every: PositiveInt | None = None
+    """Steps between checkpoints to resume from; null for `evaluate_every`. Every run also saves on SIGTERM."""
+    keep_best: NonNegativeInt = 1
+    """Number of models to keep by `metric`, besides the last checkpoint."""
+    metric: str | None = None
+    """Metric of a validation set, such as `held_out/accuracy`; null for the loss of the first set."""
+
+
+class RewardModelTraining(Config):
+    """All settings of a run."""
+
+    output: str | None = None
+    """Folder of the run; null for outputs/reward-model-<date>-<time>. A run that was stopped resumes if the same
+    command is repeated with the same folder."""
+    seed: NonNegativeInt = 1
+    """Seed of the order of the data, of a new head and of dropout."""
+    epochs: PositiveInt = 1
+    """Number of times that every comparison is used."""
+    max_steps: PositiveInt | None = None
+    """Stop after this many steps; null for all epochs."""
+    evaluate_every: PositiveInt = 50
+    """Steps between measurements on the validation sets, which are also measured before the first and after the last
+    step."""
+    report_to: Literal["none", "tensorboard", "wandb"] = "none"
+    """Where to send metrics, besides `metrics.csv`."""
+    threads: PositiveInt | None = None
+    """Number of CPU threads; null for torch's default."""
+    model: StartSettings = StartSettings()
+    data: DataSettings = DataSettings()
+    loss: RewardLossSettings = RewardLossSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    batch: BatchSettings = BatchSettings()
+    checkpoint: RewardCheckpointSettings = RewardCheckpointSettings()
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted name."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def curve_settings(settings: RewardModelTraining) -> Mapping[str, Any]:
+    """Return the settings that must be the same to resume a run: all that change its curve."""
+    values = settings.model_dump(mode="json")
+    for name in ("output", "report_to", "threads", "checkpoint", "evaluate_every"):
+        values.pop(name)
+    for name in ("max_num_batched_tokens", "fsdp", "gradient_checkpointing"):
+        values["batch"].pop(name)
+    return values

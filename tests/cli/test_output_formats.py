@@ -1,0 +1,164 @@
+"""Inputs and outputs in every format have the same rows and scores."""
+
+import csv
+import datetime
+import gzip
+import io
+import json
+
+import pytest
+
+from gym_rm.cli.score_output import write_text
+from gym_rm.data.rows import rows_of
+from tests.cli.command import FIVE, FOUR, ROWS, USER, read, run, write
+
+TEXTS = [{"id": str(row["id"]), "prompt": row["prompt"], "response": row["response"]} for row in ROWS[1:]]
+
+
+def rows_in(path):
+    return [row for _, row in rows_of(path, "output")]
+
+
+def csv_text(rows):
+    file = io.StringIO()
+    writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()
+
+
+def json_lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def save(path, rows):
+    """Write rows in the format of the file's name."""
+    name = path.name.lower()
+    if name.endswith("parquet"):
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+        return path
+    content = csv_text(rows) if ".csv" in name else json.dumps(rows).encode() if ".json" in name else json_lines(rows)
+    content = json_lines(rows) if ".jsonl" in name or ".ndjson" in name else content
+    if name.endswith("gz"):
+        content = gzip.compress(content)
+    if name.endswith("zst"):
+        pyarrow = pytest.importorskip("pyarrow")
+        with pyarrow.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(content)
+        return path
+    path.write_bytes(content)
+    return path
+
+
+INPUTS = [
+    "in.jsonl",
+    "in.JSONL",
+    "in.ndjson",
+    "in.json",
+    "in.csv",
+    "in.parquet",
+    "in.CSV.GZ",
+    "in.jsonl.zst",
+    "in.csv.zst",
+    "in.txt",
+]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_format_of_input_gives_the_same_output(tmp_path, scorer, name):
+    run(save(tmp_path / name, TEXTS), "-o", tmp_path / "out.jsonl")
+    assert read(tmp_path / "out.jsonl") == [{**row, "score": len(row["response"]) / 10} for row in TEXTS]
+
+
+@pytest.mark.parametrize("name", ["out.ndjson", "out.parquet", "out.csv.gz"])
+@pytest.mark.parametrize("given", ["in.jsonl", "in.csv", "in.parquet"])
+def test_every_format_of_output_has_the_rows_and_scores(tmp_path, scorer, given, name):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    run(save(tmp_path / given, TEXTS), "-o", tmp_path / name)
+    found = [{**row, "score": float(row["score"])} for row in rows_in(tmp_path / name)]
+    assert found == [{**row, "score": len(row["response"]) / 10} for row in TEXTS]
+
+
+def test_the_added_columns_of_a_csv_file_are_the_last(tmp_path, scorer):
+    (tmp_path / "in.csv").write_text("prompt,response,answer\na,xx,\nb,xxx,4\n")
+    run(tmp_path / "in.csv", "-o", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text() == "prompt,response,answer,score\na,xx,,0.2\nb,xxx,4,0.3\n"
+
+
+def test_pairs_and_lists_are_json_in_a_csv_file(tmp_path, scorer):
+    rows = [{"prompt": "a", "chosen": "xx", "rejected": "x"}, {"prompt": "a", "responses": ["x", "xxx"]}]
+    run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.csv")
+    cells = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [json.loads(row["score"]) for row in cells] == [{"chosen": 0.2, "rejected": 0.1}, [0.1, 0.3]]
+    assert json.loads(cells[1]["responses"]) == ["x", "xxx"]
+
+
+def test_the_columns_of_a_parquet_file_keep_their_types(tmp_path, scorer):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    day = datetime.datetime(2024, 7, 26, 12)
+    rows = [{"messages": [USER, reply], "when": day, "raw": b"\xff"} for reply in [FOUR, FIVE] * 900]
+    table = pyarrow.Table.from_pylist(rows)
+    table = table.append_column("size", pyarrow.array([1] * 1800, pyarrow.int8()))
+    parquet.write_table(table, tmp_path / "in.parquet", row_group_size=700)
+    run(tmp_path / "in.parquet", "-o", tmp_path / "out.parquet")
+    written = parquet.read_table(tmp_path / "out.parquet")
+    assert written.drop_columns(["score"]).schema.equals(table.schema)
+    assert written.drop_columns(["score"]).equals(table)
+    assert written["score"].to_pylist() == [0.1, 0.4] * 900
+
+
+def test_a_parquet_column_of_mixed_values_is_an_error_that_keeps_the_scores(tmp_path, scorer):
+    pytest.importorskip("pyarrow")
+    rows = [{"prompt": "a", "response": "x", "note": 1}, {"prompt": "a", "response": "x", "note": "text"}]
+    result = run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.parquet", code=1)
+    assert "choose an output that ends in .jsonl" in result.stderr
+    assert len(read(tmp_path / "out.parquet.scores")) == 3
+
+
+@pytest.mark.parametrize("given", ["in.jsonl", "in.parquet", "in.csv"])
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.jsonl.gz"])
+def test_an_input_without_rows_gives_an_output_without_rows(tmp_path, scorer, given, name):
+    if given == "in.parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        table = pyarrow.table({"prompt": pyarrow.array([], pyarrow.string())})
+        pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / given)
+    else:
+        (tmp_path / given).write_text("prompt\n" if given == "in.csv" else "")
+    if name == "out.parquet":
+        pytest.importorskip("pyarrow")
+    for _ in range(2):
+        run(tmp_path / given, "-o", tmp_path / name)
+        assert rows_in(tmp_path / name) == []
+
+
+def test_a_broken_csv_file_stops_the_run_with_its_line(tmp_path, scorer):
+    (tmp_path / "in.csv").write_text('prompt,response\na,x\n"b,xx\nc,xxx\n')
+    result = run(tmp_path / "in.csv", "-o", tmp_path / "out.jsonl", code=1)
+    assert "in.csv line 3: the row that begins here is not valid CSV" in result.stderr
+
+
+def test_missing_values_of_a_table_are_null_in_the_output(tmp_path, scorer):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    rows = [{"prompt": "a", "response": "x", "margin": 1.0, "id": "p"}, {"prompt": "b", "response": "xx"}]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "in.parquet")
+    run(tmp_path / "in.parquet", "-o", tmp_path / "out.jsonl")
+    assert [(row["margin"], row["id"]) for row in read(tmp_path / "out.jsonl")] == [(1.0, "p"), (None, None)]
+
+
+def test_texts_are_not_quoted_as_json_in_a_csv_file():
+    file = io.BytesIO()
+    write_text(lambda: json_lines([{"a": 'x "y"\n', "b": None, "c": True, "d": "é"}]).splitlines(), file, "csv", [])
+    assert list(csv.reader(io.StringIO(file.getvalue().decode(), newline=""))) == [
+        ["a", "b", "c", "d"],
+        ['x "y"\n', "", "true", "é"],
+    ]
+
+
+def test_a_lone_carriage_return_in_a_csv_file_is_read_back():
+    lines, file = [json.dumps({"a\r": "x", "b": "one\rtwo"}).encode() + b"\n"], io.BytesIO()
+    write_text(lambda: lines, file, "csv", [])
+    assert list(csv.reader(io.StringIO(file.getvalue().decode(), newline=""))) == [["a\r", "b"], ["x", "one\rtwo"]]

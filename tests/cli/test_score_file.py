@@ -1,0 +1,312 @@
+import gzip
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_models
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gym_rm
+from gym_rm.cli.score_file import _number
+from gym_rm.data.scored_rows import row_to_score
+from gym_rm.errors import RemoteError
+from tests.cli.command import DATA, FIVE, FOUR, ROWS, USER, LengthScorer, needs_data, read, run, scores_of, write
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "score"),
+    [
+        ({"messages": [USER, FOUR]}, 0.1),
+        ({"prompt": "2 + 2?", "response": "five"}, 0.4),
+        ({"prompt": [USER], "response": [FIVE]}, 0.4),
+        ({"messages": [USER], "response": "five"}, 0.4),
+        ({"prompt": "2 + 2?", "chosen": "4", "rejected": "five"}, {"chosen": 0.1, "rejected": 0.4}),
+        ({"chosen": [USER, FOUR], "rejected": [USER, FIVE]}, {"chosen": 0.1, "rejected": 0.4}),
+        ({"question": "2 + 2?", "answer": "4", "solutions": [{"text": "five"}, {"text": "4"}]}, [0.4, 0.1]),
+        ({"context": [USER], "completions": [{"rank": 0, "completion": [FOUR]}]}, [0.1]),
+        ({"prompt": "2 + 2?", "responses": ["4", "five"]}, [0.1, 0.4]),
+    ],
+)
+def test_every_format_of_row_is_scored(tmp_path, scorer, row, score):
+    run(write(tmp_path / "in.jsonl", [row]), "-o", tmp_path / "out.jsonl")
+    assert read(tmp_path / "out.jsonl") == [{**row, "score": score}]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "expected a JSON object, got list [1]"),
+        ({}, "nothing to score; expected 'messages'"),
+        ({"prompt": "a"}, "nothing to score; expected 'messages'"),
+        ({"response": "a"}, "the prompt is missing"),
+        ({"prompt": "a", "completions": []}, "'completions' must be a list of replies, got list []"),
+        ({"prompt": "a", "solutions": [3]}, "'solutions[0]' must be a text or a list of messages, got int 3"),
+        ({"prompt": "a", "chosen": "b"}, "the field 'rejected' is missing"),
+        ({"messages": [USER, FOUR], "score": 1}, "the field 'score' already exists; choose another name with --key"),
+        ({"prompt": "a", "response": "bad"}, "it is bad"),
+        ({"prompt": "a", "responses": ["fine", "bad"]}, "1: it is bad"),
+    ],
+)
+def test_the_error_for_an_invalid_line_names_it(tmp_path, scorer, line, message):
+    source = write(tmp_path / "in.jsonl", [ROWS[0], line, ROWS[1]])
+    result = run(source, "-o", tmp_path / "out.jsonl", code=1)
+    assert f"error: {source} line 2: {message}" in result.stderr
+    assert stored_scores(tmp_path / "out.jsonl") == [0.0]
+
+
+def test_skip_writes_the_error_and_continues(tmp_path, scorer):
+    lines = [ROWS[0], "{", {"prompt": "a", "response": "bad"}, {"prompt": "a", "responses": ["bad", "four"]}, ROWS[1]]
+    source = write(tmp_path / "in.jsonl", lines)
+    result = run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
+    assert "3 of 5 lines have no score" in result.stderr
+    out = read(tmp_path / "out.jsonl")
+    assert [row["score"] for row in out] == [0.0, None, None, [None, 0.4], 0.1]
+    assert out[1]["line"] == "{"
+    assert "line 2: not valid JSON" in out[1]["score_error"]
+    assert (out[2]["score_error"], out[3]["score_error"]) == ("it is bad", "0: it is bad")
+    assert "score_error" not in out[4]
+
+
+def test_skip_continues_if_all_lines_are_invalid(tmp_path, scorer):
+    run(write(tmp_path / "in.jsonl", ["{", "}"]), "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
+    assert scores_of(tmp_path / "out.jsonl") == [None, None]
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.text(), st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text())
+        )
+    ),
+    st.integers(1, 5),
+)
+def test_output_lines_start_with_the_input_lines(tmp_path_factory, rows, batch_size):
+    folder = tmp_path_factory.mktemp("lines")
+    lines = [json.dumps({"prompt": "a", "response": "b", **row}, ensure_ascii=False) for row in rows]
+    lines = [line.encode("utf-8", "surrogatepass") for line in lines]
+    (folder / "in.jsonl").write_bytes(b"\n".join(lines))
+    arguments = ["-o", folder / "out.jsonl", "--batch-size", batch_size, "--on-error", "skip", "--key", "test key"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gym_rm, "load_scorer", lambda model, **options: LengthScorer())
+        run(folder / "in.jsonl", *arguments, code=(0, 3))
+    out = (folder / "out.jsonl").read_bytes().splitlines()
+    assert len(out) == len(lines)
+    assert all(new.startswith(old[:-1]) for new, old in zip(out, lines, strict=True))
+
+
+# --- fields ------------------------------------------------------------------------------------------------------
+
+
+def test_components_are_written(tmp_path, scorer):
+    scorer.with_components = True
+    run(write(tmp_path / "in.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "cc"}]), "-o", tmp_path / "out.jsonl")
+    assert read(tmp_path / "out.jsonl")[0]["score_components"] == {"length": {"chosen": 0.1, "rejected": 0.2}}
+
+
+def test_all_turns_are_written(tmp_path, scorer):
+    source = write(tmp_path / "in.jsonl", [{"messages": [USER, FIVE, USER, FOUR]}])
+    run(source, "-o", tmp_path / "out.jsonl", "--turns", "all")
+    assert read(tmp_path / "out.jsonl")[0]["score_turns"] == [4.0, 1.0]
+
+
+def test_all_turns_require_a_scorer_that_scores_every_turn(tmp_path):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    model = '{"kind": "ensemble", "scorers": [null]}'
+    result = run(source, "--reward-model", model, "--turns", "all", code=1)
+    assert "error: turns='all' needs a scorer that scores every turn" in result.stderr
+    assert "EnsembleScorer scores only whole conversations" in result.stderr
+
+
+def test_the_provenance_is_written(tmp_path, scorer):
+    run(write(tmp_path / "in.jsonl", ROWS[:1]), "-o", tmp_path / "out.jsonl", "--provenance")
+    assert read(tmp_path / "out.jsonl")[0]["score_provenance"]["model"] == "length"
+
+
+def test_key_renames_the_added_fields(tmp_path, scorer):
+    run(write(tmp_path / "in.jsonl", ROWS[:2]), "-o", tmp_path / "one.jsonl")
+    run(tmp_path / "one.jsonl", "-o", tmp_path / "two.jsonl", "--key", "again")
+    assert read(tmp_path / "two.jsonl")[1] == {**ROWS[1], "score": 0.1, "again": 0.1}
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def test_gzipped_input_is_read(tmp_path, scorer):
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(write(tmp_path / "in.jsonl", ROWS).read_bytes()))
+    run(tmp_path / "in.jsonl.gz", "-o", tmp_path / "out.jsonl")
+    assert len(read(tmp_path / "out.jsonl")) == 10
+
+
+def test_standard_input_is_written_to_standard_output(scorer):
+    result = run("-", stdin='\n{"prompt": "a", "response": "b"}\r\n\n')
+    assert result.stdout == '{"prompt": "a", "response": "b", "score": 0.1}\n'
+
+
+def test_a_pipe_is_read(tmp_path, scorer):
+    os.mkfifo(tmp_path / "in")
+    thread = threading.Thread(target=write, args=(tmp_path / "in", ROWS), daemon=True)
+    thread.start()
+    run(tmp_path / "in", "-o", tmp_path / "out.jsonl", "--batch-size", 3)
+    thread.join()
+    assert scores_of(tmp_path / "out.jsonl") == [index / 10 for index in range(10)]
+
+
+def test_an_empty_file_does_not_call_the_scorer(tmp_path, scorer):
+    run(write(tmp_path / "in.jsonl", []), "-o", tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_text() == ""
+    assert scorer.calls == []
+
+
+def test_batch_size_counts_conversations(tmp_path, scorer):
+    rows = [{"prompt": "a", "responses": ["b"] * 4}] * 5
+    run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.jsonl", "--batch-size", 8)
+    assert scorer.calls == [8, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.jsonl"], "cannot read 'none.jsonl': No such file"),
+        (["."], "cannot read '.': Is a directory"),
+        (["in.jsonl", "-o", "in.jsonl"], "output must not be the input 'in.jsonl'"),
+        (["in.jsonl", "-o", "out.parquet.gz"], "output must end in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet"),
+        (["in.jsonl", "-o", "."], "output must be a file, or - for standard output, got '.'"),
+        (["in.jsonl", "-o", "out.json"], "output must end in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet"),
+        (["in.jsonl", "-o", "none/out.jsonl"], "cannot write 'none/out.jsonl': No such file"),
+        (["in.jsonl.gz"], "cannot read 'in.jsonl.gz'"),
+    ],
+)
+def test_the_error_for_an_invalid_file_names_it(tmp_path, monkeypatch, scorer, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "in.jsonl", ROWS)
+    assert message in run(*arguments, code=1).stderr
+
+
+# --- continued runs ----------------------------------------------------------------------------------------------
+
+
+def stored_scores(out: Path) -> list:
+    """Return the scores that are stored for an output that is not finished."""
+    _, *entries = read(out.with_name(f"{out.name}.scores"))
+    return [entry["score"] for entry in entries]
+
+
+def interrupted_run(tmp_path, monkeypatch, raises, code) -> Path:
+    source = write(tmp_path / "in.jsonl", ROWS)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(raises=raises))
+    run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 2, code=code)
+    assert stored_scores(tmp_path / "out.jsonl") == [0.0, 0.1, 0.2, 0.3]
+    return source
+
+
+@pytest.mark.parametrize(("raises", "code"), [(KeyboardInterrupt(), 130), (RemoteError("the server is gone"), 1)])
+def test_an_interrupted_run_can_be_continued(tmp_path, monkeypatch, raises, code):
+    source = interrupted_run(tmp_path, monkeypatch, raises, code)
+    scorer = LengthScorer()
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: scorer)
+    run(source, "-o", tmp_path / "out.jsonl")
+    assert scorer.calls == [6]
+    run(source, "-o", tmp_path / "whole.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+@given(cut=st.integers(0, 640))
+def test_an_incomplete_last_line_is_scored_again(tmp_path_factory, cut):
+    folder = tmp_path_factory.mktemp("cut")
+    source, out = write(folder / "in.jsonl", ROWS), folder / "out.jsonl"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gym_rm, "load_scorer", lambda model, **options: LengthScorer())
+        run(source, "-o", out)
+        whole, store = out.read_bytes(), folder / "out.jsonl.scores"
+        out.unlink()
+        store.write_bytes(store.read_bytes()[:cut])
+        run(source, "-o", out)
+    assert out.read_bytes() == whole
+
+
+def test_a_corrected_line_is_scored_by_the_next_run(tmp_path, scorer):
+    run(write(tmp_path / "in.jsonl", [ROWS[1], "{", ROWS[2]]), "-o", tmp_path / "out.jsonl", code=1)
+    run(write(tmp_path / "in.jsonl", [ROWS[1], ROWS[3], ROWS[2]]), "-o", tmp_path / "out.jsonl")
+    assert scores_of(tmp_path / "out.jsonl") == [0.1, 0.3, 0.2]
+
+
+def test_lines_without_a_score_are_counted_in_later_runs(tmp_path, scorer):
+    source = write(tmp_path / "in.jsonl", ["{", *ROWS])
+    for _ in range(2):
+        run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
+
+
+def test_a_finished_run_does_not_call_the_scorer(tmp_path, scorer):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    run(source, "-o", tmp_path / "out.jsonl")
+    run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 3)
+    assert scorer.calls == [10]
+
+
+def test_an_output_with_different_settings_is_an_error(tmp_path, scorer):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    run(source, "-o", tmp_path / "out.jsonl", "--option", "dtype=float32")
+    before = (tmp_path / "out.jsonl").read_bytes()
+    result = run(source, "-o", tmp_path / "out.jsonl", "--option", "dtype=bfloat16", code=1)
+    assert "was written with different settings (dtype: earlier 'float32', now 'bfloat16')" in result.stderr
+    assert (tmp_path / "out.jsonl").read_bytes() == before
+    run(source, "-o", tmp_path / "out.jsonl", "--option", "dtype=bfloat16", "--overwrite")
+
+
+def test_an_output_of_a_different_model_is_an_error(tmp_path, monkeypatch, scorer):
+    source = interrupted_run(tmp_path, monkeypatch, KeyboardInterrupt(), 130)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(model="other"))
+    result = run(source, "-o", tmp_path / "out.jsonl", code=1)
+    assert "was written with a different model (model: earlier 'length', now 'other')" in result.stderr
+    assert len(stored_scores(tmp_path / "out.jsonl")) == 4
+
+
+def test_an_existing_file_without_settings_is_not_changed(tmp_path, scorer):
+    out = write(tmp_path / "out.jsonl", ["precious"])
+    result = run(write(tmp_path / "in.jsonl", ROWS), "-o", out, code=1)
+    assert "out.jsonl exists, but the file with its scores, out.jsonl.scores, does not" in result.stderr
+    assert out.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("header", ["[]", "{}", '{"settings": 3, "provenance": null}', '{"settings": {}', "\udcff"])
+def test_a_file_of_scores_without_settings_is_an_error(tmp_path, scorer, header):
+    source = write(tmp_path / "in.jsonl", ROWS)
+    (tmp_path / "out.jsonl.scores").write_bytes(f"{header}\n".encode(errors="surrogateescape"))
+    result = run(source, "-o", tmp_path / "out.jsonl", code=1)
+    assert "out.jsonl.scores' line 1 is not" in result.stderr or "its first line has no settings" in result.stderr
+
+
+# --- real data ---------------------------------------------------------------------------------------------------
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["gsm8k_graded", "hh_harmless", "rewardbench_slice"])
+def test_rows_of_real_data_sets_get_the_rewards_of_the_scorer(tmp_path, name):
+    model = tiny_models.save_reward_model(tmp_path / "model", "qwen3")
+    with gzip.open(DATA / f"{name}.jsonl.gz") as file:
+        lines = [file.readline() for _ in range(12)]
+    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(b"".join(lines)))
+    run(tmp_path / "in.jsonl.gz", "--reward-model", model, "-o", tmp_path / "out.jsonl", "--turns", "all")
+    scorer = gym_rm.load_scorer(str(model))
+    for line, row in zip(lines, read(tmp_path / "out.jsonl"), strict=True):
+        conversations = row_to_score(json.loads(line), "test").conversations
+        written = list(row["score"].values()) if isinstance(row["score"], dict) else row["score"]
+        assert np.float32(written).tolist() == scorer.score(conversations).rewards.tolist()
+        turns = list(row["score_turns"].values()) if isinstance(row["score_turns"], dict) else row["score_turns"]
+        assert [values[-1] for values in turns] == written
+        assert list(map(len, turns)) == [sum(m["role"] == "assistant" for m in c) for c in conversations]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(np.float32(0.1), 0.1), (0.1, 0.1), (16777217.0, 16777217.0), (1e300, 1e300), (np.nan, None), (-np.inf, None)],
+)
+def test_numbers_are_written_exactly_and_those_of_a_reward_model_in_short(value, written):
+    assert _number(np.float64(value)) == written

@@ -1,0 +1,322 @@
+"""Outputs are locked, resumed, retried and replaced without losing a score or mixing two runs."""
+
+import gzip
+import json
+import os
+import shutil
+import sys
+
+import pytest
+import tiny_models
+from safetensors.torch import load_file, save_file
+
+import gym_rm
+from tests.cli.command import ROWS, LengthScorer, read, run, scores_of, write
+
+NAMES = ["out.jsonl.gz", "out.parquet"]
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write(tmp_path / "in.jsonl", ROWS)
+
+
+def needs(name):
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    return name
+
+
+def rows_of(path):
+    """Return `(id, score, score_error)` of every row of an output in any format."""
+    from gym_rm.data.rows import rows_of
+
+    rows = [row for _, row in rows_of(path, "output")]
+    numbers = [(row["id"], row.get("score"), row.get("score_error")) for row in rows]
+    return [(int(i), None if s in (None, "null") else float(s), e) for i, s, e in numbers]
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+class BadTwice(LengthScorer):
+    """Scorer without a score for replies of three and five characters."""
+
+    def score(self, conversations, prompts=None, turns="last"):
+        odd = [[*c[:-1], {**c[-1], "content": "bad"}] if len(c[-1]["content"]) in (3, 5) else c for c in conversations]
+        return super().score(odd, prompts, turns)
+
+
+# --- locks -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+@pytest.mark.parametrize("options", [(), ("--overwrite",), ("--retry-failed",)])
+def test_a_second_run_on_one_output_is_refused_and_the_first_is_not_disturbed(
+    tmp_path, monkeypatch, source, name, options
+):
+    out, errors = tmp_path / name, []
+
+    class RunsAgain(LengthScorer):
+        def score(self, conversations, prompts=None, turns="last"):
+            errors.append(run(source, "-o", out, *options, code=1).stderr)
+            return super().score(conversations, prompts, turns)
+
+    scorer = RunsAgain()
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args, **kwargs: scorer)
+    run(source, "-o", out, "--batch-size", 4)
+    assert len(errors) == 3
+    assert all(f"another process is writing '{out}.scores'; wait until it has finished" in error for error in errors)
+    assert [score for _, score, _ in rows_of(out)] == [index / 10 for index in range(10)]
+
+
+def test_an_output_is_also_locked_under_the_name_of_a_link(tmp_path, monkeypatch, source):
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "out.jsonl")
+    errors = []
+
+    def load(*args, **options):
+        errors.append(run(source, "-o", tmp_path / "link.jsonl", code=1).stderr)
+        return LengthScorer()
+
+    monkeypatch.setattr(gym_rm, "load_scorer", load)
+    run(source, "-o", tmp_path / "out.jsonl")
+    assert len(errors) == 1
+    assert "another process is writing" in errors[0]
+
+
+# --- continued runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("at_call", [1, 3, 5])
+def test_an_interrupted_run_is_continued_in_every_format(tmp_path, monkeypatch, source, name, at_call):
+    out = tmp_path / needs(name)
+    stopped = LengthScorer(raises=KeyboardInterrupt(), at_call=at_call)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: stopped)
+    run(source, "-o", out, "--batch-size", 2, code=130)
+    again = LengthScorer()
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: again)
+    run(source, "-o", out)
+    assert again.calls == [10 - 2 * (at_call - 1)]
+    run(source, "-o", tmp_path / f"whole.{name}")
+    assert out.read_bytes() == (tmp_path / f"whole.{name}").read_bytes()
+    assert not any(file.endswith(".new") for file in files(tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_finished_output_is_not_scored_or_changed_again(tmp_path, scorer, source, name):
+    out = tmp_path / needs(name)
+    run(source, "-o", out)
+    before = out.read_bytes()
+    run(source, "-o", out)
+    assert scorer.calls == [10]
+    assert out.read_bytes() == before
+    assert files(tmp_path) == sorted(["in.jsonl", name, f"{name}.scores"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_added_to_the_input_are_added_to_the_output(tmp_path, scorer, name):
+    source, out = tmp_path / "in.jsonl", tmp_path / needs(name)
+    run(write(source, ROWS[:6]), "-o", out)
+    run(write(source, ROWS), "-o", out)
+    assert scorer.calls == [6, 4]
+    assert rows_of(out) == [(index, index / 10, None) for index in range(10)]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
+def test_a_changed_input_keeps_the_scores_of_the_rows_that_stayed(tmp_path, scorer, source, name):
+    out = tmp_path / name
+    run(source, "-o", out)
+    changed = {**ROWS[9], "response": "changed"}
+    run(write(source, [changed, *ROWS[4:8][::-1]]), "-o", out)
+    assert scorer.calls == [10, 1]
+    assert rows_of(out) == [(9, 0.7, None), *((index, index / 10, None) for index in (7, 6, 5, 4))]
+
+
+def test_an_output_of_another_file_is_an_error_and_is_not_changed(tmp_path, scorer, source):
+    out = tmp_path / "out.jsonl"
+    run(source, "-o", out)
+    before = out.read_bytes()
+    result = run(write(tmp_path / "other.jsonl", ROWS), "-o", out, code=1)
+    assert "different settings (input: earlier 'in.jsonl', now 'other.jsonl')" in result.stderr
+    assert out.read_bytes() == before
+
+
+def cut(out, size):
+    """Leave only the first lines of the scores of an output, as after a run that was killed."""
+    store = out.with_name(f"{out.name}.scores")
+    store.write_bytes(b"".join(store.read_bytes().splitlines(keepends=True)[:size]))
+
+
+def test_a_run_over_changed_weights_is_refused(tmp_path, source):
+    """The folder has the same name and size, and the lines before and after would be of two models."""
+    folder, out = tiny_models.save_reward_model(tmp_path / "model"), tmp_path / "out.jsonl"
+    command = (source, "--reward-model", folder, "-o", out)
+    run(*command)
+    cut(out, 4)
+    shutil.copytree(folder, tmp_path / "copy")
+    weights = load_file(folder / "model.safetensors")
+    weights["score.weight"] *= 2
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "was written with a different model (revision: earlier 'sha256:" in run(*command, code=1).stderr
+    shutil.rmtree(folder)
+    (tmp_path / "copy").rename(folder)
+    run(*command)
+    assert [row["id"] for row in read(out)] == list(range(10))
+
+
+def test_changed_weights_of_a_member_of_an_ensemble_are_refused(tmp_path, source):
+    folder, out = tiny_models.save_reward_model(tmp_path / "model"), tmp_path / "out.jsonl"
+    model = json.dumps({"kind": "ensemble", "scorers": [str(folder)]})
+    run(source, "--reward-model", model, "-o", out)
+    cut(out, 3)
+    weights = load_file(folder / "model.safetensors")
+    weights["score.weight"] *= 2
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    result = run(source, "--reward-model", model, "-o", out, code=1)
+    assert "was written with a different model (settings: " in result.stderr
+
+
+def test_a_reward_function_whose_source_changed_is_refused(tmp_path, monkeypatch, source):
+    file, out = tmp_path / "my_reward.py", tmp_path / "out.jsonl"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_reward", raising=False)
+    file.write_text("def reward(conversations):\n    return [1.0 for _ in conversations]\n")
+    command = (source, "--reward-model", "my_reward:reward", "-o", out)
+    run(*command)
+    cut(out, 4)
+    file.write_text("def reward(conversations):\n    return [22.0 for _ in conversations]\n")
+    assert "was written with a different model" in run(*command, code=1).stderr
+    file.write_text("def reward(conversations):\n    return [1.0 for _ in conversations]\n")
+    run(*command)
+    assert set(scores_of(out)) == {1.0}
+
+
+# --- replaced outputs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_overwrite_keeps_the_old_output_until_the_first_line_is_scored(tmp_path, monkeypatch, scorer, source, name):
+    out = tmp_path / needs(name)
+    run(source, "-o", out)
+    before = out.read_bytes()
+    write(tmp_path / "bad.jsonl", ["{"])
+    run(tmp_path / "bad.jsonl", "-o", out, "--overwrite", code=1)
+    assert out.read_bytes() == before
+    run(source, "-o", out)
+    assert scorer.calls == [10]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_overwritten_output_has_no_line_of_the_old_one(tmp_path, monkeypatch, source, name):
+    out = tmp_path / needs(name)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(model="old"))
+    run(source, "-o", out)
+    stopped = LengthScorer(model="new", raises=KeyboardInterrupt())
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: stopped)
+    command = (source, "-o", out, "--batch-size", 2)
+    result = run(*command, "--overwrite", code=130)
+    assert "interrupted after 4 finished lines; repeat the command without --overwrite to resume." in result.stderr
+    again = LengthScorer(model="new")
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: again)
+    run(*command)
+    assert sum(again.calls) == 6
+    assert rows_of(out) == [(index, index / 10, None) for index in range(10)]
+
+
+# --- retried lines -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_retry_failed_scores_only_the_lines_without_a_score(tmp_path, monkeypatch, source, name):
+    out = tmp_path / needs(name)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: BadTwice())
+    run(source, "-o", out, "--on-error", "skip", code=3)
+    assert [error for _, _, error in rows_of(out)] == [None] * 3 + ["it is bad"] + [None] + ["it is bad"] + [None] * 4
+    again = LengthScorer()
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: again)
+    run(source, "-o", out, "--on-error", "skip", code=3)
+    assert again.calls == []
+    run(source, "-o", out, "--retry-failed")
+    assert again.calls == [2]
+    assert rows_of(out) == [(index, index / 10, None) for index in range(10)]
+    run(source, "-o", tmp_path / f"whole.{name}")
+    assert out.read_bytes() == (tmp_path / f"whole.{name}").read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [(), ("--retry-failed",)])
+def test_an_interrupted_retry_is_continued_and_loses_no_line(tmp_path, monkeypatch, source, name, options):
+    out = tmp_path / needs(name)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: BadTwice())
+    run(source, "-o", out, "--on-error", "skip", code=3)
+    stopped = LengthScorer(raises=KeyboardInterrupt(), at_call=2)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: stopped)
+    run(source, "-o", out, "--retry-failed", "--batch-size", 1, code=130)
+    again = LengthScorer()
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: again)
+    run(source, "-o", out, "--on-error", "skip", *options, code=0 if options else 3)
+    failed = () if options else (5,)
+    expected = [(i, None, "it is bad") if i in failed else (i, i / 10, None) for i in range(10)]
+    assert rows_of(out) == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_retry_failed_scores_a_line_that_was_corrected_in_the_input(tmp_path, scorer, name):
+    source, out = tmp_path / "in.jsonl", tmp_path / needs(name)
+    run(write(source, [ROWS[1], "{", ROWS[2]]), "-o", out, "--on-error", "skip", code=3)
+    run(write(source, [ROWS[1], ROWS[5], ROWS[2]]), "-o", out, "--retry-failed")
+    assert [score for _, score, _ in rows_of(out)] == [0.1, 0.5, 0.2]
+    assert scorer.calls == [2, 1]
+
+
+def test_retry_failed_also_finishes_an_interrupted_run(tmp_path, monkeypatch, source):
+    out = tmp_path / "out.jsonl"
+    stopped = BadTwice(raises=KeyboardInterrupt(), at_call=4)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: stopped)
+    run(source, "-o", out, "--on-error", "skip", "--batch-size", 2, code=130)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer())
+    run(source, "-o", out, "--retry-failed")
+    assert scores_of(out) == [index / 10 for index in range(10)]
+
+
+def test_retry_failed_and_overwrite_exclude_each_other(tmp_path, source):
+    result = run(source, "-o", tmp_path / "out.jsonl", "--retry-failed", "--overwrite", code=2)
+    assert "--overwrite and --retry-failed exclude each other" in result.stderr
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_files_have_the_mode_of_the_umask(tmp_path, scorer, source, name):
+    before = os.umask(0o027)
+    try:
+        run(source, "-o", tmp_path / needs(name))
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir() if path != source}
+    assert modes == {name: 0o640, f"{name}.scores": 0o640}
+
+
+def test_a_missing_package_is_reported_before_anything_is_scored(tmp_path, monkeypatch, scorer, source):
+    name = "out.parquet"
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    result = run(source, "-o", tmp_path / name, code=1)
+    assert f"writing {tmp_path / name} needs the package pyarrow; run pip install 'gym-rm[data]'" in result.stderr
+    assert scorer.calls == []
+
+
+def test_scores_that_cannot_be_written_in_the_format_stay_stored(tmp_path, scorer):
+    source = write(tmp_path / "in.jsonl", [{**ROWS[1], "half": "\ud800"}])
+    result = run(source, "-o", tmp_path / "out.csv", code=1)
+    assert "surrogates not allowed" in result.stderr
+    assert "They are in" in result.stderr
+    assert read(tmp_path / "out.csv.scores")[1]["score"] == 0.1
+
+
+def test_a_compressed_output_is_an_ordinary_gzip_file(tmp_path, scorer, source):
+    run(source, "-o", tmp_path / "out.jsonl.gz")
+    run(source, "-o", tmp_path / "out.jsonl")
+    assert gzip.decompress((tmp_path / "out.jsonl.gz").read_bytes()) == (tmp_path / "out.jsonl").read_bytes()

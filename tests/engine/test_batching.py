@@ -1,0 +1,356 @@
+"""Merged calls: every caller gets the scores of its own rows."""
+
+import asyncio
+import copy
+import dataclasses
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recording import RecordingScorer, chat, merged
+
+import gym_rm
+from gym_rm import ConfigError, Prompt, Scores, ScoringError
+from gym_rm.engine.batching import MicroBatchingScorer
+
+
+def prompt_of(answer):
+    return Prompt(tuple(chat("q")), f"q {answer}", answer=answer)
+
+
+def length(conversations):
+    return [len(conversation[-1]["content"]) for conversation in conversations]
+
+
+class BlockedScorer:
+    """Scorer that blocks its first call until `gate` is set, and stores the calls of the inner scorer."""
+
+    def __init__(self, scorer):
+        self.scorer = scorer
+        self.started, self.gate = threading.Event(), threading.Event()
+        self.asked = []
+
+    def score(self, conversations, prompts=None):
+        self.started.set()
+        self.gate.wait()
+        self.asked.append(([c[-1]["content"] for c in conversations], prompts))
+        return self.scorer.score(conversations, prompts)
+
+
+def score_merged(scorer, requests, **options):
+    """Merge requests that wait at the same time; return their futures and the calls of the scorer."""
+    blocked = BlockedScorer(scorer)
+    merging = MicroBatchingScorer(blocked, **options)
+    merging.submit([])
+    blocked.started.wait()
+    futures = [merging.submit(conversations, prompts) for conversations, prompts in requests]
+    blocked.gate.set()
+    merging.close()
+    return futures, blocked.asked[1:]
+
+
+@pytest.fixture
+def recorder():
+    return RecordingScorer()
+
+
+def ask(scorer, replies):
+    with ThreadPoolExecutor(len(replies)) as pool:
+        return list(pool.map(lambda reply: scorer.score([chat("q", reply)]), replies))
+
+
+def test_concurrent_calls_are_merged_and_return_their_own_rows(recorder):
+    scorer = merged(recorder, 64)
+    replies = ["x" * length for length in range(64)]
+    results = ask(scorer, replies)
+    assert [scores.rewards.tolist() for scores in results] == [[length / 4] for length in range(64)]
+    assert scorer.num_conversations == recorder.num_conversations == 64
+    assert scorer.num_batches == len(recorder.calls) == 1
+    assert threading.get_ident() not in recorder.threads
+    scorer.close()
+
+
+def test_a_missing_score_raises_only_in_its_own_call(recorder):
+    scorer = merged(recorder, 12)
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(scorer.score, [chat("q", reply), chat("q", "ok")]) for reply in ["a", "FAIL", "c"] * 2]
+    for future, failed in zip(futures, [False, True, False] * 2, strict=True):
+        if failed:
+            with pytest.raises(gym_rm.ScoringError) as caught:
+                future.result()
+            assert caught.value.rows == (0,)
+            assert caught.value.scores.rewards[1] == 0.5
+        else:
+            assert future.result().rewards.tolist() == [0.25, 0.5]
+    scorer.close()
+
+
+def test_an_exception_is_raised_only_in_its_own_call(recorder):
+    scorer = merged(recorder, 3)
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(scorer.score, [chat("q", reply)]) for reply in ["a", "CRASH", "c"]]
+    assert futures[0].result().rewards.tolist() == futures[2].result().rewards.tolist() == [0.25]
+    with pytest.raises(OSError, match="the scorer crashed"):
+        futures[1].result()
+    scorer.close()
+
+
+def test_a_batch_has_at_most_max_batch_size_conversations(recorder):
+    scorer = MicroBatchingScorer(recorder, max_batch_size=4, max_wait=0.2)
+    ask(scorer, ["x"] * 16)
+    assert max(map(len, recorder.calls)) <= 4
+    scorer.close()
+
+
+def test_coroutines_can_await_scores(recorder):
+    async def ask_all():
+        return await asyncio.gather(*(asyncio.wrap_future(scorer.submit([chat("q", "x" * n)])) for n in range(32)))
+
+    scorer = merged(recorder, 32)
+    assert [scores.rewards[0] for scores in asyncio.run(ask_all())] == [n / 4 for n in range(32)]
+    assert len(recorder.calls) == 1
+    scorer.close()
+
+
+def test_a_cancelled_request_does_not_affect_other_requests(recorder):
+    blocked = BlockedScorer(recorder)
+    scorer = MicroBatchingScorer(blocked)
+    scorer.submit([])
+    blocked.started.wait()
+    before, cancelled, after = (scorer.submit([chat("q", "x" * length)]) for length in (1, 2, 3))
+    assert cancelled.cancel()
+    blocked.gate.set()
+    assert before.result(timeout=5).rewards.tolist() == [0.25]
+    assert after.result(timeout=5).rewards.tolist() == [0.75]
+    assert scorer.submit([chat("q", "abcd")]).result(timeout=5).rewards.tolist() == [1.0]
+    scorer.close()
+
+
+def test_close_scores_waiting_requests_and_later_requests_raise(recorder):
+    scorer = MicroBatchingScorer(recorder)
+    futures = [scorer.submit([chat("q", "abcd")]) for _ in range(3)]
+    scorer.close()
+    scorer.close()
+    assert [future.result().rewards.tolist() for future in futures] == [[1.0]] * 3
+    with pytest.raises(RuntimeError, match="is closed"):
+        scorer.score([chat("q", "a")])
+
+
+def test_a_deep_copy_is_the_scorer_itself(recorder):
+    scorer = MicroBatchingScorer(recorder)
+    assert copy.deepcopy(scorer) is scorer
+
+
+@pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_batch_size": "a"}, {"max_wait": -1.0}])
+def test_an_invalid_setting_raises_config_error(recorder, options):
+    with pytest.raises(gym_rm.ConfigError, match=f"{next(iter(options))} must"):
+        MicroBatchingScorer(recorder, **options)
+
+
+@pytest.mark.parametrize("thing", [None, iter([]), 3])
+def test_conversations_that_are_not_a_list_are_refused_and_later_calls_answered(recorder, thing):
+    scorer = MicroBatchingScorer(recorder)
+    with pytest.raises(gym_rm.ConfigError, match="conversations must be a list"):
+        scorer.score(thing)
+    assert len(scorer.score([chat("q", "a")])) == 1
+
+
+class Unprintable(BaseException):
+    def __str__(self):
+        raise ValueError
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), asyncio.CancelledError(), Unprintable()])
+def test_a_scorer_that_raises_a_base_exception_does_not_stop_later_calls(error):
+    def fails(conversations):
+        if conversations[0][-1]["content"] == "bad":
+            raise error
+        return [1.0] * len(conversations)
+
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(fails))
+    with pytest.raises(RuntimeError, match=f"the scorer raised {type(error).__name__}"):
+        scorer.submit([chat("q", "bad")]).result(timeout=10)
+    assert scorer.submit([chat("q", "good")]).result(timeout=10).rewards.tolist() == [1.0]
+
+
+def test_a_scorer_that_calls_its_own_batches_is_an_error():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(lambda conversations: scorer.score(conversations).rewards))
+    with pytest.raises(RuntimeError, match="would wait for itself"):
+        scorer.submit([chat("q", "a")]).result(timeout=10)
+
+
+def test_every_caller_gets_every_column_of_its_rows():
+    class AllColumns(RecordingScorer):
+        def score(self, conversations, prompts=None):
+            replies = [conversation[-1]["content"] for conversation in conversations]
+            rows = tuple(np.full(len(reply), len(reply), dtype=np.float32) for reply in replies)
+            return dataclasses.replace(
+                super().score(conversations),
+                turn_rewards=rows,
+                step_rewards=rows,
+                terminations=np.array([reply == "bb" for reply in replies]),
+                infos={"reply": np.array(replies, dtype=object)},
+            )
+
+    requests = [([chat("q", "ccc"), chat("q", "a")], None), ([chat("q", "bb")], None)]
+    futures, asked = score_merged(AllColumns(), requests)
+    assert [replies for replies, _ in asked] == [["ccc", "a", "bb"]]
+    first, second = (future.result() for future in futures)
+    assert first.rewards.tolist() == [0.75, 0.25]
+    assert first.components["length"].tolist() == [3.0, 1.0]
+    assert first.num_tokens.tolist() == [4, 2]
+    assert first.errors == (None, None)
+    assert np.array_equal(first.truncated_tokens, [0, 0])
+    assert [turns.tolist() for turns in first.turn_rewards] == [[3, 3, 3], [1]]
+    assert [steps.tolist() for steps in second.step_rewards] == [[2, 2]]
+    assert (first.terminations.tolist(), second.terminations.tolist()) == ([False, False], [True])
+    assert (first.infos["reply"].tolist(), second.infos["reply"].tolist()) == (["ccc", "a"], ["bb"])
+
+
+# --- prompts
+
+
+def test_a_wrong_number_of_prompts_raises_before_requests_are_merged(recorder):
+    scorer = MicroBatchingScorer(recorder)
+    with pytest.raises(ConfigError, match="prompts must have one entry per conversation, got 1 entries for 2"):
+        scorer.score([chat("q", "a"), chat("q", "b")], [prompt_of("a")])
+    assert recorder.calls == []
+    scorer.close()
+
+
+# --- random requests
+
+
+class PromptScorer:
+    """Scorer of reply and prompt: FAIL has a missing score, CRASH raises OSError."""
+
+    def score(self, conversations, prompts=None):
+        prompts = [None] * len(conversations) if prompts is None else prompts
+        replies = [conversation[-1]["content"] for conversation in conversations]
+        if "CRASH" in replies:
+            raise OSError("the scorer crashed")
+        answers = [None if prompt is None else prompt.answer for prompt in prompts]
+        rewards = [
+            np.nan if reply == "FAIL" else len(reply) + (10.0 if reply == answer else 0.0 if answer is None else 5.0)
+            for reply, answer in zip(replies, answers, strict=True)
+        ]
+        return Scores.from_rewards(
+            rewards,
+            components={"length": np.array([len(reply) for reply in replies], dtype=np.float32)},
+            infos={"answer": np.array(answers, dtype=object)},
+        ).raise_for_errors()
+
+
+@st.composite
+def requests_of_callers(draw):
+    """Requests of 0 to 3 rows; some requests have prompts for some rows."""
+    replies = st.sampled_from(["", "a", "bb", "ccc", "FAIL", "CRASH"])
+    answers = st.none() | st.sampled_from(["a", "bb", "d"])
+    requests = []
+    for rows in draw(st.lists(st.lists(st.tuples(replies, answers), max_size=3), min_size=1, max_size=8)):
+        prompts = [None if answer is None else prompt_of(answer) for _, answer in rows]
+        requests.append(([chat("q", reply) for reply, _ in rows], prompts if draw(st.booleans()) else None))
+    return requests
+
+
+def outcome(score):
+    """Return every column of the scores, or the exception."""
+    try:
+        return score().to_dict()
+    except ScoringError as error:
+        return error.rows, error.scores.to_dict()
+    except OSError as error:
+        return str(error)
+
+
+@given(requests=requests_of_callers(), max_batch_size=st.integers(1, 12))
+def test_merging_does_not_change_the_result_of_any_request(requests, max_batch_size):
+    futures, _ = score_merged(PromptScorer(), requests, max_batch_size=max_batch_size)
+    alone = [outcome(lambda request=request: PromptScorer().score(*request)) for request in requests]
+    assert [outcome(future.result) for future in futures] == alone
+
+
+def test_the_user_simulator_of_the_scorer_is_kept():
+    class Simulator:
+        def score(self, conversations, prompts=None):
+            return Scores.from_rewards([1.0] * len(conversations))
+
+        def respond(self, conversations, prompts, scores):
+            return [None] * len(conversations)
+
+    simulator = Simulator()
+    assert MicroBatchingScorer(simulator).respond == simulator.respond
+    assert MicroBatchingScorer(gym_rm.load_scorer(length)).respond is None
+
+
+def score_into(scorer, queue):
+    queue.put(scorer.score([chat("abc")]).rewards.tolist())
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+def test_a_scorer_that_was_used_before_a_fork_answers_in_the_forked_process():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(length))
+    expected = scorer.score([chat("abc")]).rewards.tolist()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=score_into, args=(scorer, queue))
+    process.start()
+    try:
+        assert queue.get(timeout=60) == expected
+    finally:
+        process.kill()
+        process.join()
+
+
+# --- coroutines that wait for their turn
+
+
+def awaited(scorer, sizes):
+    """Return coroutines that score this many conversations each."""
+    return [scorer.score_async([chat("q", "x" * (k + 1))] * size) for k, size in enumerate(sizes)]
+
+
+def test_coroutines_get_the_scores_of_their_own_rows():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(length))
+
+    async def ask():
+        return await asyncio.gather(*awaited(scorer, [1, 2, 5, 1, 0, 3]))  # 5 is more than may wait
+
+    assert [scores.rewards.tolist() for scores in asyncio.run(ask())] == [[1], [2] * 2, [3] * 5, [4], [], [6] * 3]
+    scorer.close()
+
+
+def test_coroutines_of_several_loops_share_batches():
+    scorer = MicroBatchingScorer(gym_rm.load_scorer(length))
+
+    async def ask():
+        return [scores.rewards[0] for scores in await asyncio.gather(*awaited(scorer, [1] * 20))]
+
+    with ThreadPoolExecutor(4) as threads:
+        results = list(threads.map(lambda _: asyncio.run(ask()), range(4)))
+    assert results == [[k + 1 for k in range(20)]] * 4
+    scorer.close()
+
+
+def test_a_reward_model_scores_coroutines_in_shared_batches(scorer_of, real_conversations):
+    scorer = scorer_of("qwen3")
+    expected = scorer.score(real_conversations).rewards
+
+    async def ask():
+        return await asyncio.gather(*(scorer.score_async([each]) for each in real_conversations))
+
+    assert np.array_equal([scores.rewards[0] for scores in asyncio.run(ask())], expected)
+    assert scorer._merging.num_batches < len(real_conversations)
+
+
+def test_a_reward_model_that_nobody_holds_ends_its_thread(saved_model, real_conversations):
+    scorer = gym_rm.load_scorer(saved_model("qwen3"))
+    asyncio.run(scorer.score_async(real_conversations[:1]))
+    thread = scorer._merging._thread
+    del scorer
+    thread.join(10)
+    assert not thread.is_alive()

@@ -1,0 +1,73 @@
+"""One `MicroBatchingScorer` per process for equal settings or for one object."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from recording import RecordingScorer, chat
+
+from gym_rm import Prompt
+from gym_rm.engine import batching
+from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
+
+
+def prompt_of(answer):
+    return Prompt(tuple(chat("q")), f"q {answer}", answer=answer)
+
+
+def right(conversations, prompts):
+    return [float(c[-1]["content"] == prompt.answer) for c, prompt in zip(conversations, prompts, strict=True)]
+
+
+@pytest.fixture
+def recorder():
+    return RecordingScorer()
+
+
+@pytest.fixture
+def nothing_shared(monkeypatch):
+    """Clear the shared scorers of the process."""
+    monkeypatch.setattr(batching, "_batching", {})
+    monkeypatch.setattr("gym_rm.scorer._shared", {})
+
+
+def test_equal_settings_share_one_scorer(nothing_shared, saved_model):
+    folder = saved_model("qwen3")
+    shared = shared_batching_scorer(folder, {"max_length": 500})
+    assert shared_batching_scorer(folder, {"max_length": 500}) is shared
+    assert shared_batching_scorer(folder, {"max_length": 400}) is not shared
+    assert shared.scorer.renderer.max_length == 500
+
+
+def test_mappings_of_a_configuration_library_equal_dicts(nothing_shared, saved_model):
+    plain = {"path": saved_model("qwen3"), "chat_template_kwargs": {"loud": True}}
+    foreign = MappingProxyType({**plain, "chat_template_kwargs": MappingProxyType({"loud": True})})
+    assert shared_batching_scorer(foreign, MappingProxyType({})) is shared_batching_scorer(plain, {})
+
+
+def test_a_path_and_its_text_share_one_scorer(nothing_shared, saved_model):
+    """Two batching scorers would call the same scorer from two threads."""
+    folder = saved_model("qwen3")
+    assert shared_batching_scorer(Path(folder), {}) is shared_batching_scorer(Path(folder), {})
+    assert shared_batching_scorer(Path(folder), {}) is shared_batching_scorer(folder, {})
+
+
+def test_the_same_object_shares_one_scorer(nothing_shared, recorder):
+    assert shared_batching_scorer(recorder, {}) is shared_batching_scorer(recorder, {})
+    assert shared_batching_scorer(recorder, {}).scorer is recorder
+    assert shared_batching_scorer(RecordingScorer(), {}) is not shared_batching_scorer(recorder, {})
+    assert shared_batching_scorer(right, {}) is shared_batching_scorer(right, {})
+
+
+def test_a_batching_scorer_is_returned_unchanged(nothing_shared, recorder):
+    scorer = MicroBatchingScorer(recorder)
+    assert shared_batching_scorer(scorer, {}) is scorer
+
+
+def test_a_shared_scorer_uses_the_prompts_of_each_caller(nothing_shared):
+    def ask_for(answer):
+        return shared_batching_scorer(right, {}).score([chat("q", "a")], [prompt_of(answer)]).rewards.tolist()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask_for, "abababab")) == [[1.0], [0.0]] * 4

@@ -1,0 +1,168 @@
+"""A GRPO run that was killed or stopped at any moment resumes as if nothing had happened."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+
+from agents import grpo
+from gym_rm.errors import ConfigError
+from gym_rm.generation.sampling import LocalSampler
+from gym_rm.policy import learner, run_folder
+from gym_rm.policy.learner import Learner
+from gym_rm.training import best_checkpoints, checkpoints
+from tests.policy.policy_runs import require_same_run, train
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of the run catches it."""
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert train(folder) is None
+    return folder
+
+
+def kill_at(monkeypatch, owner, name, call):
+    """Raise Killed at a call of a function, counted from 1; earlier calls run."""
+    function, calls = getattr(owner, name), []
+
+    def dying(*arguments, **options):
+        calls.append(1)
+        if len(calls) == call:
+            raise Killed
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, dying)
+
+
+# Moments: the owner and name of a function, and the call that does not return.
+MOMENTS = {
+    "in the first measurement": (LocalSampler, "sample", 1),
+    "while the first step is sampled, before a checkpoint": (LocalSampler, "sample", 2),
+    "while a step is sampled": (LocalSampler, "sample", 5),
+    "while it learns": (Learner, "update", 3),
+    "in a measurement": (LocalSampler, "sample", 4),
+    "while the best policy is written": (learner, "save_policy", 1),
+    "while others are removed": (best_checkpoints.shutil, "rmtree", 3),
+    "before a checkpoint": (run_folder, "save_checkpoint", 2),
+    "while the weights of a checkpoint are written": (checkpoints, "save_file", 4),
+    "while a checkpoint reaches the disk": (checkpoints, "_flush", 12),
+    "while the last policy is written": (grpo.RunFolder, "finish", 1),
+}
+
+
+QUICK = ("while it learns", "before a checkpoint", "while others are removed")
+
+
+@pytest.mark.parametrize(
+    "moment", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in MOMENTS]
+)
+def test_a_killed_run_resumes_to_the_same_end(moment, tmp_path, monkeypatch, uninterrupted):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        kill_at(patch, *MOMENTS[moment])
+        with pytest.raises(Killed):
+            train(run)
+    assert not (run / "final").exists()
+    torch.manual_seed(len(moment))  # nothing may depend on the state of another process
+    assert train(run) is None
+    require_same_run(run, uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("max_staleness=1",),
+        ("max_staleness=2", "loss.kl_coef=0.1"),
+        ("advantage.dynamic_sampling=2", "optimizer.updates_per_step=2", "optimizer.epochs=2"),
+        ("policy.dtype=bfloat16", "policy.gradient_checkpointing=true", "optimizer.schedule=linear"),
+    ],
+    ids=lambda options: options[0],
+)
+def test_a_killed_run_with_other_settings_resumes_to_the_same_end(options, tmp_path, monkeypatch):
+    train(tmp_path / "whole", *options)
+    with monkeypatch.context() as patch:
+        kill_at(patch, grpo, "shaped_rewards", 4)
+        with pytest.raises(Killed):
+            train(tmp_path / "run", *options)
+    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
+    train(tmp_path / "run", *options)
+    require_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_saves_and_the_run_resumes(number, tmp_path, monkeypatch, uninterrupted):
+    update, handler = Learner.update, signal.getsignal(number)
+
+    def signalled(self):
+        if self.version == 2:
+            os.kill(os.getpid(), number)
+        return update(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "update", signalled)
+        stop = train(tmp_path / "run")
+    assert stop.exit_code == 128 + number
+    assert signal.getsignal(number) == handler
+    assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+    assert not (tmp_path / "run" / "final").exists()
+    assert train(tmp_path / "run") is None
+    require_same_run(tmp_path / "run", uninterrupted)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path, monkeypatch, uninterrupted):
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    monkeypatch.setattr(grpo, "train_step", None)
+    assert train(tmp_path / "run") is None
+    require_same_run(tmp_path / "run", uninterrupted)
+
+
+@pytest.mark.slow
+def test_a_finished_run_resumes_with_more_steps(tmp_path):
+    for steps in (2, 4):
+        train(tmp_path / "run", "optimizer.warmup_share=0", f"steps={steps}")
+    train(tmp_path / "whole", "optimizer.warmup_share=0")
+    require_same_run(tmp_path / "run", tmp_path / "whole")
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.learning_rate=1e-4", "optimizer.learning_rate: now 0.0001, before 0.0005"),
+        ("seed=5", "seed: now 5, before 1"),
+        ("loss.clip_low=0.1", "loss.clip_low: now 0.1, before 0.2"),
+        ("steps=2", "has 4 steps already, more than steps=2"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused(override, message, tmp_path, uninterrupted):
+    run = tmp_path / "run"
+    shutil.copytree(uninterrupted, run)
+    before = contents(run)
+    with pytest.raises(ConfigError, match=message):
+        train(run, override)
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ConfigError, match="without a checkpoint to resume from"):
+        train(run, override)
+    assert contents(run).items() <= before.items()
+
+
+@pytest.mark.slow
+def test_other_prompts_in_the_same_folder_are_refused(tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [json.dumps({"prompt": f"Tell me about {n}."}) + "\n" for n in range(13)]
+    prompts.write_text("".join(rows[:12]))
+    train(tmp_path / "run", f"env.prompts={prompts}", "steps=1")
+    prompts.write_text("".join(rows[1:]))
+    with pytest.raises(ConfigError, match="contents of prompts"):
+        train(tmp_path / "run", f"env.prompts={prompts}", "steps=1")

@@ -1,0 +1,316 @@
+"""A server as sampler, against a small server that answers in the shapes of vLLM and SGLang with a real policy."""
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("httpx")
+
+from generation.sampled_models import largest_error, plain_log_probs, policy, prompts
+from safetensors.torch import load_file, save_file
+
+from gym_rm.errors import ConfigError, RemoteError
+from gym_rm.generation.sampling import LocalSampler, end_tokens
+from gym_rm.policy.remote_sampler import RemoteSampler
+
+
+class Engine:
+    """State of the server: its policy, what it was asked, and what it does wrong."""
+
+    def __init__(self, name):
+        self.name = name
+        self.model, self.tokenizer = policy()
+        self.requests = []
+        self.faults = []  # statuses of the next replies
+        self.loads = True  # whether it really loads weights that it says it loaded
+        self.change = lambda reply: reply
+        self.lock = threading.Lock()
+        self.samplers = {}
+
+    def answer(self, path, body):
+        """Return status and reply."""
+        with self.lock:
+            self.requests.append((path, body))
+            if self.faults:
+                return self.faults.pop(0), {"error": {"message": "too much"}}
+            routes = {
+                "vllm": {
+                    "/v1/completions": self.completion,
+                    "/collective_rpc": self.reload,
+                    "/reset_prefix_cache": done,
+                },
+                "sglang": {"/generate": self.generate, "/update_weights_from_disk": self.update},
+            }[self.name]
+            return (200, self.change(routes[path](body))) if path in routes else (404, {"detail": "Not Found"})
+
+    def sample(self, ids, seed, options, longest):
+        assert (options["top_p"], options["top_k"], options["skip_special_tokens"]) == (1.0, -1, False)
+        assert options["stop_token_ids"] == end_tokens(self.model, self.tokenizer)
+        key = (longest, options["temperature"])
+        if key not in self.samplers:
+            self.samplers[key] = LocalSampler(self.model, self.tokenizer, max_new_tokens=longest, temperature=key[1])
+        return self.samplers[key].sample([np.array(ids, dtype=np.int32)], seeds=[seed])[0]
+
+    def completion(self, body):
+        assert body["model"] == "policy"
+        assert body["return_token_ids"]
+        assert body["logprobs"] == 0
+        found = self.sample(body["prompt"], body["seed"], body, body["max_tokens"])
+        choice = {
+            "index": 0,
+            "text": found.text,
+            "logprobs": {"token_logprobs": found.log_probs.tolist()},
+            "finish_reason": "stop" if found.finished else "length",
+            "token_ids": found.token_ids.tolist(),
+            "prompt_token_ids": body["prompt"],
+        }
+        return {"object": "text_completion", "choices": [choice]}
+
+    def generate(self, body):
+        assert body["return_logprob"]
+        sampling = body["sampling_params"]
+        found = self.sample(body["input_ids"], sampling["sampling_seed"], sampling, sampling["max_new_tokens"])
+        pairs = zip(found.log_probs.tolist(), found.token_ids.tolist(), strict=True)
+        reason = {"type": "stop" if found.finished else "length"}
+        meta = {"finish_reason": reason, "output_token_logprobs": [[value, token, None] for value, token in pairs]}
+        return {"text": found.text, "meta_info": meta}
+
+    def reload(self, body):
+        assert body["method"] == "reload_weights"
+        self.load(body["kwargs"]["weights_path"])
+        return {"results": [None]}
+
+    def update(self, body):
+        self.load(body["model_path"])
+        return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+    def load(self, folder):
+        weights = load_file(f"{folder}/model.safetensors")
+        if self.loads:
+            self.model.load_state_dict(weights, strict=False)
+
+
+def done(_):
+    return {"success": True}
+
+
+def save(folder, weights):
+    save_file({name: value.detach().contiguous() for name, value in weights.items()}, folder / "model.safetensors")
+
+
+@contextmanager
+def serve(engine):
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, reply = engine.answer(self.path, body)
+            data = json.dumps(reply).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def engine(request):
+    return Engine(request.param)
+
+
+@pytest.fixture
+def connect(engine, tmp_path):
+    """Return a function that makes a sampler at the engine's server."""
+    with serve(engine) as url:
+        yield lambda **options: RemoteSampler(
+            url,
+            tokenizer=engine.tokenizer,
+            ends=end_tokens(engine.model, engine.tokenizer),
+            **{"model": "policy", "save": save, "weights_folder": tmp_path, "max_new_tokens": 6, "max_retries": 2}
+            | {"timeout": 60.0, "engine": engine.name}
+            | options,
+        )
+
+
+def asked(engine, path):
+    return [body for found, body in engine.requests if found == path]
+
+
+def trainer(seed):
+    """Return the trainer's model and its calibration."""
+    model, _ = policy(seed=seed)
+    return model, lambda prompt, token_ids: plain_log_probs(model, prompt, token_ids, 0.8)
+
+
+def test_completions_are_those_of_the_servers_policy(engine, connect):
+    rows = [text for text in prompts(engine.tokenizer, (4, 9)) for _ in range(3)]
+    completions = connect(temperature=0.8).sample(rows, seeds=range(6))
+    local = LocalSampler(engine.model, engine.tokenizer, max_new_tokens=6, temperature=0.8).sample(rows, seeds=range(6))
+    assert [each.token_ids.tolist() for each in completions] == [each.token_ids.tolist() for each in local]
+    assert [each.text for each in completions] == [each.text for each in local]
+    assert [each.finished for each in completions] == [each.finished for each in local]
+    assert largest_error(engine.model, rows, completions, 0.8) < 1e-4
+
+
+def test_new_weights_reach_the_server_through_a_folder(engine, connect, tmp_path):
+    model, calibrate = trainer(1)
+    sampler = connect(temperature=0.8, calibrate=calibrate)
+    rows = prompts(engine.tokenizer, (5,))
+    for version in (1, 2):
+        sampler.update_weights(dict(model.named_parameters()), version=version)
+    assert largest_error(model, rows, sampler.sample(rows, seeds=[0]), 0.8) < 1e-4
+    assert [folder.name for folder in tmp_path.iterdir()] == ["version-00000002"]
+    paths = [path for path, _ in engine.requests]
+    if engine.name == "vllm":
+        assert paths.index("/collective_rpc") < paths.index("/reset_prefix_cache") < paths.index("/v1/completions")
+    else:
+        assert asked(engine, "/update_weights_from_disk")[1]["weight_version"] == "2"
+        assert asked(engine, "/update_weights_from_disk")[1]["flush_cache"]
+
+
+def test_a_server_that_keeps_old_weights_is_noticed(engine, connect):
+    model, calibrate = trainer(1)
+    engine.loads = False
+    with pytest.raises(ConfigError, match=r"other log-probabilities than the trainer for weights of version 3"):
+        connect(temperature=0.8, calibrate=calibrate).update_weights(dict(model.named_parameters()), version=3)
+
+
+def test_a_server_with_other_weights_is_noticed_before_the_first_completions(engine, connect):
+    _, calibrate = trainer(1)
+    with pytest.raises(ConfigError, match="other log-probabilities"):
+        connect(temperature=0.8, calibrate=calibrate).sample(prompts(engine.tokenizer, (5,)), seeds=[0])
+
+
+def test_log_probabilities_at_another_temperature_are_noticed(engine, connect):
+    _, calibrate = trainer(0)
+    with pytest.raises(ConfigError, match="other log-probabilities"):
+        connect(temperature=2.0, calibrate=calibrate).sample(prompts(engine.tokenizer, (5,)), seeds=[0])
+
+
+def test_a_busy_or_broken_server_is_asked_again(engine, connect):
+    engine.faults = [503, 429, 500]
+    assert len(connect(max_retries=4).sample(prompts(engine.tokenizer, (5,)), seeds=[0])) == 1
+    assert len(engine.requests) == 4
+
+
+def test_a_server_that_stays_broken_is_an_error_with_its_row(engine, connect):
+    engine.faults = [500] * 9
+    with pytest.raises(RemoteError, match=r"row 0: no completion: .*3 attempts failed.*status 500"):
+        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
+
+
+def test_a_refused_row_is_named(engine, connect):
+    engine.faults = [400]
+    with pytest.raises(ConfigError, match=r"row 0 \(5 tokens\): http.* refused it: status 400"):
+        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
+    assert len(engine.requests) == 1
+
+
+def without_log_probs(reply):
+    if "choices" in reply:
+        reply["choices"][0]["logprobs"] = None
+    else:
+        del reply["meta_info"]["output_token_logprobs"]
+    return reply
+
+
+def with_tokens(change):
+    def changed(reply):
+        if "choices" in reply:
+            reply["choices"][0]["token_ids"] = change(reply["choices"][0]["token_ids"])
+        else:
+            pairs = reply["meta_info"]["output_token_logprobs"]
+            tokens = change([pair[1] for pair in pairs])
+            reply["meta_info"]["output_token_logprobs"] = [[-1.0, token, None] for token in tokens]
+        return reply
+
+    return changed
+
+
+def with_reason(reason):
+    def changed(reply):
+        if "choices" in reply:
+            reply["choices"][0]["finish_reason"] = reason
+        else:
+            reply["meta_info"]["finish_reason"] = {"type": reason}
+        return reply
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_log_probs, "no token ids, log-probabilities or finish_reason"),
+        (with_tokens(lambda tokens: [10**6, *tokens[1:]]), "are not ids of the policy's"),
+        (with_tokens(lambda tokens: []), "are not ids of the policy's"),
+        (with_tokens(lambda tokens: tokens * 9), "log-probabilities|of at most 6 tokens"),
+        (with_reason("abort"), "finish_reason='abort'"),
+        (lambda reply: [reply], "no token ids, log-probabilities or finish_reason"),
+    ],
+)
+def test_replies_that_cannot_be_used_are_named(engine, connect, change, message):
+    engine.change = change
+    with pytest.raises(ConfigError, match=f"row 0: the reply of http.*{message}"):
+        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
+    assert len(engine.requests) == 1
+
+
+def test_a_server_that_changes_prompts_is_noticed(engine, connect):
+    if engine.name == "sglang":
+        pytest.skip("SGLang does not return the prompt")
+
+    def changed(reply):
+        reply["choices"][0]["prompt_token_ids"].insert(0, 1)
+        return reply
+
+    engine.change = changed
+    with pytest.raises(ConfigError, match="another prompt, of 6 instead of 5 tokens"):
+        connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
+
+
+def test_a_server_that_cannot_load_weights_says_what_it_needs(engine, connect):
+    engine.name = "sglang" if engine.name == "vllm" else "vllm"  # the server has the other engine's routes
+    needs = "VLLM_SERVER_DEV_MODE=1" if engine.name == "sglang" else "SGLang 0.5"
+    sampler = connect(engine="vllm" if engine.name == "sglang" else "sglang")
+    with pytest.raises(ConfigError, match=needs):
+        sampler.update_weights({"weight": torch.zeros(1)}, version=1)
+
+
+def test_a_failed_load_is_an_error(engine, connect):
+    engine.change = lambda reply: {"success": False, "message": "shape mismatch"}
+    with pytest.raises(ConfigError, match="shape mismatch"):
+        connect().update_weights(dict(engine.model.named_parameters()), version=1)
+
+
+def test_the_sampler_works_in_an_event_loop(engine, connect):
+    import asyncio
+
+    async def sample():
+        return connect().sample(prompts(engine.tokenizer, (5,)), seeds=[0])
+
+    assert len(asyncio.run(sample())) == 1
+
+
+def test_options_are_checked(engine, connect):
+    for options in ({"temperature": 0.0}, {"engine": "other"}, {"engine": "vllm", "model": None}):
+        with pytest.raises(ConfigError):
+            connect(**options)

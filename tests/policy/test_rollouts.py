@@ -1,0 +1,191 @@
+"""Rollouts of a step: turns, templates that rewrite history, failed scorers, replaced groups, and what is learned."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import gym_rm
+from agents import grpo
+from gym_rm.errors import ConfigError
+from gym_rm.policy.advantages import flat_groups
+from gym_rm.policy.learner import Learner
+from gym_rm.policy.phase_timer import PhaseTimer
+from gym_rm.policy.rollout_schedule import RolloutSchedule
+from gym_rm.policy.rollouts import Samples
+from gym_rm.policy.samplers import make_sampler
+from gym_rm.reports.runs import read_run
+from gym_rm.scorer import load_scorer
+from gym_rm.types import Prompt
+from tests import chain_models
+from tests.policy import policy_runs
+from tests.policy.policy_runs import settings_of, train
+
+FORGETFUL = (  # strips what the assistant said before, as templates strip earlier thinking
+    "{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% else %}<|assistant|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+PROMPTS = [
+    Prompt([{"role": "user", "content": f"What is {n} + {n}?"}], prompt_id=str(n), user_turns=("And now?",))
+    for n in range(7)
+]
+
+
+class Run:
+    """The parts of a run of the embedded policy."""
+
+    def __init__(self, folder, *options, scorer=policy_runs.lengths_and_vowels, prompts=PROMPTS, template=None):
+        self.settings = settings_of(folder, *options)
+        self.learner, self.scorer, self.prompts = Learner(self.settings), load_scorer(scorer), prompts
+        if template is not None:
+            self.learner.start.tokenizer.chat_template = template
+        self.schedule = RolloutSchedule(
+            self.settings, self.learner, num_prompts=len(prompts), num_held_out=len(prompts)
+        )
+        self.sampler = make_sampler(self.settings, self.learner)
+
+    def play(self, batch, group_size=4):
+        envs = grpo.make_envs(self.settings, self.prompts, self.scorer, len(batch.playing), group_size)
+        rollouts = grpo.play(envs, self.sampler, batch, PhaseTimer())
+        envs.close()
+        return rollouts
+
+    def step(self, number=1):
+        return self.play(self.schedule.training(number))
+
+    def learn(self, rollouts):
+        upcoming = SimpleNamespace(take=lambda step: rollouts)
+        _, advantages, metrics = grpo.train_step(1, upcoming, self.learner, self.scorer, self.settings, PhaseTimer())
+        return advantages, metrics
+
+
+def plain_log_probs(model, prompt, token_ids):
+    ids = torch.from_numpy(np.concatenate([prompt, token_ids])).long()
+    with torch.no_grad():
+        logits = model(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].float()
+    return logits.log_softmax(-1).gather(1, ids[len(prompt) :, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("template", [None, FORGETFUL], ids=["whole history", "forgetful"])
+def test_every_turn_learns_exactly_what_was_sampled(template, tmp_path):
+    run = Run(tmp_path, "env.max_turns=2", template=template)
+    rollouts = run.step()
+    samples = Samples(rollouts)
+    assert len(samples.turns) == 2 * len(rollouts) == 32
+    for turn in samples.turns[:8]:
+        expected = plain_log_probs(run.learner.start.model, turn.prompt, turn.completion.token_ids)
+        np.testing.assert_allclose(turn.completion.log_probs, expected, atol=1e-5)
+    learnt = samples.in_order(run.learner.log_probs(run.learner.batches(samples.turns, samples.groups)))
+    np.testing.assert_allclose(learnt, samples.log_probs, atol=1e-5)
+    second = run.learner.start.tokenizer.decode(rollouts[0].turns[1].prompt)
+    assert (rollouts[0].turns[0].completion.text in second) == (template is None)
+    assert "And now?" in second
+    advantages, metrics = run.learn(rollouts)
+    assert metrics["importance_capped"] == 0
+    assert metrics["importance_mean"] == pytest.approx(1, abs=1e-4)
+    assert len(advantages) == 16
+
+
+@pytest.mark.parametrize("reward_on", ["turn", "end"])
+def test_rewards_of_turns(reward_on, tmp_path):
+    options = ("env.max_turns=2", f"env.reward_on={reward_on}", "advantage.per_turn=true")
+    run = Run(tmp_path, *options)
+    rollouts = run.step()
+    for rollout in rollouts:
+        scores = policy_runs.lengths_and_vowels([[{"content": turn.completion.text}] for turn in rollout.turns])
+        expected = scores if reward_on == "turn" else [0.0, scores[1]]
+        assert [turn.reward for turn in rollout.turns] == pytest.approx(expected)
+        assert rollout.rewards_with(rollout.reward - 1) == pytest.approx([expected[0], expected[1] - 1])
+    assert run.learn(rollouts)[1]["grad_norm"] > 0
+
+
+def test_only_flat_groups_are_replaced_and_only_so_often(tmp_path):
+    def flat_for_even_numbers(conversations):
+        names = [messages[0]["content"].split()[2] for messages in conversations]
+        return [0.0 if int(n) % 2 == 0 else len(m[-1]["content"]) for n, m in zip(names, conversations, strict=True)]
+
+    run = Run(tmp_path, "sampling.temperature=2", scorer=flat_for_even_numbers)
+    rollouts = run.step()
+    flat = grpo.groups_without_signal(rollouts, run.settings)
+    rewards, groups = Samples(rollouts).column("reward"), Samples(rollouts).column("group")
+    assert 0 < len(flat) < 4
+    assert flat.tolist() == flat_groups(rewards, groups).tolist()
+    others = run.play(run.schedule.replacing(flat, step=1, attempt=1))
+    assert {rollout.group for rollout in others} == set(flat.tolist())  # whole groups
+    for ours, theirs in zip(grpo.replaced(rollouts, others), rollouts, strict=True):
+        assert ours.row == theirs.row
+        assert (ours.attempt == 1) == (ours.group in flat)
+
+
+def test_every_held_out_prompt_is_answered_once_in_order_and_always_in_the_same_way(tmp_path):
+    run = Run(tmp_path)
+    first, second = (run.play(run.schedule.held_out(), group_size=1) for _ in range(2))
+    assert [rollout.prompt_id for rollout in first] == [prompt.prompt_id for prompt in PROMPTS]
+    assert repr(first) == repr(second)
+
+
+def test_a_step_has_the_same_rollouts_on_any_number_of_ranks(tmp_path):
+    run = Run(tmp_path)
+    ranks = [SimpleNamespace(rank=rank, world=2, start=run.learner.start) for rank in range(2)]
+    schedules = [RolloutSchedule(run.settings, rank, num_prompts=7, num_held_out=7) for rank in ranks]
+    parts = [rollout for schedule in schedules for rollout in run.play(schedule.training(3))]
+    for ours, theirs in zip(parts, run.step(3), strict=True):
+        assert (ours.row, ours.prompt_id, ours.conversation) == (theirs.row, theirs.prompt_id, theirs.conversation)
+    three = SimpleNamespace(rank=0, world=3, start=run.learner.start)
+    with pytest.raises(ConfigError, match=r"env\.num_prompts=4 must be a multiple of the 3 processes"):
+        RolloutSchedule(run.settings, three, num_prompts=7, num_held_out=7)
+
+
+def test_rows_that_failed_count_nowhere_and_the_run_continues(tmp_path):
+    scorer = "env.reward_model=tests.policy.policy_runs:failing_now_and_then"
+    assert train(tmp_path / "run", scorer, "env.fallback_reward=0", "eval.every=1", "steps=3") is None
+    run = read_run(tmp_path / "run")
+    rows = [row for row in run.conversations if row["phase"] == "train"]
+    failed = [row for row in rows if row["reward"] is None]
+    assert 0 < len(failed) < len(rows) == 3 * 16
+    assert all(row["advantage"] == 0 for row in failed)
+    assert any(row["advantage"] != 0 for row in rows)
+    assert sum(row["failed"] for row in run.training) == pytest.approx(len(failed) / 16)
+
+
+def test_a_failed_turn_makes_its_rollout_fail(tmp_path):
+    def second_fails(conversations):
+        return [
+            math.nan if len(messages) > 2 and messages[0]["content"][8] == "3" else 1.0 for messages in conversations
+        ]
+
+    options = ("env.max_turns=2", "env.fallback_reward=0", "advantage.per_turn=true")
+    run = Run(tmp_path, *options, scorer=second_fails)
+    rollouts = run.step(1) + run.step(2)
+    assert {rollout.prompt_id for rollout in rollouts if math.isnan(rollout.reward)} == {"3"}
+    advantages, metrics = run.learn(rollouts[:16])
+    assert (advantages == 0).all()
+    assert json.dumps(metrics, allow_nan=False)
+
+
+def test_verdicts_are_those_of_the_rows_and_components_only_those_that_a_row_has(tmp_path):
+    def graded(conversations):
+        count = len(conversations)
+        return gym_rm.Scores.from_rewards(
+            [1.0] * count,
+            components={"math": [1.0] * count, "chat": [math.nan] * count},
+            infos={"math/verdict": [f"verdict {row}" for row in range(count)]},
+        )
+
+    rollouts = Run(tmp_path, scorer=graded).step()
+    assert [rollout.verdicts for rollout in rollouts] == [{"math/verdict": f"verdict {row}"} for row in range(16)]
+    assert all(rollout.components == {"math": 1.0} for rollout in rollouts)
+
+
+def test_a_chat_model_plays_the_user(tmp_path):
+    folder = tmp_path / "user"
+    folder.mkdir()
+    chain_models.save_chain(folder, {"\n": ["Why?"], "Why?": [chain_models.END]})
+    options = ("env.max_turns=3", f"env.respond={{model: {folder}, max_turns: 1}}")
+    rollouts = Run(tmp_path / "run", *options, prompts=[replace(each, user_turns=()) for each in PROMPTS]).step()
+    assert {len(rollout.turns) for rollout in rollouts} == {2}
+    assert {rollout.conversation[2]["content"] for rollout in rollouts} == {"Why?"}

@@ -1,0 +1,251 @@
+"""The policy: what can be opened, and gradients over batches that equal those of the plain forward."""
+
+import json
+import shutil
+
+import pytest
+import tiny_models
+import torch
+from hypothesis import given, settings
+
+from gym_rm.engine.loading.checkpoint import embedded
+from gym_rm.errors import ConfigError
+from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy, open_policy
+from gym_rm.policy.turn_batches import policy_batches
+from gym_rm.training.layouts import choose_layout
+from gym_rm.training.reward_model_settings import LoRASettings
+from tests.policy.turns import batched_loss, difference, gradients, gsm8k_turns, plain, plain_loss, random_turns, turn
+
+TOLERANCE = 1e-5  # relative to the largest gradient
+TEMPERATURE = 0.8
+MODELS = {
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"attention_dropout": 0.5}),
+    "window": ("mistral", {"sliding_window": 5}),
+    "soft caps": ("gemma2", {"sliding_window": 7, "final_logit_softcapping": 5.0}),
+    "scale": ("granite", {"logits_scaling": 4.0}),
+    "dropout": ("gpt2", {}),
+    "experts": ("mixtral", {}),
+    "bias of positions": ("bloom", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def policies():
+    """Function that returns a policy of an architecture and its layout, made once."""
+    made = {}
+
+    def of(name, *, tree=True):
+        if (name, tree) not in made:
+            architecture, options = MODELS[name]
+            start = StartPolicy(tiny_models.policy(architecture, initializer_range=0.1, **options), None, None, name)
+            policy = TrainedPolicy(start, temperature=TEMPERATURE, chunk_tokens=7)
+            made[name, tree] = policy, choose_layout(policy, start.model, tree=tree, fuse=True)
+        return made[name, tree]
+
+    return of
+
+
+def test_layouts_and_options_of_the_architectures(policies):
+    layouts = {name: policies(name)[1].layout for name in MODELS}
+    assert [name for name, layout in layouts.items() if layout != "tree"] == ["bias of positions"]
+    assert [name for name in MODELS if policies(name)[1].fuse] == ["qwen2", "qwen3", "window"]
+    assert policies("soft caps")[0].options.softcap == 5.0
+    assert policies("scale")[0].options.scale == 0.25
+
+
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=3)
+@given(made=random_turns())
+def test_gradients_equal_the_plain_ones_on_random_trees(name, policies, made):
+    policy, layout = policies(name)
+    model, (turns, groups) = policy.start.model, made
+    batches = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=60)
+    expected = gradients(plain_loss(model, turns, TEMPERATURE), model)
+    assert difference(gradients(batched_loss(policy, batches, turns), model), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("tree", [True, False], ids=["tree", "padded"])
+def test_gradients_equal_the_plain_ones_on_real_groups(tree):
+    start = open_policy(None)
+    policy = TrainedPolicy(start)
+    layout = choose_layout(policy, start.model, tree=tree, fuse=True)
+    assert layout.layout == ("tree" if tree else "padded")
+    turns, groups = gsm8k_turns(start.tokenizer, problems=2, length=12)
+    batches = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=2000)
+    expected = gradients(plain_loss(start.model, turns), start.model)
+    assert difference(gradients(batched_loss(policy, batches, turns), start.model), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["qwen3", "soft caps"])
+@settings(max_examples=3)
+@given(made=random_turns())
+def test_checkpointing_changes_no_gradient(name, policies, made):
+    policy, layout = policies(name)
+    model, (turns, groups) = policy.start.model, made
+    batches = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=60)
+    expected = gradients(batched_loss(policy, batches, turns), model)
+    policy.enable_checkpointing(layout)
+    try:
+        policy.train()
+        got = gradients(batched_loss(policy, batches, turns), model)
+    finally:
+        model.gradient_checkpointing_disable()
+        policy.decoders[0].checkpointing = False
+        policy.train(False)
+    assert difference(got, expected) < 1e-6
+
+
+def test_checkpointing_runs_layers_again(policies):
+    policy, layout = policies("soft caps")
+    turns, groups = small_example()
+    batches = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=1000)
+    calls = []
+    hook = policy.start.model.base_model.layers[0].mlp.register_forward_hook(lambda *arguments: calls.append(1))
+    policy.enable_checkpointing(layout)
+    try:
+        batched_loss(policy.train(), batches, turns).backward()
+    finally:
+        hook.remove()
+        policy.start.model.gradient_checkpointing_disable()
+        policy.decoders[0].checkpointing = False
+        policy.train(False)
+        policy.zero_grad()
+    assert len(calls) == 2 * len(batches)
+
+
+def small_example():
+    return [turn([5, 6, 7], [8, 9]), turn([5, 6, 7], [8, 10, 11])], [0, 0]
+
+
+def test_values_without_gradients_have_the_same_bits(policies):
+    policy, layout = policies("qwen3")
+    turns, groups = small_example()
+    (batch,) = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=1000)
+    with torch.no_grad():
+        before = policy(batch)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy(batch), strict=True))
+
+
+def test_an_output_layer_of_another_kind_is_refused():
+    model = tiny_models.policy("qwen3")
+
+    class Doubled(torch.nn.Linear):
+        def forward(self, hidden):
+            return 2 * super().forward(hidden)
+
+    model.set_output_embeddings(Doubled(32, model.config.vocab_size, bias=False))
+    with pytest.raises(ConfigError, match="output layer cannot run apart from the model: it is a Doubled"):
+        TrainedPolicy(StartPolicy(model, None, None, "doubled"))
+
+
+def test_adapters_are_trained_alone_and_can_be_switched_off():
+    pytest.importorskip("peft")
+    start = open_policy(None, lora=LoRASettings(rank=4), seed=3)
+    policy = TrainedPolicy(start)
+    layout = choose_layout(policy, start.model, tree=True, fuse=False)
+    assert layout.layout == "tree"
+    with torch.no_grad():
+        for name, parameter in start.model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.1)
+    turns, groups = small_example()
+    batches = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=1000)
+    expected = gradients(plain_loss(start.model, turns), start.model)
+    assert expected
+    assert all("lora" in name for name in expected)
+    assert difference(gradients(batched_loss(policy, batches, turns), start.model), expected) < TOLERANCE
+    with start.peft.disable_adapter(), torch.no_grad():
+        got = policy(batches[0])[0][:2]
+    torch.testing.assert_close(got, plain(open_policy(None).model, turns[0])[0].detach())
+
+
+def test_bfloat16_weights_keep_to_the_plain_forward():
+    start = open_policy(None, dtype=torch.bfloat16)
+    assert {each.dtype for each in start.model.parameters()} == {torch.bfloat16}
+    policy = TrainedPolicy(start)
+    layout = choose_layout(policy, start.model, tree=True, fuse=True)
+    assert layout.layout == "tree"
+    turns, groups = small_example()
+    batches = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=1000)
+    expected = gradients(plain_loss(start.model, turns), start.model)
+    assert difference(gradients(batched_loss(policy, batches, turns), start.model), expected) < 0.05
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return shutil.copytree(embedded("policy"), tmp_path / "policy")
+
+
+def refused(path, *parts, **options):
+    with pytest.raises(ConfigError) as error:
+        open_policy(str(path), **options)
+    message = str(error.value)
+    assert all(part in message for part in (str(path), *parts)), message
+    assert "\n" not in message
+
+
+def test_the_embedded_policy_opens():
+    start = open_policy(None)
+    assert start.name == "embedded"
+    assert start.tokenizer.padding_side == "left"
+    assert start.trained is start.model
+    assert not start.model.training
+
+
+def test_mistyped_folders_are_refused(folder):
+    refused(folder.parent / "polcy", "policy.model", "policy")
+    refused(folder / "config.json", "policy.model", "is a file")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_classifier_is_refused(tmp_path, tied):
+    tiny_models.save_reward_model(tmp_path, tie_word_embeddings=tied)
+    refused(tmp_path, "Qwen3ForSequenceClassification", "ForCausalLM", "env.reward_model")
+
+
+def test_an_encoder_is_refused(tmp_path):
+    tiny_models.save_reward_model(tmp_path, "bert")
+    refused(tmp_path, "BertForSequenceClassification")
+
+
+def test_a_checkpoint_without_its_output_layer_is_refused(tmp_path):
+    tiny_models.save_policy(tmp_path, tie_word_embeddings=False)
+    tensors = pytest.importorskip("safetensors.torch")
+    weights = tensors.load_file(tmp_path / "model.safetensors")
+    del weights["lm_head.weight"]
+    tensors.save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    refused(tmp_path, "lm_head.weight", "Qwen3ForCausalLM")
+
+
+def test_a_tokenizer_without_a_template_is_refused(folder):
+    (folder / "chat_template.jinja").unlink()
+    refused(folder, "no chat template")
+
+
+def test_broken_files_are_refused(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    refused(folder, "model.safetensors")
+    (folder / "config.json").write_text("{")
+    refused(folder, "config.json")
+
+
+def test_pickled_weights_are_refused(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(folder, "safetensors")
+
+
+def test_an_adapter_and_dropout_of_adapters_are_refused(folder):
+    with pytest.raises(ConfigError, match=r"dropout=0\.1"):
+        open_policy(None, lora=LoRASettings(dropout=0.1))
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    refused(folder, "adapter")
+
+
+def test_a_missing_padding_token_is_filled(folder):
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    config.pop("pad_token")
+    file.write_text(json.dumps(config))
+    assert open_policy(str(folder)).tokenizer.pad_token_id is not None

@@ -1,0 +1,178 @@
+"""`CodeInterpreter`: code blocks of replies are executed, and episodes keep their variables."""
+
+import os
+import signal
+import time
+
+import gymnasium as gym
+import pytest
+from conftest import assistant, user
+from scorers.code.test_scorer import descendants
+
+from gym_rm.errors import ConfigError
+from gym_rm.scorers.code.interpreter import CodeInterpreter
+from gym_rm.scorers.code.scorer import CodeScorer
+from gym_rm.types import Prompt
+
+PROMPT = Prompt((user("?"),), "p")
+
+
+@pytest.fixture
+def interpreter():
+    run = CodeInterpreter(allow_unsafe=True, timeout=1.0, num_workers=2)
+    yield run
+    run.close()
+
+
+def chat(run, *replies, prompt=PROMPT):
+    """Return the results of one episode, and its conversation."""
+    conversation, results = [*prompt.messages], []
+    for reply in replies:
+        conversation = [*conversation, assistant(reply)]
+        results += run([conversation], [prompt], None)
+        conversation = [*conversation, user(results[-1] or "")]
+    return results
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [
+        ("1 + 1", "<result>2</result>"),
+        ("x = 1", "<result></result>"),
+        ("print('a')", "<result>a</result>"),
+        ("print('a')\n5", "\n\n<result>\na\n5\n</result>"),
+        ("'text'", "<result>text</result>"),
+        ("class A:\n    def __str__(self): return 'an a'\nA()", "<result>an a</result>"),
+        ("1 / 0", "<result>ZeroDivisionError: division by zero</result>"),
+        ("import sys\nprint('e', file=sys.stderr)", "<result>e</result>"),
+    ],
+)
+def test_results_have_the_form_of_nemo(interpreter, code, result):
+    assert chat(interpreter, f"I run <code>{code}</code>") == [result]
+
+
+def test_an_error_of_syntax_is_a_result(interpreter):
+    assert "SyntaxError" in chat(interpreter, "<code>1 +</code>")[0]
+
+
+def test_every_value_is_a_result_that_an_environment_accepts(interpreter):
+    assert "ValueError" in chat(interpreter, "<code>10 ** 5000</code>")[0]
+    assert chat(interpreter, "<code>'\\ud800'</code>") == ["<result>?</result>"]
+    assert "more characters" in chat(interpreter, "<code>'x' * 10 ** 6</code>")[0]
+
+
+def test_math_with_tools_needs_only_the_responder(interpreter):
+    def right(conversations, prompts):
+        return [float(p.answer in c[-1]["content"]) for c, p in zip(conversations, prompts, strict=True)]
+
+    envs = gym.make_vec(
+        "RewardModel-v0",
+        num_envs=2,
+        reward_model=right,
+        prompts=[{"prompt": "17 * 23?", "answer": 391}],
+        respond=interpreter,
+        reward_on="end",
+    )
+    envs.reset(seed=0)
+    observations, _, terminations, _, _ = envs.step(["<code>17 * 23</code>", "<code>17 * 24</code>"])
+    assert [each[-1]["content"] for each in observations] == ["<result>391</result>", "<result>408</result>"]
+    _, rewards, terminations, _, _ = envs.step(["It is 391.", "It is 408."])
+    assert rewards.tolist() == [1, 0]
+    assert terminations.all()
+    envs.close()
+
+
+def test_fenced_blocks_run_and_a_reply_without_code_ends_the_episode(interpreter):
+    assert chat(interpreter, "```python\nx = 2\n```\nthen\n```python\nx + 1\n```", "It is 3.") == [
+        "<result>3</result>",
+        None,
+    ]
+
+
+def test_variables_persist_in_each_of_many_episodes(interpreter):
+    prompts = [Prompt((user(f"question {k}"),), str(k)) for k in range(5)]
+    first = [[*p.messages, assistant(f"<code>x = {k}</code>")] for k, p in enumerate(prompts)]
+    results = interpreter(first, prompts, None)
+    second = [[*c, user(r), assistant("<code>x * 10</code>")] for c, r in zip(first, results, strict=True)]
+    assert interpreter(second[::-1], prompts[::-1], None) == [f"<result>{10 * k}</result>" for k in range(5)][::-1]
+
+
+def test_equal_episodes_do_not_share_variables(interpreter):
+    first = [*PROMPT.messages, assistant("<code>x = [0]</code>")]
+    second = [*first, user("<result></result>"), assistant("<code>x.append(1)\nlen(x)</code>")]
+    assert interpreter([first, first], [PROMPT, PROMPT], None) == ["<result></result>"] * 2
+    assert interpreter([second, second], [PROMPT, PROMPT], None) == ["<result>2</result>"] * 2
+
+
+def test_a_branch_of_an_episode_starts_from_the_state_before_it(interpreter):
+    first = [*PROMPT.messages, assistant("<code>x = 1</code>")]
+    interpreter([first], [PROMPT], None)
+    change = [*first, user("<result></result>"), assistant("<code>x += 1\nx</code>")]
+    assert [interpreter([change], [PROMPT], None) for _ in range(3)] == [["<result>2</result>"]] * 3
+
+
+def test_sessions_that_were_evicted_are_rebuilt_from_the_conversation():
+    before = descendants()
+    run = CodeInterpreter(allow_unsafe=True, max_sessions=0, num_workers=1)
+    assert chat(run, "<code>x = 20</code>", "<code>x += 1</code>", "<code>x * 2</code>")[-1] == "<result>42</result>"
+    run.close()
+    assert not descendants() - before
+
+
+def test_a_session_that_was_killed_is_rebuilt():
+    before = descendants()
+    run = CodeInterpreter(allow_unsafe=True, num_workers=1)
+    first = [*PROMPT.messages, assistant("<code>x = 20</code>")]
+    assert run([first], [PROMPT], None) == ["<result></result>"]
+    for pid in descendants() - before:
+        os.kill(pid, signal.SIGKILL)
+    assert run([[*first, user("<result></result>"), assistant("<code>x + 1</code>")]], [PROMPT], None) == [
+        "<result>21</result>"
+    ]
+    run.close()
+
+
+def test_an_endless_loop_costs_its_limit_and_loses_only_its_block(interpreter):
+    started = time.monotonic()
+    results = chat(interpreter, "<code>x = 5</code>", "<code>x = 6\nwhile True: pass</code>", "<code>x</code>")
+    assert "TimeoutError" in results[1]
+    assert results[2] == "<result>5</result>"
+    assert time.monotonic() - started < 2 * 1.0 + 2
+    started = time.monotonic()
+    rows = [[*PROMPT.messages, assistant(f"<code>{code}</code>")] for code in ("while True: pass", "1", "2", "3")]
+    assert interpreter(rows, [PROMPT] * 4, None)[1:] == [
+        "<result>1</result>",
+        "<result>2</result>",
+        "<result>3</result>",
+    ]
+    assert time.monotonic() - started < 1.0 + 2
+
+
+def test_episodes_of_an_environment_run_code_and_are_graded_at_their_end():
+    row = {"prompt": "Write double(x).", "test_list": ["assert double(2) == 4"]}
+    envs = gym.make_vec(
+        "Code-v0", num_envs=2, prompts=[row], execute=True, reward_on="end", allow_unsafe=True, num_workers=2
+    )
+    envs.reset(seed=0)
+    observations, rewards, terminations, _, _ = envs.step(["I try <code>2 * 4</code>", "<code>print(1 / 0)</code>"])
+    assert [each[-1]["content"] for each in observations] == [
+        "<result>8</result>",
+        "<result>ZeroDivisionError: division by zero</result>",
+    ]
+    assert not terminations.any()
+    answer = "```python\ndef double(x):\n    return {} * x\n```"
+    _, rewards, terminations, _, _ = envs.step([answer.format(2), answer.format(3)])
+    assert rewards.tolist() == [1, 0]
+    assert terminations.all()
+    envs.close()
+
+
+def test_a_scorer_without_execute_has_no_responder():
+    with CodeScorer(allow_unsafe=True, num_workers=1) as scorer:
+        assert scorer.respond is None
+
+
+@pytest.mark.parametrize("options", [{"blocks": "all"}, {"timeout": 0}, {"max_sessions": -1}, {"limits": {"no": 1}}])
+def test_invalid_options_are_refused(options):
+    with pytest.raises(ConfigError):
+        CodeInterpreter(allow_unsafe=True, **options)

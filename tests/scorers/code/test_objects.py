@@ -1,0 +1,154 @@
+"""Objects, classes and exceptions of the model's code as unit tests see them, and what they cannot decide."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import assistant, user
+
+from gym_rm.scorer import try_score
+from gym_rm.scorers.code.scorer import CodeScorer
+from gym_rm.types import Prompt
+
+TESTS = """
+{imports}
+
+def test_it():
+    {body}
+"""
+SOLUTIONS = {
+    "a dict with methods": (
+        "from solution import Cache",
+        "c = Cache(2); c.put(1, 5); assert c.get(1) == 5; assert c == {1: 5}; assert c != {1: 6}; assert len(c) == 1",
+        "from collections import OrderedDict\nclass Cache(OrderedDict):\n"
+        "    def __init__(self, size): super().__init__()\n    def put(self, k, v): self[k] = v",
+    ),
+    "a tuple with names": (
+        "from solution import Point, move",
+        "p = move(Point(1, 2)); assert p.x == 2; assert p == (2, 3); x, y = p; assert y == 3",
+        "from typing import NamedTuple\nclass Point(NamedTuple):\n    x: int\n    y: int\n"
+        "def move(p): return Point(p.x + 1, p.y + 1)",
+    ),
+    "numbers with names": (
+        "from solution import Level",
+        "assert Level.LOW.name == 'LOW'; assert Level.LOW == 1; assert Level.LOW < Level.HIGH; assert Level.LOW < 2; "
+        "assert [each.value for each in Level] == [1, 2]; assert len(Level) == 2; assert Level['HIGH'] is Level(2)",
+        "from enum import IntEnum\nclass Level(IntEnum):\n    LOW = 1\n    HIGH = 2",
+    ),
+    "a class imported before its base": (
+        "from solution import Circle, Shape",
+        "assert isinstance(Circle(), Shape); assert issubclass(Circle, Shape); assert not isinstance(Shape(), Circle)",
+        "class Shape: pass\nclass Circle(Shape): pass",
+    ),
+    "an exception imported before its base": (
+        "from solution import Empty, StackError, pop",
+        "try:\n        pop()\n    except StackError as error:\n        assert type(error) is Empty\n    else:\n"
+        "        raise AssertionError",
+        "class StackError(Exception): pass\nclass Empty(StackError): pass\ndef pop(): raise Empty('empty')",
+    ),
+    "an exception of the library": (
+        "import dataclasses, json, unittest\nfrom solution import P, read",
+        "case = unittest.TestCase()\n    with case.assertRaises(json.JSONDecodeError):\n        read('{')\n"
+        "    with case.assertRaises(dataclasses.FrozenInstanceError):\n        P(1).x = 2",
+        "import dataclasses, json\nread = lambda text: json.loads(text)\n"
+        "@dataclasses.dataclass(frozen=True)\nclass P:\n    x: int",
+    ),
+    "exceptions of several arguments": (
+        "import unittest\nfrom solution import f, g",
+        "case = unittest.TestCase()\n    with case.assertRaises(UnicodeDecodeError):\n        f(b'\\xff')\n"
+        "    with case.assertRaises(KeyError) as caught:\n        g('k')\n    assert caught.exception.args == ('k',)",
+        "def f(data): return data.decode()\ndef g(key): return {}[key]",
+    ),
+    "an operator that falls back": (
+        "from solution import Money",
+        "m = Money(1); m += Money(2); assert m.x == 3; assert 2 * m == Money(6)",
+        "class Money:\n    def __init__(self, x): self.x = x\n"
+        "    def __add__(self, other): return Money(self.x + other.x)\n"
+        "    def __rmul__(self, k): return Money(k * self.x)\n    def __eq__(self, other): return self.x == other.x",
+    ),
+    "an import of all names in a branch": (
+        "try:\n    from solution import *\nexcept ImportError:\n    raise",
+        "assert f(1) == 2",
+        "def f(x): return x + 1",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    with CodeScorer(allow_unsafe=True, reward="fraction", tolerance=1e-6, timeout=5.0) as opened:
+        yield opened
+
+
+def grade(scorer, code, **metadata):
+    prompt = Prompt((user("?"),), "p", metadata=metadata)
+    return try_score(scorer, [[*prompt.messages, assistant(f"```python\n{code}\n```")]], [prompt])[0]
+
+
+@pytest.mark.parametrize("name", SOLUTIONS)
+def test_right_solutions_pass(scorer, name):
+    imports, body, code = SOLUTIONS[name]
+    score = grade(scorer, code, unit_tests=TESTS.format(imports=imports, body=body))
+    assert score.infos["verdict"] == "passed", score.error or score.infos["message"]
+
+
+def test_a_number_with_a_class_has_one_value(scorer):
+    code = """
+class Number(float):
+    answers = iter([9.0, 0.0] * 9)
+    def __float__(self): return next(self.answers)
+    def __sub__(self, other): return 0.0
+    __rsub__ = __sub__
+    def __lt__(self, other): return True
+    __gt__ = __eq__ = __lt__
+    def __hash__(self): return 0
+def near(): return Number(9)
+"""
+    for test in ("0.45 < near() < 0.55", "abs(near() - 0.5) < 0.1", "abs(0.5 - near()) < 0.1", "near() == 0.5"):
+        tests = f"from solution import Number, near\ndef test_it():\n    assert {test}"
+        assert grade(scorer, code, unit_tests=tests).reward == 0.0
+
+
+def test_each_assert_of_a_script_counts_once(scorer):
+    tests = "from solution import f\nassert f(1) == 2\nassert f(2) == 3"
+    rewards = [grade(scorer, f"def f(x): return {each}", unit_tests=tests).reward for each in ("None", "2", "x + 1")]
+    assert rewards == [0.0, 0.5, 1.0]
+
+
+def test_any_number_is_not_near_to_an_infinite_one(scorer):
+    for expected in ("inf", "9" * 400):
+        assert grade(scorer, "print(1)", cases=[{"input": "", "output": expected}]).reward == 0.0
+        assert grade(scorer, f"print('{expected}')", cases=[{"input": "", "output": expected}]).reward == 1.0
+
+
+def test_a_comparison_that_the_asserts_forgot_to_import_is_not_that_of_the_model(scorer):
+    forged = "def isclose(*args): return True\ndef f(x): return 0"
+    assert grade(scorer, forged, test_list=["assert isclose(f(1), 2.5)"]).reward == 0.0
+    assert grade(scorer, "def f(x): return 2.5", test_list=["assert isclose(f(1), 2.5)"]).reward == 1.0
+    forged = "class np:\n    allclose = lambda *args: True\ndef f(x): return 0"
+    assert "'np' is not defined" in grade(scorer, forged, test_list=["assert np.allclose(f(1), 2.5)"]).error
+
+
+def test_a_case_that_is_too_large_is_a_fault_of_the_data_and_a_result_of_the_reply(scorer):
+    assert (
+        "the value is longer than"
+        in grade(scorer, "def f(x): return 1", cases=[{"input": ["x" * 2**23], "output": 1}], fn_name="f").error
+    )
+    score = grade(scorer, "def f(x): return 'x' * 2**23", cases=[{"input": [1], "output": 1}], fn_name="f")
+    assert score.infos["verdict"] == "output"
+
+
+def test_tests_that_are_skipped_by_a_decorator_are_not_required(scorer):
+    tests = """
+import unittest
+from solution import f
+class TestF(unittest.TestCase):
+    @unittest.skip("later")
+    def test_later(self): self.fail()
+    def test_one(self): self.assertEqual(f(1), 2)
+    def test_two(self): self.assertEqual(f(2), 4)
+"""
+    assert grade(scorer, "def f(x): return 2 * x", unit_tests=tests).reward == 1.0
+    assert grade(scorer, "def f(x): return 2", unit_tests=tests).reward == 0.5
+    assert grade(scorer, "import unittest\ndef f(x): raise unittest.SkipTest", unit_tests=tests).reward == 0.0
+    only = tests[: tests.index("    def test_one")]
+    assert grade(scorer, "def f(x): return 2", unit_tests=only).reward == 0.0

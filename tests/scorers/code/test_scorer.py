@@ -1,0 +1,544 @@
+"""`CodeScorer` on every layer that this machine has: verdicts, rewards, limits, and rows without a score."""
+
+import contextlib
+import os
+import pickle
+import signal
+import threading
+import time
+
+import gymnasium as gym
+import pytest
+from conftest import assistant, rows, user
+from scorers.code.mutants import mutants
+from scorers.code.solutions import SOLUTIONS
+
+import gym_rm
+from gym_rm.data.prompts import load_prompts
+from gym_rm.errors import ConfigError
+from gym_rm.scorer import try_score
+from gym_rm.scorers.code.row_tests import read_tests
+from gym_rm.scorers.code.scorer import CodeScorer
+from gym_rm.testing import check_scorer
+from gym_rm.types import Prompt
+
+DOUBLE = {"test_list": ["assert double(1) == 2", "assert double(0) == 0", "assert double(-3) == -6"]}
+LIMITS = {"memory_bytes": 2**28}
+
+
+def open_scorer(layer, **options):
+    options = {"timeout": 5.0, "num_workers": 2, "limits": LIMITS, **options}
+    try:
+        return CodeScorer(layer=layer, allow_unsafe=layer in ("auto", "unsafe"), **options)
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+LAYERS = ["auto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bubblewrap", "landlock", "unsafe"))]
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def scorer(request):
+    with open_scorer(request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def fast():
+    """The layer that this machine has, or a plain process."""
+    with open_scorer("auto", timeout=1.5) as opened:
+        yield opened
+
+
+def grade(scorer, code, prompt=None, **metadata):
+    """Return the row of `Scores` for one program."""
+    prompt = prompt or Prompt((user("?"),), "p", metadata=metadata or DOUBLE)
+    return try_score(scorer, [[*prompt.messages, assistant(f"```python\n{code}\n```")]], [prompt])[0]
+
+
+def verdict(scorer, code, prompt=None, **metadata):
+    score = grade(scorer, code, prompt, **metadata)
+    return score.error or score.infos["verdict"]
+
+
+# --- HumanEval ----------------------------------------------------------------------------------------------------
+
+
+def humaneval():
+    rows("humaneval")
+    return load_prompts("../shared/data/humaneval.jsonl.gz")
+
+
+def test_all_canonical_solutions_pass_and_bodies_that_return_none_fail(scorer):
+    prompts = humaneval()
+    right = [[*each.messages, assistant(each.metadata["canonical_solution"])] for each in prompts]
+    scores = scorer.score(right, prompts)
+    assert scores.rewards.tolist() == [1.0] * 79
+    assert (scores.infos["tests_passed"] == scores.infos["tests_total"]).all()
+    some = prompts[::8]  # all of them fail in the test of mutants
+    wrong = try_score(scorer, [[*each.messages, assistant("    return None")] for each in some], some)
+    assert 1.0 not in wrong.rewards.tolist()
+
+
+@pytest.mark.slow
+def test_mutants_pass_only_if_the_plain_tests_pass():
+    prompts = humaneval()
+    cases = [
+        (prompt, source)
+        for prompt in prompts
+        for _, source in mutants(read_tests(prompt).stub + prompt.metadata["canonical_solution"])
+    ][::4]
+    with open_scorer("auto", timeout=3.0) as scorer:
+        found = scorer.score(
+            [[*p.messages, assistant(f"```python\n{code}\n```")] for p, code in cases], [p for p, _ in cases]
+        )
+    plain = [passes_plainly(code, prompt) for prompt, code in cases]
+    assert len(cases) > 120
+    assert [reward == 1.0 for reward in found.rewards] == plain
+
+
+def passes_plainly(code, prompt):
+    def stop(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    names = {}
+    try:
+        exec(code, names)
+        exec(prompt.metadata["test"], names)
+        names["check"](names[prompt.metadata["entry_point"]])
+    except BaseException:
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    return True
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("def double(x):\n    return 2 * x", "passed"),
+        ("def double(x):\n    return 2.0 * x", "passed"),
+        ("def double(x):\n    return x + 1", "wrong_answer"),
+        ("def double(x):\n    return 1 // 0", "exception"),
+        ("def double(x):\n    return x +", "syntax_error"),
+        ("def double(x):\n    raise ValueError('no')", "exception"),
+        ("1 // 0", "exception"),
+    ],
+)
+def test_verdicts(scorer, code, expected):
+    assert verdict(scorer, code) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("def double(x):\n    return [0] * 10**10", ("memory", "exception")),
+        ("def double(x):\n    while True: print('x' * 10**4)", ("output",)),
+        ("import socket\ndef double(x):\n    socket.create_connection(('127.0.0.1', 9))", ("forbidden", "exception")),
+        ("import sys\nsys.exit(0)", ("exception",)),
+        ("import os\ndef double(x):\n    os._exit(0)", ("exception",)),
+        ("def double(x):\n    return double(x)", ("exception",)),
+        ("def other(x):\n    return 2 * x", ("exception",)),
+    ],
+)
+def test_a_real_interpreter_names_what_ended_the_code(fast, code, expected):
+    score = grade(fast, code)
+    assert score.reward == 0.0
+    assert score.infos["verdict"] in expected
+
+
+def test_an_object_that_equals_everything_is_not_the_expected_value(scorer):
+    code = "class Any:\n    def __eq__(self, other): return True\ndef double(x): return Any()"
+    assert grade(scorer, code).reward != 1.0
+    assert grade(scorer, code, inputs=[[1]], outputs=[2], fn_name="double").reward != 1.0
+
+
+def test_an_error_is_not_an_empty_result(scorer):
+    assert verdict(scorer, "1 // 0", cases=[{"input": "", "output": ""}]) == "exception"
+    assert verdict(scorer, "def f():\n    1 // 0", inputs=[[]], outputs=[None], fn_name="f") == "exception"
+
+
+def test_no_assert_reached_is_not_a_pass(scorer):
+    test = "def check(candidate):\n    for x in candidate():\n        assert x == 1"
+    assert verdict(scorer, "def f(): return []", test=test, entry_point="f") == "wrong_answer"
+    assert verdict(scorer, "def f(): return [1, 1]", test=test, entry_point="f") == "passed"
+    test = "def check(candidate):\n    if candidate():\n        assert candidate() == 1"
+    assert verdict(scorer, "def f(): return 0", test=test, entry_point="f") == "wrong_answer"
+
+
+def test_a_reply_without_code_has_its_own_verdict(fast):
+    prompt = Prompt((user("?"),), "p", metadata=DOUBLE)
+    scores = fast.score([[user("?"), assistant("```bash\nls\n```")], [user("?"), assistant("")]], [prompt, prompt])
+    assert scores.infos["verdict"].tolist() == ["no_code", "no_code"]
+    assert scores.rewards.tolist() == [0.0, 0.0]
+
+
+# --- other forms of tests -----------------------------------------------------------------------------------------
+
+
+def test_programs_read_the_input_and_print(scorer):
+    cases = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10"}]
+    assert verdict(scorer, "a, b = map(int, input().split())\nprint(a + b, ' ')\nprint()", cases=cases) == "passed"
+    assert verdict(scorer, "print(3)", cases=cases) == "wrong_answer"
+    main = "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()"
+    assert verdict(scorer, main, cases=cases) == "passed"
+
+
+def test_programs_may_end_themselves_after_their_output(fast):
+    cases = [{"input": "1 2\n", "output": "3\n"}]
+    assert (
+        verdict(fast, "import sys\nprint(sum(map(int, sys.stdin.read().split())))\nsys.exit(0)", cases=cases)
+        == "passed"
+    )
+    assert verdict(fast, "import sys\nprint(3)\nsys.exit('failed')", cases=cases) == "exception"
+
+
+def test_calls_compare_values_and_a_class_solution_is_called(fast):
+    calls = {"input_output": {"inputs": [[[3, 1, 2]], [[]]], "outputs": [[[1, 2, 3]], [[]]], "fn_name": "order"}}
+    assert verdict(fast, "class Solution:\n    def order(self, x): return tuple(sorted(x))", **calls) == "passed"
+    assert verdict(fast, "def order(x): return x", **calls) == "wrong_answer"
+
+
+UNITS = """
+import unittest
+from solution import Account, Overdrawn, total
+import solution
+
+class AccountTest(unittest.TestCase):
+    def setUp(self):
+        self.account = Account("ann", balance=5)
+
+    def test_balance(self):
+        self.account.deposit(10)
+        self.assertEqual(self.account.balance, 15)
+        self.assertEqual(str(self.account), "ann: 15")
+        self.assertEqual(len(self.account), 1)
+
+    def test_overdrawn(self):
+        with self.assertRaises(Overdrawn) as caught:
+            self.account.withdraw(100)
+        self.assertIn("95", str(caught.exception))
+        with self.assertRaises(ValueError):
+            self.account.withdraw(100)
+
+    def test_equal(self):
+        self.assertEqual(Account("ann", 5), self.account)
+        self.assertNotEqual(Account("bob", 5), self.account)
+        self.assertIsInstance(self.account, Account)
+
+def test_total():
+    assert total([Account("a", 1), Account("b", 2)]) == 3
+    assert solution.RATE == 0.5
+"""
+ACCOUNT = """
+RATE = 0.5
+class Overdrawn(ValueError):
+    pass
+class Account:
+    def __init__(self, name, balance=0):
+        self.name, self.balance, self.bookings = name, balance, 0
+    def deposit(self, amount):
+        self.balance += amount
+        self.bookings += 1
+    def withdraw(self, amount):
+        if amount > self.balance:
+            raise Overdrawn(f"{amount - self.balance} too much")
+        self.balance -= amount
+    def __eq__(self, other):
+        return (self.name, self.balance) == (other.name, other.balance)
+    def __str__(self):
+        return f"{self.name}: {self.balance}"
+    def __len__(self):
+        return self.bookings
+def total(accounts):
+    return sum(each.balance for each in accounts)
+"""
+
+
+def test_unit_tests_use_classes_methods_and_exceptions_of_the_model(fast):
+    score = grade(fast, ACCOUNT, unit_tests=UNITS)
+    assert (score.infos["verdict"], score.infos["tests_passed"]) == ("passed", 4), score.infos["message"]
+    wrong = ACCOUNT.replace("self.balance += amount", "self.balance += 1")
+    score = grade(fast, wrong, unit_tests=UNITS)
+    assert (score.infos["verdict"], score.infos["tests_passed"]) == ("wrong_answer", 3)
+
+
+def test_the_module_of_the_model_cannot_change_the_unit_tests(fast):
+    forged = "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef total(x): return 0\n"
+    body = "class T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(solution.total([1]), 1)"
+    tests = f"import unittest\nimport solution\n{body}"
+    assert verdict(fast, forged, unit_tests=tests) == "wrong_answer"
+    always = "class A:\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0\ndef total(x): return A()"
+    almost = tests.replace("assertEqual", "assertAlmostEqual")
+    for source in (tests, almost):
+        assert grade(fast, always, unit_tests=source).reward == 0.0
+
+
+# --- rewards and rows without a score -------------------------------------------------------------------------------
+
+
+HONEST = {
+    "changes its argument": (
+        "def flip(rows):\n    rows[0].reverse()\n    rows.append(3)",
+        "from solution import flip\ndef test_a():\n    rows = [[1, 2]]\n    flip(rows)\n    assert rows == [[2, 1], 3]",
+    ),
+    "returns a function": (
+        "def adder(n): return lambda x: x + n",
+        "from solution import adder\ndef test_a(): assert adder(2)(3) == 5",
+    ),
+    "returns an object": (
+        "import re\ndef find(text): return re.match('a', text)",
+        "from solution import find\ndef test_a():\n    assert find('ab')\n    assert not find('b')",
+    ),
+    "all names are imported": (
+        "def double(x): return 2 * x",
+        "import solution\nfrom solution import *\ndef test_a(): assert double(2) == 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_what_right_solutions_do_is_no_fault(fast, name):
+    code, unit_tests = HONEST[name]
+    assert verdict(fast, code, unit_tests=unit_tests) == "passed"
+
+
+def test_asserts_may_name_classes_of_the_solution_and_modules_that_it_imports(fast):
+    code = "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\ndef width(pair): return pair.b - pair.a"
+    tests = ["assert width(Pair(1, 4)) == 3", "assert math.isclose(width(Pair(0.1, 0.3)), 0.2)"]
+    assert verdict(fast, code, test_list=tests) == "passed"
+    assert verdict(fast, code.replace("- pair.a", ""), test_list=tests) == "wrong_answer"
+    assert verdict(fast, "def width(pair): return 3", test_list=tests) == "exception"
+    forged = "class math:\n    isclose = lambda *a: True\nclass Pair(int):\n    def __new__(cls, *args): return 3"
+    assert verdict(fast, f"{forged}\ndef width(pair): return 3", test_list=tests) == "wrong_answer"
+
+
+def test_a_name_that_the_tests_import_and_the_solution_lacks_is_its_fault(fast):
+    for tests in ("from solution import f\nassert f(1) == 1", "from solution import f\ndef test_f(): assert f(1) == 1"):
+        assert verdict(fast, "def g(x): return x", unit_tests=tests) == "exception"
+
+
+def test_calls_have_the_imports_of_the_sites_that_they_come_from(fast):
+    code = """class Solution:
+    def f(self, xs: List[int]) -> Optional[int]:
+        place = bisect.bisect_left(sorted(xs), 2)
+        return Counter(xs).most_common(1)[0][0] + place + math.gcd(4, 6)"""
+    cases = {"fn_name": "f", "inputs": [[[1, 1, 2]]], "outputs": [5]}
+    assert verdict(fast, code, input_output=cases) == "passed"
+    assert verdict(fast, code, test_list=["assert f([1, 1, 2]) == 5"]) == "exception"
+
+
+def test_tests_with_numpy_need_it_by_name(fast):
+    tests = "import numpy as np\ndef check(candidate):\n    assert np.allclose(candidate([1.0, 2.0]), 1.5)"
+    row = {"test": tests, "entry_point": "mean"}
+    code = "import numpy as np\ndef mean(xs): return np.mean(xs)"
+    assert "packages=" in verdict(fast, "def mean(xs): return sum(xs) / len(xs)", **row)
+    with open_scorer("auto", packages=["numpy"]) as scorer:  # skips where no readable interpreter has it
+        assert verdict(scorer, code, **row) == "passed"
+        assert verdict(scorer, code.replace("np.mean", "np.sum"), **row) == "wrong_answer"
+
+
+def test_unit_tests_may_use_pytest_if_it_is_named():
+    tests = """import pytest
+from solution import half
+
+@pytest.mark.parametrize("x, y", [(2, 1), pytest.param(4, 2), (6, 3)])
+def test_values(x, y): assert half(x) == y
+
+def test_odd():
+    with pytest.raises(ValueError, match="odd"): half(3)
+"""
+    right = "def half(x):\n    if x % 2: raise ValueError('odd')\n    return x // 2"
+    with open_scorer("auto", packages=["pytest"]) as scorer:
+        assert verdict(scorer, right, unit_tests=tests) == "passed"
+        assert verdict(scorer, right.replace("2: raise ValueError", "2: print"), unit_tests=tests) == "wrong_answer"
+        assert verdict(scorer, right.replace("x // 2", "2"), unit_tests=tests) == "wrong_answer"
+        fixture = tests + "def test_file(tmp_path): pass"
+        assert "needs the fixture 'tmp_path'" in verdict(scorer, right, unit_tests=fixture)
+
+
+def test_types_cross_to_the_solution_and_back(fast):
+    tests = ["assert convert(int, '12') == 12", "assert convert(type, 1) is int", "assert convert(str, 12) == '12'"]
+    assert verdict(fast, "def convert(kind, x): return kind(x)", test_list=tests) == "passed"
+    assert verdict(fast, "def convert(kind, x): return int(x)", test_list=tests) == "wrong_answer"
+
+
+def test_an_import_of_all_names_cannot_replace_those_of_the_tests(fast):
+    tests = "from solution import *\ndef test_a(): assert len(f()) == 2"
+    code = "def f(): return []\ndef len(x): return 2\ndef test_a(): pass"
+    assert verdict(fast, code, unit_tests=tests) == "wrong_answer"
+
+
+def test_programs_may_print_and_read_as_much_as_their_case_has(fast):
+    lines = "\n".join(map(str, range(20_000)))
+    code = "print(input())\nfor k in range(1, 20_000): print(k)\nexit()"
+    assert verdict(fast, code, cases=[{"input": "0", "output": lines}]) == "passed"
+    assert verdict(fast, "print(len(input()))", cases=[{"input": "x" * 2**22, "output": str(2**22)}]) == "passed"
+
+
+def test_a_fraction_of_the_tests_is_a_reward(fast):
+    with CodeScorer(reward="fraction", allow_unsafe=True, num_workers=1) as scorer:
+        score = grade(scorer, "def double(x):\n    return abs(2 * x)")
+        assert score.reward == pytest.approx(2 / 3)
+        cases = [{"input": "1", "output": "1"}, {"input": "2", "output": "2"}]
+        assert grade(scorer, "print(1)", cases=cases).reward == 0.5
+
+
+def test_rows_without_readable_tests_are_named_and_not_zero(fast):
+    conversation = [user("?"), assistant("x = 1")]
+    good = Prompt((user("?"),), "p", metadata=DOUBLE)
+    bad = Prompt((user("?"),), "q", metadata={"test_list": ["assert ("]})
+    unknown = Prompt(
+        (user("?"),), "r", metadata={"test": "def check(c):\n    assert c(1) == missing(2)", "entry_point": "x"}
+    )
+    scores = try_score(fast, [conversation] * 4, [good, bad, None, unknown])
+    assert scores.failed_rows == (1, 2, 3) or scores.failed_rows == (1, 2)
+    assert "test_list" in scores.errors[1]
+
+
+def test_a_reply_cannot_make_its_tests_look_broken(fast):
+    forged = """
+import threading, time
+def forge():
+    while True:
+        globals()["_gym_rm_serve"] = lambda *request: [True, ["v", 2]]
+        time.sleep(0.0001)
+threading.Thread(target=forge, daemon=True).start()
+def double(x): return 1
+"""
+    tests = "from solution import double\ndef test_double():\n    assert double(1) == 2"
+    score = grade(fast, forged, unit_tests=tests)
+    assert (score.error, score.reward) == (None, 0.0)
+
+
+def test_an_error_of_the_tests_is_no_reward_of_the_reply(scorer):
+    test = "def check(candidate):\n    assert candidate(1) == missing(1)"
+    assert "missing" in grade(scorer, "def f(x): return x", test=test, entry_point="f").error
+
+
+# --- time and processes ---------------------------------------------------------------------------------------------
+
+
+def test_endless_loops_cost_their_limit_and_rows_keep_their_order(fast):
+    right, endless = "def double(x):\n    return 2 * x", "def double(x):\n    while True: pass"
+    codes = [right, endless, f"# 2\n{endless}", f"# 3\n{right}", f"# 4\n{endless}", f"# 5\n{right}"]
+    prompt = Prompt((user("?"),), "p", metadata=DOUBLE)
+    started = time.monotonic()
+    scores = fast.score([[user("?"), assistant(code)] for code in codes], [prompt] * len(codes))
+    assert time.monotonic() - started < 3 * fast.timeout + 3
+    assert scores.rewards.tolist() == [1, 0, 0, 1, 0, 1]
+
+
+def test_rows_that_are_not_finished_at_the_step_timeout_have_no_score():
+    with CodeScorer(allow_unsafe=True, timeout=30, step_timeout=1.5, num_workers=1) as scorer:
+        codes = ["def double(x): return 2 * x", "def double(x):\n    while True: pass", "def double(x): return x"]
+        prompt = Prompt((user("?"),), "p", metadata=DOUBLE)
+        scores = try_score(scorer, [[user("?"), assistant(code)] for code in codes], [prompt] * 3)
+    assert scores.failed_rows == (1, 2)
+    assert "step_timeout=1.5" in scores.errors[2]
+
+
+def descendants():
+    """Return the processes below this one."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+def test_a_row_whose_process_is_killed_is_run_again():
+    before = descendants()
+    with CodeScorer(allow_unsafe=True, timeout=20, num_workers=1) as scorer:
+        grade(scorer, "def double(x): return 2 * x")
+        code = "import time\ntime.sleep(1.5)\ndef double(x): return 2 * x"
+        killer = threading.Timer(0.7, lambda: [os.kill(pid, signal.SIGKILL) for pid in descendants() - before])
+        killer.start()
+        score = grade(scorer, code)
+        killer.join()
+        assert score.error is None
+        assert score.reward == 1.0
+    assert not descendants() - before
+
+
+def test_a_row_whose_process_is_killed_twice_is_named():
+    before, stop = descendants(), threading.Event()
+
+    def kill():
+        while not stop.wait(0.3):
+            for pid in descendants() - before:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    with CodeScorer(allow_unsafe=True, timeout=20, num_workers=1) as scorer:
+        thread = threading.Thread(target=kill)
+        thread.start()
+        score = grade(scorer, "import time\ntime.sleep(3)\ndef double(x): return 2 * x")
+        stop.set()
+        thread.join()
+    assert "from outside" in score.error
+
+
+# --- as a scorer and an environment ---------------------------------------------------------------------------------
+
+
+def test_a_pickled_scorer_has_the_same_options():
+    with open_scorer("auto", reward="fraction") as scorer, pickle.loads(pickle.dumps(scorer)) as again:
+        assert grade(again, "def double(x): return 2").reward == pytest.approx(1 / 3)
+        assert repr(again) == repr(scorer)
+
+
+def test_conformance(fast):
+    prompts = [Prompt((user("?"),), str(k), metadata=DOUBLE) for k in range(4)]
+    codes = ["def double(x): return 2 * x", "def double(x): return x", "", "def double(x): return"]
+    check_scorer(fast, [[user("?"), assistant(code)] for code in codes], prompts, atol=0.0)
+
+
+def test_code_v0_runs_the_embedded_tasks():
+    envs = gym.make_vec("Code-v0", num_envs=4, num_workers=2, allow_unsafe=True)
+    _, infos = envs.reset(seed=0)
+    right = [SOLUTIONS[name] for name in infos["prompt_id"]]
+    replies = [right[0], right[1], "pass", f"```python\n{right[3]}```"]
+    _, rewards, _, _, infos = envs.step(replies)
+    assert rewards.tolist() == [1, 1, 0, 1]
+    assert infos["final_info"]["verdict"][2] in ("wrong_answer", "exception")
+    envs.close()
+
+
+def test_all_embedded_solutions_pass(scorer):
+    prompts = load_prompts("embedded:code")
+    scores = try_score(scorer, [[*p.messages, assistant(SOLUTIONS[p.prompt_id])] for p in prompts], prompts)
+    assert [p.prompt_id for p, reward in zip(prompts, scores.rewards, strict=True) if reward != 1.0] == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reward": "some"},
+        {"timeout": 0},
+        {"layer": "docker"},
+        {"limits": {"memory": 1}},
+        {"num_workers": 0},
+        {"interpreter": "/nothing/here"},
+        {"execute": "yes"},
+    ],
+)
+def test_invalid_options_are_refused(options):
+    with pytest.raises(ConfigError):
+        gym_rm.load_scorer({"kind": "code", "allow_unsafe": True, **options})
+
+
+# --- pydantic-monty -------------------------------------------------------------------------------------------------

@@ -1,0 +1,364 @@
+import contextlib
+import copy
+import gc
+import os
+import pickle
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import rows, user
+from sandbox.test_sandbox import children as descendants
+
+import gym_rm
+from gym_rm.errors import ConfigError
+from gym_rm.sandbox import SandboxError
+from gym_rm.scorers.math import formulas
+from gym_rm.scorers.math.scorer import VERDICTS, MathScorer
+from gym_rm.scores import ScoringError
+from gym_rm.testing import check_scorer
+from gym_rm.types import Prompt
+
+
+def grade(scorer, *pairs, **metadata):
+    """Return the scores of (reference, reply) pairs, also if some are missing."""
+    conversations = [[user("?"), {"role": "assistant", "content": reply}] for _, reply in pairs]
+    prompts = [Prompt((user("?"),), "p", answer=answer, metadata=metadata) for answer, _ in pairs]
+    try:
+        return scorer.score(conversations, prompts)
+    except ScoringError as error:
+        return error.scores
+
+
+def verdicts(scorer, *pairs, **metadata):
+    return grade(scorer, *pairs, **metadata).infos["verdict"].tolist()
+
+
+def box(text):
+    return f"It is \\boxed{{{text}}}."
+
+
+def test_it_keeps_the_contract_of_scorers():
+    check_scorer(MathScorer())
+
+
+def test_verdicts_and_answers_are_in_the_infos():
+    scores = grade(MathScorer(), ("4", "It is 4."), ("4", "It is 5."), ("4", "No idea."), ("4", box("\\frac{1}{")))
+    assert scores.rewards.tolist() == [1, 0, 0, 0]
+    assert scores.infos["verdict"].tolist() == ["right", "wrong", "no_answer", "unparsable"]
+    assert scores.infos["extracted_answer"].tolist()[:3] == ["4", "5", None]
+
+
+def test_rewards_of_verdicts_can_be_set():
+    scorer = MathScorer(rewards={"no_answer": -1, "wrong": -0.5})
+    assert grade(scorer, ("4", "4"), ("4", "5"), ("4", "?")).rewards.tolist() == [1, -0.5, -1]
+
+
+def test_only_the_last_assistant_turn_is_graded():
+    conversation = [
+        user("?"),
+        {"role": "assistant", "content": "4"},
+        user("Sure?"),
+        {"role": "assistant", "content": "5"},
+    ]
+    scores = MathScorer().score([conversation, conversation[:3]], [Prompt((user("?"),), "p", answer="4")] * 2)
+    assert scores.rewards.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("answer", [None, "", "\\frac{1", "}{", "9" * 5000])
+def test_a_reference_that_is_missing_or_cannot_be_parsed_is_a_failed_row(answer):
+    scores = grade(MathScorer(), (answer, "4"), ("4", "4"))
+    assert "reference answer" in scores.errors[0]
+    assert scores.rewards_or_none() == [None, 1.0]
+
+
+def test_references_may_be_worked_solutions():
+    golds = ["2 + 2 = <<2+2=4>>4\n#### 4", "We add.\nSo \\boxed{4}.", "Add both.\nAnswer: 4", "$4$", "4.0"]
+    assert verdicts(MathScorer(), *[(gold, "It is 4.") for gold in golds]) == ["right"] * 5
+
+
+def test_other_right_answers_may_be_in_the_metadata():
+    assert verdicts(MathScorer(), ("4", "5"), ("4", "6"), answers=["5"]) == ["right", "wrong"]
+
+
+def test_a_list_of_candidates_is_not_right():
+    scorer = MathScorer()
+    found = verdicts(scorer, ("B", box("B, A")), ("A", box("A\\text{ or }B")), ("B", "Answer: B or A"))
+    assert found == ["wrong", "wrong", "no_answer"]
+    assert verdicts(scorer, ("B", "Answer: B, because A is odd"), ("D", "정답은 D입니다")) == ["right"] * 2
+
+
+def test_a_comma_is_a_decimal_one_if_the_reference_is_one_number():
+    replies = (
+        "Die Antwort ist 0,5.",
+        box("0{,}5"),
+        "Es sind 0,5 Meter.",
+        box("0,50\\text{ m}"),
+        box("x = 0,5"),
+        "Es kostet 0,50 €.",
+        "€0,50",
+    )
+    assert verdicts(MathScorer(), *(("1/2", reply) for reply in replies)) == ["right"] * 7
+    assert verdicts(MathScorer(), ("1500", box("1,500")), ("1.5", box("1,500"))) == ["right", "wrong"]
+
+
+def test_both_signs_of_the_empty_set_are_equal():
+    assert verdicts(MathScorer(), ("\\emptyset", box("\\varnothing"))) == ["right"]
+
+
+def test_words_and_letters_are_compared_without_case_and_markup():
+    pairs = [
+        ("Paris", "Answer: **paris**."),
+        ("\\text{even}", box("\\text{Even}")),
+        ("C", "The answer is (C)."),
+        ("C", "B"),
+    ]
+    assert verdicts(MathScorer(), *pairs) == ["right", "right", "right", "wrong"]
+
+
+def test_choice_needs_a_letter_as_reference():
+    assert "not the letter of a choice" in grade(MathScorer(style="choice"), ("7", "C")).errors[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"style": "boxes"}, "style must be one of"),
+        ({"timeout": 0}, "timeout must be greater than 0"),
+        ({"step_timeout": -1}, "step_timeout must be greater than 0"),
+        ({"num_workers": 0}, "num_workers must be an integer of at least 1"),
+        ({"rewards": {"right!": 1}}, "unknown verdict 'right!'"),
+        ({"rewards": {"right": float("nan")}}, "must be a finite number"),
+    ],
+)
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        gym_rm.load_scorer({"kind": "math", **options})
+
+
+def test_every_gsm8k_reply_gets_the_grade_of_its_authors():
+    data = rows("gsm8k_graded")
+    graded = [(row["answer"], each["text"], each["correct"]) for row in data for each in row["solutions"]]
+    given = grade(MathScorer(), *[each[:2] for each in graded]).rewards
+    assert [row for row, each in enumerate(graded) if given[row] != each[2]] == []
+
+
+def test_every_gsm8k_solution_of_the_training_split_is_right():
+    data = rows("gsm8k_train")
+    scores = grade(MathScorer(), *[(row["answer"], f"{row['worked']}\n#### {row['answer']}") for row in data])
+    assert scores.rewards.min() == 1.0
+    wrong = grade(MathScorer(), *[(row["answer"], f"{row['worked']}\nAnswer: 0.5") for row in data[:500]])
+    assert wrong.rewards.max() == 0.0
+
+
+# --- formulas ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    pytest.importorskip("math_verify")
+    made = MathScorer(num_workers=2, timeout=5.0)
+    yield made
+    made.close()
+
+
+def test_formulas_are_equal_as_documented(scorer):
+    expected = {
+        "right": [
+            ("\\sqrt{2}", box("2^{1/2}")),
+            ("x^2+1", "Answer: 1+x^2"),
+            ("2\\pi", "Answer: 2pi"),
+            ("sqrt(2)/2", box("\\frac{1}{\\sqrt2}")),
+            ("(1,2)", box("1,2")),
+            ("\\{1,2\\}", box("x \\in \\{2,1\\}")),
+            ("1<x<2", box("(1,2)")),
+            ("5", box("\\sqrt{25}")),
+            ("1e-05", box("10^{-5}")),
+            ("2.5\\cdot 10^{-3}", "Answer: 2.5e-3"),
+            ("x=\\sqrt{2}", box("\\sqrt{2}")),
+            ("\\sqrt{2}", box("x = \\sqrt{2}")),
+        ],
+        "wrong": [
+            ("[1,2]", box("(1,2)")),
+            ("5.6", box("5, 6")),
+            ("(1,2)", box("1<x<2")),
+            ("x=\\sqrt{2}", box("y=\\sqrt{2}")),
+            ("\\{1,2\\}", box("\\{1,3\\}")),
+            ("\\sqrt{2}", box("1.41")),
+        ],
+    }
+    for verdict, pairs in expected.items():
+        assert verdicts(scorer, *pairs) == [verdict] * len(pairs)
+
+
+def test_formulas_keep_what_changes_their_value(scorer):
+    column = "\\begin{pmatrix}1\\\\2\\end{pmatrix}"
+    pairs = [(column, box("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}")), ("120", box("5!")), ("ab", box("b \\cdot a"))]
+    assert verdicts(scorer, *pairs) == ["right"] * 3
+    pairs = [("10!", box("10")), ("5", box("5\\text{ or }6")), ("5", box("5 apples, 6 pears"))]
+    assert verdicts(scorer, *pairs) == ["wrong"] * 3
+
+
+def test_a_reference_that_math_verify_cannot_parse_is_a_failed_row(scorer):
+    scores = grade(scorer, ("x+", "4"), ("\\sqrt{4}", "2"))
+    assert scores.errors[0] == "the reference answer cannot be parsed"
+    assert scores.rewards_or_none() == [None, 1.0]
+
+
+HOSTILE = [
+    "10^{10^{10}}", "10**10**10", "9" * 10**6, "\\sqrt{" * 300 + "2" + "}" * 300, "{" * 100_000 + "}" * 100_000,
+    "\\frac{1}{", "1000000!", "(((9!)!)!)!", "\\binom{10^9}{5\\cdot 10^8}", "\\sum_{i=1}^{10^9}\\frac{1}{i}",
+    "\\int_0^1 e^{\\sin(x^x)} dx", "\\prod_{i=1}^{10^8} i", "\\lim_{x\\to 0} \\frac{\\sin(x^x)}{x!}", "(" * 900,
+    "[1,2]" + "\\cup[3,4]" * 200, "\\begin{pmatrix}" + "1&" * 900 + "\\end{pmatrix}", "x^{x^{x^{x^{x}}}}=0",
+    "__import__('os').system('kill 0')", "eval('1')", "\x00\x01\x1b[2J", "٤٤٤٤" * 600, "\ud800", "\\boxed{" * 1000,
+    "e^{e^{e^{e^{100}}}}", "\\det\\begin{pmatrix}" + ("x&y&z&w\\\\" * 60) + "\\end{pmatrix}^{1000000}",
+    "+".join(f"x^{{{n}}}y^{{{n}}}" for n in range(150)),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_hostile_replies_never_stall_a_step(scorer):
+    pytest.importorskip("math_verify")
+    scorer = MathScorer(num_workers=2, timeout=1.0)
+    grade(scorer, ("x", box("\\sqrt{x^2}")))  # starts both processes
+    began = time.monotonic()
+    scores = grade(scorer, *[("\\sqrt{7}", box(each)) for each in HOSTILE])
+    seconds = time.monotonic() - began
+    scorer.close()
+    assert seconds < len(HOSTILE) / 2 * 1.0 + 5
+    assert scores.errors == (None,) * len(HOSTILE)
+    assert set(scores.infos["verdict"]) <= {*VERDICTS} - {"right"}
+    assert "timeout" in scores.infos["verdict"]
+
+
+def test_rows_after_a_timeout_are_graded():
+    pytest.importorskip("math_verify")
+    scorer = MathScorer(num_workers=1, timeout=1.0)
+    pairs = [("x+1", box("10^{10^{10}}")), ("x+1", box("1+x")), ("x+1", box("x"))]
+    assert verdicts(scorer, *pairs) == ["timeout", "right", "wrong"]
+    scorer.close()
+
+
+def test_a_formula_that_gets_no_processor_time_is_an_error_and_no_verdict(monkeypatch):
+    pytest.importorskip("math_verify")
+    monkeypatch.setattr(formulas, "WALL_SECONDS", 0.1)
+    scorer = MathScorer(num_workers=1, timeout=5.0)
+    scores = grade(scorer, ("x+1", box("10^{10^{10}}")), ("4", "4"))
+    assert "got no processor time" in scores.errors[0]
+    assert scores.rewards_or_none() == [None, 1.0]
+    scorer.close()
+
+
+@pytest.mark.slow
+def test_a_step_ends_at_its_own_limit(scorer):
+    late = MathScorer(num_workers=1, timeout=60.0, step_timeout=4.0)
+    began = time.monotonic()
+    scores = grade(late, SLOW, ("4", "4"))
+    assert time.monotonic() - began < 6
+    assert scores.errors == ("not graded within step_timeout", None)
+    late.close()
+
+
+@pytest.mark.slow
+def test_more_memory_than_allowed_is_unparsable_or_late(scorer):
+    small = MathScorer(num_workers=1, timeout=3.0, memory_bytes=2**28)
+    assert verdicts(small, ("\\sqrt{7}", box("2^{2^{33}}")))[0] in ("unparsable", "timeout", "wrong")
+    assert verdicts(small, ("x", box("\\sqrt{x}"))) == ["wrong"]
+    small.close()
+
+
+# --- processes ---------------------------------------------------------------------------------------------------
+
+SLOW = ("x+1", box("+".join(f"\\int_0^{k} e^{{\\sin(x^x)}} dx" for k in range(1, 9))))
+
+
+@pytest.mark.slow
+def test_a_row_whose_process_is_killed_is_tried_again():
+    before = descendants()
+    scorer = MathScorer(num_workers=1, timeout=4.0)
+    assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
+    killer = threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in descendants() - before])
+    killer.start()
+    assert verdicts(scorer, SLOW, ("x+1", box("x"))) == ["timeout", "wrong"]
+    killer.join()
+    scorer.close()
+    assert not descendants() - before
+
+
+@pytest.mark.slow
+def test_a_row_whose_process_is_killed_twice_is_named():
+    before, stop = descendants(), threading.Event()
+    scorer = MathScorer(num_workers=1, timeout=30.0)
+
+    def kill():
+        while not stop.wait(0.3):
+            for pid in descendants() - before:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with contextlib.suppress(SandboxError):  # no interpreter lives long enough
+            assert "killed twice" in grade(scorer, SLOW).errors[0]
+    finally:
+        stop.set()
+        killer.join()
+    assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
+    scorer.close()
+
+
+def test_close_and_garbage_collection_leave_no_process():
+    pytest.importorskip("math_verify")
+    before = descendants()
+    scorer = MathScorer(num_workers=1)
+    assert verdicts(scorer, ("x", box("\\sqrt{y}"))) == ["wrong"]
+    assert descendants() - before
+    scorer.close()
+    assert not descendants() - before
+    assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]  # starts new ones
+    del scorer
+    gc.collect()
+    time.sleep(0.5)
+    assert not descendants() - before
+
+
+@pytest.mark.slow
+def test_a_forked_process_starts_sessions_of_its_own(scorer):
+    assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            same = verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
+            scorer.close()
+            os._exit(0 if same else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
+
+
+def test_plain_rows_start_no_process_and_need_no_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    scorer = MathScorer()
+    assert verdicts(scorer, ("4", "4")) == ["right"]
+    with pytest.raises(ConfigError, match=r"pip install 'gym-rm\[math\]'"):
+        grade(scorer, ("x+1", box("1+x")))
+
+
+def test_copies_share_processes_and_pickles_keep_options():
+    scorer = MathScorer(style="boxed", rewards={"wrong": -1.0})
+    assert copy.deepcopy(scorer) is scorer
+    again = pickle.loads(pickle.dumps(scorer))
+    assert grade(again, ("4", box("5"))).rewards.tolist() == [-1.0]
+
+
+def test_other_answers_may_be_an_array():
+    assert grade(MathScorer(), ("4", "It is 6."), answers=np.array(["5", "6"])).rewards.tolist() == [1.0]
+
+
+def test_an_answer_of_another_type_is_named():
+    errors = grade(MathScorer(), (None, "It is 6."), answer=[5, 6]).errors
+    assert "set `answer` of its prompt, a text or a number (a list goes to `answers`), got [5, 6]" in errors[0]

@@ -1,0 +1,754 @@
+"""Scorers at a URL: real servers that are slow, busy, dead, wrong or malicious."""
+
+import asyncio
+import contextlib
+import copy
+import inspect
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+
+import gymnasium as gym
+from conftest import assistant, user
+from reward_servers import RewardApp, error, free_port, reward_of, serve, sigmoid
+
+from gym_rm import ConfigError, RemoteError, ScoringError, load_scorer
+from gym_rm.cli.scorer_arguments import without_key
+from gym_rm.scorer import ModelScorer, acquire_scorer, release_scorer
+from gym_rm.scorers.remote.protocols import pack
+from gym_rm.scorers.remote.scorer import RemoteScorer
+from gym_rm.testing import check_scorer
+from gym_rm.types import Prompt
+
+FAST = {"timeout": 20, "startup_timeout": 2}
+
+
+def conversations(size, start=0):
+    return [[user("Say a number."), assistant(f"The number is {number}.")] for number in range(start, start + size)]
+
+
+def rewards(given):
+    return [reward_of(conversation) for conversation in given]
+
+
+@pytest.fixture
+def app():
+    return RewardApp()
+
+
+@pytest.fixture
+def url(app):
+    with serve(app) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def scorer_at(url, **options):
+    scorer = load_scorer(url, **{**FAST, **options})
+    try:
+        yield scorer
+    finally:
+        scorer.close()
+
+
+# --- scores ------------------------------------------------------------------------------------------------------
+
+
+def test_a_remote_scorer_keeps_the_contract_of_scorers(url):
+    with scorer_at(url) as scorer:
+        check_scorer(scorer, atol=0.0)
+
+
+def test_scores_of_real_conversations_are_those_of_the_server(app, url, hh_pairs):
+    given = [conversation for pair in hh_pairs[:100] for conversation in pair]
+    with scorer_at(url) as scorer:
+        scores = scorer.score(given)
+    assert scores.rewards.tolist() == rewards(given)
+    assert scores.num_tokens.tolist() == [len(conversation) for conversation in given]
+    assert scores.workload.num_tokens == sum(map(len, given))
+
+
+def test_a_failed_row_is_named_and_the_others_are_kept(url):
+    given = conversations(3)
+    given[1] = [user("?"), assistant("FAIL")]
+    with scorer_at(url) as scorer, pytest.raises(ScoringError, match="row 1: too long") as raised:
+        scorer.score(given)
+    assert raised.value.scores.rewards_or_none() == [reward_of(given[0]), None, reward_of(given[2])]
+
+
+@pytest.mark.parametrize(
+    "bad", [[], "text", [{"role": "user"}], [user("x"), assistant(7)], [user("x"), {**assistant("y"), "z": {1}}]]
+)
+def test_a_conversation_that_cannot_be_sent_fails_alone(url, bad):
+    good = conversations(2)
+    with scorer_at(url) as scorer, pytest.raises(ScoringError) as raised:
+        scorer.score([good[0], bad, good[1]])
+    assert raised.value.rows == (1,)
+
+
+def test_a_row_that_the_server_refuses_is_found_in_its_batch(app, url):
+    given = conversations(40)
+    app.refuse = lambda conversation: "no thirteens" if "13" in conversation[-1]["content"] else None
+    with (
+        scorer_at(url) as scorer,
+        pytest.raises(ScoringError, match=r"row 13: the server refused .* no thirteens") as raised,
+    ):
+        scorer.score(given)
+    assert raised.value.rows == (13,)
+    assert raised.value.scores.take([12, 14]).rewards.tolist() == rewards([given[12], given[14]])
+
+
+def test_requests_keep_the_limits_of_the_server(app, url):
+    app.limits.update(max_request_bytes=2000, max_conversations=7)
+    given = conversations(50)
+    with scorer_at(url) as scorer:
+        assert scorer.score(given).rewards.tolist() == rewards(given)
+        with pytest.raises(ScoringError, match=r"row 1: the conversation has .* bytes, the server accepts"):
+            scorer.score([given[0], [user("x" * 3000), assistant("y")]])
+    sizes = [len(request["conversations"]) for _, _, request in app.requests]
+    assert 1 < max(sizes) <= 7
+
+
+def test_turns_and_prompts_reach_the_server(app, url):
+    given = [[user("a"), assistant("b"), user("c"), assistant("d")], *conversations(1)]
+    prompt = Prompt((user("a"),), "p7", answer="42", metadata={"level": (1, 2), "loss": float("nan")})
+    with scorer_at(url) as scorer:
+        scores = scorer.score(given, [prompt, None], turns="all")
+    assert [len(each) for each in scores.turn_rewards] == [2, 1]
+    sent = app.requests[-1][2]
+    assert sent["turns"] == "all"
+    assert sent["prompts"] == [{"id": "p7", "answer": "42", "metadata": {"level": [1, 2], "loss": None}}, None]
+
+
+def test_provenance_is_that_of_the_server_with_the_url_and_without_the_key(app):
+    app.key = "secret"
+    with serve(app) as url, scorer_at(url.replace("//", "//any:secret@")) as scorer:
+        made = scorer.score(conversations(1)).provenance
+        shown = repr((scorer, made, scorer.options))
+    assert (made.scorer, made.model, made.revision) == ("RemoteScorer", "fake", "sha256:1")
+    assert made.settings["url"] == url
+    assert made.settings["kind"] == "decoder"
+    assert "secret" not in shown
+
+
+def test_awaited_scores_do_not_block_the_event_loop(app, url):
+    app.delay = 0.3
+
+    async def main():
+        ticks = 0
+        with scorer_at(url) as scorer:
+            call = asyncio.create_task(scorer.score_async(conversations(3)))
+            while not call.done():
+                await asyncio.sleep(0.01)
+                ticks += 1
+            return ticks, (await call).rewards.tolist()
+
+    ticks, found = asyncio.run(main())
+    assert found == rewards(conversations(3))
+    assert ticks > 5
+
+
+def test_many_threads_share_a_scorer_within_the_bound_of_connections(app, url):
+    app.delay = 0.005
+    with scorer_at(url, max_connections=4) as scorer, ThreadPoolExecutor(24) as pool:
+        calls = [pool.submit(scorer.score, conversations(3, start)) for start in range(150)]
+        for start, call in enumerate(calls):
+            assert call.result().rewards.tolist() == rewards(conversations(3, start))
+    assert 1 < app.most_running <= 4
+
+
+def test_a_pickled_scorer_and_a_fork_of_it_score_too(url):
+    with scorer_at(url) as scorer:
+        expected = scorer.score(conversations(2)).rewards.tolist()
+        assert copy.deepcopy(scorer) is scorer
+        other = pickle.loads(pickle.dumps(scorer))
+        assert other.score(conversations(2)).rewards.tolist() == expected
+        other.close()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            found = None
+            with contextlib.suppress(BaseException):
+                found = scorer.score(conversations(2)).rewards.tolist()
+            os._exit(0 if found == expected else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert scorer.score(conversations(2)).rewards.tolist() == expected
+
+
+def test_a_closed_scorer_scores_no_more(url):
+    with scorer_at(url) as scorer:
+        scorer.score(conversations(1))
+        scorer.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            scorer.score(conversations(1))
+
+
+# --- chunks ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 50)), st.integers(1, 100), st.integers(1, 9))
+def test_chunks_have_all_rows_in_order_within_the_limits(sizes, max_bytes, max_rows):
+    chunks = list(pack(sizes, max_bytes=max_bytes, max_rows=max_rows))
+    assert [row for chunk in chunks for row in chunk] == list(range(len(sizes)))
+    for chunk in chunks:
+        assert 1 <= len(chunk) <= max_rows
+        assert len(chunk) == 1 or sum(sizes[row] for row in chunk) <= max_bytes
+    for one, other in pairwise(chunks):  # no chunk ends early
+        assert len(one) == max_rows or sum(sizes[row] for row in [*one, other[0]]) > max_bytes
+
+
+@settings(max_examples=12)
+@given(
+    lengths=st.lists(st.integers(0, 400), max_size=40),
+    failing=st.sets(st.integers(0, 39)),
+    refused=st.sets(st.integers(0, 39), max_size=5),
+    limits=st.tuples(st.integers(600, 3000), st.integers(1, 20)),
+)
+def test_scores_are_in_order_for_all_sizes_and_failures(shared_app, lengths, failing, refused, limits):
+    app, url = shared_app
+    app.limits.update(max_request_bytes=limits[0], max_conversations=limits[1])
+    marks = ["FAIL" if row in failing else "REFUSE" if row in refused else "" for row in range(len(lengths))]
+    app.refuse = lambda conversation: "refused" if "REFUSE" in conversation[-1]["content"] else None
+    given = [
+        [user("?"), assistant(f"{row} {mark} {'x' * size}")]
+        for row, (size, mark) in enumerate(zip(lengths, marks, strict=True))
+    ]
+    with scorer_at(url) as scorer:
+        try:
+            scores = scorer.score(given)
+        except ScoringError as failure:
+            scores = failure.scores
+    bad = [row for row, mark in enumerate(marks) if mark]
+    too_large = [row for row, size in enumerate(lengths) if size + 100 > limits[0] - 256]
+    assert set(bad) <= set(scores.failed_rows) <= {*bad, *too_large}
+    for row in set(range(len(given))) - set(scores.failed_rows):
+        assert scores.rewards[row] == reward_of(given[row])
+
+
+@pytest.fixture(scope="module")
+def shared_app():
+    app = RewardApp()
+    with serve(app) as url:
+        yield app, url
+
+
+# --- servers that fail -------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_does_not_answer_is_an_error_with_its_url():
+    with pytest.raises(RemoteError, match=r"no answer from http://127.0.0.1:\d+: .*Check that the server runs"):
+        load_scorer(f"http://127.0.0.1:{free_port()}", startup_timeout=0.3)
+
+
+def test_a_server_that_starts_late_is_awaited():
+    port = free_port()
+
+    scored = threading.Event()
+
+    def later():
+        time.sleep(0.7)
+        with serve(RewardApp(), port):
+            scored.wait(20)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    with scorer_at(f"http://127.0.0.1:{port}", startup_timeout=10) as scorer:
+        assert len(scorer.score(conversations(2))) == 2
+    scored.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "fault", [error(500, "oops"), error(502, "proxy"), (200, {}, b"<html>"), (204, {}, b""), "drop"]
+)
+def test_an_attempt_that_fails_is_repeated(app, url, fault):
+    with scorer_at(url) as scorer:
+        app.faults += [fault, fault]
+        assert scorer.score(conversations(3)).rewards.tolist() == rewards(conversations(3))
+
+
+def test_a_server_that_keeps_failing_is_an_error_with_the_reason(app, url):
+    with scorer_at(url, max_retries=2) as scorer:
+        app.always = error(500, "out of memory")
+        with pytest.raises(RemoteError, match=r"3 attempts failed, the last with http.*status 500: out of memory"):
+            scorer.score(conversations(3))
+
+
+def edit(**changes):
+    return lambda reply: json.dumps({**reply, **changes}).encode()
+
+
+GARBAGE = {
+    "a text": edit(rewards=["1.0"]),
+    "a boolean": edit(rewards=[True]),
+    "too many rows": lambda reply: json.dumps({**reply, "rewards": [1.0, 2.0]}).encode(),
+    "no rows": edit(rewards=[], errors=[], num_tokens=[], truncated_tokens=[]),
+    "nan": lambda reply: json.dumps(reply).replace(json.dumps(reply["rewards"]), "[NaN]").encode(),
+    "infinity": lambda reply: json.dumps(reply).replace(json.dumps(reply["rewards"]), "[-Infinity]").encode(),
+    "overflow": lambda reply: json.dumps(reply).replace(json.dumps(reply["rewards"]), "[1e999]").encode(),
+    "huge integer": edit(rewards=[10**400]),
+    "null without an error": edit(rewards=[None]),
+    "negative counts": edit(num_tokens=[-1]),
+    "components of another length": edit(components={"a": [1.0, 2.0]}),
+    "components that are no numbers": edit(components={"a": ["x"]}),
+    "a list": lambda reply: b"[]",
+    "a number": lambda reply: b"1.0",
+    "no JSON": lambda reply: b"{",
+    "deep JSON": lambda reply: b"[" * 100_000,
+    "no UTF-8": lambda reply: b'{"rewards": "\xff"}',
+    "a provenance that is none": edit(provenance={"scorer": 1}),
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_garbage_is_an_error_and_never_a_reward(app, url, name):
+    with scorer_at(url, max_retries=0) as scorer:
+        app.always = GARBAGE[name]
+        with pytest.raises(RemoteError, match="invalid reply"):
+            scorer.score(conversations(1))
+
+
+def test_a_reply_without_the_rewards_of_turns_is_an_error(app, url):
+    with scorer_at(url, max_retries=0) as scorer:
+        app.always = lambda reply: json.dumps({k: v for k, v in reply.items() if k != "turn_rewards"}).encode()
+        with pytest.raises(RemoteError, match="lacks the rewards of its turns"):
+            scorer.score(conversations(1), turns="all")
+
+
+def test_a_reply_without_an_end_is_cut_off(app, url, monkeypatch):
+    with scorer_at(url, max_retries=0) as scorer:
+        monkeypatch.setattr("gym_rm.http_client.client.MAX_REPLY_BYTES", 5000)
+        app.always = lambda reply: json.dumps({**reply, "padding": "x" * 10_000}).encode()
+        with pytest.raises(RemoteError, match="the reply has more than 5000 bytes"):
+            scorer.score(conversations(1))
+
+
+def test_what_the_server_cannot_do_is_not_tried_again(app, url):
+    with scorer_at(url) as scorer:
+        app.always = error(501, "cannot score all turns")
+        seen = len(app.requests)
+        with pytest.raises(ConfigError, match=r"cannot do this .*cannot score all turns"):
+            scorer.score(conversations(64), turns="all")
+        assert len(app.requests) == seen + 1
+
+
+def test_fields_of_a_newer_server_are_ignored(app, url):
+    with scorer_at(url) as scorer:
+        app.always = lambda reply: json.dumps(
+            {**reply, "new": 1, "provenance": {**reply["provenance"], "new": 1}}
+        ).encode()
+        assert scorer.score(conversations(1)).rewards.tolist() == rewards(conversations(1))
+
+
+def test_a_call_ends_at_its_deadline(app, url):
+    with scorer_at(url, timeout=1.0) as scorer:
+        app.always = "hang"
+        start = time.monotonic()
+        with pytest.raises(RemoteError, match="timeout="):
+            scorer.score(conversations(3))
+        assert time.monotonic() - start < 3
+
+
+def test_a_hanging_request_is_sent_again(app, url):
+    with scorer_at(url, attempt_timeout=0.3) as scorer:
+        app.faults.append("hang")
+        assert scorer.score(conversations(1)).rewards.tolist() == rewards(conversations(1))
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_kept(app, url, status):
+    with scorer_at(url, max_retries=0) as scorer:
+        app.faults += [error(status, "busy", **{"Retry-After": "0.4"})] * 2
+        start = time.monotonic()
+        assert len(scorer.score(conversations(1))) == 1
+        assert time.monotonic() - start >= 0.8
+
+
+def test_a_wait_beyond_the_deadline_fails_at_once(app, url):
+    with scorer_at(url, timeout=5) as scorer:
+        app.always = error(429, "queue is full", **{"Retry-After": "60"})
+        start = time.monotonic()
+        with pytest.raises(RemoteError, match=r"must rest for \d+.\d s, longer than timeout=.*queue is full"):
+            scorer.score(conversations(1))
+        assert time.monotonic() - start < 2
+
+
+def test_a_redirect_is_not_followed_with_the_key(app, url):
+    other = RewardApp()
+    app.key = "secret"
+    with serve(other) as elsewhere, scorer_at(url, key="secret") as scorer:
+        app.always = (307, {"Location": f"{elsewhere}/v1/rewards"}, b"")
+        with pytest.raises(RemoteError, match=r"redirects to .*which is not followed"):
+            scorer.score(conversations(1))
+    assert not other.requests
+
+
+def test_a_wrong_key_is_named_and_not_repeated(app, url, monkeypatch):
+    app.key = "secret"
+    for key in (None, "wrong"):
+        with pytest.raises(ConfigError, match=r"refused the key .*pass key="):
+            load_scorer(url, key=key, **FAST)
+    monkeypatch.setenv("REWARD_KEY", "secret")
+    with scorer_at(url, key="env:REWARD_KEY") as scorer:
+        assert len(scorer.score(conversations(1))) == 1
+
+
+def test_interrupting_a_call_stops_its_requests(app, url):
+    with scorer_at(url) as scorer:
+        app.always = "hang"
+        threading.Timer(0.3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)).start()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                scorer.score(conversations(1))
+        finally:
+            signal.signal(signal.SIGINT, before)
+        app.always = None
+        assert len(scorer.score(conversations(1))) == 1
+        assert all(endpoint.open_requests == 0 for endpoint in scorer._client.endpoints)
+
+
+# --- several servers ---------------------------------------------------------------------------------------------
+
+
+def test_two_servers_share_the_work():
+    apps = [RewardApp(delay=0.01), RewardApp(delay=0.01)]
+    with serve(apps[0]) as one, serve(apps[1]) as other, scorer_at(f"{one},{other}", max_conversations=4) as scorer:
+        assert scorer.score(conversations(200)).rewards.tolist() == rewards(conversations(200))
+    counts = [len(app.requests) for app in apps]
+    assert min(counts) > 0.3 * sum(counts)
+
+
+def test_a_slow_server_gets_less_work():
+    fast, slow = RewardApp(delay=0.01), RewardApp(delay=0.2)
+    options = {"max_conversations": 2, "max_connections": 2}
+    with serve(fast) as one, serve(slow) as other, scorer_at([one, other], **options) as scorer:
+        assert scorer.score(conversations(200)).rewards.tolist() == rewards(conversations(200))
+    assert len(slow.requests) < len(fast.requests) / 3
+
+
+def test_a_sick_server_is_taken_out_and_comes_back():
+    well, sick = RewardApp(), RewardApp()
+    with serve(well) as one, serve(sick) as other, scorer_at([one, other], max_conversations=4) as scorer:
+        sick.always = error(500, "broken")
+        for start in range(0, 200, 20):
+            assert scorer.score(conversations(20, start)).rewards.tolist() == rewards(conversations(20, start))
+        seen = len(sick.requests)
+        assert seen <= 12  # a few first requests and the probes
+        sick.always = None
+        deadline = time.monotonic() + 15
+        while len(sick.requests) < seen + 10 and time.monotonic() < deadline:
+            scorer.score(conversations(20))
+            time.sleep(0.05)
+        assert len(sick.requests) >= seen + 10
+
+
+def test_a_server_that_is_down_at_the_start_joins_later():
+    port = free_port()
+    late = RewardApp()
+    with serve(RewardApp()) as one, scorer_at([one, f"http://127.0.0.1:{port}"], startup_timeout=0.3) as scorer:
+        assert len(scorer.score(conversations(4))) == 4
+        with serve(late, port):
+            deadline = time.monotonic() + 15
+            while not late.requests and time.monotonic() < deadline:
+                scorer.score(conversations(4))
+                time.sleep(0.05)
+            assert late.requests
+
+
+def test_servers_of_different_models_are_refused():
+    newer = RewardApp(provenance={"revision": "sha256:2"})
+    with serve(RewardApp()) as one, serve(newer) as other:  # noqa: SIM117
+        with pytest.raises(ConfigError, match=r"all servers must serve the same model.*sha256:[12].*sha256:[12]"):
+            load_scorer([one, other], **FAST)
+
+
+def test_a_call_during_a_change_of_the_model_has_scores_of_one_model(app, url):
+    app.limits["max_conversations"] = 4
+
+    def new_reward(conversation):
+        return reward_of(conversation) + 100
+
+    def change(reply):
+        app.reward, app.provenance = new_reward, {**app.provenance, "revision": "sha256:2"}
+        return json.dumps(reply).encode()
+
+    with scorer_at(url, max_connections=1) as scorer:
+        app.faults += [lambda reply: json.dumps(reply).encode(), change]
+        scores = scorer.score(conversations(16))
+    assert scores.rewards.tolist() == [new_reward(each) for each in conversations(16)]
+    assert scores.provenance.revision == "sha256:2"
+
+
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_no_score_is_lost_while_servers_are_killed_and_restarted(servers):
+    script = str(Path(__file__).parents[2] / "reward_servers.py")
+    ports = [free_port() for _ in range(servers)]
+    running = {port: subprocess.Popen([sys.executable, script, str(port), "0.02"]) for port in ports}
+    found, stop = {}, threading.Event()
+
+    def load(worker):
+        start = worker
+        while not stop.is_set():
+            found[start] = scorer.score(conversations(5, start)).rewards.tolist()
+            start += 4
+
+    try:
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        with scorer_at(urls, timeout=60, startup_timeout=20) as scorer, ThreadPoolExecutor(4) as pool:
+            workers = [pool.submit(load, worker) for worker in range(4)]
+            for kill in range(4):
+                time.sleep(0.3)
+                port = ports[kill % servers]
+                running[port].kill()
+                running[port].wait()
+                running[port] = subprocess.Popen([sys.executable, script, str(port), "0.02"])
+                time.sleep(0.7)
+            stop.set()
+            for worker in workers:
+                worker.result()
+    finally:
+        stop.set()
+        for process in running.values():
+            process.kill()
+            process.wait()
+    assert len(found) > 8  # scores come between the kills, however busy the machine is
+    assert all(values == rewards(conversations(5, start)) for start, values in found.items())
+
+
+# --- calibration -------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_gives_other_rewards_than_it_says_is_refused(app, url):
+    app.calibration["rewards"] = [each + 1 for each in app.calibration["rewards"]]
+    with pytest.raises(ConfigError, match=r"gives other rewards than its /info says: 34.6 instead of 35.6"):
+        load_scorer(url, **FAST)
+
+
+def test_a_server_that_does_not_know_its_rewards_is_not_compared(app, url):
+    app.calibration["rewards"] = [None] * len(app.calibration["rewards"])
+    with scorer_at(url) as scorer:
+        assert scorer.score(conversations(1)).rewards.tolist() == rewards(conversations(1))
+
+
+def test_an_activation_in_the_server_is_named(app, url):
+    app.always = lambda reply: json.dumps({**reply, "rewards": [sigmoid(each) for each in reply["rewards"]]}).encode()
+    with pytest.raises(ConfigError, match="sigmoid of the expected ones: the server applies an activation"):
+        load_scorer(url, **FAST)
+
+
+def test_a_softmax_over_one_value_is_named(app, url):
+    app.always = lambda reply: json.dumps({**reply, "rewards": [1.0 for _ in reply["rewards"]]}).encode()
+    with pytest.raises(ConfigError, match="a softmax to one value"):
+        load_scorer(url, **FAST)
+
+
+# --- doors -------------------------------------------------------------------------------------------------------
+
+
+def test_a_dict_and_a_list_are_urls_too(url):
+    for form in ({"path": url, **FAST}, [url], (url,), f" {url}/ "):
+        scorer = load_scorer(form)
+        assert scorer.urls == [url]
+        scorer.close()
+
+
+def test_equal_settings_share_one_scorer(url):
+    scorers = [acquire_scorer([url], {"timeout": 20}) for _ in range(3)]
+    assert scorers[0] is scorers[1] is scorers[2]
+    for scorer in scorers:
+        release_scorer(scorer)
+    with pytest.raises(RuntimeError, match="closed"):
+        scorers[0].score(conversations(1))
+
+
+def test_an_environment_takes_a_url(url):
+    envs = gym.make_vec("RewardModel-v0", num_envs=4, reward_model=url)
+    observations, _ = envs.reset(seed=0)
+    _, found, *_ = envs.step(["12", "30", "I do not know.", "27"])
+    expected = [
+        [*one, assistant(reply)] for one, reply in zip(observations, ["12", "30", "I do not know.", "27"], strict=True)
+    ]
+    assert found.tolist() == rewards(expected)
+    envs.close()
+
+
+def test_the_command_scores_with_a_url_and_stores_no_key(app, url, tmp_path):
+    app.key = "secret"
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations(5)))
+    model = url.replace("//", "//any:secret@")
+    command = [sys.executable, "-m", "gym_rm", "score", str(source), "--reward-model", model, "-o", str(output)]
+    subprocess.run(command, check=True, timeout=100)
+    assert [json.loads(line)["score"] for line in output.read_text().splitlines()] == rewards(conversations(5))
+    assert not [each.name for each in tmp_path.iterdir() if "secret" in each.read_text()]
+
+
+def test_settings_are_stored_without_keys():
+    stored = without_key({"path": ["http://a:b@c/d@e", "https://h:1"], "key": "k", "scorers": {"x": {"key": "k"}}})
+    assert stored == {"path": ["http://c/d@e", "https://h:1"], "scorers": {"x": {}}}
+
+
+@pytest.mark.parametrize("method", ["score", "sleep", "wake", "clear_cache", "close"])
+def test_a_remote_scorer_has_the_methods_of_scorers_with_a_model(method):
+    expected = list(inspect.signature(getattr(ModelScorer, method)).parameters)
+    assert list(inspect.signature(getattr(RemoteScorer, method)).parameters)[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"timout": 3}, "unknown option 'timout'.*Did you mean 'timeout'"),
+        ({"timeout": 0}, "timeout"),
+        ({"device": "cuda"}, "unknown option 'device'"),
+        ({"kind": "decoder"}, "unknown option 'kind'"),
+        ({"protocol": "openrlhf"}, "pass tokenizer="),
+        ({"truncate": True}, "unknown option"),
+        ({"key": "env:NO_SUCH_NAME"}, "NO_SUCH_NAME is not set"),
+        ({"key": "a\nb"}, "key must be printable ASCII"),
+        ({"key": ""}, "key must be printable ASCII"),
+    ],
+)
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        load_scorer("http://127.0.0.1:1", **options)
+
+
+def test_a_missing_httpx_is_explained():
+    code = (
+        "import sys; sys.modules['httpx'] = None; import gym_rm\n"
+        "try: gym_rm.load_scorer('http://127.0.0.1:1')\n"
+        "except gym_rm.ConfigError as error: assert 'gym-rm[server]' in str(error)\n"
+        "else: raise AssertionError"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- other protocols ---------------------------------------------------------------------------------------------
+
+
+def test_vllm_is_recognised_and_asked_for_values_without_activation():
+    app = RewardApp("vllm")
+    with serve(app) as url, scorer_at(url) as scorer:
+        scores = scorer.score(conversations(30))
+    assert scores.rewards.tolist() == rewards(conversations(30))
+    assert scores.num_tokens.tolist() == [7] * 30
+    assert scores.provenance.model == "fake"
+    path, _, request = app.requests[-1]
+    assert path == "/classify"
+    assert request == {
+        "model": "fake",
+        "messages": request["messages"],
+        "use_activation": False,
+        "add_generation_prompt": False,
+        "continue_final_message": False,
+        "add_special_tokens": False,
+    }
+
+
+@pytest.mark.parametrize("protocol", ["vllm", "openrlhf"])
+def test_two_servers_that_do_not_name_their_model_share_the_work(protocol, saved_model):
+    apps = [RewardApp(protocol, delay=0.01), RewardApp(protocol, delay=0.01)]
+    for app in apps:
+        app.get = lambda path: error(404, "Not Found")
+    options = {"tokenizer": saved_model("qwen3")} if protocol == "openrlhf" else {}
+    options |= {"protocol": protocol, "max_conversations": 2}
+    with serve(apps[0]) as one, serve(apps[1]) as other, scorer_at([one, other], **options) as scorer:
+        assert len(scorer.score(conversations(40))) == 40
+    assert all(len(app.requests) > 5 for app in apps)
+    assert not [request for _, _, request in apps[0].requests if "model" in request]
+
+
+def test_a_vllm_that_ignores_use_activation_is_noticed(caplog):
+    app = RewardApp("vllm", reward=lambda conversation: sigmoid(reward_of(conversation) / 20))
+    with serve(app) as url:
+        scorer = load_scorer(url, **FAST)
+        assert "may apply a sigmoid" in caplog.text
+        scorer.close()
+
+
+def test_a_conversation_too_long_for_vllm_fails_and_is_not_cut():
+    long = [user("?"), assistant("word " * 5000)]
+    with serve(RewardApp("vllm")) as url, scorer_at(url) as scorer:  # noqa: SIM117
+        with pytest.raises(ScoringError, match=r"row 1: .*maximum context length is 4096 tokens") as raised:
+            scorer.score([conversations(1)[0], long])
+    assert raised.value.rows == (1,)
+
+
+def test_a_model_with_several_values_needs_a_label():
+    app = RewardApp("vllm")
+    app.always = lambda reply: json.dumps({**reply, "data": [{"index": 0, "probs": [1.5, -2.5]}]}).encode()
+    with serve(app) as url:
+        with pytest.raises(ConfigError, match="returns 2 values, got label=None; pass label="):
+            load_scorer(url, **FAST)
+        with scorer_at(url, label=1) as scorer:
+            scores = scorer.score(conversations(1))
+    assert scores.rewards.tolist() == [-2.5]
+    assert scores.components["label_0"].tolist() == [1.5]
+
+
+def test_an_unknown_server_needs_an_explicit_protocol():
+    with serve(RewardApp("openrlhf")) as url, pytest.raises(ConfigError, match=r"unknown protocol.*pass protocol="):
+        load_scorer(url, **FAST)
+
+
+def test_openrlhf_gets_texts_with_the_end_token(saved_model):
+    transformers = pytest.importorskip("transformers")
+    folder = saved_model("qwen3")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    app = RewardApp("openrlhf")
+    with serve(app) as url:
+        with pytest.raises(ConfigError, match="pass tokenizer="):
+            load_scorer(f"{url}/get_reward", **FAST)
+        with scorer_at(f"{url}/get_reward", tokenizer=folder, max_length=100) as scorer:
+            prompts = [Prompt((user("x"),), "p", answer=str(row)) for row in range(3)]
+            scores = scorer.score(conversations(3), prompts)
+            with pytest.raises(ScoringError, match=r"row 0: the conversation has .* tokens, but max_length is 100"):
+                scorer.score([[user("x"), assistant("long " * 300)]])
+            with pytest.raises(ConfigError, match="turns must be 'last'"):
+                scorer.score(conversations(1), turns="all")
+    request = next(sent for _, _, sent in app.requests if len(sent["query"]) == 3)
+    assert request["labels"] == ["0", "1", "2"]
+    assert all(query.endswith(tokenizer.eos_token) for query in request["query"])
+    assert all(q.startswith(p) for q, p in zip(request["query"], request["prompts"], strict=True))
+    assert scores.rewards.tolist() == [reward_of([{"content": query}]) for query in request["query"]]
+
+
+# --- gym_rm's own server -----------------------------------------------------------------------------------------
+
+
+def test_the_real_server_answers_as_vllm_does_too(scorer_of, real_conversations):
+    application = pytest.importorskip("gym_rm.server.app")
+    local = scorer_of("qwen3")
+    with serve(application.make_app(local)) as url, scorer_at(f"{url}/classify", timeout=60) as scorer:
+        found = scorer.score(real_conversations).rewards
+    assert found.tolist() == pytest.approx(local.score(real_conversations).rewards.tolist(), abs=1e-6)
+
+
+def test_the_real_server_gives_the_rewards_of_the_local_model(scorer_of, real_conversations):
+    application = pytest.importorskip("gym_rm.server.app")
+    local = scorer_of("qwen3")
+    app = application.make_app(local)
+    with serve(app) as url, scorer_at(url, timeout=60) as scorer:
+        for turns in ("last", "all"):
+            mine, theirs = local.score(real_conversations, turns=turns), scorer.score(real_conversations, turns=turns)
+            assert theirs.rewards.tolist() == mine.rewards.tolist()
+            assert theirs.num_tokens.tolist() == mine.num_tokens.tolist()
+        assert [each.tolist() for each in theirs.turn_rewards] == [each.tolist() for each in mine.turn_rewards]
+        assert theirs.provenance.revision == mine.provenance.revision
+        check_scorer(scorer)

@@ -1,0 +1,100 @@
+"""What a run reads: rows that are left out are counted with the reason, and prompts are not divided."""
+
+import json
+import re
+
+import pytest
+
+from gym_rm.errors import ConfigError
+from gym_rm.training.trainer import Trainer
+from tests.training.runs import curve, pairs, settings_of, train, write_rows
+
+
+def test_dropped_rows_are_named_with_their_reasons(saved_model, tmp_path, caplog):
+    rows = [
+        *pairs(6),
+        {"prompt": "Long", "chosen": "yes " * 200, "rejected": "no"},
+        {"prompt": "Equal", "chosen": "yes", "rejected": "yes"},
+        {"context": "Tie", "response1": "yes", "response2": "no", "overall_preference": 0},
+        {"prompt": "Malformed", "chosen": 3, "rejected": "no"},
+        {"prompt": "Empty", "chosen": "", "rejected": "no"},
+    ]
+    options = ("data.on_error=drop", "max_steps=1", "model.reward_model_kwargs={max_length: 128}")
+    trainer = Trainer(settings_of(tmp_path, saved_model("qwen3"), rows, *options))
+    assert len(trainer.training.examples) == 6
+    assert "training: 5 of 11 comparisons are not used" in caplog.text
+    for words, line in [("max_length", 7), ("replies are equal", 8), ("a tie", 9), ("'chosen'", 10), ("is empty", 11)]:
+        (first,) = [row.where for row in trainer.training.dropped if words in row.reason]
+        assert re.search(rf"\b{line}\b", first), first
+        assert first in caplog.text
+
+
+def test_cut_conversations_are_counted(saved_model, tmp_path, caplog):
+    rows = [*pairs(4), {"prompt": "Long " * 100, "chosen": "yes", "rejected": "no"}]
+    kwargs = "model.reward_model_kwargs={max_length: 128, overlong: truncate_left}"
+    trainer = Trainer(settings_of(tmp_path, saved_model("qwen3"), rows, kwargs))
+    assert trainer.training.tokens_cut > 100
+    assert "training: 2 conversations were cut by" in caplog.text
+
+
+def test_a_validation_share_keeps_rows_with_one_prompt_together(saved_model, tmp_path):
+    options = ("data.validation_share=0.33",)
+    first, second = (
+        Trainer(settings_of(tmp_path, saved_model("qwen3"), pairs(24), *options, f"output={tmp_path / name}"))
+        for name in "ab"
+    )
+    prompts = []
+    for each in (first.training, first.validation[0]):
+        texts = [first.start.tokenizer.decode(example.sequences[0].input_ids) for example in each.examples]
+        prompts.append({re.search("Question [0-9]+", text)[0] for text in texts})
+    assert len(first.validation[0].examples) == 8
+    assert len(prompts[1]) == 4
+    assert not prompts[0] & prompts[1]
+    assert first.training.digest() == second.training.digest()
+
+
+def test_metrics_of_several_sets_by_name(saved_model, tmp_path):
+    for name, count in (("easy", 4), ("hard", 8)):
+        write_rows(tmp_path / f"{name}.jsonl", pairs(count))
+    sets = json.dumps({name: str(tmp_path / f"{name}.jsonl") for name in ("easy", "hard")})
+    _, finished = train(tmp_path, saved_model("qwen3"), None, f"data.validation={sets}", "max_steps=2")
+    rows = [row for row in curve(finished.folder / "validation.csv") if row["step"] == "2"]
+    assert [(row["set"], row["num_pairs"]) for row in rows] == [("easy", "4.0"), ("hard", "8.0")]
+    assert set(finished.metrics) == {"easy", "hard"}
+    assert finished.best is not None
+
+
+def test_one_row_is_enough(saved_model, tmp_path):
+    _, finished = train(tmp_path, saved_model("qwen3"), pairs(1), "epochs=2")
+    assert len(curve(finished.folder / "metrics.csv")) == 2
+    assert finished.best is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "message"),
+    [
+        (
+            [{"context": "Tie", "response1": "a", "response2": "b", "overall_preference": 0}] * 3,
+            [],
+            "a tie, from which",
+        ),
+        ([], [], "has no rows"),
+        (pairs(2), ["data.validation_share=0.1"], "of 1 prompts is 0 prompts"),
+        (pairs(4), ["loss.preferences=margin_bradley_terry"], "no margin"),
+        (pairs(4), ["data.validation={training: x.jsonl}"], "the name 'training' is taken"),
+        (pairs(4), ["data.train=[]"], "data.train is missing"),
+        (pairs(4), ["data.train=missing.jsonl"], "missing.jsonl"),
+        (pairs(4), ["loss.objective=steps"], "does not fit"),
+        (pairs(4), ["loss.objective=ratings"], "no rating for any of the objectives"),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused_with_the_reason(rows, overrides, message, saved_model, tmp_path):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Trainer(settings_of(tmp_path, saved_model("qwen3"), rows, *overrides))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_empty_validation_file_is_refused(saved_model, tmp_path):
+    write_rows(tmp_path / "empty.jsonl", [])
+    with pytest.raises(ConfigError, match="no rows"):
+        Trainer(settings_of(tmp_path, saved_model("qwen3"), None, f"data.validation.other={tmp_path / 'empty.jsonl'}"))
