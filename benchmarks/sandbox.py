@@ -80,7 +80,7 @@ def main() -> None:
         limits = SandboxLimits()
 
         def cold(layer: str = layer, limits: SandboxLimits = limits) -> None:
-            session = SandboxSession(launch(layer, plain, limits))
+            session = SandboxSession(launch(layer, plain))
             session.configure(limits)
             use(session)
 

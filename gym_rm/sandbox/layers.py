@@ -149,7 +149,7 @@ def describe(path: str, user: int | None, packages: tuple[str, ...]) -> Interpre
     return Interpreter(told["executable"], folders, tuple(told["files"]), program, user or 0, paths)
 
 
-def launch(layer: str, interpreter: Interpreter, limits: SandboxLimits, preload: Sequence[str] = ()) -> Launch:
+def launch(layer: str, interpreter: Interpreter, preload: Sequence[str] = ()) -> Launch:
     """Return the command and the settings that start a session of this layer, which imports some packages first."""
     ends = (str(len(interpreter.program)), "@requests", "@replies")
     python = (interpreter.path, *FLAGS, "-c", BOOT, *ends, ":".join(interpreter.paths), *preload)
@@ -160,18 +160,15 @@ def launch(layer: str, interpreter: Interpreter, limits: SandboxLimits, preload:
         "user": 0 if nested else interpreter.user,
         "parent": 0 if nested else os.getpid(),
         "read": [*interpreter.folders, *interpreter.files, *SHARED_FILES] if layer != "unsafe" else [],
-        "write": ["/tmp"] if nested and limits.disk_bytes else [],
         "stack_bytes": 64 << 20,
         # Counted per user: in bubblewrap's namespace those of the session, else those of all sessions.
-        "tasks": 0 if layer == "unsafe" else limits.processes + TASKS if nested or sandbox_user() is not None else 0,
+        "tasks": TASKS if layer != "unsafe" and (nested or sandbox_user() is not None) else 0,
     }
-    return Launch(
-        (*(bubblewrap(interpreter, limits.disk_bytes) if nested else ()), *python), interpreter.program, settings
-    )
+    return Launch((*(bubblewrap(interpreter) if nested else ()), *python), interpreter.program, settings)
 
 
 @functools.lru_cache(maxsize=16)
-def bubblewrap(interpreter: Interpreter, disk_bytes: int) -> tuple[str, ...]:
+def bubblewrap(interpreter: Interpreter) -> tuple[str, ...]:
     """Return the command of bubblewrap with an empty root that holds the interpreter's own files, read-only.
 
     It is started by nobody: by root it would keep all capabilities. Raises ConfigError if a program is missing.
@@ -205,8 +202,6 @@ def bubblewrap(interpreter: Interpreter, disk_bytes: int) -> tuple[str, ...]:
         argv += ["--ro-bind-try", each, each]
     for each in ("/dev/null", "/dev/zero", "/dev/urandom"):
         argv += ["--dev-bind", each, each]
-    if disk_bytes:
-        argv += ["--size", str(disk_bytes), "--tmpfs", "/tmp"]
     return (*argv, "--remount-ro", "/", "--chdir", "/", "--")
 
 
@@ -219,7 +214,7 @@ def detect(layer: str, interpreter: Interpreter) -> str:
         return f"needs Linux, this is {sys.platform}"
     limits = SandboxLimits(wall_seconds=30.0)
     try:
-        with SandboxSession(launch(layer, interpreter, limits)) as session:
+        with SandboxSession(launch(layer, interpreter)) as session:
             session.configure(limits)
             reply = session.execute(PROBE, result=True)
     except (ConfigError, SandboxError, OSError) as error:

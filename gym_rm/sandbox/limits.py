@@ -13,12 +13,11 @@ MEBIBYTE = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """SandboxLimits of one sandboxed interpreter, from its start to its end.
+    """Limits of one sandboxed interpreter, from its start to its end.
 
     `wall_seconds` is the default time of one `execute` or `call`; the other limits hold for the whole session.
-    `memory_bytes` is address space per process. `processes` above 1 and `disk_bytes` above 0 need bubblewrap; with
-    `disk_bytes=0` nothing can be written anywhere, else `/tmp` has this size. `output_bytes` bounds what one request
-    may print, `reply_bytes` one encoded value in either direction. Raises ConfigError for values that are not positive.
+    `memory_bytes` is address space. `output_bytes` bounds what one request may print, `reply_bytes` one encoded value
+    in either direction. No run may start processes or write files. Raises ConfigError for values that are too small.
 
     >>> SandboxLimits(wall_seconds=2.0).memory_bytes
     536870912
@@ -27,15 +26,12 @@ class SandboxLimits:
     wall_seconds: float = 5.0
     cpu_seconds: int = 5
     memory_bytes: int = 512 * MEBIBYTE
-    processes: int = 1
     open_files: int = 64
-    file_bytes: int = 64 * MEBIBYTE
-    disk_bytes: int = 0
     output_bytes: int = 64 * 1024
     reply_bytes: int = 4 * MEBIBYTE
 
     def __post_init__(self) -> None:
-        lowest = {"wall_seconds": 0.001, "memory_bytes": 64 * MEBIBYTE, "open_files": 16, "disk_bytes": 0}
+        lowest = {"wall_seconds": 0.001, "memory_bytes": 64 * MEBIBYTE, "open_files": 16}
         for field in dataclasses.fields(self):
             value, least = getattr(self, field.name), lowest.get(field.name, 1)
             whole = field.name != "wall_seconds"

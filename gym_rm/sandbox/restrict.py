@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 38
 SECCOMP_MODE_FILTER = 2
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same numbers on all architectures
-EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
-SPECIAL_FILES = 1 << 6 | 1 << 11  # MAKE_CHAR, MAKE_BLOCK
-FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
+WRITE_FILE, READ_FILE, READ_DIR = 1 << 1, 1 << 2, 1 << 3
 
 
 def restrict(settings: dict[str, Any]) -> dict[str, Any]:
@@ -50,8 +48,7 @@ def restrict(settings: dict[str, Any]) -> dict[str, Any]:
         elif settings["landlock"]:
             raise OSError("Landlock is not available")
         applied["landlock"] = abi
-        disk = bool(settings["disk_bytes"])
-        install(libc, program(os.uname().machine, os.getpid(), settings["processes"], disk))
+        install(libc, program(os.uname().machine, os.getpid()))
         applied["seccomp"] = True
     return applied
 
@@ -67,11 +64,10 @@ def check(result: Any) -> int:
 def set_limits(settings: dict[str, Any]) -> None:
     """Set soft and hard limits of this process; a lower hard limit that is already there stays."""
     cpu, tasks = settings["cpu_seconds"], settings["tasks"]
-    file_bytes = max(settings["file_bytes"], settings["reply_bytes"])  # the text of stdin is a file
     wanted = [
         (resource.RLIMIT_CPU, cpu, cpu + 1),  # SIGXCPU first, which names the cause
         (resource.RLIMIT_AS, settings["memory_bytes"], settings["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, file_bytes, file_bytes),
+        (resource.RLIMIT_FSIZE, settings["reply_bytes"], settings["reply_bytes"]),  # of stdin, which is a file
         (resource.RLIMIT_NOFILE, settings["open_files"], settings["open_files"]),
         (resource.RLIMIT_STACK, settings["stack_bytes"], settings["stack_bytes"]),
         (resource.RLIMIT_CORE, 0, 0),
@@ -96,17 +92,14 @@ def landlock(libc: Any, abi: int, settings: dict[str, Any]) -> None:
     attributes = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     ruleset = check(libc.syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0))
-    read = READ_FILE | READ_DIR | (EXECUTE if settings["processes"] > 1 else 0)
-    everything = handled & ~SPECIAL_FILES
-    paths = [(path, read) for path in settings["read"]]
-    paths += [("/dev/null", READ_FILE | WRITE_FILE)] + [(path, everything) for path in settings["write"]]
+    paths = [(path, READ_FILE | READ_DIR) for path in settings["read"]] + [("/dev/null", READ_FILE | WRITE_FILE)]
     for path, rights in paths:
         try:
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except OSError:
             continue  # what cannot be opened is not allowed
         if not os.path.isdir(path):
-            rights &= FILE_RIGHTS
+            rights &= ~READ_DIR
         rule = struct.pack("=Qi", rights & handled, target)
         check(libc.syscall(LANDLOCK_ADD, ruleset, 1, rule, 0))
         os.close(target)

@@ -49,7 +49,6 @@ class Sandbox:
         if isinstance(packages, str) or not all(isinstance(each, str) and each.isidentifier() for each in packages):
             raise ConfigError(f"packages must be a list of names to import, such as ['numpy'], not {packages!r:.80}.")
         self.layer, self._interpreter = choose(layer, allow_unsafe, interpreter, tuple(packages))
-        self._check(self.limits)
         self._preload = tuple(packages) if preload else ()
         self.num_workers = num_workers or available_cores()
         self._closed = False
@@ -62,10 +61,9 @@ class Sandbox:
         Raises SandboxError if none can be started, or after `close`.
         """
         limits = limits or self.limits
-        self._check(limits)
         reason = ""
         for _ in range(self.num_workers + 3):  # waiting ones may have been killed
-            session = self._running_pool().take(self._launch(limits))
+            session = self._running_pool().take()
             session._keep = self
             try:
                 session.configure(limits)
@@ -90,16 +88,6 @@ class Sandbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _launch(self, limits: SandboxLimits) -> Launch:
-        return launch(self.layer, self._interpreter, limits, self._preload)
-
-    def _check(self, limits: SandboxLimits) -> None:
-        if self.layer != "bubblewrap" and (limits.disk_bytes or limits.processes > 1):
-            raise ConfigError(
-                f"disk_bytes={limits.disk_bytes} and processes={limits.processes} need bubblewrap, and this sandbox is "
-                f"{self.layer!r}. Use disk_bytes=0 and processes=1."
-            )
-
     def _running_pool(self) -> _Pool:
         if self._pool is not None and self._pool.owner != os.getpid():  # a fork: the lock may be held for ever
             self._lock, self._pool = threading.Lock(), None
@@ -107,7 +95,7 @@ class Sandbox:
             if self._closed:
                 raise SandboxError("The sandbox is closed.")
             if self._pool is None:
-                self._pool = _Pool(self._launch(self.limits), self.num_workers)
+                self._pool = _Pool(launch(self.layer, self._interpreter, self._preload), self.num_workers)
                 weakref.finalize(self, self._pool.close)
             return self._pool
 
@@ -126,15 +114,15 @@ class _Pool:
         self.size = size
         self.idle: collections.deque[SandboxSession] = collections.deque()
         self.children: set[Child] = set()
-        self.orders: collections.deque[tuple[Launch, Future[SandboxSession]]] = collections.deque()
+        self.orders: collections.deque[Future[SandboxSession]] = collections.deque()
         self.changed = threading.Condition()
         self.closed = False
         self.thread = threading.Thread(target=self.run, name="gym_rm sandbox", daemon=True)
         self.thread.start()
 
-    def take(self, kind: Launch) -> SandboxSession:
+    def take(self) -> SandboxSession:
         with self.changed:
-            while kind == self.kind and self.idle:
+            while self.idle:
                 session = self.idle.popleft()
                 self.changed.notify()
                 if session._child.poll() is None:
@@ -143,7 +131,7 @@ class _Pool:
             if self.closed:
                 raise SandboxError("The sandbox is closed.")
             future: Future[SandboxSession] = Future()
-            self.orders.append((kind, future))
+            self.orders.append(future)
             self.changed.notify()
         return future.result()
 
@@ -154,9 +142,9 @@ class _Pool:
                     self.changed.wait()
                 if self.closed:
                     break
-                kind, future = self.orders.popleft() if self.orders else (self.kind, None)
+                future = self.orders.popleft() if self.orders else None
             try:
-                session = SandboxSession(kind, on_end=self.forget)
+                session = SandboxSession(self.kind, on_end=self.forget)
             except BaseException as error:
                 if future is not None:
                     future.set_exception(SandboxError(f"No process could be started: {error}"))
@@ -171,7 +159,7 @@ class _Pool:
             if future is not None:
                 future.set_result(session)
             del session, future
-        for _, future in self.orders:
+        for future in self.orders:
             future.set_exception(SandboxError("The sandbox is closed."))
         # By this thread: when it ends, bubblewrap dies and no longer reaps what it started.
         while self.idle:

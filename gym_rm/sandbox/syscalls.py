@@ -15,7 +15,6 @@ SIGKILL, SIGSTOP = 9, 19
 # A guest that ends with this code would look killed from outside behind bubblewrap, and get another try.
 CODE_OF_SIGKILL = 128 + SIGKILL
 THREAD_FLAGS = (0x3D0F00, 0x7D0F00)  # of pthread_create in glibc and in musl
-NAMESPACES = 0x7E020000 | 0x8000  # CLONE_NEW*, CLONE_PARENT
 
 # Names with the numbers of x86_64 and aarch64, -1 where there is none.
 PLAIN = """
@@ -34,15 +33,6 @@ getdents64 217 61 set_tid_address 218 96
 set_robust_list 273 99 get_robust_list 274 100 futex 202 98 rseq 334 293 membarrier 324 283 getrandom 318 278
 sysinfo 99 179 getrlimit 97 163 arch_prctl 158 -1 restart_syscall 219 128 fstatfs 138 44 statfs 137 43
 getpriority 140 141 getcpu 309 168 recvfrom 45 207 shutdown 48 210 getsockname 51 204
-"""
-FILES = """
-creat 85 -1 mkdir 83 -1 mkdirat 258 34 rmdir 84 -1 unlink 87 -1 unlinkat 263 35 rename 82 -1 renameat 264 38
-renameat2 316 276 link 86 -1 linkat 265 37 symlink 88 -1 symlinkat 266 36 chmod 90 -1 fchmod 91 52 fchmodat 268 53
-truncate 76 45 utimensat 280 88 fallocate 285 47 fsync 74 82 fdatasync 75 83 copy_file_range 326 285 sendfile 40 71
-umask 95 166 flock 73 32 readlink 89 -1 readlinkat 267 78
-"""
-PROCESSES = """
-fork 57 -1 vfork 58 -1 execve 59 221 execveat 322 281 setsid 112 157 setpgid 109 154 kill 62 129 tgkill 234 131
 """
 CHECKED = {
     "open": (2, -1),
@@ -72,7 +62,7 @@ O_TRUNC = 0x200  # cuts a file that is opened for reading; Landlock stops it sin
 Instructions = list[tuple[int, int, int, int]]
 
 
-def program(machine: str, pid: int, processes: int, files: bool) -> bytes:
+def program(machine: str, pid: int) -> bytes:
     """Return the filter for this machine. Raises OSError on others than x86_64 and aarch64."""
     if machine not in ("x86_64", "aarch64"):
         raise OSError(f"seccomp is not set up for {machine}")
@@ -81,24 +71,22 @@ def program(machine: str, pid: int, processes: int, files: bool) -> bytes:
     code: Instructions = [load(4), equal((X86_64, AARCH64)[column], 1, 0), *returns(KILL), load(0)]
     if column == 0:
         code += [(0x35, 0, 1, 0x40000000), *deny]  # numbers of x32
-    listed = PLAIN + (FILES if files else "") + (PROCESSES if processes > 1 else "")
-    words = listed.split()
+    words = PLAIN.split()
     for number in map(int, words[1 + column :: 3]):
         if number >= 0:
             code += [equal(number, 0, 1), *returns(ALLOW)]
-    for name, body in checks(pid, processes).items():
+    for name, body in checks(pid).items():
         if (number := CHECKED[name][column]) >= 0:
             code += [equal(number, 0, len(body)), *body]
     return b"".join(struct.pack("HBBI", *each) for each in [*code, *deny])
 
 
-def checks(pid: int, processes: int) -> dict[str, Instructions]:
+def checks(pid: int) -> dict[str, Instructions]:
     """Return what decides about system calls by their arguments."""
     deny, allow = returns(ERRNO | EPERM), returns(ALLOW)
     leave = [argument(0), (0x54, 0, 0, 0xFF), equal(CODE_OF_SIGKILL, 0, 1), *returns(KILL), *allow]
     no_kill = [equal(SIGKILL, 1, 0), equal(SIGSTOP, 0, 1), *deny, *allow]
     own = [argument(0), equal(pid, 1, 0), *deny]
-    any_clone = [argument(0), (0x45, 0, 1, NAMESPACES), *deny, *allow]
 
     def opens(flags: int) -> Instructions:
         return [argument(flags), (0x54, 0, 0, 0x203), equal(O_TRUNC, 0, 1), *deny, *allow]
@@ -110,7 +98,7 @@ def checks(pid: int, processes: int) -> dict[str, Instructions]:
         "exit_group": leave,
         "kill": [*own, argument(1), *no_kill],
         "tgkill": [*own, argument(2), *no_kill],
-        "clone": any_clone if processes > 1 else one_of(0, THREAD_FLAGS),
+        "clone": one_of(0, THREAD_FLAGS),
         "clone3": returns(ERRNO | ENOSYS),  # its flags are in memory; callers fall back to clone
         "fcntl": one_of(1, FCNTL),
         "ioctl": one_of(1, IOCTL),

@@ -64,13 +64,6 @@ socket.create_connection(("127.0.0.1", PORT), 1).sendall(TOKEN.encode())
 import socket
 socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(TOKEN.encode(), ("127.0.0.1", PORT))
 """,
-        "tcp_by_system_call": """
-import ctypes, os, struct
-fd = syscall(41, 198, 2, 1, 0)
-address = struct.pack("<H", 2) + struct.pack(">H", PORT) + bytes([127, 0, 0, 1]) + bytes(8)
-syscall(42, 203, fd, ctypes.c_char_p(address), 16)
-os.write(fd, TOKEN.encode())
-""",
         "tcp_fast_open": """
 import socket
 socket.socket().sendto(TOKEN.encode(), 0x20000000, ("127.0.0.1", PORT))
@@ -86,51 +79,6 @@ import socket
 one = socket.socket(socket.AF_UNIX)
 one.connect(ABSTRACT)
 one.sendall(TOKEN.encode())
-""",
-        "asyncio_connection": """
-import asyncio
-async def send():
-    _, writer = await asyncio.open_connection("127.0.0.1", PORT)
-    writer.write(TOKEN.encode())
-    await writer.drain()
-    writer.close()
-asyncio.run(send())
-""",
-        "http_client": """
-import urllib.request
-try:
-    urllib.request.urlopen(f"http://127.0.0.1:{PORT}/{TOKEN}", timeout=0.3)
-except TimeoutError:
-    pass
-""",
-        "device_tcp_of_bash": """
-import os
-os.execv("/bin/bash", ["bash", "-c", f"echo {TOKEN} > /dev/tcp/127.0.0.1/{PORT}"])
-""",
-        "io_uring_socket": """
-import ctypes, mmap, os, struct, time
-class Params(ctypes.Structure):
-    _fields_ = [("raw", ctypes.c_uint32 * 30)]
-p = Params()
-ring = syscall(425, 425, 8, ctypes.byref(p))
-raw = p.raw
-sq = mmap.mmap(ring, raw[10 + 6] + 4 * raw[0])
-entries = mmap.mmap(ring, 64 * raw[0], offset=0x10000000)
-cq_off = list(raw)[20:30]
-cq = mmap.mmap(ring, cq_off[5] + 16 * raw[1], offset=0x8000000)
-def submit(opcode, fd, offset, address, length, count):
-    entries[0:64] = struct.pack("<BBHiQQIIQ", opcode, 0, 0, fd, offset, address, length, 0, 7) + bytes(24)
-    sq[raw[16]:raw[16] + 4] = struct.pack("<I", 0)
-    sq[raw[11]:raw[11] + 4] = struct.pack("<I", count)
-    syscall(426, 426, ring, 1, 1, 1, 0, 0)
-    at = cq_off[5] + 16 * (count - 1)
-    return struct.unpack("<Qi", cq[at:at + 12])[1]
-fd = submit(45, 2, 1, 0, 0, 1)
-sockaddr = struct.pack("<H", 2) + struct.pack(">H", PORT) + bytes([127, 0, 0, 1]) + bytes(8)
-sockaddr = ctypes.create_string_buffer(sockaddr)
-submit(16, fd, 16, ctypes.addressof(sockaddr), 0, 2)
-text = ctypes.create_string_buffer(TOKEN.encode())
-submit(26, fd, 0, ctypes.addressof(text), len(TOKEN), 3)
 """,
         "fifo": """
 import os
@@ -159,11 +107,6 @@ local = (ctypes.c_size_t * 2)(ctypes.addressof(text), len(TOKEN))
 remote = (ctypes.c_size_t * 2)(VICTIM_BUFFER + 64 * (SIGNAL - 33), len(TOKEN))
 syscall(311, 271, VICTIM, local, 1, remote, 1, 0)
 """,
-        "memory_file_of_the_victim_written": """
-with open(f"/proc/{VICTIM}/mem", "r+b", buffering=0) as file:
-    file.seek(VICTIM_BUFFER + 64 * (SIGNAL - 33))
-    file.write(TOKEN.encode())
-""",
     },
 ) + _attempts(
     "says",
@@ -171,8 +114,6 @@ with open(f"/proc/{VICTIM}/mem", "r+b", buffering=0) as file:
         "listen": "import socket\none = socket.socket()\none.bind(('127.0.0.1', 0))\none.listen()\ndone()",
         "socket_pair": "import socket\nsocket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\ndone()",
         "netlink_socket": "import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)\ndone()",
-        "vsock_socket": "import socket\nsocket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)\ndone()",
-        "crypto_socket": "import socket\nsocket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET)\ndone()",
         "raw_socket": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)\ndone()",
         "io_uring_setup": """
 import ctypes
@@ -187,57 +128,19 @@ READS = _attempts(
     "secret",
     {
         "open": "print(open(SECRET_FILE).read())",
-        "open_code": "import io\nprint(io.open_code(SECRET_FILE).read())",
-        "open_relative": "print(open('../' * 30 + SECRET_FILE[1:]).read())",
-        "openat_of_a_folder": """
-import os
-folder = os.open(DIR, os.O_PATH)
-print(os.read(os.open("secret.txt", os.O_RDONLY, dir_fd=folder), 100))
-""",
-        "reopened_path_descriptor": """
-import os
-fd = os.open(SECRET_FILE, os.O_PATH)
-print(open(f"/proc/self/fd/{fd}").read())
-""",
         "openat2": """
 import ctypes, os
 how = (ctypes.c_uint64 * 3)(0, 0, 0)
 print(os.read(syscall(437, 437, -100, ctypes.c_char_p(SECRET_FILE.encode()), how, 24), 100))
 """,
-        "change_folder": "import os\nos.chdir(DIR)\nprint(open('secret.txt').read())",
         "through_own_root": "print(open('/proc/self/root' + SECRET_FILE).read())",
-        "through_thread_root": "print(open('/proc/thread-self/root' + SECRET_FILE).read())",
         "through_victim_root": "print(open(f'/proc/{VICTIM}/root' + SECRET_FILE).read())",
-        "through_victim_folder": "print(open(f'/proc/{VICTIM}/cwd/secret.txt').read())",
         "list_folder": "import os\nprint(os.listdir(DIR))",
-        "glob": "import glob\nprint(glob.glob(DIR + '/*'))",
-        "import_module": "import sys\nsys.path.insert(0, DIR)\nimport secret_module\nprint(secret_module.VALUE)",
-        "run_path": "import runpy\nprint(runpy.run_path(DIR + '/secret_module.py')['VALUE'])",
-        "linecache": "import linecache\nprint(linecache.getlines(SECRET_FILE))",
-        "file_url": "import urllib.request\nprint(urllib.request.urlopen('file://' + SECRET_FILE).read())",
-        "sqlite": """
-import sqlite3
-one = sqlite3.connect(f"file:{DIR}/secret.db?mode=ro&immutable=1", uri=True)
-print(one.execute("select * from secrets").fetchall())
-""",
         "exec_cat": "import os\nos.execv('/bin/cat', ['cat', SECRET_FILE])",
-        "subprocess_cat": "import subprocess\nprint(subprocess.run(['cat', SECRET_FILE], capture_output=True).stdout)",
-        "system": "import os\nassert os.system(f'cat {SECRET_FILE}') == 0",
-        "posix_spawn": "import os\nos.waitpid(os.posix_spawn('/bin/cat', ['cat', SECRET_FILE], {}), 0)",
-        "shell_builtin": "import os\nos.execv('/bin/sh', ['sh', '-c', 'read x < ' + SECRET_FILE + '; echo $x'])",
         "loader": """
 import glob, os
 loader = (glob.glob("/lib64/ld-linux-*") + glob.glob("/lib/ld-linux-*"))[0]
 os.execv(loader, [loader, "/bin/cat", SECRET_FILE])
-""",
-        "exec_of_a_descriptor": "import os\nos.execve(os.open('/bin/cat', os.O_RDONLY), ['cat', SECRET_FILE], {})",
-        "libc_fopen": """
-import ctypes
-c = libc()
-c.fopen.restype = ctypes.c_void_p
-buffer = ctypes.create_string_buffer(100)
-c.fgets(buffer, 100, ctypes.c_void_p(c.fopen(SECRET_FILE.encode(), b"r")))
-print(buffer.value)
 """,
         "symlink_in_tmp": """
 import os
@@ -248,20 +151,9 @@ try:
 finally:
     os.unlink(link)
 """,
-        "hard_link_in_dir": """
-import os
-link = f"{DIR}/open/{TOKEN}"
-os.link(SECRET_FILE, link)
-try:
-    print(open(link).read())
-finally:
-    os.unlink(link)
-""",
-        "existing_symlink": "print(open('/dev/shm' + SHM + '-link').read())",
         "extended_attribute": "import os\nprint(os.getxattr(SECRET_FILE, 'user.secret'))",
         "link_target": "import os\nprint(os.readlink(DIR + '/pointer'))",
         "victim_environment": "print(open(f'/proc/{VICTIM}/environ').read())",
-        "victim_arguments": "print(open(f'/proc/{VICTIM}/cmdline').read())",
         "victim_descriptor": "print(open(f'/proc/{VICTIM}/fd/{VICTIM_FD}').read())",
         "victim_memory_file": """
 with open(f"/proc/{VICTIM}/mem", "rb", buffering=0) as file:
@@ -295,23 +187,7 @@ except OSError:
 import os
 print(os.pread(syscall(438, 438, syscall(434, 434, VICTIM, 0), VICTIM_FD, 0), 100, 0))
 """,
-        "process_list": """
-import os
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        print(open(f"/proc/{pid}/cmdline").read())
-    except OSError:
-        pass
-""",
         "own_environment": "import os\nprint(dict(os.environ), open('/proc/self/environ').read())",
-        "environment_of_libc": """
-import ctypes
-environ = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
-k = 0
-while environ and environ[k]:
-    print(environ[k])
-    k += 1
-""",
         "open_descriptors": """
 import os
 for fd in range(1024):
@@ -321,39 +197,11 @@ for fd in range(1024):
     except OSError:
         pass
 """,
-        "open_folders": """
-import os
-for fd in range(3, 1024):
-    try:
-        print(os.read(os.open("secret.txt", os.O_RDONLY, dir_fd=fd), 100))
-    except OSError:
-        pass
-""",
-        "open_pipes": """
-import os
-for fd in range(3, 1024):
-    try:
-        os.set_blocking(fd, False)
-        print(os.read(fd, 1000))
-    except OSError:
-        pass
-    else:
-        os.set_blocking(fd, True)
-""",
     },
 ) + _attempts(
     "secret",
     {
         "repository": "print(open(REPOSITORY_FILE).read())",
-        "descriptors_of_the_parent": """
-import os
-for fd in os.listdir(f"/proc/{PARENT}/fd"):
-    try:
-        if os.readlink(f"/proc/{PARENT}/fd/{fd}") == SECRET_FILE:
-            print(open(f"/proc/{PARENT}/fd/{fd}").read())
-    except OSError:
-        pass
-""",
         "environment_of_the_parents": """
 import os
 pid = os.getppid()
@@ -377,18 +225,9 @@ names = [ctypes.c_char_p(name.encode()) for name in (f"/proc/self/fd/{fd}", f"{D
 syscall(265, 37, -100, names[0], -100, names[1], 0x400)
 """,
         "make_folder": "import os\nos.mkdir(f'{DIR}/open/{TOKEN}')",
-        "rename": "import os\nos.rename(f'{DIR}/open/move', f'{DIR}/open/{TOKEN}')",
-        "exchange": """
-import ctypes
-one, two = (DIR + "/open/exchange").encode(), (DIR + "/open/remove").encode()
-syscall(316, 276, -100, ctypes.c_char_p(one), -100, ctypes.c_char_p(two), 2)
-""",
         "remove": "import os\nos.unlink(DIR + '/open/remove')",
-        "remove_folder": "import os\nos.rmdir(DIR + '/open/folder')",
-        "truncate": "import os\nos.truncate(DIR + '/open/truncate', 0)",
         "change_mode": "import os\nos.chmod(DIR + '/open/mode', 0o777)",
         "change_mode_of_descriptor": "import os\nos.fchmod(os.open(DIR + '/open/fmode', os.O_RDONLY), 0o777)",
-        "change_times": "import os\nos.utime(DIR + '/open/times', (1, 1))",
         "change_extended_attribute": "import os\nos.setxattr(DIR + '/open/xattr', 'user.new', b'1')",
         "change_owner": """
 import os
@@ -399,23 +238,6 @@ os.chmod(DIR + '/open/owner', 0o6755)
         "hard_link": "import os\nos.link(DIR + '/open/log', f'{DIR}/open/{TOKEN}')",
         "make_fifo": "import os\nos.mkfifo(f'{DIR}/open/{TOKEN}')",
         "bind_unix_socket": "import socket\nsocket.socket(socket.AF_UNIX).bind(f'{DIR}/open/{TOKEN}')",
-        "temporary_file": """
-import os, tempfile
-tempfile.tempdir = None
-fd, name = tempfile.mkstemp(dir=DIR + "/open", prefix=TOKEN)
-""",
-        "shelve": "import shelve\nshelve.open(f'{DIR}/open/{TOKEN}')['a'] = 1",
-        "sqlite_database": "import sqlite3\nsqlite3.connect(f'{DIR}/open/{TOKEN}').execute('create table a (b)')",
-        "log_file": "import logging\nlogging.FileHandler(f'{DIR}/open/{TOKEN}').stream.write('x')",
-        "trace_file": """
-import trace
-trace.CoverageResults({}, outfile=f'{DIR}/open/{TOKEN}').write_results(coverdir=DIR)
-""",
-        "reward_file": """
-import os
-os.makedirs(DIR + "/open/logs/verifier/" + TOKEN)
-open(DIR + "/open/logs/verifier/reward.txt", "w").write("1.0")
-""",
         "core_dump": """
 import os, resource
 resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -423,8 +245,6 @@ os.chdir(DIR + "/open")
 libc().prctl(4, 1, 0, 0, 0)
 os.abort()
 """,
-        "through_parent_folder": "open(f'/proc/{VICTIM}/cwd/open/{TOKEN}', 'w').write('here')",
-        "shell_redirection": "import os\nos.execv('/bin/sh', ['sh', '-c', f'echo > {DIR}/open/{TOKEN}'])",
         "daemon": """
 import os, time
 if os.fork() == 0:
@@ -435,7 +255,6 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """,
-        "written_at_exit": "import atexit\natexit.register(lambda: open(f'{DIR}/open/{TOKEN}', 'w').write('late'))",
     },
 ) + _attempts(
     "says",
@@ -452,36 +271,8 @@ for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run", "/", ".", CWD, os.path.ex
     done()
 """,
         "lock_a_file": "import fcntl\nfcntl.flock(open(DIR + '/open/log'), fcntl.LOCK_SH | fcntl.LOCK_NB)\ndone()",
-        "watch_a_folder": """
-import ctypes
-assert syscall(254, 27, libc().inotify_init(), ctypes.c_char_p((DIR + "/open").encode()), 0xFFF) >= 0
-done()
-""",
         "memory_file": "import os\nos.write(os.memfd_create('x'), b'x')\ndone()",
-        "named_semaphore": """
-c = libc()
-import ctypes
-c.sem_open.restype = ctypes.c_void_p
-assert c.sem_open(b"/" + TOKEN.encode(), 0o100, 0o600, 1)
-c.sem_unlink(b"/" + TOKEN.encode())
-done()
-""",
-        "message_queue": """
-import ctypes
-name = ctypes.c_char_p(TOKEN.encode())
-syscall(240, 180, name, 0o102, 0o600, 0)
-syscall(241, 181, name)
-done()
-""",
-        "sysv_queue": "fd = syscall(68, 186, 0, 0o1600)\nsyscall(71, 187, fd, 0, 0)\ndone()",
-        "sysv_semaphore": "fd = syscall(64, 190, 0, 1, 0o1600)\nsyscall(66, 191, fd, 0, 0, 0)\ndone()",
         "sysv_segment": "fd = syscall(29, 194, 0, 4096, 0o1600)\nsyscall(31, 195, fd, 0, 0)\ndone()",
-        "multiprocessing_memory": """
-from multiprocessing import shared_memory
-one = shared_memory.SharedMemory(create=True, size=10)
-one.unlink()
-done()
-""",
     },
 )
 
@@ -492,16 +283,7 @@ SIGNALS = (
             "kill": "import os\nos.kill(VICTIM, SIGNAL)",
             "tgkill": "syscall(234, 131, VICTIM, VICTIM, SIGNAL)",
             "tkill": "syscall(200, 130, VICTIM, SIGNAL)",
-            "queued_signal": """
-import ctypes, os, struct
-info = ctypes.create_string_buffer(struct.pack("<iiiiiiq", SIGNAL, 0, -1, 0, os.getpid(), os.getuid(), 0) + bytes(96))
-syscall(129, 138, VICTIM, SIGNAL, info)
-""",
             "signal_by_descriptor": "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open(VICTIM), SIGNAL)",
-            "signal_by_descriptor_folder": """
-import os, signal
-signal.pidfd_send_signal(os.open(f'/proc/{VICTIM}', 0), SIGNAL)
-""",
             "signal_of_a_pipe": """
 import fcntl, os
 read, write = os.pipe()
@@ -510,13 +292,6 @@ fcntl.fcntl(read, 10, SIGNAL)
 fcntl.fcntl(read, fcntl.F_SETFL, os.O_ASYNC)
 os.write(write, b"x")
 """,
-            "kill_from_thread": """
-import os, threading
-one = threading.Thread(target=os.kill, args=(VICTIM, SIGNAL))
-one.start()
-one.join()
-""",
-            "kill_by_shell": "import os\nos.execv('/bin/sh', ['sh', '-c', f'kill -{SIGNAL} {VICTIM}'])",
         },
     )
     + _attempts(
@@ -529,8 +304,6 @@ timer = ctypes.c_int()
 syscall(222, 107, 0, event, ctypes.byref(timer))
 """,
             "kill_all": "import os\nos.kill(-1, SIGNAL)",
-            "kill_own_group": "import os\nos.kill(0, SIGNAL)",
-            "kill_group_of_the_parent": "import os\nos.killpg(os.getpgid(PARENT), SIGNAL)",
             "kill_parent": "import os\nos.kill(PARENT, SIGNAL)",
             "kill_launcher": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nprint('survived')",
             "stop_launcher": "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\nprint('survived')",
@@ -546,9 +319,7 @@ import resource
 resource.prlimit(VICTIM, resource.RLIMIT_NOFILE, (20 + SIGNAL, 20 + SIGNAL))
 """,
             "priority_of_the_victim": "import os\nos.setpriority(os.PRIO_PROCESS, VICTIM, 7)",
-            "priority_of_the_user": "import os\nos.setpriority(os.PRIO_USER, os.getuid(), 8)",
             "cores_of_the_victim": "import os\nos.sched_setaffinity(VICTIM, {max(os.sched_getaffinity(0))})",
-            "scheduler_of_the_victim": "import os\nos.sched_setscheduler(VICTIM, os.SCHED_IDLE, os.sched_param(0))",
             "io_priority_of_the_victim": "syscall(251, 30, 1, VICTIM, (3 << 13))",
         },
         control=False,
@@ -560,13 +331,6 @@ PROCESSES = _attempts(
     {
         "fork": "import os\nif os.fork() == 0:\n    done()\n    os._exit(0)\nos.wait()\ndone()",
         "vfork": "import os\nif syscall(56, 220, 0x4000 | 17, 0, 0, 0, 0) == 0:\n    os._exit(0)\ndone()",
-        "clone": """
-import os
-pid = syscall(56, 220, 17, 0, 0, 0, 0)
-if pid == 0:
-    os._exit(0)
-done()
-""",
         "clone_into_the_parent": """
 import os
 pid = syscall(56, 220, 0x8000 | 17, 0, 0, 0, 0)
@@ -582,43 +346,10 @@ if pid == 0:
 done()
 """,
         "exec": "import os\nos.execv('/bin/echo', ['echo', TOKEN.upper()])",
-        "exec_python": """
-import os, sys
-os.execv(sys.executable or "/usr/bin/python3", ["python", "-S", "-c", f"print({TOKEN.upper()!r})"])
-""",
-        "subprocess": "import subprocess\nsubprocess.run(['true'], check=True)\ndone()",
-        "multiprocessing": """
-import multiprocessing
-one = multiprocessing.get_context("fork").Process(target=print)
-one.start()
-one.join()
-done()
-""",
-        "process_pool": """
-import concurrent.futures
-with concurrent.futures.ProcessPoolExecutor(1) as pool:
-    pool.submit(int).result(2)
-done()
-""",
-        "terminal_fork": "import pty\npid, fd = pty.fork()\ndone()",
-        "popen": "import os\nos.popen('true').close()\ndone()",
     },
 ) + _attempts(
     "says",
     {
-        "fork_bomb": """
-import os
-k = 0
-try:
-    while True:
-        if os.fork() == 0:
-            continue
-        k += 1
-        if k > 20:
-            done()
-except OSError:
-    pass
-""",
         "thread_bomb": """
 import threading, time
 threading.stack_size(32768)
@@ -654,19 +385,11 @@ if pid == 0:
 if pid > 0:
     done()
 """,
-        "fork_of_x32": """
-import os
-pid = syscall(0x40000000 + 57, 0x40000000 + 57)
-if pid == 0:
-    os._exit(0)
-done()
-""",
         "set_clock": "import time\ntime.clock_settime(time.CLOCK_REALTIME, time.time())\ndone()",
         "load_module": "syscall(313, 273, 0, 0, 0)\ndone()",
         "lock_memory": "syscall(151, 230, 3)\ndone()",
         "real_time_priority": "import os\nos.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))\ndone()",
         "user_namespace": "syscall(272, 97, 0x10000000)\ndone()",
-        "mount_namespace": "syscall(272, 97, 0x00020000)\ndone()",
         "clone_with_namespaces": """
 import os
 if syscall(56, 220, 0x10000000 | 17, 0, 0, 0, 0) == 0:
@@ -674,14 +397,8 @@ if syscall(56, 220, 0x10000000 | 17, 0, 0, 0, 0) == 0:
 done()
 """,
         "enter_namespace": "import os\nsyscall(308, 268, os.open('/proc/1/ns/mnt', 0), 0)\ndone()",
-        "mount": """
-import ctypes
-syscall(165, 40, ctypes.c_char_p(b"none"), ctypes.c_char_p(b"/tmp"), ctypes.c_char_p(b"tmpfs"), 0, 0)
-done()
-""",
         "chroot": "import os\nos.chroot('/proc/self/root')\ndone()",
         "become_root": "import os\nos.setuid(0)\ndone()",
-        "become_another": "import os\nos.setresuid(1, 1, 1)\ndone()",
         "gain_capability": """
 import ctypes
 header, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
@@ -690,21 +407,10 @@ if any(data[:2]):
     done()
 """,
         "set_user_program": "import os\nos.execv('/bin/su', ['su', '-c', 'echo ' + TOKEN.upper()])",
-        "kernel_key": """
-import ctypes
-syscall(248, 217, ctypes.c_char_p(b"user"), ctypes.c_char_p(TOKEN.encode()), ctypes.c_char_p(b"x"), 1, -4)
-done()
-""",
         "bpf": "import ctypes\nsyscall(321, 280, 0, (ctypes.c_uint32 * 18)(2, 4, 4, 1), 72)\ndone()",
-        "perf_event": """
-import ctypes
-syscall(298, 241, (ctypes.c_uint32 * 32)(1, 128), 0, -1, -1, 0)
-done()
-""",
         "userfaultfd": "syscall(323, 282, 1)\ndone()",
         "debug_self": "syscall(101, 117, 0, 0, 0, 0)\ndone()",
         "outlive_the_parent": "assert libc().prctl(1, 0, 0, 0, 0) == 0\ndone()",
-        "no_privileges_are_new": "assert libc().prctl(39, 0, 0, 0, 0) == 0\ndone()",
         "raise_own_limits": """
 import resource
 for name in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):

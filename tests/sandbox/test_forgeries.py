@@ -23,11 +23,10 @@ from gym_rm.scores import ScoringError
 from gym_rm.types import Prompt
 
 NUM_FAST = 8  # of so many forgeries, one runs on each layer in the fast tests
-ENDS = ("exit", "quick_exit", "error", "raised", "system_exit", "nothing", "skip_first", "skip_inside", "run_replaced")
+ENDS = ("exit", "quick_exit", "error", "system_exit", "nothing", "skip_first", "skip_inside", "run_replaced")
 NO_FRACTION = {f"{form}_{end}" for form in ("program", "calls", "units") for end in ENDS} | {
     "function_exit_first",
     "function_quick_exit_inside",
-    "function_system_exit_inside",
     "function_skip_inside",
 }
 METADATA = {

@@ -11,7 +11,7 @@ from gym_rm.sandbox import SandboxLimits
         ("wall_seconds", float("nan")),
         ("cpu_seconds", 1.5),
         ("memory_bytes", 1),
-        ("processes", True),
+        ("cpu_seconds", True),
     ],
 )
 def test_values_that_limit_nothing_or_everything_are_refused(name, value):

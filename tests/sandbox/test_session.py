@@ -114,13 +114,6 @@ def test_code_that_does_not_end_well_ends_in_a_failing_status_in_time(sandbox, c
     assert time.monotonic() - start < 6.0
 
 
-@pytest.mark.slow
-def test_cpu_time_is_limited_also_when_the_signal_is_ignored(sandbox):
-    code = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    with sandbox.session(SandboxLimits(wall_seconds=20.0, cpu_seconds=1)) as session:
-        assert session.execute(code).status == "time"
-
-
 def pipe_of_replies():
     """Return code that finds the pipe of replies among the objects of the guest."""
     find = "guest = next(o for o in gc.get_objects() if type(o).__name__ == 'Guest')"

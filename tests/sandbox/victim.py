@@ -62,7 +62,6 @@ def main():
     os.fchmod(memory_fd, 0o666)
     os.ftruncate(memory_fd, 4096)
     shared = mmap.mmap(memory_fd, 4096)
-    os.symlink(folder + "/secret.txt", f"/dev/shm{posix}-link")
     sysv = libc.shmget(0, 4096, 0o1666)
     attached = libc.shmat(sysv, None, 0)
     tcp = socket.create_server(("127.0.0.1", 0))
@@ -105,8 +104,7 @@ def main():
 
 def wait_for_the_end():
     sys.stdin.read()
-    for name in (f"/dev/shm/gym-rm-{os.getpid()}", f"/dev/shm/gym-rm-{os.getpid()}-link"):
-        os.unlink(name)
+    os.unlink(f"/dev/shm/gym-rm-{os.getpid()}")
     ctypes.CDLL(None).shmctl(-1, 0, None)
     os._exit(0)
 

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from sandbox.attempts import PRELUDE, Attempt
 
 GUEST_USER = 65534
 ROOT = os.getuid() == 0
-FILES = ["log", "move", "exchange", "remove", "truncate", "mode", "fmode", "times", "xattr", "owner"]
+FILES = ["log", "remove", "mode", "fmode", "xattr", "owner"]
 
 
 class World:
@@ -32,11 +31,7 @@ class World:
         self.folder = Path(tempfile.mkdtemp(prefix="gym-rm-world-"))
         (self.folder / "secret.txt").write_text(self.secret)
         (self.folder / f"{self.secret}.list").write_text("")
-        (self.folder / "secret_module.py").write_text(f"VALUE = {self.secret!r}\n")
         (self.folder / "pointer").symlink_to(self.secret)
-        with sqlite3.connect(self.folder / "secret.db") as database:
-            database.execute("create table secrets (value)")
-            database.execute("insert into secrets values (?)", (self.secret,))
         try:
             os.setxattr(self.folder / "secret.txt", "user.secret", self.secret.encode())
             self.attributes = True
@@ -47,9 +42,7 @@ class World:
             self._give(path)
         self.secret_fd = os.open(self.folder / "secret.txt", os.O_RDONLY)
         self.folder_fd = os.open(self.folder, os.O_RDONLY)
-        self.pipe = os.pipe()
-        os.write(self.pipe[1], self.secret.encode())
-        self.leaks = (self.secret_fd, self.folder_fd, self.pipe[0])
+        self.leaks = (self.secret_fd, self.folder_fd)
         for fd in self.leaks:
             os.set_inheritable(fd, True)
         os.environ["GYM_RM_TEST_SECRET"] = self.secret
@@ -74,7 +67,7 @@ class World:
         self.victim.stdin.close()
         self.victim.wait(10)
         self.reader.join(10)
-        for fd in (*self.leaks, self.pipe[1]):
+        for fd in self.leaks:
             os.close(fd)
         shutil.rmtree(self.folder)
 
