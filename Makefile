@@ -55,7 +55,7 @@ $(VENV)/dev: $(VENV)/core
 	@touch $@
 
 $(VENV)/extras: $(VENV)/dev
-	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,language,lora,math,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright
+	$(VENV)/bin/python $(PIP) -c constraints.txt -e '.[data,lora,math,sb3,torchrl,trl,ray,server]' skrl 'ray[serve]' schemathesis playwright
 	@touch $@
 
 $(VENV)-oldest/dev: pyproject.toml constraints-oldest.txt | $(VENV)/core

@@ -78,7 +78,7 @@ SCORER_KINDS: dict[str, str] = {
     "format": "gym_rm.scorers.rules:FormatScorer",
     "length": "gym_rm.scorers.rules:LengthScorer",
     "repetition": "gym_rm.scorers.rules:RepetitionScorer",
-    "language": "gym_rm.scorers.rules:LanguageScorer",
+    "script": "gym_rm.scorers.rules:ScriptScorer",
 }
 REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"

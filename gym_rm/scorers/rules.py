@@ -1,30 +1,26 @@
-"""Rules for the form of a reply: format, length, repetition and language. They need no model."""
+"""Rules for the form of a reply: format, length, repetition and script. They need no model."""
 
 from __future__ import annotations
 
 import abc
-import functools
 import json
 import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import regex
 
 from gym_rm.checks import finite, integer, one_of
 from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConfigError, ConversationError, nearest
+from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scorer import check_rows
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
 MATCHING_SECONDS = 0.1
 """Most time of a regular expression on one reply; a reply that takes longer does not match."""
-
-DETECTED_CHARACTERS = 20_000
-"""Characters of a text whose language is detected."""
 
 Unit = Literal["characters", "words"]
 
@@ -65,8 +61,7 @@ class FormatScorer(Rule):
 
     Args:
         format: `"think_answer"`: `<think>...</think>`, a line break, `<answer>...</answer>`, and nothing else;
-            `"boxed"`: has `\\boxed{...}` with something in it; `"json"`: is one JSON value; `"fenced_code"`: has a code
-            block in a fence.
+            `"boxed"`: has `\\boxed{...}` with something in it; `"json"`: is one JSON value.
         pattern: instead of `format`, a regular expression that must match the whole reply (`.` matches line breaks).
             A reply on which it takes longer than `MATCHING_SECONDS` does not match.
 
@@ -173,46 +168,28 @@ class RepetitionScorer(Rule):
         return -self.weight * (1 - len(set(runs)) / len(runs)) if runs else 0.0
 
 
-class LanguageScorer(Rule):
-    """1.0 if the reply is in the expected language, else 0.0; 1.0 for a reply without letters.
-
-    A script, such as `"Latin"`, `"Cyrillic"`, `"Han"` or `"Arabic"`, gives the share of the letters in it instead, a
-    number in [0, 1]. A language is detected by py3langid (extra `language`), which needs about a sentence.
+class ScriptScorer(Rule):
+    """Share of the letters of the reply that are of a script, in [0, 1]; 1.0 for a reply without letters.
 
     Args:
-        language: ISO 639-1 code of a language (`"en"`, `"de"`), name of a script, or `"prompt"` for the language of
-            the last message of the prompt.
+        script: one of `SCRIPTS`, such as `"Latin"`, `"Cyrillic"`, `"Han"` or `"Arabic"`.
 
     Raises:
-        ConfigError: the language is unknown, or py3langid is not installed.
+        ConfigError: the script is unknown.
 
     Example:
-        >>> LanguageScorer(language="Latin").score([[{"role": "assistant", "content": "да yes"}]]).rewards.tolist()
+        >>> ScriptScorer(script="Latin").score([[{"role": "assistant", "content": "да yes"}]]).rewards.tolist()
         [0.6]
     """
 
-    def __init__(self, *, language: str) -> None:
-        self.language = language
-        if not isinstance(language, str):
-            raise ConfigError(f"language must be a code such as 'en', a script or 'prompt', got {language!r:.80}.")
-        self._detect = None if language in SCRIPTS else _detector(language)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(LanguageScorer, language=self.language), ()
+    def __init__(self, *, script: str) -> None:
+        self.script = one_of("script", script, list(SCRIPTS))
 
     def value(self, reply: str, prompt: Prompt | None) -> float:
-        """Return how much of the reply is in the language."""
+        """Return the share of the letters that are of the script."""
         letters = [each for each in reply if each.isalpha()]
-        if not letters:
-            return 1.0
-        if self._detect is None:
-            return _share(letters, self.language)
-        expected = self.language
-        if expected == "prompt":
-            if prompt is None or not prompt.messages:
-                raise ConfigError("language='prompt' needs the prompts of the conversations; pass them to score.")
-            expected = self._detect(prompt.messages[-1]["content"])
-        return float(self._detect(reply) == expected)
+        names = Counter(unicodedata.name(each, "?").split(" ")[0].split("-")[0] for each in letters)
+        return sum(names[start] for start in SCRIPTS[self.script]) / len(letters) if letters else 1.0
 
 
 _WORD = regex.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]|[^\W぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]+")
@@ -249,34 +226,8 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _has_fence(reply: str) -> bool:
-    opened = reply.find("```")
-    return opened >= 0 and reply.find("\n```", reply.find("\n", opened)) > opened
-
-
 FORMATS: dict[str, Callable[[str], bool]] = {
     "think_answer": _is_think_answer,
     "boxed": lambda reply: regex.search(r"\\boxed\s*\{\s*[^\s{}]|\\boxed\s*\{\s*\{", reply) is not None,
     "json": _is_json,
-    "fenced_code": _has_fence,
 }
-
-
-def _share(letters: Sequence[str], script: str) -> float:
-    names = Counter(unicodedata.name(each, "?").split(" ")[0].split("-")[0] for each in letters)
-    return sum(names[start] for start in SCRIPTS[script]) / len(letters)
-
-
-def _detector(language: str) -> Callable[[str], str]:
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise ConfigError(f"language={language!r} needs py3langid; run pip install 'gym-rm[language]'.") from error
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
-    known = sorted({str(each) for each in identifier.nb_classes})
-    if language not in (*known, "prompt"):
-        raise ConfigError(
-            f"language must be 'prompt', one of {sorted(SCRIPTS)}, or one of {known}; got {language!r}."
-            f"{nearest(language, [*SCRIPTS, 'prompt'])}"
-        )
-    return lambda text: str(identifier.classify(text[:DETECTED_CHARACTERS])[0])

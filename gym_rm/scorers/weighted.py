@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,28 +16,6 @@ from gym_rm.scorer import ScorerLike
 from gym_rm.scorers.combined import CombinedScorer
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts
-
-_Record = TypeVar("_Record", "Calibration", "Gate")
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Mean and standard deviation of a component on a fixed set of conversations, to make components comparable.
-
-    A weighted sum uses `(value - mean) / std`.
-
-    Raises:
-        ConfigError: `mean` or `std` is not finite, or `std` is not positive.
-    """
-
-    mean: float
-    std: float
-
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.mean) and np.isfinite(self.std) and self.std > 0):
-            raise ConfigError(
-                f"calibration: mean must be finite and std positive, got mean={self.mean} and std={self.std}."
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +44,22 @@ class Gate:
 
 
 class WeightedScorer(CombinedScorer):
-    """`sum_k weight_k * (component_k - mean_k) / std_k` over the components of several scorers.
+    """`sum_k weight_k * component_k` over the components of several scorers.
 
     Components are NaN, and add nothing, in rows that are routed to other scorers. Where a gate is closed, the gated
     scorer is not called: its component is `otherwise`, and its info `"scorer/gate_open"` is False.
 
     Args:
         scorers: see `CombinedScorer`.
-        weights: weight by component, `"scorer"` or `"scorer/component"`; or one weight per scorer. None is a weight of
-            1 for the rewards of every scorer.
-        normalization: `Calibration` (or its fields) by component, as `settings["normalization"]` of a calibrated scorer
-            has them. A component without a calibration is not normalised.
+        weights: weight by component, `"scorer"` or `"scorer/component"`. None is a weight of 1 for the rewards
+            of every scorer.
         gates: `Gate` (its fields, or only the component) by scorer: the scorer counts only where the gate is open.
         route: field of the data rows (a key of `Prompt.metadata`) that says which scorers score a row.
         routes: names of scorers by the value of this field; `"*"` is for all other values. None: each value is the name
             of one scorer.
 
     Raises:
-        ConfigError: a weight or calibration is for a component that no scorer returns, or a route or gate names no
-            scorer.
+        ConfigError: a weight is for a component that no scorer returns, or a route or gate names no scorer.
 
     Example:
         >>> import gym_rm
@@ -100,23 +75,14 @@ class WeightedScorer(CombinedScorer):
         self,
         scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike],
         *,
-        weights: Mapping[str, float] | Sequence[float] | None = None,
-        normalization: Mapping[str, Calibration | Mapping[str, Any]] | None = None,
+        weights: Mapping[str, float] | None = None,
         gates: Mapping[str, Gate | Mapping[str, Any] | str] | None = None,
         route: str | None = None,
         routes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         names = list(self._named(scorers))
         self.weights = _weights(weights, names)
-        if not isinstance(normalization, Mapping | None):
-            raise ConfigError(
-                f"normalization must be a dict of mean and std by component, got {describe(normalization)}."
-            )
-        self.normalization = {
-            name: _record(Calibration, f"normalization[{name!r}]", value)
-            for name, value in (normalization or {}).items()
-        }
-        for component in [*self.weights, *self.normalization]:
+        for component in self.weights:
             if _owner(component, names) is None:
                 hint = nearest(component, names) or nearest(component.partition("/")[0], names)
                 raise ConfigError(f"{component!r} is not a component of the scorers {names}.{hint}")
@@ -126,41 +92,13 @@ class WeightedScorer(CombinedScorer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Weights, calibrations, gates and routes."""
+        """Weights, gates and routes."""
         return {
             "weights": self.weights,
-            "normalization": {name: dataclasses.asdict(value) for name, value in self.normalization.items()},
             "gates": {name: dataclasses.asdict(gate) for name, gate in self.gates.items()},
             "route": self.route,
             "routes": self.routes if self.route is not None else {},
         }
-
-    def calibrate(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> WeightedScorer:
-        """Return this scorer with every weighted component normalised to mean 0 and std 1 on these conversations.
-
-        Raises:
-            ConfigError: a component is equal for all conversations.
-            ScoringError: some conversations have no score.
-        """
-        components = self.score(conversations, prompts).components
-        fitted = {}
-        for name in self.weights:
-            values = _component(components, name)
-            values = values[np.isfinite(values)]
-            if not values.size or np.ptp(values) == 0:
-                raise ConfigError(
-                    f"component {name!r} is equal for all {len(conversations)} conversations, so it cannot be "
-                    "normalised; calibrate on more conversations, or remove its weight."
-                )
-            fitted[name] = Calibration(float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64)))
-        return WeightedScorer(
-            self.scorers,
-            weights=self.weights,
-            normalization=fitted,
-            gates=self.gates,
-            route=self.route,
-            routes=self.routes if self.route is not None else None,
-        )
 
     def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
         terms = [np.zeros(len(next(iter(components.values()))))]
@@ -168,9 +106,9 @@ class WeightedScorer(CombinedScorer):
             if name not in components and np.isnan(components[_owner(name, list(self.scorers)) or name]).all():
                 continue  # no row of this batch was scored by its scorer
             values = _component(components, name)
-            scale = self.normalization.get(name)
-            term = weight * (values if scale is None else (values - scale.mean) / scale.std)
-            terms.append(np.where(np.isnan(values), 0.0, term))  # a missing score is an error of the row, see `score`
+            terms.append(
+                np.where(np.isnan(values), 0.0, weight * values)
+            )  # a missing score is an error of the row, see `score`
         return np.asarray(np.stack(terms, axis=1).sum(axis=1, dtype=np.float64))
 
     def _results(self, conversations: Sequence[Conversation], prompts: Prompts) -> dict[str, Scores]:
@@ -223,7 +161,7 @@ class WeightedScorer(CombinedScorer):
         otherwise, closed = self.gates[name].otherwise, routed & ~open_rows
         components = dict(scores.components)
         if not open_rows.any():  # the scorer was not called, so that its components are not known
-            own = [key for key in (*self.weights, *self.normalization) if _owner(key, list(self.scorers)) == name]
+            own = [key for key in self.weights if _owner(key, list(self.scorers)) == name]
             components |= {key[len(name) + 1 :]: np.full(len(closed), np.nan) for key in own if key != name}
         return dataclasses.replace(
             scores,
@@ -239,17 +177,25 @@ def _owner(component: str, names: Sequence[str]) -> str | None:
     return max(owners, key=len, default=None)
 
 
-def _weights(weights: Mapping[str, float] | Sequence[float] | None, names: Sequence[str]) -> dict[str, float]:
+def _weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> dict[str, float]:
     """Return the weights by component."""
     if weights is None:
         weights = dict.fromkeys(names, 1.0)
-    elif not isinstance(weights, Mapping):
-        if not isinstance(weights, Sequence | np.ndarray) or len(weights) != len(names):
-            raise ConfigError(f"weights must have one number for each of the scorers {names}, got {weights!r:.80}.")
-        weights = dict(zip(names, weights, strict=True))
-    if not weights:
-        raise ConfigError(f"weights must have at least one of the components of the scorers {names}, got none.")
+    if not isinstance(weights, Mapping) or not weights:
+        raise ConfigError(f"weights must be a dict of numbers by the scorers {names}, got {weights!r:.80}.")
     return {name: finite(f"weights[{name!r}]", weight) for name, weight in weights.items()}
+
+
+def _gate(name: str, value: Gate | Mapping[str, Any] | str) -> Gate:
+    """Return a gate, given as one, as its fields or as its component."""
+    if isinstance(value, Gate):
+        return value
+    try:
+        return Gate(**({"component": value} if isinstance(value, str) else value))
+    except TypeError as error:
+        raise ConfigError(
+            f"gates[{name!r}] must have component, and perhaps at_least and otherwise; got {value!r:.100}."
+        ) from error
 
 
 def _gates(gates: Mapping[str, Gate | Mapping[str, Any] | str] | None, names: Sequence[str]) -> dict[str, Gate]:
@@ -258,7 +204,7 @@ def _gates(gates: Mapping[str, Gate | Mapping[str, Any] | str] | None, names: Se
         raise ConfigError(f"gates must be a dict by scorer, got {describe(gates)}.")
     checked: dict[str, Gate] = {}
     for name, value in (gates or {}).items():
-        gate = _record(Gate, f"gates[{name!r}]", {"component": value} if isinstance(value, str) else value)
+        gate = _gate(name, value)
         owner = _owner(gate.component, names)
         for known, given in ((name in names, name), (owner is not None, gate.component)):
             if not known:
@@ -298,14 +244,3 @@ def _component(components: Mapping[str, RewardArray], name: str) -> RewardArray:
             f"{nearest(name, components)}"
         )
     return components[name]
-
-
-def _record(kind: type[_Record], name: str, value: Any) -> _Record:
-    """Return a record, or one with these fields."""
-    if isinstance(value, kind):
-        return value
-    fields = [field.name for field in dataclasses.fields(kind)]
-    try:
-        return kind(**value)
-    except TypeError as error:
-        raise ConfigError(f"{name} must have some of the fields {fields}, got {value!r:.100}.") from error

@@ -1,6 +1,5 @@
 """Rules for the form of a reply."""
 
-import pickle
 import time
 
 import pytest
@@ -9,14 +8,14 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm import ConfigError, Prompt
-from gym_rm.scorers.rules import FormatScorer, LanguageScorer, LengthScorer, RepetitionScorer
+from gym_rm.scorers.rules import FormatScorer, LengthScorer, RepetitionScorer, ScriptScorer
 from gym_rm.testing import check_scorer
 
 RULES = {
     "format": {"format": "boxed"},
     "length": {"max_length": 100},
     "repetition": {},
-    "language": {"language": "Latin"},
+    "script": {"script": "Latin"},
 }
 
 
@@ -44,18 +43,13 @@ def test_a_conversation_without_a_reply_has_no_score(kind):
         ("think_answer", "<think>a</think><answer>18</answer>", 0.0),
         ("think_answer", "Well, <think>a</think>\n<answer>18</answer>", 0.0),
         ("think_answer", "<think>a</think>\n<answer>18</answer>\n<answer>19</answer>", 0.0),
-        ("think_answer", "<think><think>a</think>\n<answer>18</answer>", 0.0),
         ("boxed", r"so \boxed{18}", 1.0),
         ("boxed", r"so \boxed{\frac{1}{2}}", 1.0),
         ("boxed", r"so \boxed{}", 0.0),
         ("boxed", "so 18", 0.0),
         ("json", '{"answer": [1, 2.5, null]}', 1.0),
-        ("json", "{'answer': 1}", 0.0),
         ("json", "NaN", 0.0),
         ("json", "[" * 100_000, 0.0),
-        ("fenced_code", "Here:\n```python\nx = 1\n```", 1.0),
-        ("fenced_code", "Here: ```python x = 1", 0.0),
-        ("fenced_code", "no code", 0.0),
     ],
 )
 def test_formats(name, reply, expected):
@@ -122,35 +116,16 @@ def test_the_penalty_of_repetition_is_bounded(reply, size):
     [("Latin", "Ça va 18?", 1.0), ("Cyrillic", "да yes", 0.4), ("Han", "答案是18", 1.0), ("Japanese", "答えは", 1.0)],
 )
 def test_the_share_of_a_script(script, reply, expected):
-    assert value(LanguageScorer(language=script), reply) == pytest.approx(expected)
+    assert value(ScriptScorer(script=script), reply) == pytest.approx(expected)
 
 
-def test_a_reply_without_letters_is_in_every_language():
-    assert value(LanguageScorer(language="Arabic"), "18 + 2 = 20") == 1.0
+def test_a_reply_without_letters_is_in_every_script():
+    assert value(ScriptScorer(script="Arabic"), "18 + 2 = 20") == 1.0
 
 
-GERMAN = "Der Zug kommt heute leider zwanzig Minuten später an."
-ENGLISH = "The train arrives twenty minutes late today, sorry."
-
-
-def test_a_language_is_detected():
-    pytest.importorskip("py3langid")
-    rule = pickle.loads(pickle.dumps(LanguageScorer(language="de")))
-    assert [value(rule, GERMAN), value(rule, ENGLISH)] == [1.0, 0.0]
-
-
-def test_the_language_of_the_prompt_is_expected():
-    pytest.importorskip("py3langid")
-    rule, prompt = LanguageScorer(language="prompt"), Prompt(({"role": "user", "content": GERMAN},), "p")
-    assert [value(rule, GERMAN, prompt), value(rule, ENGLISH, prompt)] == [1.0, 0.0]
-    with pytest.raises(ConfigError, match="needs the prompts"):
-        value(rule, GERMAN)
-
-
-def test_an_unknown_language_is_refused():
-    pytest.importorskip("py3langid")
+def test_an_unknown_script_is_refused():
     with pytest.raises(ConfigError, match="Did you mean 'Latin'"):
-        LanguageScorer(language="Latn")
+        ScriptScorer(script="Latn")
 
 
 @pytest.mark.parametrize("kind", [*RULES, "math", "code_jaccard"])
