@@ -27,7 +27,7 @@ def sigmoid(x):
 
 
 class RewardApp:
-    """ASGI application with the routes of gym_rm, vLLM or OpenRLHF.
+    """ASGI application with the routes of gym_rm or vLLM.
 
     Attributes:
         requests: (path, headers, JSON body) of every POST.
@@ -100,9 +100,6 @@ class RewardApp:
             return self.rewards(request, size)
         if (self.protocol, path) == ("vllm", "/classify"):
             return self.classify(request)
-        if (self.protocol, path) == ("openrlhf", "/get_reward"):
-            rewards = [self.reward([{"content": query}]) for query in request["query"]]
-            return ok({"rewards": rewards, "scores": [sigmoid(each / 50) for each in rewards], "extra_logs": {}})
         return error(404, "Not Found")
 
     def rewards(self, request, size):

@@ -106,9 +106,7 @@ class WeightedScorer(CombinedScorer):
             if name not in components and np.isnan(components[_owner(name, list(self.scorers)) or name]).all():
                 continue  # no row of this batch was scored by its scorer
             values = _component(components, name)
-            terms.append(
-                np.where(np.isnan(values), 0.0, weight * values)
-            )  # a missing score is an error of the row, see `score`
+            terms.append(np.where(np.isnan(values), 0.0, weight * values))  # a missing score is an error of its row
         return np.asarray(np.stack(terms, axis=1).sum(axis=1, dtype=np.float64))
 
     def _results(self, conversations: Sequence[Conversation], prompts: Prompts) -> dict[str, Scores]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from gym_rm.errors import ConfigError, logger
@@ -29,7 +28,8 @@ def compare(url: str, rewards: Sequence[float], known: Sequence[tuple[Conversati
     text = str(known[row][0][-1]["content"])
     raise ConfigError(
         f"{url} gives other rewards than its /info says: {rewards[row]:.6g} instead of {expected[row]:.6g} for the "
-        f"conversation that ends with {text[-60:]!r}. {_cause(rewards, expected, allowed)}"
+        f"conversation that ends with {text[-60:]!r}. It may apply an activation, or something between changes "
+        "conversations or rewards, or another server is at this URL."
     )
 
 
@@ -40,12 +40,3 @@ def suspect_activation(url: str, rewards: Sequence[float]) -> None:
     if all(0 < reward < 1 for reward in rewards):
         shown = ", ".join(f"{reward:.4g}" for reward in rewards)
         logger.warning("%s gives rewards between 0 and 1 (%s): it may apply a sigmoid.", url, shown)
-
-
-def _cause(rewards: Sequence[float], expected: Sequence[float], allowed: float) -> str:
-    if len(set(rewards)) == 1 and len(rewards) > 1 and len(set(expected)) > 1:
-        return "All rewards are equal: the server applies a softmax to one value, or ignores the conversation."
-    squashed = [1 / (1 + math.exp(-min(max(reward, -700.0), 700.0))) for reward in expected]
-    if all(abs(one - other) <= min(allowed, 0.01) for one, other in zip(rewards, squashed, strict=True)):
-        return "The rewards are the sigmoid of the expected ones: the server applies an activation. Turn it off there."
-    return "Likely causes: something between that changes conversations or rewards, or another server at this URL."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import pydantic
 
 from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt
@@ -12,8 +10,6 @@ from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt
 class RemoteOptions(Config):
     """Options of a scorer at a URL."""
 
-    protocol: Literal["auto", "gym_rm", "vllm", "openrlhf"] = "auto"
-    """What the server understands; `"auto"` asks it."""
     key: str | None = pydantic.Field(default=None, repr=False)
     """Key, sent as a bearer token; `"env:NAME"` reads the environment variable NAME."""
     timeout: Finite = pydantic.Field(default=300.0, gt=0)
@@ -29,13 +25,3 @@ class RemoteOptions(Config):
     """Most requests at the same time to one server."""
     max_conversations: PositiveInt = 256
     """Most conversations in one request; the server's own limits are kept too."""
-    label: NonNegativeInt | None = None
-    """For vLLM: index of the value that is the reward, if the model returns several."""
-    tokenizer: Any = None
-    """For OpenRLHF: tokenizer of the reward model, or its folder or hub id."""
-    chat_template: str | None = None
-    """For vLLM and OpenRLHF: chat template instead of the model's own."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """For vLLM and OpenRLHF: other variables of the chat template."""
-    max_length: PositiveInt = 2048
-    """For OpenRLHF: longest conversation in tokens, as in its server."""

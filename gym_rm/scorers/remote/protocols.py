@@ -1,4 +1,4 @@
-"""What servers of rewards understand: gym_rm's own `/v1/rewards`, vLLM's `/classify` and OpenRLHF's `/get_reward`.
+"""What servers of rewards understand: gym_rm's own `/v1/rewards`, and vLLM's `/classify`.
 
 A protocol turns rows into request bodies and replies into `Scores`. It does not send anything. Numbers in a reply are
 checked, because a reply is data from another program: a text, NaN or a list of another length is never a reward.
@@ -11,7 +11,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -37,7 +37,6 @@ class Served:
         max_request_bytes: largest request body.
         max_conversations: most conversations in one request; None for no limit.
         calibration: conversations with the rewards that the server says it gives them.
-        name: name of the model in requests; None if requests need none.
     """
 
     protocol: str
@@ -45,7 +44,6 @@ class Served:
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_conversations: int | None = None
     calibration: tuple[tuple[Conversation, float], ...] = ()
-    name: str | None = None
 
     @property
     def identity(self) -> tuple[str | None, ...]:
@@ -199,14 +197,10 @@ class VLLMProtocol(RewardProtocol):
     """`POST /classify` of `vllm serve --runner pooling`: one conversation in a request, one value without activation.
 
     Attributes:
-        model: name of the served model; None to leave it out.
-        label: index of the value that is the reward; None if there is only one.
-        extra: other fields of the request (chat template).
+        model: name of the served model.
     """
 
-    model: str | None = None
-    label: int | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    model: str
     name = "vllm"
     path = "/classify"
     max_rows = 1
@@ -214,15 +208,15 @@ class VLLMProtocol(RewardProtocol):
     def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
         """Return the whole request body."""
         flags = {"add_generation_prompt": False, "continue_final_message": False, "add_special_tokens": False}
-        body = {"messages": check_conversation(conversation), "use_activation": False, **flags, **self.extra}
-        return (to_json(body if self.model is None else {"model": self.model, **body}),)
+        body = {"model": self.model, "messages": check_conversation(conversation), "use_activation": False, **flags}
+        return (to_json(body),)
 
     def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
         """Return the body of the only row."""
         return rows[0][0]
 
     def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
-        """Return the value of the label as the reward; several values are components too."""
+        """Return the only value as the reward."""
         reply = _mapping(reply)
         data = reply.get("data")
         if not isinstance(data, list) or len(data) != 1:
@@ -230,16 +224,12 @@ class VLLMProtocol(RewardProtocol):
         probs = _mapping(data[0]).get("probs")
         if not isinstance(probs, list) or not probs:
             raise InvalidReply(f"probs must be a list of numbers, got {probs!r:.80}")
-        values = [_number(value, "a value of probs") for value in probs]
-        if len(values) > 1 if self.label is None else self.label >= len(values):
+        if len(probs) > 1:
             raise ConfigError(
-                f"the model {self.model!r} returns {len(values)} values, got label={self.label}; pass label= with the "
-                f"index of the reward, 0 to {len(values) - 1}."
+                f"the model {self.model!r} returns {len(probs)} values, and which is the reward is not known; serve it "
+                "with gym-rm serve, or score it in this process."
             )
-        scores = Scores.from_rewards(
-            [values[self.label or 0]],
-            components={} if len(values) == 1 else {f"label_{k}": [value] for k, value in enumerate(values)},
-        )
+        scores = Scores.from_rewards([_number(probs[0], "the value of probs")])
         usage = reply.get("usage")
         tokens = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
         counted = tokens if type(tokens) is int and 0 <= tokens < 2**63 else 0
@@ -256,69 +246,7 @@ def read_models(reply: Any) -> Served:
     first = models[0] if isinstance(models, list) and models else None
     if not isinstance(first, Mapping) or not isinstance(first.get("id"), str):
         raise InvalidReply(f"expected a list of models, got {reply!r:.100}")
-    return Served("vllm", Provenance(str(first.get("owned_by") or "vllm"), first["id"]), name=first["id"])
-
-
-# --- OpenRLHF ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OpenRLHFProtocol(RewardProtocol):
-    """`POST /get_reward`: texts with special tokens, as OpenRLHF sends them.
-
-    The text of a conversation is that of the chat template without line breaks at its end, and ends with the
-    tokenizer's end token, as in OpenRLHF's training of reward models.
-
-    Attributes:
-        tokenizer: tokenizer with the chat template of the reward model.
-        template_kwargs: other arguments of `apply_chat_template`.
-        max_length: longest conversation in tokens. OpenRLHF's server cuts longer ones without saying so.
-    """
-
-    tokenizer: Any
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    max_length: int = 2048
-    name = "openrlhf"
-    path = "/get_reward"
-
-    def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
-        """Return query, prompt and label as JSON."""
-        messages = check_conversation(conversation)
-        query, before = self._text(messages), self._text(messages[:-1], add_generation_prompt=True)
-        end = self.tokenizer.eos_token or ""
-        query = query.rstrip("\n")
-        query = query if query.endswith(end) else query + end
-        length = len(self.tokenizer(query, add_special_tokens=False)["input_ids"])
-        if length > self.max_length:
-            raise ConversationError(
-                f"the conversation has {length} tokens, but max_length is {self.max_length}, and the server would cut "
-                "it without saying so; pass a larger max_length= if the server has one."
-            )
-        label = None if prompt is None else prompt.answer
-        return to_json(query), to_json(before), to_json(label or "")
-
-    def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
-        """Return the lists of queries, prompts and labels."""
-        columns = tuple(_list([row[k] for row in rows]) for k in range(3))
-        return b'{"query":%b,"prompts":%b,"labels":%b}' % columns
-
-    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
-        """Return the rewards; logs with one number for each row are components."""
-        reply = _mapping(reply)
-        rewards = reply.get("rewards")
-        if not isinstance(rewards, list):
-            raise InvalidReply(f"rewards must be a list of numbers, got {rewards!r:.80}")
-        _check_size(len(rewards), len(rows))
-        return Scores.from_rewards([_number(value, "a reward") for value in rewards])
-
-    def _text(self, messages: Conversation, **options: Any) -> str:
-        if not messages and options:
-            return ""
-        try:
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_kwargs, **options)
-        except Exception as error:  # whatever the template raises
-            raise ConversationError(f"the chat template cannot write the conversation: {error}") from error
-        return str(text)
+    return Served("vllm", Provenance(str(first.get("owned_by") or "vllm"), first["id"]))
 
 
 # --- values ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A scorer whose model runs in a server: `gym-rm serve`, vLLM, or a reward server of OpenRLHF."""
+"""A scorer whose model runs in a server: `gym-rm serve` or vLLM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from gym_rm.scorers.remote.calibration import UNKNOWN_REWARDS, compare, suspect_
 from gym_rm.scorers.remote.options import RemoteOptions
 from gym_rm.scorers.remote.protocols import (
     GymRMProtocol,
-    OpenRLHFProtocol,
     RewardProtocol,
     Row,
     Served,
@@ -38,7 +37,7 @@ from gym_rm.types import Conversation, Prompts, Provenance
 Value = TypeVar("Value")
 ScoredRows: TypeAlias = tuple[list[int], Scores]
 BODY_BYTES = 256  # of a request body without its rows
-QUESTIONS = {"gym_rm": ("/info", read_info), "vllm": ("/v1/models", read_models)}
+QUESTIONS = (("/info", read_info), ("/v1/models", read_models))
 
 
 class RemoteScorer:
@@ -63,17 +62,14 @@ class RemoteScorer:
 
     def __init__(self, path: str | Sequence[str], **options: Any) -> None:
         (chosen,) = divide_settings(options, RemoteOptions, owner="a scorer at a URL")
-        urls, key = parse_urls(path, read_key(chosen.key))
-        self._protocol_name = _protocol_of(chosen.protocol, urls)
-        self.urls = [url.removesuffix("/get_reward").removesuffix("/classify") for url in urls]
+        self.urls, key = parse_urls(path, read_key(chosen.key))
         self.options: RemoteOptions = chosen.model_copy(update={"key": None})
-        self._tokenizer = _load_tokenizer(chosen) if self._protocol_name == "openrlhf" else None
         self._served: Served | None = None
         self._closed = False
         self._client = HTTPClient(
             self.urls,
             key=key,
-            attempt_timeout=chosen.attempt_timeout or chosen.timeout / (1 if len(urls) == 1 else 4),
+            attempt_timeout=chosen.attempt_timeout or chosen.timeout / (1 if len(self.urls) == 1 else 4),
             max_retries=chosen.max_retries,
             max_connections=chosen.max_connections,
             recheck=self._recheck,
@@ -165,16 +161,7 @@ class RemoteScorer:
         return self._served
 
     def _protocol(self, served: Served) -> RewardProtocol:
-        options = self.options
-        if served.protocol == "gym_rm":
-            return GymRMProtocol()
-        if served.protocol == "openrlhf":
-            template = {"chat_template": options.chat_template} if options.chat_template is not None else {}
-            kwargs = {**(options.chat_template_kwargs or {}), **template}
-            return OpenRLHFProtocol(self._tokenizer, kwargs, options.max_length)
-        names = ("chat_template", "chat_template_kwargs")
-        extra = {name: value for name in names if (value := getattr(options, name)) is not None}
-        return VLLMProtocol(served.name, options.label, extra)
+        return GymRMProtocol() if served.protocol == "gym_rm" else VLLMProtocol(served.provenance.model)
 
     # --- what the servers serve ------------------------------------------------------------------------------------
 
@@ -217,19 +204,13 @@ class RemoteScorer:
 
     async def _identify(self, endpoint: Endpoint, max_retries: int | None = None) -> Served:
         """Ask a server for its protocol and model."""
-        chosen = self._protocol_name
         reasons = []
-        for path, read in (
-            [] if chosen == "openrlhf" else QUESTIONS.values() if chosen == "auto" else [QUESTIONS[chosen]]
-        ):
+        for path, read in QUESTIONS:
             answer = await self._ask(endpoint, path, read, max_retries)
             if isinstance(answer, Served):
                 return answer
             reasons.append(f"GET {path}: {answer}")
-        if chosen in ("openrlhf", "vllm"):  # vLLM behind a proxy with only /classify
-            return Served(chosen, Provenance("unknown", ", ".join(self.urls)))
-        advice = "pass protocol='gym_rm', 'vllm' or 'openrlhf'" if chosen == "auto" else "check the URL and protocol="
-        raise ConfigError(f"{endpoint.url} has an unknown protocol ({'; '.join(reasons)}); {advice}.")
+        raise ConfigError(f"{endpoint.url} is no server of gym-rm serve or vLLM ({'; '.join(reasons)}); check the URL.")
 
     async def _ask(
         self, endpoint: Endpoint, path: str, read: Callable[[Any], Served], max_retries: int | None
@@ -276,31 +257,26 @@ class RemoteScorer:
     async def _score(self, rows: Sequence[Row | ConversationError], turns: Turns) -> Scores:
         """Return the scores of these rows, in order.
 
-        All rows of a call get the rewards of one model: if a server changes it during the call, the earlier rows are
-        scored again.
+        All rows of a call get the rewards of one model: if a server changes it during the call, they are scored again.
         """
         limit = self._known().max_request_bytes - BODY_BYTES
-        parts: list[ScoredRows] = []
+        failed: list[ScoredRows] = []
         wanted: list[tuple[int, Row]] = []
         for row, encoded in enumerate(rows):
             if isinstance(encoded, ConversationError):
-                parts.append(([row], _failed(str(encoded))))
+                failed.append(([row], _failed(str(encoded))))
             elif (size := sum(map(len, encoded))) > limit:
-                parts.append(([row], _failed(f"the conversation has {size} bytes, the server accepts {limit}")))
+                failed.append(([row], _failed(f"the conversation has {size} bytes, the server accepts {limit}")))
             else:
                 wanted.append((row, encoded))
         deadline = self._deadline()
         for _ in range(3):
-            parts += await self._send(wanted, turns, deadline, self._client.send)
+            parts = await self._send(wanted, turns, deadline, self._client.send)
             made = {_model_of(scores): scores.provenance for _, scores in parts if scores.provenance is not None}
             for provenance in list(made.values())[-1:]:
                 self._note(provenance)
             if len(made) <= 1:
-                return _in_order(parts)
-            latest = list(made)[-1]
-            parts = [part for part in parts if part[1].provenance is None or _model_of(part[1]) == latest]
-            done = {row for part, _ in parts for row in part}
-            wanted = [(row, encoded) for row, encoded in wanted if row not in done]
+                return _in_order([*failed, *parts])
         raise RemoteError(
             f"{', '.join(self.urls)} gave scores of different models in one call: {sorted(map(str, made))}; wait "
             "until all servers have the same one."
@@ -347,22 +323,6 @@ class RemoteScorer:
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.options.timeout
-
-
-def _protocol_of(chosen: str, urls: Sequence[str]) -> str:
-    """Return the protocol; the paths of the URLs may imply it."""
-    for path, protocol in (("/get_reward", "openrlhf"), ("/classify", "vllm")):
-        if chosen == "auto" and all(url.endswith(path) for url in urls):
-            return protocol
-    return chosen
-
-
-def _load_tokenizer(options: RemoteOptions) -> Any:
-    if options.tokenizer is None:
-        raise ConfigError("the protocol 'openrlhf' sends texts; pass tokenizer= with that of the reward model.")
-    from gym_rm.engine.loading.files import check_tokenizer  # imports transformers, which is slow
-
-    return check_tokenizer(options.tokenizer)
 
 
 def _model_of(scores: Scores) -> tuple[Any, ...]:
