@@ -46,16 +46,11 @@ def inspect(
     ] = None,
     reward_model: Annotated[
         str | None,
-        typer.Option(
-            help="Folder or hub id of a reward model, or embedded: count tokens, and show which one it reads. "
-            "Its weights are not read."
-        ),
+        typer.Option(help="Folder or hub id of a reward model, or embedded: count tokens. Its weights are not read."),
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(
-            help="The same with the tokenizer of a model that is no reward model yet, read at the last token."
-        ),
+        typer.Option(help="The same with the tokenizer of a model that is no reward model yet."),
     ] = None,
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Count longer conversations. Default: what the model can read.")
@@ -64,11 +59,6 @@ def inspect(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An option of the reward model or of its text; may be repeated."),
     ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=FIELD", help="Name of a field in this file, as chosen=better; may be repeated."),
-    ] = None,
-    examples: Annotated[int, typer.Option(min=0, help="Number of rows to show as the model reads them.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what is understood of a file of preferences, and what may be wrong with it.
@@ -77,8 +67,7 @@ def inspect(
     rows, ties, margins, ratings, sources, lengths, how often the preferred reply is the longer one, equal prompts and
     comparisons, contradictory preferences, suspicious roles and texts, and prompts that other sets have too.
 
-    With --reward-model or --tokenizer, it also has the numbers of tokens, and examples as the model reads them: tokens
-    are divided by |, the reply begins at >>, and [[ ]] are around the token at which the reward is read.
+    With --reward-model or --tokenizer, it also has the numbers of tokens.
 
     Exit codes: 0 done; 1 the file cannot be read, or no row can be used; 2 invalid arguments.
     """
@@ -89,16 +78,12 @@ def inspect(
 
     if reward_model is not None and tokenizer is not None:
         fail(ConfigError("--reward-model and --tokenizer exclude each other: a reward model has a tokenizer."), code=2)
-    columns = dict(_divide(each) for each in column or ())
     try:
         reader = _text_reader(reward_model, tokenizer, max_length, option or [])
         found = inspect_comparisons(
-            load_comparisons(
-                "/dev/stdin" if source == "-" else source, name=_name(source), on_error="drop", columns=columns
-            ),
-            against=[load_prompt_set(each, name=_name(each), columns=columns) for each in against or ()],
+            load_comparisons("/dev/stdin" if source == "-" else source, name=_name(source), on_error="drop"),
+            against=[load_prompt_set(each, name=_name(each)) for each in against or ()],
             reader=reader,
-            num_examples=examples,
         )
     except GymRMError as error:
         fail(error, code=1)
@@ -110,13 +95,6 @@ def inspect(
 
 def _name(source: str) -> str:
     return source.rstrip("/").rsplit("/", 1)[-1]
-
-
-def _divide(text: str) -> tuple[str, str]:
-    name, equals, field = text.partition("=")
-    if not (name and equals and field):
-        fail(ConfigError(f"--column must be NAME=FIELD, such as chosen=better; got {text!r}."), code=2)
-    return name, field
 
 
 def _text_reader(

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gym_rm.checks import one_of
-from gym_rm.data.formats.detection import FIELDS, comparison_of_row
+from gym_rm.data.formats.detection import comparison_of_row
 from gym_rm.data.messages import check_encodable
-from gym_rm.data.rows import Source, describe_source, filled_fields, format_of, parse_cell, present, rows_or_errors
-from gym_rm.errors import ConfigError, nearest
+from gym_rm.data.rows import Source, describe_source, present, rows_or_errors
+from gym_rm.errors import ConfigError
 from gym_rm.types import Comparison
 
 
@@ -58,7 +56,6 @@ def load_comparisons(
     *,
     name: str = "",
     on_error: Literal["raise", "drop"] = "raise",
-    columns: Mapping[str, str] | None = None,
 ) -> ComparisonSet:
     """Load comparisons from a file, a hub data set or an iterable (see `load_prompts`).
 
@@ -80,7 +77,6 @@ def load_comparisons(
         source: the file, data set or iterable.
         name: name of the set; empty for the name of the source.
         on_error: raise an error for a malformed row, or drop it.
-        columns: names of fields in this source by the name above, such as `{"chosen": "better"}`.
 
     Raises:
         ConfigError: the source cannot be read, it has no rows, all rows are dropped, or a row is malformed: the message
@@ -93,7 +89,6 @@ def load_comparisons(
         ((0.0, 1.0), 2.0)
     """
     one_of("on_error", on_error, ("raise", "drop"))
-    names = Columns(source, columns or {})
     comparisons: list[Comparison] = []
     dropped: list[DroppedRow] = []
     shapes: Counter[str] = Counter()
@@ -101,7 +96,6 @@ def load_comparisons(
         try:
             if isinstance(row, ConfigError):
                 raise row
-            row = names.of(row, where)
             shape, comparison = comparison_of_row(present(row, keep_nan=True), where)
             for message in itertools.chain(comparison.prompt, *comparison.replies):
                 check_encodable(message["content"], where, "a message")
@@ -119,7 +113,6 @@ def load_comparisons(
     described = describe_source(source)
     if not comparisons and not dropped:
         raise ConfigError(f"comparisons: {described} has no rows; expected at least one.")
-    names.check_found(described)
     if not comparisons:
         reasons = Counter(each.reason.removesuffix(".") for each in dropped).most_common(3)
         raise ConfigError(
@@ -146,38 +139,3 @@ def _reason_to_drop(comparison: Comparison) -> str | None:
 
 def _any_known(comparison: Comparison) -> bool:
     return any(value == value for scores in comparison.scores.values() for value in scores)
-
-
-class Columns:
-    """Rename the fields of rows to the names that the parser knows.
-
-    Raises:
-        ConfigError: the parser does not know a name.
-    """
-
-    def __init__(self, source: Source, columns: Mapping[str, str]) -> None:
-        for name in columns:
-            if name not in FIELDS:
-                raise ConfigError(f"columns: unknown field {name!r}; expected one of {FIELDS}.{nearest(name, FIELDS)}")
-        self._columns = dict(columns)
-        self._missing = set(columns.values())
-        self._fields: list[str] = []
-        self._is_csv = isinstance(source, str | os.PathLike) and format_of(Path(source))[0] == "csv"
-
-    def of(self, row: Any, where: str) -> Any:
-        """Return a row with the names that the parser knows."""
-        if not self._columns or not isinstance(row, Mapping):
-            return row
-        self._fields = self._fields or filled_fields(row)
-        self._missing -= row.keys()
-        renamed = {name: row[field] for name, field in self._columns.items() if field in row}
-        if self._is_csv:
-            renamed = {name: parse_cell(name, cell, where) for name, cell in renamed.items() if cell}
-        return {**{key: value for key, value in row.items() if key not in self._columns.values()}, **renamed}
-
-    def check_found(self, source: str) -> None:
-        """Raise ConfigError for a field that no row had."""
-        if self._missing:
-            raise ConfigError(
-                f"columns: no row of {source} has the field {min(self._missing)!r}; the first one has {self._fields}."
-            )

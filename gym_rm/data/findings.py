@@ -1,4 +1,4 @@
-"""Remarks on comparisons that may be mistakes of the data: roles, empty messages, markup, margins."""
+"""Remarks on comparisons that may be mistakes of the data: roles, empty messages, markup."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find_remarks(
     """
     places: dict[str, list[str]] = defaultdict(list)
     for each in comparisons:
-        for text in dict.fromkeys(itertools.chain(_of_roles(each), _of_texts(each, control_tokens), _of_margin(each))):
+        for text in dict.fromkeys(itertools.chain(_of_roles(each), _of_texts(each, control_tokens))):
             places[text].append(each.where)
     found = [Finding(text, len(wheres), tuple(wheres[:EXAMPLES])) for text, wheres in places.items()]
     return tuple(sorted(found, key=lambda finding: -finding.count))
@@ -118,14 +118,3 @@ def _of_texts(comparison: Comparison, control_tokens: Callable[[str], Sequence[s
             yield f"a text contains the control token {token!r} of the tokenizer; it is read as plain text"
     if len({key_of(reply) for reply in comparison.replies}) < len(comparison.replies):
         yield "some replies of the comparison are equal"
-
-
-def _of_margin(comparison: Comparison) -> Iterator[str]:
-    if comparison.margin is None or comparison.ranks is None:
-        return
-    if comparison.margin < 0:
-        yield "the margin is negative: the ratings contradict the preference"
-    elif comparison.margin == 0 and not comparison.is_tie:
-        yield "the margin is 0, although one reply is preferred"
-    elif comparison.margin > 0 and comparison.is_tie:
-        yield "the margin is above 0, although no reply is preferred"

@@ -16,7 +16,7 @@ from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.data.findings import Finding, find_duplicates, find_remarks
 from gym_rm.data.overlaps import Overlap, PromptSet, find_overlap, prompts_of
 from gym_rm.data.pairs import pairs_of
-from gym_rm.data.token_lengths import ComparisonExample, TokenLengths, make_examples, measure_tokens
+from gym_rm.data.token_lengths import TokenLengths, measure_tokens
 from gym_rm.engine.text.text_reader import TextReader
 from gym_rm.plain_values import to_plain
 from gym_rm.types import Comparison, Message
@@ -90,7 +90,6 @@ class Inspection:
         remarks: possible mistakes.
         overlaps: prompts in common with other sets.
         tokens: numbers of tokens, with a tokenizer.
-        examples: some comparisons as the model reads them.
     """
 
     name: str
@@ -111,7 +110,6 @@ class Inspection:
     remarks: tuple[Finding, ...]
     overlaps: tuple[Overlap, ...] = ()
     tokens: TokenLengths | None = None
-    examples: tuple[ComparisonExample, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the inspection as plain values for JSON."""
@@ -125,7 +123,6 @@ def inspect_comparisons(
     *,
     against: Sequence[PromptSet] = (),
     reader: TextReader | None = None,
-    num_examples: int = 2,
 ) -> Inspection:
     """Return what a set holds.
 
@@ -133,7 +130,6 @@ def inspect_comparisons(
         found: the set.
         against: other sets, whose prompts should not be in this one.
         reader: how a model reads conversations, for numbers of tokens.
-        num_examples: number of comparisons to show.
 
     Example:
         >>> from gym_rm.data.comparisons import load_comparisons
@@ -168,7 +164,6 @@ def inspect_comparisons(
         remarks=find_remarks(comparisons, None if reader is None else reader.renderer.control_tokens_in),
         overlaps=tuple(find_overlap(first, second) for first, second in itertools.combinations(sets, 2)),
         tokens=None if reader is None else measure_tokens(comparisons, reader),
-        examples=make_examples(comparisons, reader, num_examples),
     )
 
 

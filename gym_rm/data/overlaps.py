@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gym_rm.data.comparisons import Columns, ComparisonSet
+from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.data.formats.detection import comparison_of_row
 from gym_rm.data.formats.fields import ALL_PROMPT_FIELDS
 from gym_rm.data.prompts import prompt_field, split_reference
@@ -49,25 +49,23 @@ class PromptSet:
     prompts: tuple[tuple[str, tuple[Message, ...]], ...]
 
 
-def load_prompt_set(source: Source, *, name: str, columns: Mapping[str, str] | None = None) -> PromptSet:
+def load_prompt_set(source: Source, *, name: str) -> PromptSet:
     """Load the prompts of a set of preferences, or of a set of prompts without replies.
 
     Args:
         source: the file, data set or iterable.
         name: name of the set.
-        columns: names of fields, see `load_comparisons`.
 
     Raises:
         ConfigError: the source cannot be read, or a row has no prompt.
     """
-    names = Columns(source, columns or {})
     prompts = []
     for where, raw in rows_or_errors(source, "against"):
         if isinstance(raw, ConfigError):
             raise raw
         row = present(raw)
         try:
-            prompts.append((where, comparison_of_row(names.of(row, where), where)[1].prompt))
+            prompts.append((where, comparison_of_row(row, where)[1].prompt))
         except ConfigError:
             found = prompt_field(row, where, ALL_PROMPT_FIELDS) if isinstance(row, Mapping) else None
             if found is None:

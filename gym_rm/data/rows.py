@@ -10,7 +10,6 @@ import gzip
 import importlib
 import importlib.resources
 import io
-import itertools
 import json
 import os
 import re
@@ -33,14 +32,8 @@ COMPRESSIONS = (".gz", ".zst")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w\[\]%:+-]+)?")
-# CSV cells are texts, except lists as JSON in the first columns, and messages as JSON in the second ones.
-_CSV_LISTS = ("user_turns", "completions", "solutions", "responses")
-_CSV_MESSAGES = (
-    *("messages", "prompt", "context", "question", "instruction"),
-    *("chosen", "rejected", "response", "response1", "response2"),
-)
 _LIKE_MESSAGES = re.compile(r"""\[\s*\{\s*["'](role|content)["']\s*:""")
-_CSV_REPLIES = (("response",), ("chosen", "rejected"))
+_CSV_REPLIES = ("chosen", "rejected", "response")
 _SOURCES = (
     "a .jsonl, .ndjson, .json, .csv or .parquet file, a data set name 'org/name' or 'org/name:split', "
     "or a list of texts, message lists, rows or records"
@@ -246,40 +239,17 @@ def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _csv_row(header: Sequence[str], cells: dict[Any, Any], where: str) -> dict[str, Any]:
-    """Return the cells of a row that are not empty; empty replies are empty texts, if the row has no other reply."""
+    """Return the cells of a row as texts: those that are not empty, and the replies."""
     if None in cells or None in cells.values():
         amount = "more" if None in cells else "fewer"
         raise ConfigError(f"{where}: the row has {amount} cells than the header, which has {len(header)}.")
-    row = {column: parse_cell(column, cell, where) for column, cell in cells.items() if cell}
-    others = {"messages", *_CSV_LISTS[1:], *itertools.chain.from_iterable(_CSV_REPLIES)}
-    for columns in _CSV_REPLIES:
-        if row and not row.keys() & (others - set(columns)):
-            row.update({column: "" for column in columns if column in header and column not in row})
-    return row
-
-
-def parse_cell(name: str, text: str, where: str) -> Any:
-    """Return a cell of a csv file as text. In the columns for lists and messages, JSON is parsed.
-
-    Raises:
-        ConfigError: the cell begins like a list or like messages, but is not JSON.
-    """
-    where = f"{where}, column {name!r}"
-    if name in _CSV_LISTS and text[0] in "[{":
-        return parse_line(text, where)
-    if name not in _CSV_MESSAGES or text[0] not in ("[{" if name == "messages" else "["):
-        return text
-    try:
-        value = parse_line(text, where)
-    except ConfigError:
-        if _LIKE_MESSAGES.match(text):
-            raise
-        return text
-    return value if name == "messages" or (value and all(map(_is_message, value))) else text
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and "role" in value and ("content" in value or "tool_calls" in value)
+    for column, cell in cells.items():
+        if _LIKE_MESSAGES.match(cell):
+            raise ConfigError(
+                f"{where}, column {column!r}: the cells of a .csv file are texts, and this one has messages; write "
+                "messages and lists to a .jsonl file."
+            )
+    return {column: cell for column, cell in cells.items() if cell or column in _CSV_REPLIES}
 
 
 def _parquet_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:

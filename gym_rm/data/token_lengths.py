@@ -1,4 +1,4 @@
-"""Comparisons as tokens: how long they are, what replies share, and examples with the token that a model reads."""
+"""Comparisons as tokens: how long they are, and what replies share."""
 
 from __future__ import annotations
 
@@ -45,40 +45,6 @@ class TokenLengths:
     failed: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedReply:
-    """A conversation with one of the replies, as tokens.
-
-    Attributes:
-        rank: rank of the reply, or None.
-        tokens: the text of each token; without a tokenizer the text of each message.
-        reply_start: index of the first token of the reply; None if it is not known.
-        read: indices of the tokens at which the reward is read.
-        error: why the model cannot read the conversation, or None.
-    """
-
-    rank: float | None
-    tokens: tuple[str, ...]
-    reply_start: int | None = None
-    read: tuple[int, ...] = ()
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonExample:
-    """A comparison as the model reads it.
-
-    Attributes:
-        where: file and line.
-        source: name of the source.
-        replies: its conversations.
-    """
-
-    where: str
-    source: str
-    replies: tuple[RenderedReply, ...]
-
-
 def measure_tokens(comparisons: Sequence[Comparison], reader: TextReader) -> TokenLengths:
     """Return the numbers of tokens of comparisons; of more than 10,000, some at equal distances are measured."""
     taken = _spread(comparisons, MOST_COMPARISONS)
@@ -107,23 +73,6 @@ def measure_tokens(comparisons: Sequence[Comparison], reader: TextReader) -> Tok
     )
 
 
-def make_examples(
-    comparisons: Sequence[Comparison], reader: TextReader | None, count: int
-) -> tuple[ComparisonExample, ...]:
-    """Return some comparisons, at equal distances, as the model reads them, or as texts without a reader."""
-    return tuple(
-        ComparisonExample(
-            each.where,
-            each.source,
-            tuple(
-                _rendered_reply(each, index) if reader is None else _read_reply(each, index, reader)
-                for index in range(len(each.replies))
-            ),
-        )
-        for each in _spread(comparisons, count)
-    )
-
-
 def _encoded(
     comparisons: Sequence[Comparison], reader: TextReader
 ) -> Iterator[tuple[Comparison, list[Rendered | ConversationError]]]:
@@ -132,28 +81,6 @@ def _encoded(
         conversations: list[Conversation] = [each for comparison in chunk for each in comparison.conversations]
         results = iter(reader.renderer.encode(conversations))
         yield from ((each, list(itertools.islice(results, len(each.replies)))) for each in chunk)
-
-
-def _rendered_reply(comparison: Comparison, index: int) -> RenderedReply:
-    texts = tuple(f"{message['role']}: {message['content']}" for message in comparison.conversations[index])
-    return RenderedReply(_rank(comparison, index), texts, len(comparison.prompt))
-
-
-def _read_reply(comparison: Comparison, index: int, reader: TextReader) -> RenderedReply:
-    (rendered,) = reader.renderer.encode([comparison.conversations[index]])
-    rank = _rank(comparison, index)
-    if isinstance(rendered, ConversationError):
-        return RenderedReply(rank, (), error=str(rendered))
-    try:
-        read = tuple(int(position) for position in reader.read_positions(rendered))
-    except ConversationError as error:
-        return RenderedReply(rank, (), error=str(error))
-    tokens = tuple(reader.renderer.tokenizer.decode([token]) for token in rendered.input_ids.tolist())
-    return RenderedReply(rank, tokens, reader.reply_start(comparison, index, rendered), read)
-
-
-def _rank(comparison: Comparison, index: int) -> float | None:
-    return None if comparison.ranks is None else comparison.ranks[index]
 
 
 def _spread(comparisons: Sequence[Comparison], count: int) -> list[Comparison]:

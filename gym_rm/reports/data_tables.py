@@ -1,4 +1,4 @@
-"""Console tables of an inspected data set, and examples with the boundaries of tokens."""
+"""Console tables of an inspected data set."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from rich.text import Text
 from gym_rm.data.findings import Finding
 from gym_rm.data.inspection import Inspection, Quantiles
 from gym_rm.data.overlaps import Overlap
-from gym_rm.data.token_lengths import ComparisonExample, RenderedReply, TokenLengths
+from gym_rm.data.token_lengths import TokenLengths
 from gym_rm.reports.transcripts import visible
-
-SHOWN_BEFORE, SHOWN_AFTER = 12, 24  # tokens at the start and at the end of a long part of an example
 
 
 def inspection_report(found: Inspection) -> Group:
@@ -29,7 +27,6 @@ def inspection_report(found: Inspection) -> Group:
     parts.append(_findings_table("Duplicates", [each for each in found.duplicates if each.count], "none"))
     parts += [_overlap_text(each) for each in found.overlaps]
     parts.append(_findings_table("Possible mistakes", found.remarks, "none found"))
-    parts += [_example_text(each) for each in found.examples]
     return Group(*parts)
 
 
@@ -120,50 +117,6 @@ def _overlap_text(overlap: Overlap) -> Text:
     for first, second in overlap.examples:
         text += f"\n  {_short([first])} and {_short([second])}"
     return Text(visible(text), style="yellow" if overlap.equal or overlap.near else "")
-
-
-def _example_text(example: ComparisonExample) -> Text:
-    text = Text(
-        f"--- {visible(example.where)}{f' ({visible(example.source)})' if example.source else ''}", style="bold"
-    )
-    for index, reply in enumerate(example.replies):
-        rank = "" if reply.rank is None else f", rank {reply.rank:g}"
-        text.append(f"\nreply {index + 1}{rank}: ", style="bold")
-        if reply.error is not None:
-            text.append(visible(reply.error), style="red")
-        else:
-            text.append_text(_tokens_text(reply))
-    return text
-
-
-def _tokens_text(reply: RenderedReply) -> Text:
-    """Return the tokens, divided by `|`; the reply begins at `>>`, and `[[ ]]` are around a token that is read."""
-    text = Text(style="not bold")
-    count = len(reply.tokens)
-    start = count if reply.reply_start is None else reply.reply_start
-    shown = {*_ends(0, start), *_ends(start, count), *reply.read}
-    left_out = 0
-    for index, token in enumerate(reply.tokens):
-        if index not in shown:
-            left_out += 1
-            continue
-        if left_out:
-            text.append(f" ... {left_out} tokens ... ", style="dim italic")
-            left_out = 0
-        if index == reply.reply_start:
-            text.append(">>", style="bold green")
-        piece = visible(token).replace("\n", "\\n")
-        if index in reply.read:
-            text.append(f"[[{piece}]]", style="bold reverse")
-        else:
-            text.append(piece, style="green" if index >= start else "dim")
-        text.append("|", style="dim")
-    return text
-
-
-def _ends(start: int, stop: int) -> set[int]:
-    """Return the first and the last positions of a part."""
-    return {*range(start, min(stop, start + SHOWN_BEFORE)), *range(max(start, stop - SHOWN_AFTER), stop)}
 
 
 def _table(title: str, *columns: str) -> Table:

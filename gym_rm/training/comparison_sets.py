@@ -86,7 +86,7 @@ def _kind_of(reason: str) -> str:
 
 
 def _read(path: str, name: str, settings: DataSettings) -> ComparisonSet:
-    return load_comparisons(path, name=name, on_error=settings.on_error, columns=settings.columns or None)
+    return load_comparisons(path, name=name, on_error=settings.on_error)
 
 
 def _divide(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:

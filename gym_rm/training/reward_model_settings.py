@@ -56,8 +56,6 @@ class DataSettings(Config):
     validation_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the prompts of `train` to keep for a validation set named `held_out`. Rows with the same prompt stay
     together."""
-    columns: dict[str, str] = Field(default={})
-    """Names of columns: `{chosen: better, rejected: worse}`."""
     on_error: Literal["raise", "drop"] = "raise"
     """What to do with a malformed row: stop, or leave it out and count it."""
 

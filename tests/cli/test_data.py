@@ -25,10 +25,9 @@ def as_dict(*arguments):
 
 @needs_data
 def test_the_report_of_a_real_file_names_what_was_understood():
-    shown = run(DATA / "hh_harmless.jsonl.gz", "--examples", "1").stdout
+    shown = run(DATA / "hh_harmless.jsonl.gz").stdout
     for text in ("1,147 of 1,150 rows are used (1,147 ranks)", "reply 1 of 2 is empty"):
         assert text in shown
-    assert shown.count("--- ") == 1
 
 
 def test_rows_of_no_use_are_shown_with_their_reasons(tmp_path):
@@ -38,19 +37,11 @@ def test_rows_of_no_use_are_shown_with_their_reasons(tmp_path):
     assert [each["examples"] for each in found["dropped"]] == [[f"{path} line 2"], [f"{path} line 3"]]
 
 
-def test_tokens_and_examples_are_those_of_the_model(tmp_path):
+def test_tokens_are_those_of_the_model(tmp_path):
     path = write(tmp_path / "p.jsonl", [PAIR])
     for arguments in (("--reward-model", "embedded"), ("--tokenizer", POLICY)):
         found = as_dict(path, *arguments, "--max-length", 3)
         assert (found["tokens"]["comparisons"], found["tokens"]["too_long"]) == (1, 1)
-        (reply, _) = found["examples"][0]["replies"]
-        assert reply["tokens"][reply["reply_start"]] == "30"
-        assert reply["read"] == [len(reply["tokens"]) - 1]
-
-
-def test_an_example_shows_the_beginning_of_the_reply_and_the_token_that_is_read(tmp_path):
-    shown = run(write(tmp_path / "p.jsonl", [PAIR]), "--tokenizer", POLICY).stdout
-    assert "assistant|\\n|>>30|<|im_end|>|[[\\n]]|" in shown.replace("\n", "")
 
 
 def test_prompts_in_several_files_are_reported(tmp_path):
@@ -61,19 +52,11 @@ def test_prompts_in_several_files_are_reported(tmp_path):
     assert "Prompts of train.jsonl that are also in other.jsonl: 1 equal" in run(train, "--against", other).stdout
 
 
-def test_columns_can_be_named(tmp_path):
-    row = {"prompt": "a", "better": "b", "worse": "c"}
-    path = write(tmp_path / "p.jsonl", [row])
-    assert as_dict(path, "--column", "chosen=better", "--column", "rejected=worse")["pairs"] == 1
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["nosuch.jsonl"], 1, "the file 'nosuch.jsonl' does not exist"),
         (["p.jsonl", "--against", "nosuch.jsonl"], 1, "the file 'nosuch.jsonl' does not exist"),
-        (["p.jsonl", "--column", "better"], 2, "--column must be NAME=FIELD, such as chosen=better; got 'better'"),
-        (["p.jsonl", "--column", "choosen=better"], 1, "Did you mean 'chosen'?"),
         (["p.jsonl", "--max-length", "3"], 2, "--max-length need --reward-model or --tokenizer"),
         (["p.jsonl", "--reward-model", "embedded", "--tokenizer", "a"], 2, "exclude each other"),
         (["p.jsonl", "--reward-model", "nosuch/folder/here"], 1, "nosuch/folder/here"),
@@ -100,7 +83,7 @@ def test_brackets_of_the_data_are_not_markup(tmp_path):
         tmp_path / "p.jsonl", [{**PAIR, "chosen": "[/x][red]30", "source": "[/b]"}, {**PAIR, "source": "[red]"}]
     )
     shown = run(path).stdout
-    for text in ("[/b]", "[red]", "[/x][red]30"):
+    for text in ("[/b]", "[red]"):
         assert text in shown
 
 

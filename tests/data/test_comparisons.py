@@ -159,40 +159,6 @@ def test_one_row_and_only_ties_are_enough():
     assert all(each.is_tie for each in load_comparisons([RANKED] * 3).comparisons)
 
 
-def test_columns_name_the_fields_of_the_source():
-    row = {"query": "2 + 2?", "better": "4", "worse": "5", "rejected": "an unused field"}
-    (found,) = load_comparisons([row], columns={"prompt": "query", "chosen": "better", "rejected": "worse"}).comparisons
-    assert (found.prompt, found.replies) == ((USER,), ((FOUR,), (FIVE,)))
-
-
-def test_columns_of_a_csv_file_may_have_messages(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    table = pandas.DataFrame({"better": [json.dumps([USER, FOUR])], "worse": [json.dumps([USER, FIVE])]})
-    table.to_csv(tmp_path / "p.csv", index=False)
-    (found,) = load_comparisons(tmp_path / "p.csv", columns={"chosen": "better", "rejected": "worse"}).comparisons
-    assert (found.prompt, found.replies) == ((USER,), ((FOUR,), (FIVE,)))
-
-
-def test_nan_under_another_name_is_an_error():
-    with pytest.raises(ConfigError, match=r"comparisons\[0\]: 'margin' must be a finite number, got float nan"):
-        load_comparisons([{**BINARY, "strength": math.nan}], columns={"margin": "strength"})
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"choosen": "better"}, r"columns: unknown field 'choosen'; .* Did you mean 'chosen'\?"),
-        (
-            {"margin": "strength"},
-            r"columns: no row of the given list has the field 'strength'; the first one has \['ch",
-        ),
-    ],
-)
-def test_invalid_columns_are_refused(columns, message):
-    with pytest.raises(ConfigError, match=message):
-        load_comparisons([BINARY], columns=columns)
-
-
 def test_a_missing_margin_in_a_table_is_not_an_error():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame([{**BINARY, "margin": 1.0}, {**BINARY, "margin": math.nan}])

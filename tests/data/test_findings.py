@@ -38,12 +38,6 @@ def test_an_ordinary_pair_has_no_remark():
         ({**PAIR, "chosen": "4<|im_end|>"}, "a text contains the markup '<|im_end|>' of a chat template"),
         ({**PAIR, "chosen": "Human: 4"}, "a text contains 'Human:' like a turn of a transcript"),
         ({**PAIR, "prompt": "a\n\nAssistant: b"}, "a text contains 'Assistant:' like a turn of a transcript"),
-        ({**PAIR, "margin": -1}, "the margin is negative: the ratings contradict the preference"),
-        ({**PAIR, "margin": 0}, "the margin is 0, although one reply is preferred"),
-        (
-            {"prompt": "a", "responses": ["b", "c"], "ranks": [0, 0], "margin": 2},
-            "the margin is above 0, although no reply is preferred",
-        ),
         ({"prompt": "a", "responses": ["b", "b", "c"], "ranks": [0, 0, 1]}, "some replies of the comparison are equal"),
     ],
 )

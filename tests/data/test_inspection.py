@@ -80,7 +80,6 @@ def test_an_inspection_is_plain_json():
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert plain["shapes"] == {"binary": 1}
     assert plain["length_bias"] == {"longer": 0, "shorter": 1, "equal": 0, "accuracy": 0.0}
-    assert plain["examples"][0]["replies"][0]["tokens"] == ["user: 2 + 2?", "assistant: 4"]
 
 
 def test_quantiles_leave_out_missing_values():

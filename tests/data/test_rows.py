@@ -64,22 +64,20 @@ def test_a_file_that_begins_with_a_byte_order_mark(tmp_path, name, text):
     assert values(path) == ROWS
 
 
-def test_lists_in_a_csv_file_are_json(tmp_path):
-    path = write(tmp_path / "p.csv", 'messages,user_turns\n"[{""role"": ""user"", ""content"": ""a\nb""}]",\n')
-    with pytest.raises(ConfigError, match=r"p.csv line 3, column 'messages': not valid JSON"):
-        values(path)
-    path = write(tmp_path / "q.csv", 'messages,user_turns\n"[{""role"": ""user"", ""content"": ""a""}]","[""b""]"\n')
-    assert values(path) == [{"messages": [{"role": "user", "content": "a"}], "user_turns": ["b"]}]
-
-
-def test_a_csv_line_with_too_many_cells_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"p.csv line 2: the row has more cells than the header, which has 1"):
-        values(write(tmp_path / "p.csv", "prompt\na,b\n"))
-
-
-def test_a_csv_line_with_too_few_cells_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"p.csv line 3: the row has fewer cells than the header, which has 2"):
-        values(write(tmp_path / "p.csv", "prompt,answer\na,b\nc\n"))
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prompt\na,b\n", "line 2: the row has more cells than the header, which has 1"),
+        ("prompt,answer\na,b\nc\n", "line 3: the row has fewer cells than the header, which has 2"),
+        ("prompt,answer,prompt\na,b,c\n", "line 1: the header has the column 'prompt' twice"),
+        (f"prompt\n{'a' * 200_000}\n", "line 2: .* field larger than field limit .* to a .jsonl file"),
+        ('messages\n"[{""role"": ""user""}]"\n', "line 2, column 'messages': the cells of a .csv file are texts"),
+        ("prompt\n\"[{'role': 'user'}]\"\n", "line 2, column 'prompt': the cells of a .csv file are texts"),
+    ],
+)
+def test_an_invalid_csv_file_is_an_error_with_its_line(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=f"p.csv {message}"):
+        values(write(tmp_path / "p.csv", text))
 
 
 @pytest.mark.parametrize(
@@ -96,68 +94,20 @@ def test_an_unclosed_quote_in_a_csv_file_is_an_error_with_the_line_of_the_row(tm
         values(write(tmp_path / "p.csv", text))
 
 
-def test_a_csv_header_with_one_name_twice_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match=r"p.csv line 1: the header has the column 'prompt' twice"):
-        values(write(tmp_path / "p.csv", "prompt,answer,prompt\na,b,c\n"))
-
-
-def test_a_csv_cell_that_is_too_long_for_the_format_is_an_error_that_names_another_format(tmp_path):
-    with pytest.raises(ConfigError, match=r"p.csv line 2: .* field larger than field limit .* to a .jsonl file"):
-        values(write(tmp_path / "p.csv", f"prompt\n{'a' * 200_000}\n"))
-
-
-def test_messages_in_a_csv_column_for_texts_are_json(tmp_path):
-    path = write(tmp_path / "p.csv", 'prompt,answer\n"[{""role"": ""user"", ""content"": ""a""}]",[1]\n')
-    assert values(path) == [{"prompt": [{"role": "user", "content": "a"}], "answer": "[1]"}]
-
-
 def test_empty_cells_of_a_csv_file_are_left_out(tmp_path):
     assert values(write(tmp_path / "p.csv", "prompt,answer\na,\n,b\n")) == [{"prompt": "a"}, {"answer": "b"}]
 
 
-@pytest.mark.parametrize(
-    ("text", "row"),
-    [
-        ("prompt,response\nq,\n", {"prompt": "q", "response": ""}),
-        ("prompt,chosen,rejected\nq,a,\n", {"prompt": "q", "chosen": "a", "rejected": ""}),
-        ("prompt,chosen,rejected,response\nq,a,,\n", {"prompt": "q", "chosen": "a", "rejected": ""}),
-        ("prompt,chosen,rejected,response\nq,,,a\n", {"prompt": "q", "response": "a"}),
-        ('prompt,responses,response\nq,"[""a""]",\n', {"prompt": "q", "responses": ["a"]}),
-        ("messages,response\nq,\n", {"messages": "q"}),
-    ],
-)
-def test_an_empty_cell_of_a_reply_is_an_empty_text(tmp_path, text, row):
-    assert values(write(tmp_path / "p.csv", text)) == [row]
+def test_an_empty_cell_of_a_reply_is_an_empty_text(tmp_path):
+    path = write(tmp_path / "p.csv", "prompt,chosen,rejected\nq,a,\n")
+    assert values(path) == [{"prompt": "q", "chosen": "a", "rejected": ""}]
 
 
-@pytest.mark.parametrize("column", ["prompt", "context", "question", "chosen", "rejected", "response"])
-@pytest.mark.parametrize("text", ["[1]", "[]", '[{"a": 1}]', '[{"role": "admin"}]', '{"role": "user", "content": "a"}'])
-def test_json_in_a_csv_column_for_texts_that_is_no_list_of_messages_is_a_text(tmp_path, column, text):
+@pytest.mark.parametrize("text", ["[1]", '[{"a": 1}]', "[citation needed] foo", "{x", "[" * 9999])
+def test_a_csv_cell_that_begins_like_json_is_a_text(tmp_path, text):
     with (tmp_path / "p.csv").open("w") as file:
-        csv.writer(file).writerows([[column], [text]])
-    assert values(tmp_path / "p.csv")[0][column] == text
-
-
-@pytest.mark.parametrize("column", ["messages", "prompt", "context", "response"])
-@pytest.mark.parametrize("text", ["[citation needed] foo", "{x", '[{"a" bla', "[" * 9999])
-def test_a_csv_text_that_begins_like_json_is_a_text(tmp_path, column, text):
-    with (tmp_path / "p.csv").open("w") as file:
-        csv.writer(file).writerows([[column], [text]])
-    assert values(tmp_path / "p.csv")[0][column] == text
-
-
-def test_a_csv_message_may_have_tool_calls_instead_of_a_content(tmp_path):
-    messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {}}}]}]
-    with (tmp_path / "p.csv").open("w") as file:
-        csv.writer(file).writerows([["response"], [json.dumps(messages)]])
-    assert values(tmp_path / "p.csv") == [{"response": messages}]
-
-
-@pytest.mark.parametrize("column", ["messages", "prompt", "response"])
-def test_messages_in_a_csv_file_as_a_python_literal_are_an_error(tmp_path, column):
-    path = write(tmp_path / "p.csv", f"{column}\n\"[{{'role': 'user', 'content': 'a'}}]\"\n")
-    with pytest.raises(ConfigError, match=rf"p.csv line 2, column '{column}': not valid JSON"):
-        values(path)
+        csv.writer(file).writerows([["prompt"], [text]])
+    assert values(tmp_path / "p.csv") == [{"prompt": text}]
 
 
 def test_parquet(tmp_path):

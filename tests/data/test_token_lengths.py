@@ -1,14 +1,10 @@
 import importlib.resources
-from pathlib import Path
 
 import pytest
 
 from gym_rm.data.comparisons import load_comparisons
-from gym_rm.data.token_lengths import make_examples, measure_tokens
+from gym_rm.data.token_lengths import measure_tokens
 from gym_rm.engine.loading.load_text_reader import reader_of_tokenizer
-
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
 
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
 PAIR = {"prompt": "Which is larger, 12 or 30?", "chosen": "12", "rejected": "It is 30."}
@@ -41,29 +37,6 @@ def test_shared_tokens_are_counted_once(reader):
     assert measure_tokens(found, reader).unique_tokens == len(nodes)
 
 
-def test_an_example_shows_where_the_reply_begins_and_which_token_is_read(reader):
-    (example,) = make_examples(load_comparisons([PAIR]).comparisons, reader, 3)
-    for reply, text in zip(example.replies, ("12", "It is 30."), strict=True):
-        assert "".join(reply.tokens[: reply.reply_start]).endswith("assistant\n")
-        assert "".join(reply.tokens[reply.reply_start :]).startswith(text)
-        assert reply.read == (len(reply.tokens) - 1,)
-
-
-@pytest.mark.parametrize("reply", ["7 of 9", "Q", "7"])
-def test_a_reply_with_any_first_token_has_a_beginning(reader, reply):
-    (example,) = make_examples(load_comparisons([{**PAIR, "chosen": reply}]).comparisons, reader, 1)
-    tokens = example.replies[0].tokens
-    assert "".join(tokens[example.replies[0].reply_start :]).startswith(reply)
-
-
-def test_a_reply_of_several_messages_begins_at_the_first_one(reader):
-    turns = [{"role": "assistant", "content": "12"}, {"role": "user", "content": "Why?"}]
-    row = {**PAIR, "chosen": [*turns, {"role": "assistant", "content": "It is."}]}
-    (example,) = make_examples(load_comparisons([row]).comparisons, reader, 1)
-    reply = example.replies[0]
-    assert "".join(reply.tokens[reply.reply_start :]).startswith("12")
-
-
 def test_a_conversation_that_the_model_cannot_read_is_counted_with_the_reason(reader):
     template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     strict = reader_of_tokenizer(POLICY, chat_template=template + "{{ m.role + ': ' + m.content }}\n{% endfor %}")
@@ -72,11 +45,3 @@ def test_a_conversation_that_the_model_cannot_read_is_counted_with_the_reason(re
     (failed,) = measure_tokens(found, strict).failed
     assert (failed.count, failed.examples) == (1, ("comparisons[1]",))
     assert "no system role" in failed.text
-    assert "no system role" in make_examples(found, strict, 2)[1].replies[0].error
-
-
-@needs_data
-def test_examples_are_at_equal_distances():
-    found = load_comparisons(DATA / "rewardbench_slice.jsonl.gz").comparisons
-    examples = make_examples(found, None, 3)
-    assert [each.where.rsplit(" ")[-1] for each in examples] == ["1", "101", "201"]

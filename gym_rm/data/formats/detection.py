@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gym_rm.data.formats.fields import ALL_PROMPT_FIELDS, SOURCE_FIELDS, number
+from gym_rm.data.formats.fields import number
 from gym_rm.data.formats.pairs import of_pair, read_binary, read_signed
-from gym_rm.data.formats.reply_lists import REPLY_LISTS, are_texts, list_field, read_groups, read_list
-from gym_rm.data.formats.single_replies import OBJECTIVES, read_rated
-from gym_rm.data.formats.steps import read_marked_steps, read_steps, read_tree_steps
+from gym_rm.data.formats.reply_lists import are_texts, list_field, read_groups, read_list
+from gym_rm.data.formats.single_replies import read_rated
+from gym_rm.data.formats.steps import read_steps
 from gym_rm.data.formats.transcripts import with_parsed_prompt
 from gym_rm.data.rows import filled_fields, show
 from gym_rm.errors import ConfigError
@@ -20,13 +20,6 @@ from gym_rm.types import Comparison, PreferencePair
 EXPECTED = (
     "'chosen' and 'rejected'; a list 'completions', 'solutions' or 'responses'; 'response1', 'response2' and "
     "'overall_preference'; 'response' with ratings; or 'completions' with 'labels'"
-)
-FIELDS = (
-    *ALL_PROMPT_FIELDS,
-    *("chosen", "rejected", "margin", "score_chosen", "score_rejected"),
-    *("response1", "response2", "overall_preference"),
-    *(*REPLY_LISTS, "ranks", "scores", "labels", "response"),
-    *(*OBJECTIVES, *SOURCE_FIELDS),
 )
 
 
@@ -56,10 +49,6 @@ def comparison_of_row(row: Any, where: str) -> tuple[str, Comparison]:
         return "signed", read_signed(row, where)
     if row.get("response") is not None:
         return "rated", read_rated(row, where)
-    if isinstance(row.get("label"), str) and isinstance(row.get("input"), str):
-        return "steps", read_marked_steps(row, where)
-    if isinstance(row.get("label"), Mapping) and isinstance(row.get("question"), Mapping):
-        return "steps", read_tree_steps(row, where)
     raise ConfigError(f"{where}: no replies to compare; expected {EXPECTED}; got the fields {filled_fields(row)}.")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from gym_rm.config import divide_settings
 from gym_rm.engine.kinds import KINDS, check_kind, detect_kind
 from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
@@ -46,14 +44,13 @@ def reader_of_reward_model(path: str | None = None, **options: Any) -> TextReade
         limit = min(limit, checkpoint.tokenizer.model_max_length)
     return TextReader(
         _unlimited(checkpoint.tokenizer, text, found.input_format),
-        found.read_positions,
         text.max_length or (limit if limit and limit > 0 else None),
         checkpoint.name,
     )
 
 
 def reader_of_tokenizer(path: str, **options: Any) -> TextReader:
-    """Return how a decoder with this tokenizer and its chat template reads conversations: at the last token.
+    """Return how a decoder with this tokenizer and its chat template reads conversations.
 
     Args:
         path: folder or hub id.
@@ -68,7 +65,6 @@ def reader_of_tokenizer(path: str, **options: Any) -> TextReader:
     limit = text.max_length or (own if own < UNLIMITED else None)
     return TextReader(
         _unlimited(tokenizer, text, InputFormat()),
-        lambda rendered: np.array([len(rendered.input_ids) - 1]),
         limit,
         path,
     )

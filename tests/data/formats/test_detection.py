@@ -146,47 +146,20 @@ def test_a_rated_reply_has_a_score_for_each_objective():
 
 
 STEPS = {"content": "Half of 8 is 4.\n\n4 + 4 is 9.", "role": "assistant"}
-GOOD = {"text": "Half of 8 is 4.", "rating": 1}
-PRM800K = {
-    "question": {"problem": "2 + 2?", "ground_truth_answer": "4"},
-    "label": {
-        "steps": [
-            {"completions": [{"text": "no", "rating": -1}, GOOD], "chosen_completion": 1},
-            {"completions": [{"text": "4 + 4 is 9.", "rating": -1}], "human_completion": None},
-        ]
-    },
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "row",
     [
         {"prompt": "2 + 2?", "completions": ["Half of 8 is 4.", " 4 + 4 is 9.\n"], "labels": [True, False]},
-        {"prompt": [USER], "completions": ["Half of 8 is 4.", "4 + 4 is 9."], "labels": "[1, 0]"},
-        {
-            "input": "2 + 2? Step 1: Half of 8 is 4. ки\nStep 2: 4 + 4 is 9. ки",
-            "label": "2 + 2? Step 1: Half of 8 is 4. +\nStep 2: 4 + 4 is 9. -",
-            "task": "GSM8K",
-        },
-        PRM800K,
+        {"prompt": [USER], "completions": ["Half of 8 is 4.", "4 + 4 is 9."], "labels": [1, 0]},
     ],
 )
 def test_labels_of_steps_belong_to_one_reply(row):
     shape, found = comparison_of_row(row, "here")
     assert (shape, found.prompt, found.step_labels, found.ranks) == ("steps", (USER,), ((1.0, 0.0),), None)
     ((reply,),) = found.replies
-    assert reply["content"].replace("Step 1: ", "").replace("Step 2: ", "") == STEPS["content"]
-
-
-def test_steps_of_a_person_have_no_label_and_neutral_ones_are_good():
-    steps = [
-        {"completions": [{"text": "Well.", "rating": 0}], "chosen_completion": 0},
-        {"completions": [{"text": "no", "rating": -1}], "human_completion": {"text": "It is 4.", "rating": None}},
-    ]
-    found = read({**PRM800K, "label": {"steps": steps}})
-    assert found.replies[0][0]["content"] == "Well.\n\nIt is 4."
-    assert found.step_labels[0][0] == 1.0
-    assert math.isnan(found.step_labels[0][1])
+    assert reply == STEPS
 
 
 def test_the_empty_last_turn_of_a_transcript_is_not_a_reply():
@@ -212,7 +185,6 @@ def test_a_missing_label_of_a_step_is_nan():
         ({"completions": [{"text": "b", "response": "c"}]}, "has a 'response' and another 'text'"),
         ({"solutions": [{"text": "b", "correct": "yes"}]}, "'solutions[0].correct' must be true or false, got str"),
         ({"responses": [{"text": "b", "score": "high"}]}, "'responses[0].score' must be a number, got str 'high'"),
-        ({"input": "Step 1: b ки", "label": "Step 1: b"}, "'label' must have + or - after every step of 'input'"),
         ({"response": "b", "helpfulness": True}, "'helpfulness' must be a number, got bool True"),
         ({"response1": "b", "overall_preference": 1}, "the field 'response2' is missing"),
     ],
@@ -223,9 +195,7 @@ def test_an_invalid_row_is_refused(row, message):
     assert message in found
 
 
-@pytest.mark.parametrize(
-    "others", [{"completions": ["a"], "labels": ["good"]}, {"input": "a", "label": "b"}, {"answers": {"text": []}}]
-)
+@pytest.mark.parametrize("others", [{"completions": ["a"], "labels": ["good"]}, {"answers": {"text": []}}])
 def test_other_fields_beside_a_pair_do_not_change_its_shape(others):
     assert comparison_of_row({"prompt": "2 + 2?", "chosen": "4", "rejected": "5", **others}, "here")[0] == "binary"
 
@@ -245,9 +215,7 @@ VALID_ROWS = [
     {"prompt": "2 + 2?", "responses": [FOUR, FIVE], "ranks": [0, 1], "scores": [1, 0.5]},
     {"prompt": "2 + 2?", "response": "4", "helpfulness": 4, "scores": {"safety": 1}},
     {"prompt": "2 + 2?", "completions": ["a", "b"], "labels": [True, None]},
-    {"input": "2 + 2? Step 1: a ки\nStep 2: b ки", "label": "2 + 2? Step 1: a +\nStep 2: b -"},
     ULTRA,
-    PRM800K,
 ]
 VALUES = st.sampled_from(
     [
