@@ -177,7 +177,6 @@ def test_the_error_of_an_unknown_kind_suggests_a_similar_one():
         ({"cache_size": "abc"}, "cache_size must be an integer of at least 0, got str 'abc'"),
         ({"cache_size": True}, "cache_size must be an integer of at least 0, got bool True"),
         ({"kind": "decoder", "batch_invariant": True}, "batch_invariant"),
-        ({"path": "x", "trust_remote_code": "no"}, "trust_remote_code must be true or false, got str 'no'"),
         (
             {"kind": "weighted", "scorers": [length], "weights": {"scorer_0": "x"}},
             r"weights\['scorer_0'\] must be a finite number, got str 'x'",

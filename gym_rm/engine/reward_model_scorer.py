@@ -120,7 +120,7 @@ class RewardModelScorer:
         """Return the scorer of a checkpoint; only the executor reads the weights. See `load_reward_model`."""
         scorer = cls.__new__(cls)
         facts = dataclasses.replace(checkpoint.facts, name=checkpoint.name)
-        scorer._start(checkpoint, facts, checkpoint.family.kind, executor, {**checkpoint.kind_options, **options})
+        scorer._start(checkpoint, facts, checkpoint.family.kind, executor, {**checkpoint.family.options, **options})
         return scorer
 
     def _start(

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gym_rm.engine.kinds.pair_encoder import TEMPLATE
 from gym_rm.engine.loading.files import check_tokenizer, read_config, require_source
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
 from gym_rm.engine.text.messages import extra_fields
@@ -44,7 +43,7 @@ class PairwiseScorer:
 
     Args:
         path: a folder or hub id. A causal language model must read `[RESPONSE A]` and `[RESPONSE B]` in one user
-            message and answer A or B, like RLHFlow's pair-preference models. An encoder must be a PairRM model.
+            message and answer A or B, like RLHFlow's pair-preference models.
         reference: a reply; or a mapping from the text of the last user message to a reply; or a function that returns
             a reply, or None, from the messages before the reply and the conversation's `Prompt` or None.
         answers: answers of a causal language model if the first or the second reply is better.
@@ -66,34 +65,27 @@ class PairwiseScorer:
         require_source(source, revision)
         architecture = str((read_config(source, revision).get("architectures") or [""])[0])
         self.reference = reference
-        if architecture.endswith("ForCausalLM"):
-            allowed = options.get("trust_remote_code", False) is True
-            tokenizer = options.pop("tokenizer", None)
-            if tokenizer is None:
-                tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=allowed)
-            else:
-                tokenizer = check_tokenizer(tokenizer, trust_remote_code=allowed)
-            template = read_template(options.pop("chat_template", None)) or own_template(tokenizer)
-            if template is None:
-                raise ConfigError(
-                    f"chat_template is missing in the tokenizer of {os.fspath(path)!r}; pass chat_template=."
-                )
-            # These models were trained without the BOS token that their templates write.
-            self.scorer: RewardModelScorer = load_reward_model(
-                path,
-                kind="generative",
-                question=None,
-                answers=answers,
-                tokenizer=tokenizer,
-                add_bos=False,
-                chat_template="{% set bos_token = '' %}" + template,
-                **options,
+        if not architecture.endswith("ForCausalLM"):
+            raise ConfigError(
+                f"{source!r} is a {architecture or 'model of no known class'}; a pairwise reward model must be a "
+                "causal language model that answers A or B."
             )
-            self._compose: Callable[[Conversation, str, str], list[Message]] = self._compose_text
-        else:
-            options = {"kind": "pair_encoder", "chat_template": TEMPLATE, **options}
-            self.scorer = load_reward_model(path, **options)
-            self._compose = _compose_candidates
+        tokenizer = options.pop("tokenizer", None)
+        tokenizer = load_tokenizer(source, revision=revision) if tokenizer is None else check_tokenizer(tokenizer)
+        template = read_template(options.pop("chat_template", None)) or own_template(tokenizer)
+        if template is None:
+            raise ConfigError(f"chat_template is missing in the tokenizer of {os.fspath(path)!r}; pass chat_template=.")
+        # These models were trained without the BOS token that their templates write.
+        self.scorer: RewardModelScorer = load_reward_model(
+            path,
+            kind="generative",
+            question=None,
+            answers=answers,
+            tokenizer=tokenizer,
+            add_bos=False,
+            chat_template="{% set bos_token = '' %}" + template,
+            **options,
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PairwiseScorer:
         """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and the model must not be loaded twice."""
@@ -188,7 +180,7 @@ class PairwiseScorer:
             if errors[row] is None:
                 try:
                     replies = a[-1]["content"], b[-1]["content"]
-                    both = [self._compose(a[:-1], *replies), self._compose(a[:-1], *reversed(replies))]
+                    both = [self._write(a[:-1], *replies), self._write(a[:-1], *reversed(replies))]
                 except ValueError as error:
                     errors[row] = str(error)
                 else:
@@ -206,7 +198,7 @@ class PairwiseScorer:
             provenance=self._provenance("pairs" if self.reference is None else "a reference"),
         )
 
-    def _compose_text(self, prompt: Conversation, first: str, second: str) -> list[Message]:
+    def _write(self, prompt: Conversation, first: str, second: str) -> list[Message]:
         for mark in PAIR_MARKS:
             if mark in first or mark in second:
                 raise ValueError(
@@ -249,23 +241,3 @@ def _mismatch(a: Conversation, b: Conversation) -> str | None:
     if list(a[:-1]) != list(b[:-1]):
         return "the two conversations must be equal before their last message"
     return None
-
-
-def _compose_candidates(prompt: Conversation, first: str, second: str) -> list[Message]:
-    """Write a dialogue as PairRM's texts: the prompt with one placeholder per reply, and two lists of replies."""
-    roles = [message["role"] for message in prompt]
-    if roles != [("user", "assistant")[k % 2] for k in range(len(roles))]:
-        raise ValueError(f"PairRM needs alternating user and assistant messages, got the roles {roles[:6]}.")
-    asked = [message["content"] for message in prompt[0::2]]
-    answered = [message["content"] for message in prompt[1::2]]
-    source = "Finish the following coversation in each i-th turn by filling in <Response i> with your response."
-    source += "\n".join(f"USER: {text}\nAssistant: <Response {turn}>" for turn, text in enumerate(asked, start=1))
-    candidates = [
-        "\n".join(f"<Response {turn}>: {text}" for turn, text in enumerate([*answered, last], start=1))
-        for last in (first, second)
-    ]
-    return [
-        Message(role="source", content=source),
-        Message(role="candidate1", content=candidates[0]),
-        Message(role="candidate2", content=candidates[1]),
-    ]

@@ -122,7 +122,7 @@ def open_model(settings: StartSettings, *, seed: int) -> StartModel:
             )
         model, tokenizer = load_model(checkpoint, device=torch.device("cpu")), checkpoint.tokenizer
         kind, name = checkpoint.family.kind, checkpoint.name
-        options = {**checkpoint.kind_options, **options}
+        options = {**checkpoint.family.options, **options}
     facts = ModelFacts(name, model.config, outputs_of_modules(model), tokenizer)
     kind = "process" if kind == "auto" and "step_token" in options else kind
     outputs = model.config.num_labels
@@ -161,7 +161,7 @@ def _with_new_head(settings: StartSettings, loading: Mapping[str, Any], seed: in
     with refusing_malformed(source):
         tokenizer = loading.get("tokenizer") or source
         if isinstance(tokenizer, str):
-            tokenizer = load_tokenizer(tokenizer, trust_remote_code=False)
+            tokenizer = load_tokenizer(tokenizer)
         config = AutoConfig.from_pretrained(source, revision=revision, num_labels=outputs)
         if hasattr(config, "objective_weights"):  # of the outputs of another head
             del config.objective_weights

@@ -137,18 +137,6 @@ def multi_head(folder):
     }
 
 
-def gated(folder):
-    heads = {
-        "regression_layer.weight": tensor(3, HIDDEN, seed=1),
-        "gating.logit_scale": tensor(1, seed=3),
-        "gating.layers.0.weight": tensor(16, HIDDEN, seed=4),
-        "gating.layers.0.bias": tensor(16, seed=5),
-        "gating.layers.1.weight": tensor(3, 16, seed=6),
-        "gating.layers.1.bias": tensor(3, seed=7),
-    }
-    return save_with_heads(folder, heads, class_name="LlamaForRewardModelWithGating", gating_temperature=2.0), {}
-
-
 def process(folder):
     heads = {"score.0.weight": tensor(2, HIDDEN, seed=2)}
     folder = save_with_heads(folder, heads, class_name="Qwen2ForProcessRewardModel", architecture="qwen2")
@@ -174,23 +162,7 @@ def implicit_of_padded_models(folder):
     return policy, {"kind": "implicit", "reference": str(reference)}
 
 
-def pair_encoder(folder):
-    heads = {
-        "head_layer.1.weight": tensor(HIDDEN, 2 * HIDDEN, seed=1),
-        "head_layer.1.bias": tensor(HIDDEN, seed=2),
-        "head_layer.4.weight": tensor(1, HIDDEN, seed=3),
-        "head_layer.4.bias": tensor(1, seed=4),
-    }
-    tokenizer = tiny_models.tokenizer("bert")
-    tokenizer.add_tokens(["<|source|>", "<|candidate1|>", "<|candidate2|>", "<|candidate|>"])
-    options = {"architecture": "deberta_v2", "class_name": "DebertaV2PairRM", "prefix": "pretrained_model"}
-    return save_with_heads(folder, heads, tokenizer=tokenizer, vocab_size=len(tokenizer), **options), {
-        "kind": "pairwise",
-        "reference": "I don't know.",
-    }
-
-
-KINDS = (classifier, multi_head, gated, process, generative, implicit, implicit_of_padded_models, pair_encoder)
+KINDS = (classifier, multi_head, process, generative, implicit, implicit_of_padded_models)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +200,7 @@ def test_a_score_of_every_kind_does_not_depend_on_the_batch(make, rows, budget, 
             assert steps.tolist() == expected[row].step_rewards[0].tolist()
 
 
-@pytest.mark.parametrize("make", [classifier, gated, process, generative, implicit], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [classifier, process, generative, implicit], ids=lambda make: make.__name__)
 def test_the_reward_of_a_turn_equals_the_score_of_the_conversation_cut_there(make, scorer_of_kind, hh_pairs):
     scorer, _, _ = scorer_of_kind(make)
     dialogues = [pair[0] for pair in hh_pairs if len(pair[0]) == 6][:4]

@@ -49,8 +49,6 @@ def make_head(readout: readouts.Readout, model: PreTrainedModel) -> Head:
             return AppliedModule(model, name)
         case readouts.TokenLogits(token_ids):
             return OutputLayer(model, token_ids)
-        case readouts.GatedHead(regression, gate, outputs):
-            return AppliedGates(model, regression, gate, normal=outputs == "normal")
     raise AssertionError(f"expected a readout of single hidden states, got {readout}")
 
 
@@ -89,33 +87,6 @@ class AppliedModule:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the values in float32."""
         return in_float32(_submodule(self._model, self._name), hidden)
-
-
-class AppliedGates:
-    """Objectives and gates, concatenated; the gates are multiplied by the model's `reward_transform_matrix`.
-
-    The reward `sum_h gate_h * (objectives @ transform)_h` equals `sum_j objective_j * (gates @ transform^T)_j`.
-
-    Args:
-        model: the whole model.
-        regression, gate: names of the modules that compute objectives and gates from hidden states.
-        normal: whether the numbers of an objective are mean and log variance; if False, they are quantiles.
-    """
-
-    def __init__(self, model: PreTrainedModel, regression: str, gate: str, *, normal: bool) -> None:
-        self._model, self._regression, self._gate, self._normal = model, regression, gate, normal
-        self._size = width(_submodule(model, gate))
-        self.num_values = 2 * self._size
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """Return objectives and gates, float32 `[R, 2H]`."""
-        numbers = in_float32(_submodule(self._model, self._regression), hidden).reshape(len(hidden), self._size, -1)
-        objectives = numbers[:, :, 0] if self._normal else numbers.mean(dim=2)
-        gates = in_float32(_submodule(self._model, self._gate), hidden).to(objectives.device)
-        transform = getattr(self._model, "reward_transform_matrix", None)
-        if transform is not None:
-            gates = (gates.double() @ transform.to(gates.device).double().T).float()
-        return torch.cat([objectives, gates], dim=1)
 
 
 class OutputLayer:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.decoder import DecoderBackbone, is_dispatched, plain_inputs
 from gym_rm.engine.backbones.devices import device_of, to_device
-from gym_rm.engine.backbones.heads import OutputLayer, in_float32, make_head
+from gym_rm.engine.backbones.heads import OutputLayer, make_head
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.kinds import readouts
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
@@ -154,40 +154,6 @@ class Classifier(RewardModel):
         return logits.float()[to_device(np.ascontiguousarray(batch.read_positions[:, 0]), logits.device)]
 
 
-class PairwiseEncoder(RewardModel):
-    """`head(source, first) - head(source, second)` of the hidden states at three markers (PairRM)."""
-
-    def __init__(self, model: PreTrainedModel, readout: readouts.MarkerPairs) -> None:
-        super().__init__(model)
-        self._readout = readout
-
-    def values(self, batch: Batch) -> Tensor:
-        """Return the log-odds that the first candidate is better, `[R, 1]`."""
-        assert isinstance(batch, PaddedBatch), "encoders need padded batches"
-        hidden = self._hidden_states(batch)
-        rows = batch.read_positions[:, 0]
-        at = [(batch.input_ids[rows] == marker).argmax(axis=1) for marker in self._readout.markers]
-        index = to_device(np.stack([rows, *at]), hidden.device)
-        source, first, second = (hidden[index[0], positions] for positions in index[1:])
-        head = self.models[0].get_submodule(self._readout.head)
-        left = in_float32(head, torch.cat([source, first], dim=1))
-        right = in_float32(head, torch.cat([source, second], dim=1))
-        return (left - right).mean(dim=1, keepdim=True)
-
-    def trial_values(self, batch: Batch) -> Tensor:
-        """Return hidden states, because the trial's texts have no markers."""
-        assert isinstance(batch, PaddedBatch), "encoders need padded batches"
-        hidden = self._hidden_states(batch)
-        rows, positions = to_device(np.ascontiguousarray(batch.read_positions.T), hidden.device)
-        return hidden[rows, positions]
-
-    def _hidden_states(self, batch: PaddedBatch) -> Tensor:
-        inputs = plain_inputs(batch, self.models[0])
-        inputs.pop("token_type_ids", None)
-        hidden: Tensor = self.models[0].base_model(**inputs).last_hidden_state
-        return hidden
-
-
 def make_reward_model(
     readout: readouts.Readout,
     model: PreTrainedModel,
@@ -202,8 +168,6 @@ def make_reward_model(
     match readout:
         case readouts.ClassifierLogits():
             return Classifier(model)
-        case readouts.MarkerPairs():
-            return PairwiseEncoder(model, readout)
         case readouts.TokenLogProbabilities():
             assert reference is not None
             return PolicyAndReference(model, reference)

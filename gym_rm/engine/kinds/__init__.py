@@ -5,31 +5,17 @@
 
 from __future__ import annotations
 
-from gym_rm.engine.kinds.component_names import component_names
-from gym_rm.engine.kinds.decoder import DecoderKind
-from gym_rm.engine.kinds.encoder import EncoderKind
-from gym_rm.engine.kinds.gated import GatedKind
+from gym_rm.engine.kinds.decoder import DecoderKind, EncoderKind
 from gym_rm.engine.kinds.generative import GenerativeKind
 from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction
-from gym_rm.engine.kinds.multi_head import MultiHeadKind
-from gym_rm.engine.kinds.pair_encoder import PairEncoderKind
+from gym_rm.engine.kinds.multi_head import MultiHeadKind, component_names
 from gym_rm.engine.kinds.process import ProcessKind
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.scorer import SCORER_KINDS
 
 KINDS: dict[str, type[Kind]] = {
-    kind.name: kind
-    for kind in (
-        DecoderKind,
-        EncoderKind,
-        MultiHeadKind,
-        GatedKind,
-        ProcessKind,
-        GenerativeKind,
-        ImplicitKind,
-        PairEncoderKind,
-    )
+    kind.name: kind for kind in (DecoderKind, EncoderKind, MultiHeadKind, ProcessKind, GenerativeKind, ImplicitKind)
 }
 
 __all__ = ["KINDS", "Kind", "ModelFacts", "Reduction", "check_kind", "detect_kind"]
@@ -58,7 +44,7 @@ def detect_kind(facts: ModelFacts) -> str:
         return "decoder" if "score" in facts.heads else "encoder"
     if getattr(config, "objective_weights", None) is not None:
         return "multi_head"
-    names = component_names(config, config.num_labels, facts.name)
+    names = component_names(config, config.num_labels)
     raise ConfigError(
         f"{facts.name!r} has a head with {config.num_labels} outputs {list(names[:8])}, but a reward is one number; "
         "pass kind='multi_head' with weights= ({label: weight}, a list, one label, 'mean' or 'sum'), or kind='process' "

@@ -1,4 +1,4 @@
-"""Causal language models with a head, whose reward is read at one token of the conversation."""
+"""Models with one output: a head that is read at one token of the text, or a classifier with its own pooling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from gym_rm.config import Config, NonNegativeInt
 from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction, no_components
-from gym_rm.engine.kinds.readouts import ModuleHead, TokenLogits
+from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits
+from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import IntArray
 from gym_rm.errors import ConfigError, warn_once
@@ -93,6 +94,26 @@ class DecoderKind(LastTokenKind):
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
         """Return the last value of each sequence as its reward."""
+        return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderKind(Kind):
+    """Kind whose reward is the logit of a `...ForSequenceClassification` model with its own pooling and one label."""
+
+    name = "encoder"
+
+    class Options(Config):
+        """`kind="encoder"` has no options."""
+
+    @classmethod
+    def of(cls, facts: ModelFacts, options: Options) -> EncoderKind:
+        """See `Kind.of`."""
+        require_one_output(facts, facts.config.num_labels, "encoder")
+        return cls(ClassifierLogits(), InputFormat(encoder=True))
+
+    def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
+        """Return the logit of each sequence as its reward."""
         return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))
 
 

@@ -51,7 +51,7 @@ class ModelFacts:
                 return self.heads[name]
         raise ConfigError(
             f"{self.name!r} has no head {head!r}; it has {sorted(self.heads)}.{nearest(head, self.heads)} Pass the "
-            "name of the head (head=, or regression= and gate= for kind='gated')."
+            "name of the head as head=."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -9,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gym_rm.checks import finite
-from gym_rm.engine.kinds.component_names import component_names
 from gym_rm.engine.kinds.decoder import LastTokenKind, PoolingOptions, padding_of
 from gym_rm.engine.kinds.kind import ModelFacts, Reduction
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead
@@ -19,6 +19,14 @@ from gym_rm.errors import ConfigError, nearest
 from gym_rm.scores import FloatArray
 
 Weights: TypeAlias = Mapping[str, float] | Sequence[float] | str
+
+
+def component_names(config: Any, size: int) -> tuple[str, ...]:
+    """Return names for `size` outputs: the configuration's labels, or numbered names if it has none."""
+    labels = tuple(str(label) for _, label in sorted((config.id2label or {}).items()))
+    if len(labels) == size and not all(re.fullmatch(r"LABEL_\d+", label) for label in labels):
+        return labels
+    return tuple(f"objective_{index}" for index in range(size))
 
 
 def weights_of(names: Sequence[str], weights: Weights) -> FloatArray:
@@ -89,7 +97,7 @@ class MultiHeadKind(LastTokenKind):
             )
         decoder = options.head in facts.heads
         outputs = facts.outputs_of(options.head) if decoder else facts.config.num_labels
-        names = component_names(facts.config, outputs, facts.name)
+        names = component_names(facts.config, outputs)
         numbers = weights_of(names, weights)
         return cls(
             ModuleHead(options.head) if decoder else ClassifierLogits(),

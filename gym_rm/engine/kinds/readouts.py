@@ -6,7 +6,7 @@ Shapes: values are float32 `[R, K]`, with K numbers for each of R positions to r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +37,8 @@ class TokenLogProbabilities:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedHead:
-    """Objectives, followed by their gates. K is twice the number of objectives.
-
-    Attributes:
-        regression, gate: names of the two modules in the model.
-        outputs: outputs of the regression module per objective: its quantiles, or (mean, log variance).
-    """
-
-    regression: str
-    gate: str
-    outputs: Literal["quantiles", "normal"]
-
-
-@dataclass(frozen=True, slots=True)
 class ClassifierLogits:
     """Logits of a classifier with its own pooling. K is the number of labels. A position only selects the sequence."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkerPairs:
-    """`head(source, first) - head(source, second)` of the hidden states at three marker tokens: K = 1 (PairRM).
-
-    Attributes:
-        head: name of the module in the model.
-        markers: ids of the tokens before the source, the first and the second candidate.
-    """
-
-    head: str
-    markers: tuple[int, int, int]
-
-
-Readout: TypeAlias = ModuleHead | TokenLogits | TokenLogProbabilities | GatedHead | ClassifierLogits | MarkerPairs
+Readout: TypeAlias = ModuleHead | TokenLogits | TokenLogProbabilities | ClassifierLogits

@@ -14,18 +14,17 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
 
-from gym_rm.config import Config, Flag
+from gym_rm.config import Config
 from gym_rm.engine.backbones.sharded import use_local_weights
 from gym_rm.engine.kinds import ModelFacts, check_kind
 from gym_rm.engine.loading.device_and_dtype import resolve_device, resolve_dtype
-from gym_rm.engine.loading.families import Family, beside_backbone, choose_family, recognise
+from gym_rm.engine.loading.families import Family, beside_backbone, choose_family
 from gym_rm.engine.loading.files import (
     absolute,
     check_tokenizer,
@@ -42,7 +41,6 @@ from gym_rm.engine.loading.lora import WEIGHTS, Adapter, find_adapter
 from gym_rm.engine.loading.revision import revision_of, revision_of_tokenizer
 from gym_rm.engine.loading.sharding import Sharding, distributed_arguments
 from gym_rm.engine.loading.weights import read_weights
-from gym_rm.engine.text.templates import own_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
 
@@ -83,8 +81,6 @@ class LoadOptions(Config):
     """As in transformers."""
     revision: str | None = None
     """Commit, branch or tag of a hub repository."""
-    trust_remote_code: Flag = False
-    """Allow Python code from the checkpoint to run, for families that cannot be loaded otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,6 @@ class ModelFiles:
         shapes: shapes of the tensors outside the backbone.
         tokenizer: tokenizer of the checkpoint.
         adapter: the LoRA adapter, if the checkpoint is one; otherwise None.
-        remote_class: name in `auto_map` of the class in the checkpoint's own code, or None.
     """
 
     source: str
@@ -113,7 +108,6 @@ class ModelFiles:
     shapes: Mapping[str, tuple[int, ...]]
     tokenizer: Any
     adapter: Adapter | None = None
-    remote_class: str | None = None
 
     def at(self, path: str | os.PathLike[str]) -> ModelFiles:
         """Return another checkpoint of this model, opened with the same options and tokenizer."""
@@ -144,17 +138,6 @@ class ModelFiles:
         if self.adapter is not None:
             heads |= outputs_of_heads(self.adapter.tensors)
         return ModelFacts(self.source, self.config, heads, self.tokenizer)
-
-    @property
-    def kind_options(self) -> dict[str, Any]:
-        """Options that the family sets: those of its kind, and a chat template if needed."""
-        options = {name: value for name, value in self.family.options.items() if name != "chat_template"}
-        if self.family.suffix or "chat_template" in self.family.options:
-            own = own_template(self.tokenizer)
-            template = own or self.family.options.get("chat_template")
-            if template is not None and (own is None or self.family.suffix):
-                options["chat_template"] = template + self.family.suffix
-        return options
 
 
 def embedded(name: str) -> str:
@@ -208,9 +191,9 @@ def load_model(
         "config": checkpoint.config,
         "dtype": resolve_dtype(options.dtype, device, checkpoint.config),
         "device_map": device_map,
-        "attn_implementation": _attention(checkpoint),
+        "attn_implementation": options.attn_implementation,
         "quantization_config": options.quantization_config,
-        "trust_remote_code": checkpoint.remote_class is not None,
+        "trust_remote_code": False,
     }
     source, revision = (checkpoint.source, options.revision) if adapter is None else (adapter.base, None)
     with refusing_malformed(checkpoint.source):
@@ -253,41 +236,26 @@ def _computing_fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[t
 
 def _open(source: str, name: str, options: LoadOptions, adapter: Adapter | None) -> ModelFiles:
     base, revision = (source, options.revision) if adapter is None else (adapter.base, None)
-    if adapter is None:
-        _refuse_remote_family(source, options)
-    else:
+    if adapter is not None:
         _check_base(adapter, options)
-    config, remote_class = _read_model_config(base, options, revision)
+    config = _read_model_config(base, revision)
     tensors = tensor_files(base, revision)
     if adapter is not None:
         config.num_labels = adapter.num_labels or config.num_labels
         loader: Any = "causal" if options.kind in ("generative", "implicit") else "classifier"
         family = Family("adapter", options.kind, loader)
-    elif remote_class is not None and options.head is not None:
-        kind = "decoder" if options.kind == "auto" else options.kind
-        family = Family("own code", kind, "remote", options={"head": options.head})
     else:
         family = choose_family(config, tensors, source, kind=options.kind, head=options.head)
     firsts = set(family.heads) or set(beside_backbone(tensors))
     beside = {tensor: file for tensor, file in tensors.items() if tensor.partition(".")[0] in firsts}
     if options.tokenizer is not None:
-        tokenizer = check_tokenizer(options.tokenizer, trust_remote_code=options.trust_remote_code)
+        tokenizer = check_tokenizer(options.tokenizer)
     else:
         place, given = (source, {"config": config}) if adapter is None else (adapter.tokenizer, {})
         own = options.revision if place == source else None
-        tokenizer = load_tokenizer(place, trust_remote_code=options.trust_remote_code, revision=own, **given)
+        tokenizer = load_tokenizer(place, revision=own, **given)
     shapes = tensor_shapes(base, beside, revision)
-    return ModelFiles(source, name, options, config, family, tensors, shapes, tokenizer, adapter, remote_class)
-
-
-def _refuse_remote_family(source: str, options: LoadOptions) -> None:
-    raw = read_config(source, options.revision)
-    known = recognise(PreTrainedConfig(architectures=raw.get("architectures")), (), source)
-    if known is not None and known.loader == "remote" and not options.trust_remote_code:
-        raise ConfigError(
-            f"{source!r} ({known.name}) needs its own code: {known.needs}. If you trust the checkpoint's Python code, "
-            "pass trust_remote_code=True."
-        )
+    return ModelFiles(source, name, options, config, family, tensors, shapes, tokenizer, adapter)
 
 
 def _check_base(adapter: Adapter, options: LoadOptions) -> None:
@@ -303,53 +271,32 @@ def _check_base(adapter: Adapter, options: LoadOptions) -> None:
         )
 
 
-def _read_model_config(
-    source: str, options: LoadOptions, revision: str | None = None
-) -> tuple[PreTrainedConfig, str | None]:
-    """Return the configuration, and the name in `auto_map` of the class of the checkpoint's own code if it is needed.
-
-    An architecture of transformers never needs the checkpoint's own code, even if the user allows it.
-    """
+def _read_model_config(source: str, revision: str | None) -> PreTrainedConfig:
+    """Return the configuration of a checkpoint; its own code never runs."""
     raw = read_config(source, revision)
-    remote = options.trust_remote_code and raw.get("model_type") not in CONFIG_MAPPING
-    config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=remote)
+    if raw.get("model_type") not in CONFIG_MAPPING and raw.get("auto_map"):
+        raise ConfigError(
+            f"{source!r} needs its own code (model_type {raw.get('model_type')!r} is not in transformers), which is "
+            "never run; load it yourself with trust_remote_code=True if you trust it, and pass the model and its "
+            "tokenizer to RewardModelScorer."
+        )
+    config: PreTrainedConfig = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     if getattr(config, "transformers_weights", None) is not None:
         raise ConfigError(
             f"{source!r} names its weights file in config.json ({config.transformers_weights!r}); expected "
             "model.safetensors, alone or with an index. Remove transformers_weights from config.json."
         )
-    classifier = "AutoModelForSequenceClassification"
-    return config, (classifier if classifier in (raw.get("auto_map") or {}) else "AutoModel") if remote else None
+    return config
 
 
 def _model_class(checkpoint: ModelFiles) -> Any:
-    family = checkpoint.family
-    match family.loader:
+    match checkpoint.family.loader:
         case "classifier":
             return AutoModelForSequenceClassification
         case "causal":
             return AutoModelForCausalLM
         case "heads":
-            return headed_model(
-                checkpoint.config, checkpoint.shapes, backbone=family.backbone, activation=family.activation
-            )
-        case "remote":
-            return AutoModelForSequenceClassification if checkpoint.remote_class != "AutoModel" else AutoModel
-
-
-def _attention(checkpoint: ModelFiles) -> str | None:
-    """Return the attention implementation for `from_pretrained`: one that applies the soft cap of attention logits.
-
-    Older versions of transformers accept `"sdpa"` for every model and ignore the cap.
-    """
-    attention = checkpoint.options.attn_implementation
-    cap = getattr(checkpoint.config.get_text_config(), "attn_logit_softcapping", None)
-    if cap is not None and attention == "sdpa":
-        raise ConfigError(
-            f"cannot load {checkpoint.source!r} with attn_implementation='sdpa', which ignores the soft cap of its "
-            f"attention (attn_logit_softcapping={cap}); pass 'eager'."
-        )
-    return "eager" if cap is not None and attention is None else attention
+            return headed_model(checkpoint.config, checkpoint.shapes)
 
 
 def _require_head(checkpoint: ModelFiles) -> None:

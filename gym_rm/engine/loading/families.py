@@ -1,4 +1,4 @@
-"""Known families of public reward models: kind, heads, pooling, and the chat template if a checkpoint has none.
+"""Known families of public reward models: kind, heads and pooling.
 
 A family is recognised by the architecture in `config.json`, by the tensors outside the backbone and, if these are not
 enough, by the name of the checkpoint. Other checkpoints are loaded by their architecture, or refused with an error that
@@ -16,17 +16,7 @@ from transformers import PreTrainedConfig
 
 from gym_rm.errors import ConfigError
 
-Loader = Literal["classifier", "causal", "heads", "remote"]
-
-# Templates from the model cards. The backslash in the template of Eurus is correct.
-HUMAN_ASSISTANT = (
-    "{% for m in messages %}{{ '\n' if not loop.first }}{{ 'Assistant: ' if m['role'] == 'assistant' else 'Human: ' }}"
-    "{{ m['content'] }}{% endfor %}{{ '\nAssistant: ' if add_generation_prompt }}"
-)
-INST = (
-    r"{% for m in messages %}{{ ' ' + m['content'] if m['role'] == 'assistant' else '[INST] ' + m['content'] + "
-    r"' [\\INST]' }}{% endfor %}"
-)
+Loader = Literal["classifier", "causal", "heads"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +26,11 @@ class Family:
     Attributes:
         name: usual name of the family.
         kind: kind of reward model.
-        loader: `"classifier"` and `"causal"` use a class of transformers; `"heads"` builds heads from tensor shapes;
-            `"remote"` runs the checkpoint's own code, which the user must allow.
+        loader: `"classifier"` and `"causal"` use a class of transformers; `"heads"` builds heads from tensor shapes.
         architectures: architectures in `config.json`.
         heads: first names of tensors outside the backbone; the checkpoint must have all of them.
-        config_key: key that `config.json` must have, or None.
         pattern: regular expression for the name of the repository or folder, or None.
-        backbone: prefix of the backbone's tensors; None for the usual prefix of the architecture.
-        activation: activation between the linear layers of a head.
-        options: options of the kind, and `chat_template` for checkpoints without one.
-        suffix: text that the model expects after the template.
-        needs: reason to run the checkpoint's own code, for `"remote"`.
+        options: options of the kind.
     """
 
     name: str
@@ -54,13 +38,8 @@ class Family:
     loader: Loader = "classifier"
     architectures: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
-    config_key: str | None = None
     pattern: str | None = None
-    backbone: str | None = None
-    activation: str = "relu"
     options: Mapping[str, Any] = field(default_factory=dict)
-    suffix: str = ""
-    needs: str = ""
 
     def matches(self, config: PreTrainedConfig, tensors: Iterable[str], name: str) -> bool:
         """Return whether a checkpoint belongs to this family."""
@@ -69,13 +48,11 @@ class Family:
         return (
             architecture_of(config) in self.architectures
             and set(self.heads) <= present
-            and (self.config_key is None or hasattr(config, self.config_key))
             and (self.pattern is None or re.search(self.pattern, last_name, re.IGNORECASE) is not None)
         )
 
 
 OUTPUT_LAYERS = ("lm_head", "embed_out", "output", "output_layer")  # over the vocabulary
-GATED = ("LlamaForRewardModelWithGating", "Gemma2ForQuantileSequenceClassification")
 PROCESS_OPTIONS = {"step_token": "<extra_0>", "step_separator": "\n\n"}
 
 FAMILIES = (
@@ -88,79 +65,10 @@ FAMILIES = (
         options={"token_id": 0, "pooling": "last"},
     ),
     Family(
-        "ArmoRM and QRM",
-        "gated",
-        "heads",
-        architectures=GATED,
-        heads=("regression_layer", "gating", "reward_transform_matrix"),
-    ),
-    Family("QRM without a transform", "gated", "heads", architectures=GATED, heads=("regression_layer", "gating")),
-    Family(
-        "URM",
-        "gated",
-        "heads",
-        architectures=("LlamaForSequenceClassificationWithNormal_Weights",),
-        heads=("score", "weights"),
-        activation="selu",
-        options={"regression": "score", "gate": "weights", "outputs": "normal", "prompt_end": None},
-    ),
-    Family(
         "Qwen2.5-Math-PRM", "process", "heads", ("Qwen2ForProcessRewardModel",), ("score",), options=PROCESS_OPTIONS
     ),
     Family("Qwen2.5-Math-RM and WorldPM", "decoder", "heads", ("Qwen2ForRewardModel",), ("score",)),
     Family("INF-ORM", "decoder", "heads", ("INFORMForSequenceClassification",), ("score",)),
-    Family(
-        "GRM with a value head",
-        "decoder",
-        "heads",
-        architectures=("LlamaForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM"),
-        heads=("v_head",),
-        config_key="vhead_layer_type",
-        options={"head": "v_head", "pooling": "last"},
-    ),
-    Family(
-        "UltraRM",
-        "decoder",
-        "heads",
-        architectures=("LlamaRewardModel",),
-        heads=("regression_head",),
-        options={"head": "regression_head", "pooling": "last", "chat_template": HUMAN_ASSISTANT},
-    ),
-    Family(
-        "Eurus-RM",
-        "decoder",
-        "heads",
-        architectures=("EurusRewardModel",),
-        heads=("regression_head",),
-        options={"head": "regression_head", "pooling": "last", "chat_template": INST},
-    ),
-    Family(
-        "Athene-RM",
-        "decoder",
-        "heads",
-        architectures=("AtheneForSequenceClassification",),
-        heads=("v_head",),
-        options={"head": "v_head", "pooling": "last"},
-        suffix="<|reserved_special_token_1|>",
-    ),
-    Family(
-        "InternLM2 reward",
-        "decoder",
-        "remote",
-        architectures=("InternLM2ForRewardModel",),
-        options={"head": "v_head", "pooling": "last"},
-        suffix="[UNUSED_TOKEN_130]",
-        needs="transformers has no InternLM2, neither the model nor its tokenizer",
-    ),
-    Family(
-        "PairRM",
-        "pair_encoder",
-        "heads",
-        architectures=("DebertaV2PairRM",),
-        heads=("head_layer",),
-        backbone="pretrained_model",
-        activation="tanh",
-    ),
 )
 
 
@@ -230,8 +138,8 @@ def choose_family(
         f"{name!r} is not of a known family of reward models: its architecture is {architecture or 'none'!r}, and its "
         f"tensors outside the backbone are {beside_backbone(tensors)[:8]}. If one of them is the head that returns the "
         "reward, pass head='its first name' (with kind= if the head has several outputs), chat_template= if the "
-        "tokenizer has none, and pooling='last' or 'hf'. If the model needs its own code and you trust it, pass "
-        "trust_remote_code=True with head=."
+        "tokenizer has none, and pooling='last' or 'hf'. If the model needs its own code, load it yourself, and "
+        "pass it with its tokenizer to RewardModelScorer."
     )
 
 

@@ -114,7 +114,7 @@ def read_config(source: str, revision: str | None = None) -> dict[str, Any]:
     return config
 
 
-def check_tokenizer(tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
+def check_tokenizer(tokenizer: Any) -> Any:
     """Return the user's tokenizer, given as an object, or as a folder or hub id to load it from.
 
     Raises:
@@ -122,7 +122,7 @@ def check_tokenizer(tokenizer: Any, *, trust_remote_code: bool = False) -> Any:
     """
     if isinstance(tokenizer, str | os.PathLike):
         require_source(os.fspath(tokenizer), option="tokenizer")
-        return load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
+        return load_tokenizer(tokenizer)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ConfigError(
             "tokenizer must be a Hugging Face tokenizer, or the folder or hub id to load it from; got "

@@ -7,77 +7,45 @@ the checkpoint runs.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from gym_rm.errors import ConfigError
 
 Shapes = Mapping[str, tuple[int, ...]]
-ACTIVATIONS = {"relu": nn.ReLU, "selu": nn.SELU, "tanh": nn.Tanh}
 
 
-class GatingNetwork(nn.Module):
-    """Weights of the objectives, computed from the hidden state at the end of the prompt.
-
-    ArmoRM (arXiv 2406.12845, section 3.2) stacks linear layers with ReLU between them; QRM (arXiv 2409.10164) also has
-    batch norms. Both end in `softmax(x / temperature) * logit_scale`.
-    """
-
-    def __init__(self, layers: nn.Sequential, temperature: float) -> None:
-        super().__init__()
-        self.layers = layers
-        self.logit_scale = nn.Parameter(torch.ones(1))
-        self.temperature = temperature
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the weights `[R, H]` for hidden states `[R, hidden]`."""
-        for layer, following in itertools.zip_longest(self.layers, list(self.layers)[1:]):
-            x = layer(x)
-            if isinstance(layer, nn.Linear) and isinstance(following, nn.Linear):
-                x = torch.relu(x)
-        return torch.softmax(x / self.temperature, dim=-1) * self.logit_scale
-
-
-def headed_model(
-    config: PreTrainedConfig, shapes: Shapes, *, backbone: str | None = None, activation: str = "relu"
-) -> type[PreTrainedModel]:
+def headed_model(config: PreTrainedConfig, shapes: Shapes) -> type[PreTrainedModel]:
     """Return a model class with the configuration's backbone and heads of these shapes, for `from_pretrained`.
 
     Args:
         config: configuration of the backbone; transformers must contain its architecture.
         shapes: shape of every tensor outside the backbone, by its name in the checkpoint.
-        backbone: prefix of the backbone's tensors; None for the usual prefix of the architecture.
-        activation: activation between the linear layers of a head, which a checkpoint does not contain.
 
     Raises:
-        ConfigError: a tensor does not belong to a linear layer, batch norm or gating network.
+        ConfigError: a tensor does not belong to a linear layer.
     """
     backbone_class = MODEL_MAPPING[type(config)]
-    prefix = backbone or str(backbone_class.base_model_prefix)
+    prefix = str(backbone_class.base_model_prefix)
     parent = next(c for c in backbone_class.__mro__[1:] if issubclass(c, PreTrainedModel))
 
     def __init__(self: Any, config: PreTrainedConfig) -> None:
         parent.__init__(self, config)
         setattr(self, prefix, backbone_class(config))
         for name, inner in _by_first_name(shapes).items():
-            if "" in inner:
-                self.register_parameter(name, nn.Parameter(torch.zeros(inner[""]), requires_grad=False))
-            else:
-                self.add_module(name, _build(inner, activation, config))
+            self.add_module(name, _build(inner))
         self.post_init()
 
     attributes: dict[str, Any] = {
         "__init__": __init__,
         "__module__": __name__,
-        "__reduce__": lambda self: (_unpickled, (config, dict(shapes), backbone, activation), self.__dict__),
+        "__reduce__": lambda self: (_unpickled, (config, dict(shapes)), self.__dict__),
         "base_model_prefix": prefix,
         # Quantisation also skips these modules.
         "_keep_in_fp32_modules_strict": sorted(_by_first_name(shapes)),
@@ -85,9 +53,9 @@ def headed_model(
     return type(f"{backbone_class.__name__}WithHeads", (parent,), attributes)
 
 
-def _unpickled(config: PreTrainedConfig, shapes: Shapes, backbone: str | None, activation: str) -> PreTrainedModel:
+def _unpickled(config: PreTrainedConfig, shapes: Shapes) -> PreTrainedModel:
     """Return an empty model for pickle, which cannot find a class that was made at run time by its name."""
-    model_class: Any = headed_model(config, shapes, backbone=backbone, activation=activation)
+    model_class: Any = headed_model(config, shapes)
     model: PreTrainedModel = model_class.__new__(model_class)
     return model
 
@@ -125,29 +93,20 @@ def _by_first_name(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
     return groups
 
 
-def _build(shapes: Shapes, activation: str, config: PreTrainedConfig) -> nn.Module:
-    """Return a module whose tensors have these names and shapes."""
-    if "running_mean" in shapes:
-        return nn.BatchNorm1d(shapes["running_mean"][0])
+def _build(shapes: Shapes) -> nn.Module:
+    """Return a module whose tensors have these names and shapes; ReLU is between the linear layers of a head."""
     weight = shapes.get("weight")
     if weight is not None and len(weight) == 2 and set(shapes) <= {"weight", "bias"}:
         return nn.Linear(weight[1], weight[0], bias="bias" in shapes)
     groups = _by_first_name(shapes)
-    if "logit_scale" in groups and "layers" in groups:
-        layers = _build(groups["layers"], activation, config)
-        assert isinstance(layers, nn.Sequential)
-        if not hasattr(config, "gating_temperature"):
-            raise ConfigError("config.json must have gating_temperature for the gating network; it is missing.")
-        return GatingNetwork(layers, float(config.gating_temperature))
     if any("" in inner for inner in groups.values()):
-        raise ConfigError(f"tensors of a head must belong to linear layers or batch norms; got {sorted(shapes)}.")
-    built = {name: _build(inner, activation, config) for name, inner in groups.items()}
+        raise ConfigError(f"tensors of a head must belong to linear layers; got {sorted(shapes)}.")
+    built = {name: _build(inner) for name, inner in groups.items()}
     if not all(name.isdigit() for name in built):
         return nn.Sequential(OrderedDict(built))
     # Indices without tensors are activations (after a linear layer) or dropouts, which do nothing in scoring.
     modules: list[nn.Module] = []
     for index in range(max(map(int, built)) + 1):
-        after_linear = bool(modules) and isinstance(modules[-1], nn.Linear)
-        default = ACTIVATIONS[activation]() if after_linear else nn.Identity()
+        default = nn.ReLU() if modules and isinstance(modules[-1], nn.Linear) else nn.Identity()
         modules.append(built.get(str(index), default))
     return nn.Sequential(*modules)

@@ -33,7 +33,7 @@ def reader_of_reward_model(path: str | None = None, **options: Any) -> TextReade
     kind = checkpoint.family.kind
     kind = detect_kind(checkpoint.facts) if kind == "auto" else check_kind(kind)
     text, of_kind = divide_settings(
-        {**checkpoint.kind_options, **others},
+        {**checkpoint.family.options, **others},
         TextOptions,
         KINDS[kind].Options,
         owner=f"a reward model of kind {kind!r}",

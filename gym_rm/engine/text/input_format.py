@@ -20,7 +20,6 @@ class InputFormat:
         generation_prompt: whether to add the template's generation prompt (the start of the model's own turn).
         step_token: token to add after every step of the last assistant message, or None.
         step_separator: text between two steps of that message. It is removed.
-        control_tokens: additional tokens that only the template may write.
         mark_reply: whether to compute `Rendered.reply_start`.
     """
 
@@ -29,7 +28,6 @@ class InputFormat:
     generation_prompt: bool = False
     step_token: str | None = None
     step_separator: str = "\n\n"
-    control_tokens: tuple[str, ...] = ()
     mark_reply: bool = False
 
     def steps(self, conversation: Conversation) -> list[str]:

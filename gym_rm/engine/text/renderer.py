@@ -94,8 +94,7 @@ class Renderer:
         self.forged_turns = settings.forged_turns
         self._special = SpecialTokens(tokenizer, add_bos=settings.add_bos, encoder=self.input_format.encoder)
         step_token = self.input_format.step_token
-        tokens = (*self.input_format.control_tokens, step_token or "")
-        self._control = ControlTokens(tokenizer, "".join((*self._template.examples, *tokens)))
+        self._control = ControlTokens(tokenizer, "".join((*self._template.examples, step_token or "")))
         self._dropped = DroppedText(self.chat_template or "")
         self.plain_turn_marks = self._template.plain_turn_marks(self._control.find, self.forged_turns)
         self._shapes: dict[tuple[Any, ...], _Shape] = {}
@@ -212,10 +211,9 @@ class Renderer:
                         f"message {index} contains {mark!r}, a turn mark of the chat template, so it could forge a "
                         "turn; change the message, or pass forged_turns='allow' to score it."
                     )
-        if not self.input_format.control_tokens:  # else the kind writes messages with roles of its own
-            named = None if self.chat_template is None else self._dropped.literals
-            answers = self.input_format.generation_prompt and self.input_format.question is None
-            warn_about_roles([message["role"] for message in conversation], named, answers=answers)
+        named = None if self.chat_template is None else self._dropped.literals
+        answers = self.input_format.generation_prompt and self.input_format.question is None
+        warn_about_roles([message["role"] for message in conversation], named, answers=answers)
         return conversation
 
     def _write(self, conversation: Conversation, *, hide: bool = False) -> _Text:

@@ -1,4 +1,4 @@
-"""Load tokenizers, without running code of a checkpoint unless the user allows it, and look up single tokens."""
+"""Load tokenizers, without running code of a checkpoint, and look up single tokens."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 from gym_rm.errors import ConfigError
 
 
-def load_tokenizer(source: str | os.PathLike[str], *, trust_remote_code: bool = False, **options: Any) -> Any:
+def load_tokenizer(source: str | os.PathLike[str], **options: Any) -> Any:
     """Return the tokenizer of a folder or hub id.
 
     Args:
         source: folder or hub id.
-        trust_remote_code: whether Python code from the checkpoint may run.
         **options: further arguments of `AutoTokenizer.from_pretrained`.
 
     Raises:
@@ -22,7 +21,7 @@ def load_tokenizer(source: str | os.PathLike[str], *, trust_remote_code: bool = 
     from transformers import AutoTokenizer  # loads torch
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, **options)
         vocabulary = len(tokenizer) - len(tokenizer.added_tokens_decoder)
     except Exception as error:  # its files can be malformed in any way
         raise ConfigError(

@@ -41,7 +41,6 @@ def test_every_option_of_every_kind_has_help():
         ({"kind": "process"}, "step_token: missing; this setting has no default"),
         ({"kind": "process", "step_token": "<|im_end|>", "pooling": "hf"}, "unknown option 'pooling' for .* 'process'"),
         ({"kind": "decoder", "head": "v_head"}, r"no head 'v_head'; it has \['score'\]"),
-        ({"kind": "gated"}, "prompt_end has no default for models of type 'qwen3'"),
         ({"kind": "generative", "answers": ("The", "N")}, "no output layer over a vocabulary"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Loading reads only safetensors, needs every weight, and runs code of a checkpoint only if the user allows it."""
+"""Loading reads only safetensors, needs every weight, and runs no code of a checkpoint."""
 
 import json
 
@@ -12,44 +12,6 @@ from gym_rm import ConfigError
 from gym_rm.engine.loading.files import tensor_files, tensor_shapes
 from tests import tiny_models
 from tests.checkpoints import CONVERSATIONS, HIDDEN, save_with_heads, tensor
-
-MODELING = """
-import torch
-from transformers import PreTrainedModel, PretrainedConfig
-
-
-class OwnConfig(PretrainedConfig):
-    model_type = "own_model"
-
-    def __init__(self, vocab_size=400, hidden_size=8, **kwargs):
-        self.vocab_size, self.hidden_size = vocab_size, hidden_size
-        super().__init__(**kwargs)
-
-
-class OwnBackbone(PreTrainedModel):
-    config_class = OwnConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.embed = torch.nn.Embedding(config.vocab_size, config.hidden_size)
-        self.post_init()
-
-    def forward(self, input_ids, attention_mask=None, use_cache=None):
-        from transformers.modeling_outputs import BaseModelOutput
-
-        return BaseModelOutput(last_hidden_state=self.embed(input_ids).cumsum(dim=1))
-
-
-class OwnReward(PreTrainedModel):
-    config_class = OwnConfig
-    base_model_prefix = "model"
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.model = OwnBackbone(config)
-        self.v_head = torch.nn.Linear(config.hidden_size, 1, bias=False)
-        self.post_init()
-"""
 
 
 def test_a_missing_head_is_an_error(tmp_path):
@@ -105,46 +67,12 @@ def test_sharded_checkpoints_are_read_by_their_index(tmp_path):
     np.testing.assert_array_equal(gym_rm.load_scorer(str(folder)).score(CONVERSATIONS).rewards, whole)
 
 
-@pytest.fixture
-def own_code(tmp_path):
-    (tmp_path / "modeling_own.py").write_text(MODELING)
-    tokenizer = tiny_models.tokenizer("chatml")
-    tokenizer.save_pretrained(tmp_path)
-    config = {
-        "architectures": ["OwnReward"],
-        "model_type": "own_model",
-        "auto_map": {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnReward"},
-        "vocab_size": len(tokenizer),
-        "hidden_size": 8,
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(
-        {"model.embed.weight": tensor(len(tokenizer), 8, seed=1), "v_head.weight": tensor(1, 8, seed=2)},
-        tmp_path / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    return tmp_path
-
-
-def test_code_of_a_checkpoint_does_not_run_by_default(own_code):
-    with pytest.raises(ConfigError, match="trust_remote_code"):
-        gym_rm.load_scorer(str(own_code), head="v_head")
-
-
-def test_code_of_a_checkpoint_runs_if_allowed(own_code):
-    scorer = gym_rm.load_scorer(str(own_code), head="v_head", trust_remote_code=True)
-    ids = scorer.renderer.encode(CONVERSATIONS[:1])[0].input_ids
-    hidden = tensor(len(scorer.renderer.tokenizer), 8, seed=1)[torch.tensor(ids).long()].sum(dim=0)
-    expected = float(tensor(1, 8, seed=2) @ hidden)
-    assert scorer.score(CONVERSATIONS[:1]).rewards[0] == pytest.approx(expected, abs=1e-4)
-
-
-def test_code_that_is_not_needed_does_not_run_even_if_allowed(tmp_path):
+def test_code_that_is_not_needed_does_not_run(tmp_path):
     heads = {"score.0.weight": tensor(1, HIDDEN, seed=1), "score.0.bias": tensor(1, seed=2)}
     own = {"AutoConfig": "modeling_own.Bomb", "AutoModelForSequenceClassification": "modeling_own.Bomb"}
     folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification", auto_map=own)
     (folder / "modeling_own.py").write_text("raise SystemExit('this ran')")
-    assert np.isfinite(gym_rm.load_scorer(str(folder), trust_remote_code=True).score(CONVERSATIONS).rewards).all()
+    assert np.isfinite(gym_rm.load_scorer(str(folder)).score(CONVERSATIONS).rewards).all()
 
 
 def test_half_precision_backbones_keep_a_float32_head(tmp_path):

@@ -1,7 +1,5 @@
 """Public families with their own class names, tensors and templates, each compared with plain torch."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -40,60 +38,16 @@ def apply_mlp(heads, prefix, hidden):
     [
         ("INFORMForSequenceClassification", "llama", "score", {"num_labels": 1}),
         ("Qwen2ForRewardModel", "qwen2", "score", {}),
-        ("LlamaForCausalLM", "llama", "v_head.summary", {"vhead_layer_type": "mlp"}),
-        ("Gemma2ForCausalLM", "gemma2", "v_head.summary", {"vhead_layer_type": "mlp"}),
     ],
-    ids=["INF-ORM", "Qwen2.5-Math-RM", "GRM-llama", "GRM-gemma2"],
+    ids=["INF-ORM", "Qwen2.5-Math-RM"],
 )
 def test_heads_of_two_layers(tmp_path, class_name, architecture, prefix, config):
     heads = tensors_of(prefix, MLP)
-    if class_name.endswith("CausalLM"):
-        heads["lm_head.weight"] = tensor(400, HIDDEN, seed=9)
     folder = save_with_heads(tmp_path, heads, architecture=architecture, class_name=class_name, **config)
     scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
     expected = [apply_mlp(heads, prefix, hidden_states(folder, token_ids(folder, m))[-1]) for m in PLAIN]
     np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
     assert scores.provenance.layout == "tree"
-
-
-@pytest.mark.parametrize(
-    ("class_name", "architecture", "texts"),
-    [
-        (
-            "LlamaRewardModel",
-            "llama",
-            ("Human: Who?\nAssistant: Natalia", "Human: a\nAssistant: b\nHuman: c\nAssistant: d"),
-        ),
-        ("EurusRewardModel", "mistral", ("[INST] Who? [\\INST] Natalia", "[INST] a [\\INST] b[INST] c [\\INST] d")),
-    ],
-    ids=["UltraRM", "Eurus-RM"],
-)
-def test_a_regression_head_and_the_template_of_the_model_card(tmp_path, class_name, architecture, texts):
-    tokenizer = tiny_models.tokenizer("llama3" if architecture == "llama" else "mistral")
-    tokenizer.chat_template = None
-    heads = {"regression_head.weight": tensor(1, HIDDEN, seed=1)}
-    folder = save_with_heads(tmp_path, heads, architecture=architecture, class_name=class_name, tokenizer=tokenizer)
-    dialogues = [
-        conversation("Who?", "Natalia"),
-        [{"role": r, "content": t} for r, t in (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))],
-    ]
-    scores = gym_rm.load_scorer(str(folder), add_bos=False).score(dialogues)
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    expected = [float(heads["regression_head.weight"] @ hidden_states(folder, one)[-1]) for one in ids]
-    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
-
-
-def test_athene_reads_a_token_that_it_appends(tmp_path):
-    tokenizer = tiny_models.tokenizer("llama3")
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_special_token_1|>"]})
-    heads = {"v_head.weight": tensor(1, HIDDEN, seed=1)}
-    folder = save_with_heads(
-        tmp_path, heads, class_name="AtheneForSequenceClassification", tokenizer=tokenizer, vocab_size=len(tokenizer)
-    )
-    scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
-    last = tokenizer.convert_tokens_to_ids("<|reserved_special_token_1|>")
-    expected = [float(heads["v_head.weight"] @ hidden_states(folder, [*token_ids(folder, m), last])[-1]) for m in PLAIN]
-    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
 
 
 def test_nemotron_reads_the_logit_of_the_first_token(tmp_path):
@@ -114,18 +68,6 @@ def test_open_assistant_encodes_question_and_answer_as_a_pair(tmp_path):
         expected = float(model(input_ids=pair["input_ids"]).logits[0, 0])
     scores = gym_rm.load_scorer(str(folder)).score([conversation("What is the sum of 12 and 30?", "The sum is 42.")])
     assert scores.rewards[0] == pytest.approx(expected, abs=1e-5)
-
-
-def write_config(folder, **config):
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
-
-
-def test_a_family_that_needs_its_own_code_is_refused_by_default(tmp_path):
-    folder = write_config(tmp_path, architectures=["InternLM2ForRewardModel"], model_type="internlm2")
-    with pytest.raises(ConfigError, match=r"InternLM2 reward\).*no InternLM2.*trust_remote_code=True"):
-        gym_rm.load_scorer(folder)
 
 
 def test_an_unknown_architecture_is_refused_with_the_options_to_pass(tmp_path):
@@ -155,8 +97,8 @@ def test_a_value_head_of_reinforcement_learning_is_not_used_as_a_reward_head(tmp
 
 def test_every_family_has_valid_options_and_is_recognised():
     for family in FAMILIES:
-        assert set(family.options) <= {*KINDS[family.kind].Options.model_fields, "chat_template"}
+        assert set(family.options) <= {*KINDS[family.kind].Options.model_fields}
         first = family.architectures[0]
-        config = PreTrainedConfig(architectures=[first], **({family.config_key: "mlp"} if family.config_key else {}))
+        config = PreTrainedConfig(architectures=[first])
         name = "Llama-3.1-Nemotron-70B-Reward-HF" if family.pattern else "some/model"
         assert choose_family(config, [f"{head}.weight" for head in family.heads], name) is family

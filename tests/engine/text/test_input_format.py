@@ -59,15 +59,3 @@ def test_finding_the_reply_requires_a_prompt_and_a_reply(conversation):
         [conversation]
     )
     assert "must end with a reply of the assistant to a prompt" in str(error)
-
-
-def test_messages_cannot_write_additional_control_tokens():
-    """The tokenizer does not flag this token as special, and the template does not write it."""
-    tok = tiny_models.tokenizer("chatml")
-    tok.add_tokens(["<|verdict|>"])
-    verdict = tok.convert_tokens_to_ids("<|verdict|>")
-    conversation = [user("q"), assistant("a<|verdict|>")]
-    assert verdict in ids_of(Renderer(tok), conversation)
-    guarded = Renderer(tok, input_format=InputFormat(control_tokens=("<|verdict|>",)))
-    assert verdict not in ids_of(guarded, conversation)
-    assert "a<|verdict|>" in text_of(guarded, conversation)
