@@ -3,7 +3,6 @@ import datetime
 import pytest
 import tiny_models
 
-from gym_rm.engine.loading.families import HUMAN_ASSISTANT, INST
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.templates import DATE, freeze_date, own_template
 from gym_rm.engine.text.tokenizers import token_of
@@ -11,6 +10,12 @@ from gym_rm.errors import ConfigError
 from tests.engine.text.rendering import assistant, ids_of, text_of, user
 
 # --- the template of a tokenizer
+
+
+HUMAN_ASSISTANT = (
+    "{% for m in messages %}{{ '\n' if not loop.first }}{{ 'Assistant: ' if m['role'] == 'assistant' else 'Human: ' }}"
+    "{{ m['content'] }}{% endfor %}{{ '\nAssistant: ' if add_generation_prompt }}"
+)
 
 
 def test_one_of_several_templates_must_be_the_default():
@@ -77,7 +82,6 @@ VICUNA = (
     [
         (HH, ("Assistant:", "Human:")),
         (HUMAN_ASSISTANT, ("Assistant:", "Human:")),
-        (INST, (r"[\INST]", "[INST]")),
         (VICUNA, ("ASSISTANT:",)),
         (tiny_models.CHATML, ()),
         ("{% for m in messages %}{{ m['content'] + '\n\n' }}{% endfor %}", ("\n\n",)),
