@@ -1,28 +1,25 @@
-"""Console tables of plans: placement, memory, time, sources, and a simulation."""
+"""Console tables of plans: placement, memory and time, several side by side, and the known GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from gym_rm.planning.hardware.devices import CPU, KINDS
 from gym_rm.planning.plan import ComponentPlan, MemoryItem, PhaseMemory, Plan, PoolPlan
 from gym_rm.planning.quantities import GIB, Basis, show_bytes, show_seconds, weakest
-from gym_rm.planning.simulation import SimulationResult
 from gym_rm.reports.transcripts import visible
 
 LARGEST_ITEMS = 4  # of a phase's memory, in one cell
-BASIS_STYLES = {Basis.MEASURED: "green", Basis.FORMULA: "", Basis.TABLE: "", Basis.ASSUMPTION: "yellow"}
 
 
-def plan_report(plan: Plan, *, sources: bool = False) -> Group:
+def plan_report(plan: Plan) -> Group:
     """Return what the terminal shows of a plan: its summary and its tables."""
     parts: list[Text | Table] = [summary(plan), placement_table(plan), memory_table(plan), times_table(plan)]
-    if sources:
-        parts.append(sources_table(plan))
     parts += [Text(f"note: {visible(note)}", style="dim") for note in plan.notes]
     return Group(*parts)
 
@@ -60,7 +57,7 @@ def _assumed(plan: Plan) -> list[str]:
     for sort, numbers in (("memory", items), ("time", parts)):
         names = dict.fromkeys(_plain(number.name) for number in numbers if number.basis is Basis.ASSUMPTION)
         texts += [f"{', '.join(names)} ({sort})"] if names else []
-    return [f"Assumed: {'; '.join(texts)}. --sources lists where every number is from."] if texts else []
+    return [f"Assumed: {'; '.join(texts)}. --json has where every number is from."] if texts else []
 
 
 def placement_table(plan: Plan) -> Table:
@@ -118,72 +115,10 @@ def times_table(plan: Plan) -> Table:
     return table
 
 
-def sources_table(plan: Plan) -> Table:
-    """Return a table of every number with its basis and its source."""
-    table = plain_table("Where the numbers are from", "number")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("basis", no_wrap=True)
-    table.add_column("source")
-    seen: set[tuple[str, str]] = set()
-
-    def add(name: str, value: str, basis: Basis, source: str) -> None:
-        if (name, value) not in seen:
-            seen.add((name, value))
-            add_row(table, name, value, _basis(basis), source)
-
-    for pool in plan.pools:
-        for memory in pool.memory:
-            for item in memory.persistent:
-                add(f"{_owner(item)}{_plain(item.name)}", show_bytes(item.bytes), item.basis, item.source)
-            for instant in memory.instants:
-                for item in instant.items:
-                    name = f"{_owner(item)}{_plain(item.name)} ({memory.phase}, {instant.name})"
-                    add(name, show_bytes(item.bytes), item.basis, item.source)
-    for time in plan.times:
-        for part in time.parts:
-            add(f"{time.component}: {time.phase}, {part.name}", show_seconds(part.seconds), part.basis, part.source)
-    return table
-
-
-def simulation_table(plan: Plan, result: SimulationResult) -> Table:
-    """Return a table of a simulated job, beside what the plan says without failures and slow GPUs."""
-    table = plain_table(f"{len(result.step_seconds):,} steps, simulated", "", "")
-    change = result.conversations_per_second / plan.conversations_per_second - 1
-    rows = {
-        "conversations/s": f"{rate(result.conversations_per_second)} ({change:+.1%} of the plan)",
-        "time of the job": show_seconds(result.seconds),
-        "a step": f"half below {show_seconds(result.step_quantile(0.5))}, 95 % below "
-        f"{show_seconds(result.step_quantile(0.95))}; in the plan {show_seconds(plan.step_seconds)}",
-        "failures": f"{result.failures:,}",
-        "steps done again": f"{result.repeated_steps:,}, with a checkpoint every {result.checkpoint_every:,} steps",
-        "GPUs idle": f"{result.idle_share:.1%}",
-        "GPUs down or loading": f"{result.down_share:.1%}",
-        "lost with a replica": f"{result.redone_share:.1%}",
-        "writing checkpoints": f"{result.checkpoint_share:.1%}",
-    }
-    for name, value in rows.items():
-        add_row(table, name, value)
-    return table
-
-
 def tightest_of(plan: Plan) -> tuple[PoolPlan, PhaseMemory]:
     """Return the pool and the phase with the least free memory, as a share of the GPU's."""
     pairs = [(pool, memory) for pool in plan.pools for memory in pool.memory]
     return max(pairs, key=lambda pair: pair[1].peak / pair[0].gpu_memory)
-
-
-def violations_text(violations: Sequence[tuple[str, str]]) -> str:
-    """Return all reasons why nothing fits, numbered, each with the smallest change that helps.
-
-    Args:
-        violations: pairs of what is wrong and its fix.
-    """
-    count_of = "1 reason" if len(violations) == 1 else f"{len(violations)} reasons"
-    lines = [f"no plan fits, for {count_of}:"]
-    for number, (text, fix) in enumerate(violations, start=1):
-        lines.append(f"  {number}. {text}")
-        lines += [f"     Fix: {fix}"] if fix else []
-    return "\n".join(lines)
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
@@ -273,6 +208,55 @@ def _together(items: Sequence[MemoryItem]) -> MemoryItem:
     )
 
 
+# --- several plans, and the known GPUs --------------------------------------------------------------------------------
+
+
+def compare_table(plans: Mapping[str, Plan | str]) -> Table:
+    """Return a row for each plan, with the changes from the first.
+
+    Args:
+        plans: by name; a text says why there is no plan.
+    """
+    table = plain_table("Plans side by side", "")
+    for name in ("GPUs", "a step", "conversations/s"):
+        table.add_column(name, justify="right", overflow="fold")
+    for name in ("least free memory", "slowest"):
+        table.add_column(name, overflow="fold")
+    first = next((plan for plan in plans.values() if isinstance(plan, Plan)), None)
+    for name, plan in plans.items():
+        if isinstance(plan, str):
+            add_row(table, name, "-", "-", "-", "-", Text(visible(plan), style="red"))
+        else:
+            add_row(table, name, *_compared(plan, first or plan))
+    return table
+
+
+def _compared(plan: Plan, first: Plan) -> list[str]:
+    def change(value: float, before: float) -> str:
+        return "" if value == before else f" ({value / before - 1:+.0%})"
+
+    pool, memory = tightest_of(plan)
+    free = pool.gpu_memory - memory.peak
+    return [
+        f"{plan.used_gpus:,} of {plan.num_gpus:,}",
+        show_seconds(plan.step_seconds) + change(plan.step_seconds, first.step_seconds),
+        rate(plan.conversations_per_second) + change(plan.conversations_per_second, first.conversations_per_second),
+        f"{show_bytes(free)} ({free / pool.gpu_memory:.0%})",
+        f"{plan.bottleneck.phase}: {plan.bottleneck.bottleneck}",
+    ]
+
+
+def devices_table() -> Table:
+    """Return a table of the known kinds of GPUs, as their makers publish them."""
+    table = plain_table("Kinds of GPUs (a CPU: assumed)", "gpu")
+    for name in ("memory", "bf16 TFLOP/s", "memory GB/s", "GB/s to GPUs of the node"):
+        table.add_column(name, justify="right")
+    for device in (*KINDS.values(), CPU):
+        rates = (device.flops.value / 1e12, device.bandwidth.value / 1e9, device.link.value / 1e9)
+        add_row(table, device.name, show_bytes(device.memory.value), *(f"{value:,.4g}" for value in rates))
+    return table
+
+
 # --- cells -----------------------------------------------------------------------------------------------------------
 
 
@@ -287,10 +271,6 @@ def plain_table(title: str, *columns: str) -> Table:
 def add_row(table: Table, *cells: str | Text) -> None:
     """Add a row whose texts are shown as they are."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(visible(cell)) for cell in cells))
-
-
-def _basis(basis: Basis) -> Text:
-    return Text(str(basis), style=BASIS_STYLES[basis])
 
 
 def _plain(name: str) -> str:

@@ -1,9 +1,13 @@
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.hardware.clusters import read_cluster, read_device
-from gym_rm.planning.hardware.devices import KINDS
-from gym_rm.planning.quantities import GIB, Basis
+from gym_rm.planning.hardware.devices import CPU, KINDS
+from gym_rm.planning.quantities import GIB, Basis, Quantity
 from gym_rm.planning.request_settings import ClusterSettings
 
 
@@ -48,3 +52,20 @@ def test_a_wrong_gpu_is_refused(gpu, message):
 def test_nodes_have_one_kind_of_gpu_and_its_network():
     cluster = read_cluster(ClusterSettings(nodes=2, gpus_per_node=4, gpu="a100"))
     assert (cluster.text, cluster.network.value) == ("2 x 4 a100_sxm", 25e9)
+
+
+@pytest.mark.parametrize("name", ["h100_sxm", "l4"])
+@given(rows=st.floats(0.5, 1e6), more=st.floats(1.0, 100.0))
+def test_more_rows_never_take_less_time(name, rows, more):
+    before, after = (count / KINDS[name].matmul_share(count).value for count in (rows, rows * more))
+    assert after >= before * (1 - 1e-9)
+
+
+def test_rates_between_sizes_are_between_their_rates():
+    points = tuple((at, Quantity(value, Basis.MEASURED, "")) for at, value in ((10, 0.1), (1000, 0.9)))
+    device = replace(CPU, matmul_rows=points, attention_lengths=points)
+    assert device.matmul_share(100).value == pytest.approx(0.3)
+    assert device.matmul_share(5).value == pytest.approx(0.05)  # as long as 10 rows
+    assert device.matmul_share(1e9).value == 0.9
+    assert device.attention_share(1).value == 0.1
+    assert CPU.attention_share(7) == CPU.attention
