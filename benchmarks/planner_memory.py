@@ -149,14 +149,8 @@ RUNS: list[dict[str, Any]] = [
     _scored("gemma2-35M", "float32", 2048, 2, 4, rows="hh"),
     _scored("gemma3-35M", "float32", 1024, 2, 4),
     _scored("gemma3-35M", "bfloat16", 1024, 2, 2, **LOW),
-    _scored("gpt2-95M", "float32", 512, 1, 4),
-    _scored("gpt2-95M", "float32", 1024, 2, 4),
     _scored("mixtral-85M", "float32", 512, 1, 4),
     _scored("mixtral-85M", "float32", 1024, 2, 4),
-    _scored("modernbert-45M", "float32", 1024, 2, 4),
-    _scored("modernbert-45M", "float32", 2048, 4, 4),
-    _scored("deberta-30M", "float32", 512, 2, 2),
-    _scored("deberta-30M", "float32", 1024, 2, 4),
     _trained("qwen3-1M", 4, 128),
     _trained("qwen3-1M", 8, 256),
     _trained("qwen3-1M", 8, 128, **CHECKPOINTS),
@@ -175,13 +169,10 @@ RUNS: list[dict[str, Any]] = [
     _trained("mistral-45M", 1, 256, lora=4),
     _trained("gemma2-35M", 1, 150),
     _trained("gemma3-35M", 1, 128),
-    _trained("gpt2-95M", 1, 64),
     _trained("qwen2-30M", 2, 128),
     _trained("mixtral-85M", 1, 80),
-    _trained("modernbert-45M", 1, 128),
-    _trained("deberta-30M", 1, 96),
 ]
-QUICK = [0, 2, 13, 18, 26, 30, 34, 36, 42]
+QUICK = [0, 2, 13, 18, 24, 28, 32, 36, 42]
 
 
 def prepare(values: dict[str, Any], folder: Path) -> dict[str, Any]:

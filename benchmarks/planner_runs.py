@@ -87,24 +87,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma2-35M": ("gemma2", _GROUPED | _WINDOWED | {"query_pre_attn_scalar": 64}),
     "gemma3-35M": ("gemma3_text", _GROUPED | _WINDOWED),
-    "gpt2-95M": ("gpt2", {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 4096}),
     "mixtral-85M": (
         "mixtral",
         {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 1024, "num_local_experts": 8}
         | _GROUPED
         | {"num_experts_per_tok": 2, "sliding_window": None},
-    ),
-    "modernbert-45M": (
-        "modernbert",
-        {"hidden_size": 640, "num_hidden_layers": 12, "intermediate_size": 960, "num_attention_heads": 10}
-        | {"cls_token_id": 0, "sep_token_id": 1, "max_position_embeddings": 4096},
-    ),
-    "deberta-30M": (
-        "deberta-v2",
-        {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 2048, "num_attention_heads": 8}
-        | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256}
-        | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "type_vocab_size": 0}
-        | {"position_biased_input": False, "max_position_embeddings": 2048},
     ),
 }
 
@@ -117,8 +104,7 @@ def make_model(name: str, folder: Path, *, dtype: str = "float32") -> Path:
     tokenizer = workloads.tokenizer()
     model_type, sizes = MODELS[name]
     settings: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": 2, "eos_token_id": 1, "bos_token_id": 0}
-    if model_type not in ("gpt2", "deberta-v2", "modernbert"):
-        settings["max_position_embeddings"] = 32_768
+    settings["max_position_embeddings"] = 32_768
     config = AutoConfig.for_model(model_type, **(settings | {"num_labels": 1} | sizes))
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(config, dtype=getattr(torch, dtype))

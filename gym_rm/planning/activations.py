@@ -14,8 +14,6 @@ from gym_rm.planning.model.shape import Layer, ModelShape
 SOFT_CAPPED = frozenset({"gemma2"})  # attention step by step, because its logits have a soft cap
 HEAD_NORMS = frozenset({"qwen3", "qwen3_moe", "gemma3_text"})
 WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text"})  # the product with the weight is in float32 too
-GELU_PARTS = frozenset({"gpt2"})  # computes gelu from five tensors
-RELATIVE = 512  # distances that DeBERTa scores: 256 buckets to each side, as in all published models
 PAGE_SIZE = 32  # of gym_rm.engine.backbones.tree_attention
 PAGES_AT_ONCE = 512  # of gym_rm.engine.backbones.tree_attention
 TESTED_ROWS = 2064  # the largest of gym_rm.engine.backbones.batch_invariance
@@ -23,15 +21,14 @@ TESTED_ROWS = 2064  # the largest of gym_rm.engine.backbones.batch_invariance
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Bytes for each token, for each token and token of its text (attention matrices and masks), and for each text."""
+    """Bytes for each token, and for each token and token of its text (attention matrices and masks)."""
 
     token: float
     pair: float = 0.0
-    text: float = 0.0
 
     def of(self, tokens: float, length: float) -> float:
         """Return the bytes of so many tokens in texts of this length."""
-        return tokens * (self.token + self.pair * length + self.text / length)
+        return tokens * (self.token + self.pair * length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,57 +50,29 @@ class Kept:
     backward: Bytes
 
 
-def _is_gated(layer: Layer, hidden: int) -> bool:
-    """Return whether an MLP has three matrices: `intermediate` then counts two numbers for each column."""
-    return layer.active_mlp < 1.75 * hidden * layer.intermediate
-
-
 def _experts_of_a_token(layer: Layer) -> float:
     return max(1.0, layer.active_mlp / (layer.mlp / layer.experts)) if layer.experts else 1.0
 
 
-def _step_by_step(shape: ModelShape) -> bool:
-    """Return whether attention makes its matrix of scores, instead of a fused kernel."""
-    return shape.model_type in SOFT_CAPPED or shape.model_type == "deberta-v2"
-
-
-def _mlp_kept(shape: ModelShape, layer: Layer, size: float, split: float) -> float:
-    inner = layer.intermediate * split
-    if not _is_gated(layer, shape.hidden):
-        return (5 if shape.model_type in GELU_PARTS else 2) * inner * size
+def _layer_kept(shape: ModelShape, layer: Layer, size: float, split: float, *, masks: bool, frozen: bool) -> Bytes:
+    hidden, kind, heads, kv_heads = shape.hidden, shape.model_type, layer.heads * split, layer.kv_heads * split
     chosen = _experts_of_a_token(layer)
-    gathered = 2 * chosen * shape.hidden * size + 64 * chosen if layer.experts else 0.0
-    return 2 * inner * size + gathered  # gate, its activation, up, and their product
-
-
-def _layer_kept(shape: ModelShape, layer: Layer, size: float, split: float, *, masks: bool, mode: str) -> Bytes:
-    hidden, kind, heads = shape.hidden, shape.model_type, layer.heads * split
-    mlp, mask = _mlp_kept(shape, layer, size, split), size if masks else 0.0
-    if kind == "modernbert":
-        return Bytes(10 * hidden * size + 4 * heads + 16 + mlp, mask)
-    if kind == "deberta-v2":  # queries and keys of the distances for each text, and indices of the distances
-        token = 10 * hidden * size + 16 + 2 * heads * RELATIVE * size
-        return Bytes(token + mlp, 3 * heads * size + 9.0, 4.0 * hidden * RELATIVE * size)
-    if not _is_gated(layer, hidden):
-        if mode == "eval":
-            return Bytes(8 * hidden * size + 16 + 4 * heads + mlp, mask)
-        return Bytes(10 * hidden * size + 16 + mlp, 3 * heads * size)  # scores, their dropout, and its mask
-    queries, values = heads * layer.head_dim, heads * layer.value_dim
+    mlp = 2 * layer.intermediate * split * size  # gate, its activation, up, and their product
+    mlp += 2 * chosen * hidden * size + 64 * chosen if layer.experts else 0.0
     in_norms = 2 * layer.head_dim if kind in HEAD_NORMS else 0
     norms = max(2, (layer.norms - in_norms) // hidden)
     # A norm keeps its input in float32, and what it multiplies with a weight that is trained.
-    normed = 4 + (0.0 if mode == "lora" else 4 if kind in WIDE_NORMS else size)
-    token = (2 * queries + 2 * values + 2 * hidden) * size + norms * (hidden * normed + 4)
+    normed = 4 + (0.0 if frozen else 4 if kind in WIDE_NORMS else size)
+    token = (4 * heads * layer.head_dim + 2 * hidden) * size + norms * (hidden * normed + 4)
     if kind in HEAD_NORMS:
-        kv_heads = layer.kv_heads * split
         token += (heads + kv_heads) * (layer.head_dim * normed + 4)
     if kind in SOFT_CAPPED:
         return Bytes(token + mlp, heads * (size + max(size, 4.0)))
-    return Bytes(token + 4 * heads + mlp, mask)
+    return Bytes(token + 4 * heads + mlp, size if masks else 0.0)
 
 
 @functools.lru_cache(maxsize=1024)
-def kept(shape: ModelShape, size: float, split: float, masks: bool, mode: str) -> Kept:
+def kept(shape: ModelShape, size: float, split: float, masks: bool, frozen: bool = False) -> Kept:
     """Return what training keeps for the backward.
 
     Args:
@@ -111,35 +80,33 @@ def kept(shape: ModelShape, size: float, split: float, masks: bool, mode: str) -
         size: bytes of a number in a forward.
         split: share of heads and inner columns on one device: 1 / tensor_parallel_size.
         masks: whether attention keeps a mask for each layer, as scaled dot product attention does on a CPU.
-        mode: `train`, `eval` for a model without dropout, or `lora` if its weights are frozen.
+        frozen: whether its weights are not trained, beside LoRA adapters.
     """
-    parts = [(_layer_kept(shape, layer, size, split, masks=masks, mode=mode), n) for layer, n in shape.layers]
+    parts = [(_layer_kept(shape, layer, size, split, masks=masks, frozen=frozen), n) for layer, n in shape.layers]
     layers = Bytes(*(sum(getattr(part, name) * n for part, n in parts) for name in Bytes.__slots__))
     hidden = shape.hidden
-    inner = max(layer.intermediate * (1 if _is_gated(layer, hidden) else 2) for layer, _ in shape.layers) * split
+    inner = max(layer.intermediate for layer, _ in shape.layers) * split
     return Kept(
         layers=layers,
         layer=max((part for part, _ in parts), key=lambda part: part.token),
         inputs=Bytes(shape.num_layers * hidden * size),
         outside=Bytes((3 * hidden + 4) * max(size, 4.0) + 16),
-        backward=Bytes((inner + 2 * hidden) * size, shape.heads * split * size if _step_by_step(shape) else 0.0),
+        backward=Bytes(
+            (inner + 2 * hidden) * size, shape.heads * split * size if shape.model_type in SOFT_CAPPED else 0.0
+        ),
     )
 
 
 @functools.lru_cache(maxsize=1024)
 def forward(shape: ModelShape, size: float, split: float, masks: bool) -> Bytes:
     """Return what a forward without gradients has at its peak, for layers as transformers runs them."""
-    hidden, kind = shape.hidden, shape.model_type
+    hidden, capped = shape.hidden, shape.model_type in SOFT_CAPPED
     peaks = []
     for layer, _ in shape.layers:
         queries, keys = layer.heads * layer.head_dim * split, layer.kv_heads * layer.head_dim * split
-        mlp = (5 if kind in GELU_PARTS else 2) * layer.intermediate * split
-        if _is_gated(layer, hidden):
-            mlp = 1.5 * layer.intermediate * split + (2 * _experts_of_a_token(layer) * hidden if layer.experts else 0)
-        attention = (4 if kind == "modernbert" else 6) * queries + 2 * keys
-        if kind == "deberta-v2":
-            attention += 2 * layer.heads * RELATIVE
-        pair = 4 * layer.heads * split if _step_by_step(shape) else 1.0 if masks else 0.0
+        mlp = 1.5 * layer.intermediate * split + (2 * _experts_of_a_token(layer) * hidden if layer.experts else 0)
+        attention = 6 * queries + 2 * keys
+        pair = 4 * layer.heads * split if capped else 1.0 if masks else 0.0
         peaks.append(Bytes((3 * hidden + max(mlp, attention)) * size, pair * size))
     return max(peaks, key=lambda peak: peak.token + peak.pair)
 
@@ -173,10 +140,9 @@ def _tree_layer(shape: ModelShape, size: float, split: float, pages: bool) -> tu
 def tested_products(shape: ModelShape) -> float:
     """Return the bytes of the products in float32 that loading a scorer tries for batch invariance."""
     columns = max(
-        max(layer.intermediate / (2 if _is_gated(layer, shape.hidden) else 1) / _experts_of_a_token(layer),
-            layer.heads * layer.head_dim)
+        max(layer.intermediate / 2 / _experts_of_a_token(layer), layer.heads * layer.head_dim)
         for layer, _ in shape.layers
-    )  # fmt: skip
+    )
     return 4.0 * (TESTED_ROWS * (2 * columns + shape.hidden) + columns * shape.hidden)
 
 

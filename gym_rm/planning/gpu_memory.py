@@ -162,10 +162,9 @@ class _Estimate:
     def no_grad(self) -> Instant:
         """Return a forward without gradients, over the largest batch: the budget, or all tokens if they are fewer."""
         shape, work, scores = self.shape, self.workload, self.component.role is Role.REWARD_MODEL
-        tree = scores and not shape.bidirectional
-        step = work.unique_tokens if tree else work.conversations * self.length
+        step = work.unique_tokens if scores else work.conversations * self.length
         tokens = max(min(float(self.choice.max_num_batched_tokens), step), min(self.length, step))
-        if tree:
+        if scores:
             branches = min(work.conversations, 1 + tokens / max(work.growth, 1.0))
             places = tokens + BRANCH_PLACES * branches if self.cpu else 2 * tokens
             size = activations.tree_forward(shape, self.size, self.split, tokens=tokens, places=places, pages=self.cpu)
@@ -219,8 +218,7 @@ class _Estimate:
     def update(self) -> tuple[Instant, ...]:
         """Return the instants of an update: the end of the forward, both ends of the backward, the optimizer step."""
         shape, component, tokens = self.shape, self.component, float(self.choice.max_num_batched_tokens)
-        mode = "lora" if component.lora_rank else "eval" if component.role is Role.POLICY else "train"
-        layers = activations.kept(shape, self.size, self.split, self.cpu, mode)
+        layers = activations.kept(shape, self.size, self.split, self.cpu, component.lora_rank > 0)
         steps, text = layers.backward.of(tokens, self.length), "gradients inside a layer"
         if self.choice.gradient_checkpointing:
             kept, source = layers.inputs, "hidden states between layers"

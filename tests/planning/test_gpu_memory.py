@@ -44,9 +44,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mistral": GROUPED | {"sliding_window": 8},
     "gemma2": GROUPED | {"sliding_window": 8},
     "gemma3_text": GROUPED | {"sliding_window": 8},
-    "gpt2": {"n_embd": 40, "n_head": 4, "vocab_size": 600},
-    "modernbert": SIZES | {"local_attention": 8, "cls_token_id": 1, "sep_token_id": 2},
-    "bert": SIZES,
     "mixtral": GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "qwen3_moe": GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 136},
 }
@@ -94,21 +91,18 @@ def test_what_a_layer_keeps_is_what_torch_saves_for_the_backward(model_type: str
     mask[1, 30:] = 0
     saved, shapes = [], []
     for layers in (2, 4):
-        name = "n_layer" if model_type == "gpt2" else "num_hidden_layers"
-        config = AutoConfig.for_model(
-            model_type, **ARCHITECTURES[model_type], **{name: layers, "num_labels": 1, "pad_token_id": 0}
-        )
+        sizes = ARCHITECTURES[model_type] | {"num_hidden_layers": layers, "num_labels": 1, "pad_token_id": 0}
+        config = AutoConfig.for_model(model_type, **sizes)
         model = AutoModelForSequenceClassification.from_config(config).train()
-        options = {} if model_type in ("bert", "modernbert") else {"use_cache": False}
-        saved.append(saved_bytes(model, input_ids=ids, attention_mask=mask, **options))
+        saved.append(saved_bytes(model, input_ids=ids, attention_mask=mask, use_cache=False))
         shapes.append(shape_from_config(config.to_dict(), name=model_type, num_labels=1))
-    kept = [activations.kept(shape, 4.0, 1.0, True, "train").layers.of(rows * length, length) for shape in shapes]
+    kept = [activations.kept(shape, 4.0, 1.0, True).layers.of(rows * length, length) for shape in shapes]
     old = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 20)
     if old and model_type == "gemma2":  # its attention kept less before
         assert kept[1] - kept[0] >= saved[1] - saved[0]
         return
     assert kept[1] - kept[0] == pytest.approx(saved[1] - saved[0], rel=0.02)
-    outside = activations.kept(shapes[0], 4.0, 1.0, True, "train").outside.of(rows * length, length)
+    outside = activations.kept(shapes[0], 4.0, 1.0, True).outside.of(rows * length, length)
     assert kept[0] + outside == pytest.approx(saved[0], rel=0.04)
 
 
@@ -122,7 +116,7 @@ def test_low_precision_keeps_the_norms_in_float32() -> None:
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.bfloat16).train()
         saved.append(saved_bytes(model, input_ids=ids, attention_mask=mask, use_cache=False))
         shape = shape_from_config(config.to_dict(), name="qwen3", num_labels=1)
-        kept.append(activations.kept(shape, 2.0, 1.0, True, "train").layers.of(ids.numel(), 48))
+        kept.append(activations.kept(shape, 2.0, 1.0, True).layers.of(ids.numel(), 48))
     assert kept[1] - kept[0] == pytest.approx(saved[1] - saved[0], rel=0.02)
 
 

@@ -20,16 +20,11 @@ from gym_rm.planning.model.shape import Layer, ModelShape
 LARGEST = 10**9  # a larger size is a mistake
 # Names of the same setting in the configurations of some types.
 ALIASES = {
-    **dict.fromkeys(("n_embd", "d_model"), "hidden_size"),
-    **dict.fromkeys(("n_layer", "num_layers"), "num_hidden_layers"),
-    **dict.fromkeys(("n_head", "num_heads"), "num_attention_heads"),
-    **dict.fromkeys(("n_inner", "ffn_dim"), "intermediate_size"),
-    **dict.fromkeys(("num_local_experts", "n_routed_experts"), "num_experts"),
+    "num_local_experts": "num_experts",
     "experts_per_token": "num_experts_per_tok",
-    "n_positions": "max_position_embeddings",
     "_sliding_window_pattern": "sliding_window_pattern",
 }
-NULL_MEANS_NONE = ("sliding_window", "q_lora_rank")  # elsewhere null is as good as missing
+NULL_MEANS_NONE = ("sliding_window",)  # elsewhere null is as good as missing
 WRITTEN = {"architectures", "transformers_version"}  # in configurations that transformers wrote, not a person
 # Of layers that keep a state instead of a KV cache.
 RECURRENT = ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "conv_L_cache", "attn_layer_period", "d_state")
@@ -54,26 +49,11 @@ class ConfigSizes(Config):
     sliding_window_pattern: PositiveInt | None = None
     max_window_layers: NonNegativeInt = 0
     layer_types: tuple[str, ...] = ()
-    local_attention: PositiveInt = 128
-    global_attn_every_n_layers: PositiveInt = 3
     num_experts: NonNegativeInt = Field(default=0, le=LARGEST)
     num_experts_per_tok: PositiveInt | None = None
     moe_intermediate_size: PositiveInt | None = Field(default=None, le=LARGEST)
-    n_shared_experts: NonNegativeInt = 0
-    first_k_dense_replace: NonNegativeInt = 0
     decoder_sparse_step: PositiveInt = 1
     mlp_only_layers: tuple[int, ...] = ()
-    kv_lora_rank: PositiveInt | None = Field(default=None, le=LARGEST)
-    q_lora_rank: PositiveInt | None = Field(default=None, le=LARGEST)
-    qk_rope_head_dim: NonNegativeInt = 0
-    qk_nope_head_dim: NonNegativeInt = 0
-    v_head_dim: NonNegativeInt = 0
-    type_vocab_size: NonNegativeInt = 2
-    relative_attention: Flag = False
-    position_buckets: int = -1
-    max_relative_positions: int = -1
-    position_biased_input: Flag = True
-    norm_rel_ebd: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,23 +106,19 @@ def shape_from_config(
             f"{name}: no formula for model_type {model_type!r} is known here; known are {', '.join(TYPES)}. Give the "
             "sizes of a model that comes closest: config: {hidden_size: ..., num_hidden_layers: ..., ...}."
         )
-    if kind.bidirectional and num_labels is None:
-        raise ConfigError(f"{name}: a model of type {model_type!r} is an encoder; it scores, and generates no text.")
     model = _model(config, kind, model_type, name, strict=by_hand and not WRITTEN & config.keys())
     sizes = model.sizes
     layers = Counter(_layer(model, index) for index in range(sizes.num_hidden_layers))
-    embedding, other = _outside(model)
     return ModelShape(
         name=name,
         layers=tuple(layers.items()),
         hidden=sizes.hidden_size,
         vocabulary=sizes.vocab_size,
-        embedding=embedding,
+        embedding=sizes.vocab_size * sizes.hidden_size,
         head=_head(model, num_labels),
         head_width=sizes.vocab_size if num_labels is None else num_labels,
-        other=other,
+        other=sizes.hidden_size,
         max_length=sizes.max_position_embeddings,
-        bidirectional=kind.bidirectional,
         source=source,
         notes=tuple(notes),
         model_type=model_type,
@@ -178,49 +154,32 @@ def _model(config: Mapping[str, Any], kind: ModelType, model_type: str, name: st
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
     heads, hidden = sizes.num_attention_heads, sizes.hidden_size
-    kv_heads = (sizes.num_key_value_heads if kind.grouped else None) or heads
-    head_dim = sizes.head_dim if kind.grouped else None
+    kv_heads = sizes.num_key_value_heads or heads
     problems = []
-    if head_dim is None and hidden % heads and not sizes.kv_lora_rank:
+    if sizes.head_dim is None and hidden % heads:
         problems.append(f"hidden_size {hidden} is not divisible by {heads} attention heads; give head_dim")
     if heads % kv_heads:
         default = "" if "num_key_value_heads" in given else f" (the default of model_type {model_type!r})"
         problems.append(f"{heads} attention heads are not divisible by num_key_value_heads {kv_heads}{default}")
     if sizes.layer_types and len(sizes.layer_types) != sizes.num_hidden_layers:
         problems.append(f"layer_types has {len(sizes.layer_types)} entries for {sizes.num_hidden_layers} layers")
-    if sizes.intermediate_size is None and sizes.moe_intermediate_size is None and model_type != "gpt2":
+    if sizes.intermediate_size is None and sizes.moe_intermediate_size is None:
         problems.append("intermediate_size is missing")
     if sizes.num_experts > 1 and not 1 <= (sizes.num_experts_per_tok or 0) <= sizes.num_experts:
         problems.append(f"num_experts {sizes.num_experts} needs num_experts_per_tok from 1 to it")
-    if sizes.kv_lora_rank and not (sizes.qk_rope_head_dim and sizes.qk_nope_head_dim and sizes.v_head_dim):
-        problems.append("kv_lora_rank needs qk_rope_head_dim, qk_nope_head_dim and v_head_dim too")
-    if kind.positions and not sizes.max_position_embeddings:
-        problems.append("max_position_embeddings is missing; the model has learned positions")
     if problems:
         raise ConfigError(f"{name}: {'; '.join(problems)}.")
-    return _Model(sizes, kind, model_type, name, kv_heads, head_dim or hidden // heads)
+    return _Model(sizes, kind, model_type, name, kv_heads, sizes.head_dim or hidden // heads)
 
 
 def _layer(model: _Model, index: int) -> Layer:
     sizes, kind, kv_heads, head_dim = model.sizes, model.kind, model.kv_heads, model.head_dim
     hidden, heads = sizes.hidden_size, sizes.num_attention_heads
+    matrices = [(hidden, heads * head_dim), (heads * head_dim, hidden), *[(hidden, kv_heads * head_dim)] * 2]
+    attention = model.bias(kind.qkv_bias) * (heads + 2 * kv_heads) * head_dim + model.bias(kind.output_bias) * hidden
+    attention += heads if model.model_type == "gpt_oss" else 0  # sinks
     norms = kind.norms * hidden + kind.head_norms * head_dim
-    value_dim, cached = head_dim, 2 * kv_heads * head_dim
-    if rank := sizes.kv_lora_rank:  # multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1)
-        rope, nope, value_dim = sizes.qk_rope_head_dim, sizes.qk_nope_head_dim, sizes.v_head_dim
-        head_dim, kv_heads, cached = rope + nope, heads, rank + rope
-        low = sizes.q_lora_rank
-        matrices = [(hidden, heads * head_dim)] if low is None else [(hidden, low), (low, heads * head_dim)]
-        matrices += [(hidden, rank + rope), (rank, heads * (nope + value_dim)), (heads * value_dim, hidden)]
-        attention = rank + (low or 0) + sizes.attention_bias * ((low or 0) + rank + rope + hidden)
-    else:
-        wide = (heads + 2 * kv_heads) * head_dim
-        matrices = [(hidden, heads * head_dim), (heads * head_dim, hidden), *[(hidden, kv_heads * head_dim)] * 2]
-        attention = model.bias(kind.qkv_bias) * wide + model.bias(kind.output_bias) * hidden
-        attention += heads if model.model_type == "gpt_oss" else 0  # sinks
-        norms += (heads + kv_heads) * head_dim if kind.wide_norms else 0
-    if model.model_type == "modernbert" and index == 0:
-        norms -= hidden
+    norms += (heads + kv_heads) * head_dim if kind.wide_norms else 0
     mlp, active, intermediate, experts, linear = _mlp(model, index)
     return Layer(
         attention=attention + sum(inputs * outputs for inputs, outputs in matrices),
@@ -230,8 +189,6 @@ def _layer(model: _Model, index: int) -> Layer:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        value_dim=value_dim,
-        cached=0 if kind.bidirectional else cached,
         window=_window(model, index),
         intermediate=intermediate,
         experts=experts,
@@ -242,42 +199,32 @@ def _layer(model: _Model, index: int) -> Layer:
 def _mlp(model: _Model, index: int) -> tuple[int, int, int, int, int]:
     """Return all parameters, those that a token meets, the width inside, the experts, and `linear` of a layer's MLP."""
     sizes, kind, hidden = model.sizes, model.kind, model.sizes.hidden_size
-    inputs = 2 if kind.gated else 1  # matrices that read the hidden state
     has_bias = sizes.mlp_bias if kind.mlp_bias is None else kind.mlp_bias
 
-    def block(width: int) -> tuple[int, int]:
-        bias = has_bias * (inputs * width + hidden)
-        return (inputs + 1) * hidden * width + bias, (inputs + 1) * (hidden + width)
+    def block(width: int) -> int:
+        """Return the parameters of a gate, the matrix beside it, and the one that reads their product."""
+        return 3 * hidden * width + has_bias * (2 * width + hidden)
 
     sparse = (
-        sizes.num_experts > 1
-        and index >= sizes.first_k_dense_replace
-        and index not in sizes.mlp_only_layers
-        and (index + 1) % sizes.decoder_sparse_step == 0
+        sizes.num_experts > 1 and index not in sizes.mlp_only_layers and (index + 1) % sizes.decoder_sparse_step == 0
     )
-    dense = sizes.intermediate_size or (4 * hidden if model.model_type == "gpt2" else None)
-    width = (sizes.moe_intermediate_size if sparse else None) or dense
+    width = (sizes.moe_intermediate_size if sparse else None) or sizes.intermediate_size
     if width is None:
         raise ConfigError(f"{model.name}: intermediate_size is missing; layers without experts need it.")
-    parameters, linear = block(width)
+    parameters = block(width)
     if not sparse:
-        return parameters, parameters, inputs * width, 0, linear
+        return parameters, parameters, 2 * width, 0, 3 * (hidden + width)
     experts, chosen = sizes.num_experts, sizes.num_experts_per_tok or 1
     router = hidden * experts + (experts if model.model_type == "gpt_oss" else 0)
-    shared, shared_linear = block(width * sizes.n_shared_experts) if sizes.n_shared_experts else (0, 0)
     # peft gives the gate and the first matrix of an expert one adapter of twice the rank.
-    linear = experts * (3 * hidden + 5 * width) + hidden + experts + shared_linear
-    inside = inputs * width * (chosen + sizes.n_shared_experts)
-    return experts * parameters + router + shared, chosen * parameters + router + shared, inside, experts, linear
+    linear = experts * (3 * hidden + 5 * width) + hidden + experts
+    return experts * parameters + router, chosen * parameters + router, 2 * width * chosen, experts, linear
 
 
 def _window(model: _Model, index: int) -> int | None:
     """Return how many tokens a token of this layer attends to; None for all."""
     sizes, kind = model.sizes, model.kind
     layer_type = sizes.layer_types[index] if sizes.layer_types else None
-    if model.model_type == "modernbert":
-        everywhere = index % sizes.global_attn_every_n_layers == 0
-        return None if (everywhere if layer_type is None else "full" in layer_type) else sizes.local_attention
     used = kind.windows if sizes.use_sliding_window is None else sizes.use_sliding_window
     if not sizes.sliding_window or not used:
         return None
@@ -288,28 +235,10 @@ def _window(model: _Model, index: int) -> int | None:
     return None if index < sizes.max_window_layers and model.model_type.startswith("qwen") else sizes.sliding_window
 
 
-def _outside(model: _Model) -> tuple[int, int]:
-    """Return the parameters of the embeddings, and of what is neither layer, embedding nor head."""
-    sizes, kind, hidden = model.sizes, model.kind, model.sizes.hidden_size
-    vectors, other = sizes.vocab_size, kind.last_norm
-    deberta = model.model_type == "deberta-v2"
-    if kind.positions and (sizes.position_biased_input or not deberta):
-        vectors += sizes.max_position_embeddings or 0
-    if kind.bidirectional:
-        other += 1 if model.model_type == "modernbert" else 2
-        vectors += 0 if model.model_type == "modernbert" else sizes.type_vocab_size
-    if deberta and sizes.relative_attention:
-        buckets = sizes.position_buckets if sizes.position_buckets > 0 else sizes.max_relative_positions
-        vectors += 2 * (buckets if buckets > 0 else sizes.max_position_embeddings or 0)
-        other += 2 * ("layer_norm" in sizes.norm_rel_ebd)
-    return vectors * hidden, other * hidden
-
-
 def _head(model: _Model, num_labels: int | None) -> int:
     """Return the parameters of the head: over the vocabulary, or a row for each label."""
     sizes, hidden = model.sizes, model.sizes.hidden_size
     if num_labels is None:
         tied = model.kind.tied if sizes.tie_word_embeddings is None else sizes.tie_word_embeddings
         return 0 if tied else sizes.vocab_size * hidden
-    # An encoder has a pooler, or a dense layer before the last.
-    return num_labels * hidden + (num_labels + hidden * hidden + hidden if model.kind.bidirectional else 0)
+    return num_labels * hidden

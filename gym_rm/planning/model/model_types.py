@@ -12,34 +12,24 @@ class ModelType:
     """What the configurations of a model type leave unsaid.
 
     Attributes:
-        norms: vectors of the hidden width in the norms of a layer; a norm with a bias has two.
-        last_norm: the same of the norm after the layers.
+        norms: vectors of the hidden width in the norms of a layer.
         qkv_bias, output_bias, mlp_bias: whether these matrices have a bias; None if the configuration says so
             (`attention_bias`, `mlp_bias`).
-        gated: whether the MLP has a gate beside its first matrix.
         head_norms: vectors of the head width that normalise queries and keys.
         wide_norms: whether queries and keys are normalised by vectors of their whole width instead.
-        positions: whether positions are learned vectors.
-        bidirectional: whether it is an encoder.
         windows: whether a `sliding_window` is used without being asked for.
-        grouped: whether it has settings for key and value heads and for their width.
         every: period of the layers without a window, counted from the last of each period; 0 if all have it.
         tied: whether the output layer is the embedding where the configuration does not say.
         defaults: values of settings that a configuration may leave out.
     """
 
     norms: int = 2
-    last_norm: int = 1
     qkv_bias: bool | None = None
     output_bias: bool | None = None
     mlp_bias: bool | None = False
-    gated: bool = True
     head_norms: int = 0
     wide_norms: bool = False
-    positions: bool = False
-    bidirectional: bool = False
     windows: bool = True
-    grouped: bool = True
     every: int = 0
     tied: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -51,14 +41,6 @@ def _kv(heads: int, **others: Any) -> dict[str, Any]:
 
 _LLAMA = ModelType(mlp_bias=None, windows=False)
 _MISTRAL = ModelType(qkv_bias=False, output_bias=False)
-_BIASED = ModelType(norms=4, last_norm=2, qkv_bias=True, output_bias=True, mlp_bias=True, gated=False, windows=False,
-                    grouped=False, positions=True, tied=True)  # fmt: skip
-_ENCODER = replace(_BIASED, last_norm=0, bidirectional=True)
-_DEEPSEEK = ModelType(windows=False, grouped=False, defaults={
-    "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
-    "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1,
-    "first_k_dense_replace": 3,
-})  # fmt: skip
 
 TYPES: dict[str, ModelType] = {
     "llama": _LLAMA,
@@ -78,15 +60,5 @@ TYPES: dict[str, ModelType] = {
         4, head_dim=256, sliding_window=4096, num_attention_heads=8, vocab_size=262208)),
     "gpt_oss": ModelType(mlp_bias=True, every=2, defaults=_kv(
         8, head_dim=64, sliding_window=128, attention_bias=True, num_experts=128, num_experts_per_tok=4)),
-    "deepseek_v3": _DEEPSEEK,
-    "kimi_k2": _DEEPSEEK,
-    "gpt2": _BIASED,
-    "gpt_neox": replace(_BIASED, qkv_bias=None, output_bias=None, positions=False, tied=False,
-                        defaults={"attention_bias": True}),
-    "bert": _ENCODER,
-    "roberta": _ENCODER,
-    "xlm-roberta": _ENCODER,
-    "deberta-v2": replace(_ENCODER, defaults={"type_vocab_size": 0}),
-    "modernbert": ModelType(mlp_bias=None, bidirectional=True, tied=True, grouped=False),
 }  # fmt: skip
 """Types whose number of parameters is exact; tests compare it with the models of transformers."""

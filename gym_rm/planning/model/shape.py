@@ -17,9 +17,7 @@ class Layer:
         norms: parameters of the norms.
         heads: query heads.
         kv_heads: key and value heads.
-        head_dim: width of a query and a key.
-        value_dim: width of a value.
-        cached: numbers that a token leaves in the KV cache; 0 for an encoder, which generates nothing.
+        head_dim: width of a query, a key and a value.
         window: tokens that a token attends to at most; None for all.
         intermediate: numbers that a token has inside the MLP at a time: of the gate and of the product with it.
         experts: number of experts; 0 for a dense MLP.
@@ -33,8 +31,6 @@ class Layer:
     heads: int
     kv_heads: int
     head_dim: int
-    value_dim: int
-    cached: int
     window: int | None
     intermediate: int
     experts: int = 0
@@ -44,6 +40,11 @@ class Layer:
     def parameters(self) -> int:
         """All parameters of the layer."""
         return self.attention + self.mlp + self.norms
+
+    @property
+    def cached(self) -> int:
+        """Numbers that a token leaves in the KV cache."""
+        return 2 * self.kv_heads * self.head_dim
 
     @property
     def matmul(self) -> int:
@@ -65,7 +66,6 @@ class ModelShape:
         head_width: numbers that the head computes for a token: the vocabulary, or one for each objective.
         other: parameters outside of layers, embeddings and head, such as the last norm.
         max_length: tokens of the longest text that the model was made for; None if its configuration does not say.
-        bidirectional: whether every token attends to all tokens (an encoder).
         source: where the sizes are from.
         notes: what the reader of a plan should know about these sizes.
         model_type: type of the configuration, such as `qwen3`; it says how layers are computed.
@@ -87,7 +87,6 @@ class ModelShape:
     head_width: int
     other: int
     max_length: int | None
-    bidirectional: bool
     source: str
     notes: tuple[str, ...] = ()
     model_type: str = ""
@@ -142,11 +141,8 @@ class ModelShape:
         total = 0.0
         for layer, n in self.layers:
             window = length if layer.window is None else min(length, layer.window)
-            if self.bidirectional:
-                pairs = float(length) * window
-            else:
-                pairs = window * (window + 1) / 2 + (length - window) * float(window)
-            total += pairs * layer.heads * (layer.head_dim + layer.value_dim) / 2 * n
+            pairs = window * (window + 1) / 2 + (length - window) * float(window)
+            total += pairs * layer.heads * layer.head_dim * n
         return total
 
     def pairs_between(self, prefix: float, end: float) -> float:
@@ -166,7 +162,7 @@ class ModelShape:
     def numbers_of_heads(self, context: float) -> float:
         """Return the numbers of keys and values that the query heads read one after the other."""
         return sum(
-            count * layer.heads * (layer.head_dim + layer.value_dim) * min(context, layer.window or context)
+            2 * count * layer.heads * layer.head_dim * min(context, layer.window or context)
             for layer, count in self.layers
         )
 

@@ -30,16 +30,10 @@ SIZES = {
     "intermediate_size": 96,
     "vocab_size": 500,
 }
-EXPERTS = {"num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2}
-LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-LATENT |= {"num_key_value_heads": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 OWN = {
-    "gpt2": {"n_embd": 64, "n_layer": 6, "n_head": 8},
-    "deepseek_v3": SIZES | EXPERTS | LATENT | {"moe_intermediate_size": 32},
     "qwen3_moe": SIZES | EXPERTS | GROUPED | {"moe_intermediate_size": 32, "mlp_only_layers": [0]},
-    "deberta-v2": SIZES | {"relative_attention": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm"},
     **dict.fromkeys(("mixtral", "gpt_oss"), SIZES | EXPERTS | GROUPED),
-    **dict.fromkeys(("gpt_neox", "bert", "roberta", "xlm-roberta", "modernbert"), SIZES),
 }
 # Published numbers of parameters, from the models' pages.
 PUBLISHED = {
@@ -73,11 +67,10 @@ def plain(config):
     return json.loads(config.to_json_string(use_diff=False))
 
 
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name != "kimi_k2"])
+@pytest.mark.parametrize("model_type", TYPES)
 def test_parameters_are_those_of_the_model_of_transformers(model_type):
     config = config_of(model_type)
-    if not TYPES[model_type].bidirectional:
-        assert shape_from_config(plain(config), name="a").parameters == count(config, "AutoModelForCausalLM")
+    assert shape_from_config(plain(config), name="a").parameters == count(config, "AutoModelForCausalLM")
     config.num_labels = 3
     found = shape_from_config(plain(config), name="a", num_labels=3)
     if model_type != "granite":  # it has no classifier
@@ -86,13 +79,13 @@ def test_parameters_are_those_of_the_model_of_transformers(model_type):
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma2", "gpt2", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma2"])
 def test_biases_and_tied_embeddings_are_read(model_type, tied):
     config = config_of(model_type, tie_word_embeddings=tied, attention_bias=True, mlp_bias=True)
     assert shape_from_config(plain(config), name="a").parameters == count(config, "AutoModelForCausalLM")
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3", "mistral", "mixtral", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3", "mistral", "mixtral", "gpt_oss"])
 def test_settings_that_a_configuration_leaves_out_have_the_types_own_values(model_type):
     sizes = SIZES | {"num_attention_heads": 64, "hidden_size": 256}
     config = transformers.AutoConfig.for_model(model_type, **sizes, pad_token_id=0)
@@ -104,7 +97,7 @@ EXACT = ["llama", "qwen3", "gemma2"]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("model_type", [*EXACT, "phi3", "gpt2", "deepseek_v3", "mixtral", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("model_type", [*EXACT, "phi3", "mixtral", "qwen3_moe", "gpt_oss"])
 def test_lora_has_at_least_the_parameters_of_peft(model_type):
     """peft has fewer where matrices are one, such as `qkv`, and for experts that it leaves out."""
     peft = pytest.importorskip("peft")
@@ -117,7 +110,7 @@ def test_lora_has_at_least_the_parameters_of_peft(model_type):
     assert found == trained if model_type in EXACT else found >= trained
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gemma3_text", "gpt_oss", "mistral", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gemma3_text", "gpt_oss", "mistral"])
 def test_cached_numbers_are_those_of_a_real_cache(model_type):
     windows, length = {"gemma2": 3, "gemma3_text": 5, "gpt_oss": 3, "mistral": 6}, 40
     config = config_of(model_type, **({"sliding_window": 16} if model_type in windows else {}))
@@ -131,13 +124,6 @@ def test_cached_numbers_are_those_of_a_real_cache(model_type):
     spared = sum(layer.cached * n for layer, n in shape.layers if layer.window)
     assert shape.cached_numbers(length) == stored + spared
     assert sum(n for layer, n in shape.layers if layer.window) == windows.get(model_type, 0)
-
-
-def test_an_encoder_caches_nothing_and_generates_nothing():
-    config = SMALL | {"model_type": "bert", "max_position_embeddings": 64}
-    assert shape_from_config(config, name="a", num_labels=1).cached_numbers(100) == 0
-    with pytest.raises(ConfigError, match="is an encoder; it scores"):
-        shape_from_config(config, name="a")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -213,11 +199,10 @@ def test_a_folder_without_a_configuration_is_an_error(tmp_path, text):
         ({"num_key_value_heads": 3}, "4 attention heads are not divisible by num_key_value_heads 3"),
         ({"intermediate_size": None}, "intermediate_size is missing"),
         ({"num_experts": 8}, "needs num_experts_per_tok"),
-        ({"kv_lora_rank": 8}, "needs qk_rope_head_dim"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ({"attention_bias": 1}, "attention_bias must be"),
         ({"model_type": 3}, "no formula for model_type 3"),
-        ({"model_type": "t5"}, "no formula for model_type 't5' is known here; known are llama"),
+        ({"model_type": "deepseek_v3"}, "no formula for model_type 'deepseek_v3' is known here; known are llama"),
         ({"mamba_d_state": 8}, "no formula"),
         ({"text_config": 5}, "sizes must be a mapping"),
         ({"hiden_size": 64}, "hiden_size.* Did you mean 'hidden_size'"),
