@@ -54,23 +54,14 @@ class PoolPlace:
         num_gpus: number of GPUs.
         node_gpus: GPUs of the largest node.
         spans: whether the pool is in more than one node.
-        smallest: for a bound on pools of `smallest` to `num_gpus` GPUs; 0 for a pool of `num_gpus`.
     """
 
     num_gpus: int
     node_gpus: int
     spans: bool
-    smallest: int = 0
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the place stands for several numbers of GPUs."""
-        return self.smallest > 0
 
     def site(self, cluster: Cluster) -> Site:
         """Return the place as the formulas of time need it."""
-        if self.is_bound:
-            return Site(cluster.device, cluster.network, self.spans, self.node_gpus, optimistic=True)
         nodes = max(math.ceil(self.num_gpus / self.node_gpus), 2)
         return Site(cluster.device, cluster.network, self.spans, max(self.num_gpus // nodes, 1))
 
@@ -195,11 +186,11 @@ def _choices(component: Component, place: PoolPlace, request: PlanRequest) -> It
     most = work.conversations // work.updates_per_step if component.role.trains else work.conversations
     whole = component.role is Role.POLICY and generates_with_policy(request)
     for tp in tensor_parallel_sizes(component, place.node_gpus):
-        if (whole and tp > 1) or tp > gpus or (gpus % tp and not place.is_bound):
+        if (whole and tp > 1) or gpus % tp:
             continue
         for fsdp in _fsdp_sizes(component, place, tp, whole=whole):
-            replicas = gpus / (tp * fsdp) if place.is_bound else gpus // (tp * fsdp)
-            if not place.is_bound and (component.num_replicas not in (None, replicas) or replicas * fsdp > most):
+            replicas = gpus // (tp * fsdp)
+            if component.num_replicas not in (None, replicas) or replicas * fsdp > most:
                 continue
             base = Choice(tensor_parallel_size=tp, fsdp_size=fsdp, num_replicas=replicas)
             if component.role is Role.GENERATION:
@@ -216,8 +207,6 @@ def _fsdp_sizes(component: Component, place: PoolPlace, tp: int, *, whole: bool)
     groups = place.num_gpus // tp
     if not component.role.trains or whole:
         return [1]
-    if place.is_bound:  # the least memory; the time of gathers is left out
-        return [max(groups, 1)]
     if component.fsdp_size is not None:
         return [component.fsdp_size] if groups % component.fsdp_size == 0 else []
     inside = max(place.node_gpus // tp, 1)
@@ -231,7 +220,7 @@ def _generation_choices(component: Component, base: Choice, work: StepWorkload) 
         yield replace(base, max_num_batched_tokens=tokens, max_num_seqs=slots)
 
 
-def batch_sizes(component: Component, work: StepWorkload, ranks: float) -> list[int]:
+def batch_sizes(component: Component, work: StepWorkload, ranks: int) -> list[int]:
     """Return the token budgets to try: at least the longest conversation, at most the work of a rank."""
     if component.max_num_batched_tokens is not None:
         return [component.max_num_batched_tokens]

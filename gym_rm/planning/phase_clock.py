@@ -18,14 +18,12 @@ class Site:
         network: bytes/s from a GPU to other nodes.
         spans: whether the GPUs of the pool are in more than one node.
         beside: GPUs of the pool in each node; they send at the same time.
-        optimistic: whether every number of GPUs counts as the one with the fastest collectives, for a bound.
     """
 
     device: Device
     network: Quantity
     spans: bool
     beside: int = 1
-    optimistic: bool = False
 
     def collective(self, size: int, *, tensor_parallel: bool = False) -> Quantity:
         """Return bytes/s of collectives over this many GPUs; tensor-parallel groups never leave a node.
@@ -33,9 +31,7 @@ class Site:
         A ring over nodes passes each link between two nodes once for each GPU that a node has in it.
         """
         inside = self.device.all_reduce_bandwidth(size)
-        if self.optimistic and not tensor_parallel:
-            inside = max((value for _, value in self.device.all_reduce), key=lambda each: each.value)
-        between = self.network.value * (self.beside if self.optimistic else min(self.beside, size))
+        between = self.network.value * min(self.beside, size)
         if tensor_parallel or not self.spans or inside.value <= between:
             return inside
         return Quantity(between, self.network.basis, self.network.source)

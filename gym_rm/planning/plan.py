@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
@@ -19,7 +18,7 @@ from gym_rm.config import parse_yaml, to_yaml
 from gym_rm.errors import ConfigError
 from gym_rm.planning.quantities import Basis, weakest
 
-FORMAT = 1  # of the file
+FORMAT = 2  # of the file
 Item = TypeVar("Item")
 Filled = Annotated[tuple[Item, ...], Field(min_length=1)]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]  # of weights
@@ -252,9 +251,7 @@ class Plan:
         unique_tokens, tokens: tokens of one step that differ, and all of them.
         load_seconds: time until the first step can begin.
         objective: what the search made best.
-        bound: the objective's value that no plan can be better than; equal to its value if the search was exact.
-        value: the objective's value.
-        examined: number of placements that the search looked at.
+        exact: whether no placement is better; a search over more than 64 GPUs tries their numbers in steps.
         notes: what the reader should know, such as assumptions about models.
         num_prompts, group_size: prompts of a step, and replies to each.
         prompt_tokens, reply_tokens: the longest prompt and reply that memory was planned for.
@@ -278,9 +275,7 @@ class Plan:
     tokens: float
     load_seconds: float
     objective: str
-    value: float
-    bound: float
-    examined: int
+    exact: bool
     notes: tuple[str, ...]
     num_prompts: int = 0
     group_size: int = 0
@@ -312,13 +307,6 @@ class Plan:
         """The work that takes the largest share of the step, among the pools that the others wait for."""
         longest = max(self.phase_seconds, key=lambda item: item[1])[0]
         return max((time for time in self.times if time.phase is longest), key=lambda time: time.seconds)
-
-    @property
-    def gap(self) -> float:
-        """By which share the plan can be worse than the best one: 0 if the search was exact."""
-        if self.value <= self.bound:
-            return 0.0
-        return self.value / self.bound - 1.0 if self.bound > 0 else math.inf
 
     def component(self, name: str) -> ComponentPlan:
         """Return a component.

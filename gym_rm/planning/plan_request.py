@@ -107,8 +107,7 @@ class Choice:
     Attributes:
         tensor_parallel_size: GPUs that share every layer.
         fsdp_size: tensor-parallel groups that share the parameters of a replica.
-        num_replicas: replicas; the product of the three is the number of GPUs of the pool. A float stands for every
-            number up to it, for a bound.
+        num_replicas: replicas; the product of the three is the number of GPUs of the pool.
         sleeps: whether weights and state are in the host's memory while others of the pool work.
         max_num_batched_tokens: tokens in one forward of a replica; of one FSDP rank where `fsdp_size` > 1.
         max_num_seqs: conversations that one replica generates at a time; 0 for other components.
@@ -117,7 +116,7 @@ class Choice:
 
     tensor_parallel_size: int = 1
     fsdp_size: int = 1
-    num_replicas: float = 1
+    num_replicas: int = 1
     sleeps: bool = False
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 0
@@ -126,7 +125,7 @@ class Choice:
     @property
     def num_gpus(self) -> int:
         """GPUs of the component."""
-        return round(self.tensor_parallel_size * self.fsdp_size * self.num_replicas)
+        return self.tensor_parallel_size * self.fsdp_size * self.num_replicas
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
 """The best placement: partitions of the components into pools, times sizes of the pools, times choices within them.
 
-Up to `EXACT_GPUS` GPUs every size is tried, so the result is the best plan of this space. Above, sizes grow in steps,
-and the same search over bounds of the steps says how far from the best the result can be.
+Up to `EXACT_GPUS` GPUs every size is tried, so the result is the best plan of this space. Above, sizes grow in steps.
 
 HybridFlow (arXiv 2409.19256, section 6) enumerates the same space without time-shared memory; here branches whose bound
 is no better than the best plan so far are cut.
@@ -35,7 +34,7 @@ from gym_rm.planning.plan import Address, Role
 from gym_rm.planning.plan_request import Choice, PlanRequest
 
 EXACT_GPUS = 64
-MOST_NODES = 100_000  # of the search tree; a search that is cut here says so in its bound
+MOST_NODES = 100_000  # of the search tree; a search that is cut here is not exact
 
 Part = TypeVar("Part")
 Key: TypeAlias = tuple[float, float]
@@ -75,16 +74,14 @@ class SearchResult:
         gpus: addresses of each pool.
         step_seconds: duration of a step.
         value: what the objective makes small: seconds, or GPUs.
-        bound: no plan has a smaller value.
-        examined: nodes of the search tree.
+        exact: whether no plan has a smaller value.
     """
 
     pools: tuple[PoolChoice, ...]
     gpus: tuple[tuple[Address, ...], ...]
     step_seconds: float
     value: float
-    bound: float
-    examined: int
+    exact: bool = True
 
 
 def search(request: PlanRequest) -> SearchResult | None:
@@ -96,12 +93,8 @@ def search(request: PlanRequest) -> SearchResult | None:
     limit = request.cluster.num_gpus
     if limit <= EXACT_GPUS:
         return _Search(request, range(1, limit + 1)).best()
-    sizes = sorted({*coarse_sizes(limit), *fixed_sizes(request, limit)})
-    result = _Search(request, sizes).best()
-    if result is None:
-        return None
-    relaxed = _Search(request, sizes, bound=True).best()
-    return replace(result, bound=result.value if relaxed is None else min(relaxed.bound, result.value))
+    result = _Search(request, sorted({*coarse_sizes(limit), *fixed_sizes(request, limit)})).best()
+    return None if result is None else replace(result, exact=False)
 
 
 def coarse_sizes(limit: int) -> list[int]:
@@ -166,16 +159,16 @@ class PoolCandidate:
     seconds: Seconds
 
     @property
-    def least(self) -> int:
-        """GPUs that it takes; fewer than those of the place only in a bound."""
-        return self.place.smallest or self.place.num_gpus
+    def num_gpus(self) -> int:
+        """GPUs that it takes."""
+        return self.place.num_gpus
 
 
 class _Search:
-    """One search over given sizes; with `bound`, a size stands for all from the one before it."""
+    """One search over given sizes."""
 
-    def __init__(self, request: PlanRequest, sizes: Sequence[int], *, bound: bool = False) -> None:
-        self.request, self.sizes, self.bound = request, sizes, bound
+    def __init__(self, request: PlanRequest, sizes: Sequence[int]) -> None:
+        self.request, self.sizes = request, sizes
         self.components = {component.name: component for component in request.components}
         device = request.cluster.device
         self.capacity = device.memory.value - device.reserved.value
@@ -208,8 +201,7 @@ class _Search:
                     "pools, sleeps or tensor_parallel_size."
                 )
             return None
-        bound = min(roots[0][0][0], self.incumbent.value) if cut else self.incumbent.value
-        return replace(self.incumbent, bound=bound, examined=self.examined)
+        return replace(self.incumbent, exact=not cut)
 
     def _groupings(self) -> Iterator[tuple[tuple[str, ...], ...]]:
         """Yield the partitions that the request allows. Generation on the policy's weights is in the policy's pool."""
@@ -229,7 +221,7 @@ class _Search:
         return awake_options(self.components[name], where, self.request, together=together, known=self.known)
 
     def _options(self, name: str, where: PoolPlace, together: bool, alone: bool) -> tuple[Option, ...]:
-        component, spans = self.components[name], where.spans and not self.bound
+        component, spans = self.components[name], where.spans
         if not component.role.trains:  # only training and its weights go between nodes
             where, together = replace(where, spans=False), False
         awake = self.awake(name, where, together and component.role is Role.POLICY)
@@ -241,19 +233,17 @@ class _Search:
         fixed = {component.num_gpus for component in components if component.num_gpus is not None}
         together = {Role.POLICY, Role.GENERATION} <= {component.role for component in components}
         node_gpus = self.request.cluster.node_gpus
-        candidates, least = [], 1
+        candidates = []
         for size in self.sizes:
-            smallest, least = least, size + 1
-            if fixed and fixed != {size} and not (self.bound and smallest <= min(fixed) <= size):
+            if fixed and fixed != {size}:
                 continue
-            spans = (True,) if size > node_gpus else (False,) if size == 1 else (True, False)
-            for spanning in (smallest > node_gpus,) if self.bound else spans:
-                where = PoolPlace(size, node_gpus, spanning, smallest if self.bound else 0)
+            for spanning in (True,) if size > node_gpus else (False,) if size == 1 else (True, False):
+                where = PoolPlace(size, node_gpus, spanning)
                 options = tuple(self.options(name, where, together, len(group) == 1) for name in group)
                 if all(options) and self._may_fit(options):
                     fastest = [_running_least([option.seconds for option in each])[-1] for each in options]
                     candidates.append(PoolCandidate(group, where, options, functools.reduce(_added, fastest, ZERO)))
-        return sorted(candidates, key=lambda one: (one.least, sum(one.seconds)))
+        return sorted(candidates, key=lambda one: (one.num_gpus, sum(one.seconds)))
 
     def _may_fit(self, options: Sequence[Sequence[Option]]) -> bool:
         """Return whether the smallest options fit together; the search decides about the others."""
@@ -270,7 +260,7 @@ class _Search:
 
     def _lower(self, candidates: list[list[PoolCandidate]], chosen: list[PoolCandidate], left: int) -> Key:
         """Return a key that no plan with these pools and one of each list has a smaller one than."""
-        smallest = [pools[0].least for pools in candidates]
+        smallest = [pools[0].num_gpus for pools in candidates]
         room = left - sum(smallest)
         if room < 0:
             return NEVER
@@ -278,33 +268,33 @@ class _Search:
         for pools, least in zip(candidates, smallest, strict=True):
             sizes, fastest = self.fastest(pools[0].names)
             vectors.append(fastest[bisect.bisect_right(sizes, room + least) - 1])
-        return self._key(vectors, sum(pool.least for pool in chosen) + sum(smallest))
+        return self._key(vectors, sum(pool.num_gpus for pool in chosen) + sum(smallest))
 
     def _fastest(self, group: tuple[str, ...]) -> tuple[list[int], list[Seconds]]:
         """Return the GPUs of a group's candidates, and the fastest seconds up to each of them."""
         pools = self.candidates(group)
-        return [pool.least for pool in pools], _running_least([pool.seconds for pool in pools])
+        return [pool.num_gpus for pool in pools], _running_least([pool.seconds for pool in pools])
 
     def _descend(self, candidates: list[list[PoolCandidate]], chosen: list[PoolCandidate], left: int) -> None:
         if not candidates:
             self._choose_options(chosen)
             return
         first, *rest = candidates
-        fitting = [pool for pool in first if pool.least <= left]
-        branches = [(self._lower(rest, [*chosen, pool], left - pool.least), pool) for pool in fitting]
+        fitting = [pool for pool in first if pool.num_gpus <= left]
+        branches = [(self._lower(rest, [*chosen, pool], left - pool.num_gpus), pool) for pool in fitting]
         branches.sort(key=lambda branch: branch[0])
         for lower, pool in branches:
             self.examined += 1
             if self._is_cut(lower):
                 return
-            self._descend(rest, [*chosen, pool], left - pool.least)
+            self._descend(rest, [*chosen, pool], left - pool.num_gpus)
 
     def _is_cut(self, lower: Key) -> bool:
         return lower >= self.key or math.isinf(lower[0]) or self.examined >= MOST_NODES
 
     def _choose_options(self, pools: list[PoolCandidate]) -> None:
         """Choose the options of these pools, and keep them if they are better than the best plan so far."""
-        gpus = sum(pool.least for pool in pools)
+        gpus = sum(pool.num_gpus for pool in pools)
         work = [
             _Work(index, part, options) for index, pool in enumerate(pools) for part, options in enumerate(pool.options)
         ]
@@ -354,15 +344,11 @@ class _Search:
         for index, (pool, seconds) in enumerate(zip(pools, state.seconds, strict=True)):
             options = [chosen[index, part] for part in range(len(pool.names))]
             made.append(PoolChoice(pool.names, tuple(option.choice for option in options), pool.place, seconds))
-        gpus: tuple[tuple[Address, ...], ...] = ()
-        if not self.bound:
-            placed = place(self.request.cluster.nodes, [pool.need for pool in made])
-            if placed is None:
-                return
-            gpus = placed
-        step = step_seconds(state.seconds, asynchronous=self.request.workload.asynchronous)
-        self.key = key
-        self.incumbent = SearchResult(tuple(made), gpus, step, key[0], key[0], self.examined)
+        gpus = place(self.request.cluster.nodes, [pool.need for pool in made])
+        if gpus is not None:
+            step = step_seconds(state.seconds, asynchronous=self.request.workload.asynchronous)
+            self.key = key
+            self.incumbent = SearchResult(tuple(made), gpus, step, key[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,13 +101,9 @@ class _Work:
         eager = EAGER_KERNELS_ON_CPU if self.device.is_cpu else EAGER_KERNELS_PER_LAYER
         return eager if self.is_eager else KERNELS_PER_LAYER
 
-    def rounded(self, share: float) -> float:
-        """Return a share of rows or batches. A fraction of replicas stands for all numbers up to it: no rounding."""
-        return share if isinstance(self.choice.num_replicas, float) else math.ceil(share)
-
     def batches(self, tokens: float) -> float:
         """Return the forwards that so many tokens take."""
-        return self.rounded(tokens / self.choice.max_num_batched_tokens)
+        return math.ceil(tokens / self.choice.max_num_batched_tokens)
 
     # --- the forward -------------------------------------------------------------------------------------------
 
@@ -191,7 +187,7 @@ class _Work:
     def gathers(self, forwards: float) -> None:
         """Add what gathering weights takes longer than the work beside it: a forward gathers every layer once."""
         ranks = self.choice.fsdp_size
-        if ranks == 1 or self.site.optimistic:
+        if ranks == 1:
             return
         bandwidth = self.site.collective(ranks * self.tp)
         size = self.shape.parameters * self.component.bytes_per_parameter / self.tp
@@ -206,10 +202,10 @@ class _Work:
         """Return the prompts and conversations of the replica with the most; groups stay whole if there are enough."""
         work, replicas = self.workload, self.choice.num_replicas
         if work.num_prompts >= replicas:
-            prompts = self.rounded(work.num_prompts / replicas)
+            prompts = math.ceil(work.num_prompts / replicas)
             return prompts, prompts * work.group_size
-        conversations = self.rounded(work.conversations / replicas)
-        return self.rounded(conversations / work.group_size), conversations
+        conversations = math.ceil(work.conversations / replicas)
+        return math.ceil(conversations / work.group_size), conversations
 
     def score(self) -> PhaseClock:
         """Add the unique tokens of every turn: prompts once, replies once each."""
@@ -257,10 +253,10 @@ class _Work:
         """Return conversations, tokens and pairs of one rank in one update."""
         work, shape = self.workload, self.shape
         prompt, whole = work.prompts.mean, work.prompts.mean + work.growth
-        conversations = self.rounded(work.conversations / updates / (self.choice.fsdp_size * self.choice.num_replicas))
+        conversations = math.ceil(work.conversations / updates / (self.choice.fsdp_size * self.choice.num_replicas))
         if not self.component.shared_prompts:
             return conversations, conversations * whole, conversations * shape.pairs_between(0, whole)
-        prompts = self.rounded(conversations / work.group_size)
+        prompts = math.ceil(conversations / work.group_size)
         pairs = prompts * shape.pairs_between(0, prompt) + conversations * shape.pairs_between(prompt, whole)
         return conversations, prompts * prompt + conversations * work.growth, pairs
 
@@ -286,8 +282,8 @@ class _Work:
         shape, replicas = self.shape, choice.num_replicas
         parameters = shape.lora_parameters(component.lora_rank) if component.lora_rank else shape.parameters
         trained = parameters / (self.tp * choice.fsdp_size)
-        if replicas > 1 and not self.site.optimistic:
-            bandwidth = self.site.collective(round(replicas) * self.tp)
+        if replicas > 1:
+            bandwidth = self.site.collective(replicas * self.tp)
             moved = 2.0 * trained * 4.0 * (replicas - 1) / replicas
             self.clock.add(NETWORK, repeats * moved / bandwidth.value, bandwidth.basis, "all-reduce of gradients")
         touched = EAGER_OPTIMIZER_BYTES if device.is_cpu else OPTIMIZER_BYTES
@@ -398,8 +394,7 @@ def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool,
     size = policy.shape.parameters * policy.bytes_per_parameter
     ranks = choice.fsdp_size * choice.tensor_parallel_size
     if together:
-        whole = ranks == 1 or site.optimistic
-        bandwidth = site.device.bandwidth if whole else site.collective(ranks)
+        bandwidth = site.device.bandwidth if ranks == 1 else site.collective(ranks)
         text = "weights gathered on the GPUs of the policy"
     else:
         bandwidth = site.network if nodes > 1 else site.device.link

@@ -38,15 +38,12 @@ def summary(plan: Plan) -> Text:
         f"Least free memory: {show_bytes(pool.gpu_memory - tightest.peak)} of {show_bytes(pool.gpu_memory)}, "
         f"in {tightest.phase} of {tightest.component}{_instant(tightest)}.",
     ]
-    lines.append(_search(plan))
+    if plan.exact:
+        lines.append(f"No placement is better, by {plan.objective}: the search was exact.")
+    else:
+        lines.append(f"The best that was found, by {plan.objective}; numbers of GPUs were tried in steps.")
     lines += _assumed(plan)
     return text.append("\n" + visible("\n".join(lines)), style="not bold")
-
-
-def _search(plan: Plan) -> str:
-    if plan.gap <= 0:
-        return f"No placement is better, by {plan.objective}: the search was exact."
-    return f"By {plan.objective}, no placement is better by more than {plan.gap:.1%}."
 
 
 def _assumed(plan: Plan) -> list[str]:

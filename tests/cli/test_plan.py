@@ -283,7 +283,7 @@ def test_a_mistake_in_the_command_is_one_clear_message(request_file, arguments, 
     Path("second.yaml").write_text(REQUEST)
     Path("broken.yaml").write_text("cluster: {")
     Path("list.yaml").write_text("- a\n")
-    Path("cut.json").write_text('{"format": 1, "name": "x"}')
+    Path("cut.json").write_text('{"format": 2, "name": "x"}')
     assert message in error_of(*arguments)
 
 

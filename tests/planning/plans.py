@@ -67,7 +67,7 @@ def plan_of(nodes, *pools, conversations=512):
         name="by hand", cluster="by hand", nodes=tuple(nodes), pools=tuple(pools), times=times,
         phase_seconds=((Phase.GENERATE, 4.0), (Phase.SCORE, 2.0), (Phase.UPDATE, 4.0)), step_seconds=10.0,
         conversations=conversations, unique_tokens=4e5, tokens=5e5, load_seconds=60.0,
-        objective="throughput", value=1.0, bound=1.0, examined=1, notes=(),
+        objective="throughput", exact=True, notes=(),
     )  # fmt: skip
 
 

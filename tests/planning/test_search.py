@@ -12,7 +12,7 @@ from gym_rm.planning.placement import Need, place
 from gym_rm.planning.plan import Role
 from gym_rm.planning.plan_request import Choice
 from gym_rm.planning.refusals import _more_gpus
-from gym_rm.planning.search import _Search, partitions, search, step_seconds
+from gym_rm.planning.search import partitions, search, step_seconds
 from gym_rm.planning.step_times import component_times
 from tests.planning.requests import NETWORK, cluster, component, device, grpo, scoring, workload
 
@@ -83,7 +83,7 @@ def test_search_finds_what_trying_everything_finds(gpus, memory, asynchronous):
         assert math.isinf(expected)
     else:
         assert found.step_seconds == pytest.approx(expected, rel=1e-12)
-        assert found.bound == found.value
+        assert found.exact
 
 
 @hypothesis.given(gpus=SMALL, memory=MEMORIES, size=strategies.sampled_from([0.25, 1.0, 2.0]))
@@ -156,25 +156,6 @@ def test_scoring_takes_the_smallest_tensor_parallel_size_that_fits_and_replicas(
     assert found.pools[0].choices[0].num_replicas == 8 // tp
 
 
-@hypothesis.given(
-    gpus=strategies.sampled_from([(8,), (8, 8), (4, 4, 4)]), memory=MEMORIES, critic=strategies.booleans()
-)
-@hypothesis.settings(max_examples=6, deadline=None)
-def test_the_bound_of_coarse_sizes_is_never_above_the_best_plan(gpus, memory, critic):
-    request = grpo(cluster(*gpus, memory=memory), critic=critic)
-    exact = search(request)
-    coarse = [size for size in (1, 3, 8, 16) if size <= sum(gpus)]
-    relaxed = _Search(request, coarse, bound=True).best()
-    if exact is not None:
-        assert relaxed is not None
-        assert relaxed.bound <= exact.value * (1 + 1e-9)
-
-
-def test_the_bound_of_a_large_cluster_is_near():
-    found = search(grpo(cluster(*(8,) * 20), size=4.0))
-    assert found.bound <= found.value <= found.bound * 1.2
-
-
 def test_smallest_takes_the_fewest_gpus_that_are_fast_enough():
     request = grpo(cluster(8))
     limit = search(replace(request, cluster=cluster(3))).step_seconds
@@ -235,7 +216,7 @@ def test_fixed_numbers_are_kept_on_clusters_that_are_not_searched_exactly(number
     (pool,) = found.pools
     assert numbers.get("num_gpus", pool.place.num_gpus) == pool.place.num_gpus
     assert numbers.get("num_replicas", pool.choices[0].num_replicas) == pool.choices[0].num_replicas
-    assert found.bound <= found.value
+    assert not found.exact
 
 
 def test_the_number_of_gpus_that_is_proposed_is_the_smallest_that_is_enough():

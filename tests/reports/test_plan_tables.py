@@ -39,10 +39,9 @@ def test_the_summary_names_what_is_assumed():
     assert "Assumed: reserved, fragmentation (memory); kernel launches (time)." in summary(together()).plain
 
 
-def test_the_summary_says_how_far_the_plan_can_be_from_the_best():
+def test_the_summary_says_whether_the_plan_is_the_best():
     assert "No placement is better" in summary(together()).plain
-    bounded = together(bound=36.0)
-    assert "no placement is better by more than 11.9%" in summary(bounded).plain
+    assert "tried in steps" in summary(together(exact=False)).plain
 
 
 def test_unused_gpus_are_said():
