@@ -73,7 +73,7 @@ def plan(
         typer.Option(metavar="NAME=VALUE", help="Also plan with this change, such as gpus=16. May be repeated."),
     ] = None,
     library: Annotated[
-        Literal["verl", "openrlhf", "nemo-rl", "areal", "trl", "ray"] | None,
+        Literal["verl", "openrlhf", "nemo-rl", "trl", "ray"] | None,
         typer.Option("--for", help="Print the plan as settings of this library, or as placement groups of Ray."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

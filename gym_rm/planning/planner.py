@@ -119,6 +119,13 @@ def _mistakes(settings: PlanSettings) -> Iterator[str]:
                 f"generation.{name}={value}: generation by transformers has no GPUs of its own; remove it, or set "
                 "generation.engine=vllm."
             )
+    for name in ("tensor_parallel_size", "fsdp_size"):
+        size = getattr(settings.policy, name, None) or 1
+        if generation.engine == "transformers" and size > 1:
+            yield (
+                f"policy.{name}={size}: generation by transformers needs the whole weights on each GPU; set it to 1, "
+                "or set generation.engine=vllm."
+            )
 
 
 # --- models and work -------------------------------------------------------------------------------------------------

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.component_options import (
     PoolPlace,
     awake_options,
     divisors_violated,
-    generates_with_policy,
-    tensor_parallel_sizes,
 )
 from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.plan import Role
 from gym_rm.planning.plan_request import Component, PlanRequest
 from gym_rm.planning.quantities import GIB, show_bytes, show_seconds
-from gym_rm.planning.search import search
+from gym_rm.planning.search import coarse_sizes, fixed_sizes, search
 
 MOST_COMPONENTS = 8  # more have too many partitions to search
 MOST_MEMORY = 2048  # GiB of a GPU in a suggestion
@@ -53,13 +48,11 @@ class Infeasible(ConfigError):
 
 
 def check(request: PlanRequest) -> list[Violation]:
-    """Return the rules that the fixed numbers of a request break, before any search."""
+    """Return the rules that a request breaks, before any search."""
     violations: list[Violation] = []
     for component in request.components:
-        violations += list(_tensor_parallel(component, request.cluster.node_gpus)) or _num_gpus(component, request)
-        violations += _batch(component, request)
-    violations += [*_step(request), *_own_weights(request)]
-    return violations or list(_pools(request))
+        violations += [*_tensor_parallel(component, request.cluster.node_gpus), *_lengths(component, request)]
+    return [*violations, *_step(request)]
 
 
 def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[Violation]:
@@ -81,22 +74,8 @@ def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[Violation
         )
 
 
-def _batch(component: Component, request: PlanRequest) -> Iterator[Violation]:
+def _lengths(component: Component, request: PlanRequest) -> Iterator[Violation]:
     work, name, budget = request.workload, component.name, component.max_num_batched_tokens
-    if component.role.trains and component.num_gpus is not None:
-        ranks = component.num_gpus // max(tensor_parallel_sizes(component, request.cluster.node_gpus), default=1)
-        if (rows := work.conversations // work.updates_per_step) < ranks:
-            prompts = math.ceil(ranks * work.updates_per_step / work.group_size)
-            yield Violation(
-                f"{name}: {rows} conversations of an update are fewer than its {ranks} data-parallel ranks.",
-                f"Set workload.num_prompts={prompts}, or take fewer GPUs.",
-            )
-    if component.num_replicas is not None and component.num_replicas > work.conversations:
-        yield Violation(
-            f"{name}.num_replicas={component.num_replicas} is more than the {work.conversations} conversations of a "
-            "step.",
-            f"Set {name}.num_replicas={work.conversations}.",
-        )
     if budget is not None and component.role is not Role.GENERATION and budget < work.longest:
         yield Violation(
             f"{name}.max_num_batched_tokens={budget:,} is less than the longest conversation, {work.longest:,} tokens.",
@@ -114,15 +93,11 @@ def _batch(component: Component, request: PlanRequest) -> Iterator[Violation]:
 def _step(request: PlanRequest) -> Iterator[Violation]:
     """Say what is wrong with the work of a step, or with the number of components."""
     work, roles = request.workload, {component.role for component in request.components}
-    if work.group_size < 2 and Role.POLICY in roles and Role.CRITIC not in roles:
+    compares = Role.REWARD_TRAINING in roles or (Role.POLICY in roles and Role.CRITIC not in roles)
+    if work.group_size < 2 and compares:
         yield Violation(
-            f"workload.group_size={work.group_size}: GRPO compares the replies to one prompt.",
-            "Set workload.group_size=2 or more, or add a critic (PPO).",
-        )
-    elif work.group_size < 2 and Role.REWARD_TRAINING in roles:
-        yield Violation(
-            f"workload.group_size={work.group_size}: a reward model is trained on two replies to a prompt or more.",
-            "Set workload.group_size=2.",
+            f"workload.group_size={work.group_size}: GRPO and training on pairs compare replies to one prompt.",
+            "Set workload.group_size=2 or more, or train the policy with a critic (PPO).",
         )
     if work.updates_per_step > work.conversations:
         yield Violation(
@@ -138,73 +113,6 @@ def _step(request: PlanRequest) -> Iterator[Violation]:
         )
 
 
-def _own_weights(request: PlanRequest) -> Iterator[Violation]:
-    """Say what a policy that generates with its own weights cannot have."""
-    policy = next((component for component in request.components if component.role is Role.POLICY), None)
-    for field in ("tensor_parallel_size", "fsdp_size"):
-        size = getattr(policy, field, None) or 1
-        if size > 1 and generates_with_policy(request):
-            yield Violation(
-                f"policy.{field}={size}: generation by transformers needs the whole weights on each GPU.",
-                f"Set policy.{field}=1, or generation.engine=vllm.",
-            )
-
-
-def _num_gpus(component: Component, request: PlanRequest) -> list[Violation]:
-    """Say that the fixed numbers of a component leave no number of GPUs."""
-    if _possible_sizes(component, request):
-        return []
-    fixed = {field: value for field in FIXED if (value := getattr(component, field)) is not None}
-    written = ", ".join(f"{field}={value}" for field, value in fixed.items())
-    changes: dict[str, dict[str, Any]] = {field: {field: None} for field in fixed}
-    free = next((field for field in fixed if _possible_sizes(replace(component, **changes[field]), request)), "")
-    return [
-        Violation(
-            f"{component.name}: no number of GPUs up to {request.cluster.num_gpus} agrees with {written}.",
-            f"Leave {component.name}.{free} auto." if free else "Leave all of them auto.",
-        )
-    ]
-
-
-def _pools(request: PlanRequest) -> Iterator[Violation]:
-    """Say where the fixed numbers of components leave no number of GPUs for their pool."""
-    total, needed = request.cluster.num_gpus, 0
-    possible = {component.name: _possible_sizes(component, request) for component in request.components}
-    for group in request.pools or ():
-        common = functools.reduce(operator.and_, (possible[name] for name in group))
-        needed += min(common, default=0)
-        if not common:
-            written = "; ".join(f"{name} can have {_listed(possible[name])}" for name in group)
-            yield Violation(
-                f"no number of GPUs agrees with all fixed numbers of the pool {', '.join(group)}: {written} GPUs.",
-                "List them in different pools, or leave a number auto.",
-            )
-    if needed > total:
-        yield Violation(
-            f"the pools need at least {needed} GPUs, the cluster has {total}.",
-            f"Add {needed - total} GPUs, or let components share a pool (pools: auto).",
-        )
-
-
-def _possible_sizes(component: Component, request: PlanRequest) -> set[int]:
-    """Return the numbers of GPUs that agree with the fixed numbers of a component."""
-    return {
-        size
-        for size in range(1, request.cluster.num_gpus + 1)
-        if component.num_gpus in (None, size)
-        for tp in tensor_parallel_sizes(component, request.cluster.node_gpus)
-        for groups in (size // tp,)
-        if size % tp == 0 and groups % (component.fsdp_size or 1) == 0
-        and (component.num_replicas is None or groups % component.num_replicas == 0)
-        and (component.role.trains or component.num_replicas in (None, groups))
-    }  # fmt: skip
-
-
-def _listed(sizes: set[int]) -> str:
-    shown = sorted(sizes)
-    return ", ".join(map(str, shown[:6])) + (", ..." if len(shown) > 6 else "")
-
-
 # --- after the search ------------------------------------------------------------------------------------------------
 
 
@@ -213,41 +121,52 @@ def explain(request: PlanRequest) -> Infeasible:
     if request.step_seconds is not None and (fastest := search(replace(request, step_seconds=None))) is not None:
         seconds = math.ceil(fastest.step_seconds * 10) / 10
         gpus = _more_gpus(request)
-        violations = [
-            Violation(
-                f"step_seconds={request.step_seconds:g}: the fastest plan on {request.cluster.text} "
-                f"takes {show_seconds(fastest.step_seconds)}.",
-                f"Set step_seconds={seconds:g}" + (f" or more, or use {gpus} GPUs." if gpus else "."),
-            )
-        ]
+        text = f"the fastest plan on {request.cluster.text} takes {show_seconds(fastest.step_seconds)}."
+        fix = f"Set step_seconds={seconds:g}" + (f" or more, or use {gpus} GPUs." if gpus else ".")
+        violations = [Violation(f"step_seconds={request.step_seconds:g}: {text}", fix)]
     else:
-        request = replace(request, step_seconds=None)
-        change = _change(request)
-        texts = [text for component in request.components if (text := _too_large(component, request))]
-        texts = texts or ["the components fit one by one, but not together."]
-        violations = [Violation(text, change) for text in texts]
+        violations = _contradictions(request) or _too_large(replace(request, step_seconds=None))
     return Infeasible(violations, name=request.name)
 
 
-def _too_large(component: Component, request: PlanRequest) -> str:
-    """Return by how much a component alone is too large for the cluster; empty if it fits."""
+def _contradictions(request: PlanRequest) -> list[Violation]:
+    """Say which components have fixed numbers that leave no number of GPUs, however large the GPUs are."""
+    violations = []
+    for component in request.components:
+        fixed = [f"{field}={value}" for field in FIXED if (value := getattr(component, field)) is not None]
+        if fixed and _peak_alone(component, request) is None:
+            work = f"{request.cluster.num_gpus} GPUs and {request.workload.conversations} conversations of a step"
+            text = f"{component.name}: {', '.join(fixed)} cannot be kept with {work}."
+            violations.append(Violation(text, f"Leave one of {component.name}'s numbers auto, or change it."))
+    return violations
+
+
+def _too_large(request: PlanRequest) -> list[Violation]:
+    """Say by how much components are too large for the cluster, each alone or all together."""
+    change, device = _change(request), request.cluster.device
+    texts = []
+    for component in request.components:
+        short = (_peak_alone(component, request) or 0.0) + device.reserved.value - device.memory.value
+        if short > 0:
+            texts.append(
+                f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does "
+                f"not fit: spread as well as it can be, each GPU is {show_bytes(short)} short."
+            )
+    return [Violation(text, change) for text in texts or ["the components fit one by one, but not together."]]
+
+
+def _peak_alone(component: Component, request: PlanRequest) -> float | None:
+    """Return the fewest bytes of a GPU that a component alone can need; None if its fixed numbers allow nothing."""
     cluster = request.cluster
     large = replace(request, cluster=_with_memory(cluster, MOST_MEMORY))
-    sizes = range(1, cluster.num_gpus + 1) if component.num_gpus is None else [component.num_gpus]
-    peaks = [
-        option.peak
-        for size in (sizes if cluster.num_gpus <= 64 else [cluster.num_gpus])
-        for option in awake_options(
-            component, PoolPlace(size, cluster.node_gpus, size > cluster.node_gpus), large, together=True, known={}
-        )
+    sizes = {*coarse_sizes(cluster.num_gpus), *fixed_sizes(request, cluster.num_gpus)}
+    places = [
+        PoolPlace(size, cluster.node_gpus, size > cluster.node_gpus)
+        for size in sizes
+        if component.num_gpus in (None, size)
     ]
-    short = min(peaks, default=0.0) + cluster.device.reserved.value - cluster.device.memory.value
-    if not peaks or short <= 0:
-        return ""
-    return (
-        f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does not "
-        f"fit: spread as well as it can be, each GPU is {show_bytes(short)} short."
-    )
+    options = [awake_options(component, place, large, together=True, known={}) for place in places]
+    return min((option.peak for found in options for option in found), default=None)
 
 
 def _change(request: PlanRequest) -> str:

@@ -1,13 +1,12 @@
-"""A plan for other libraries: Ray placement groups, and settings of NeMo RL, verl, OpenRLHF, AReaL and TRL.
+"""A plan for other libraries: Ray placement groups, and settings of NeMo RL, verl, OpenRLHF and TRL.
 
-Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (all of August 2026), AReaL 4aef98d8d
-(May 2026) and TRL 1.16. A plan that a library cannot follow is refused; what it does otherwise is a note.
+Names are those of NVIDIA-NeMo/RL 7ea279abf, verl 1dda039b9, OpenRLHF 3c3be623 (all of August 2026)
+and TRL 1.16. A plan that a library cannot follow is refused; what it does otherwise is a note.
 """
 
 from __future__ import annotations
 
 from gym_rm import checks
-from gym_rm.planning.exports.areal import AREAL
 from gym_rm.planning.exports.nemo_rl import NEMO_RL
 from gym_rm.planning.exports.openrlhf import OPENRLHF
 from gym_rm.planning.exports.parts import Flags, Library, divide, write
@@ -23,7 +22,6 @@ LIBRARIES: dict[str, Library] = {
     "nemo-rl": NEMO_RL,
     "verl": VERL,
     "openrlhf": OPENRLHF,
-    "areal": AREAL,
     "trl": TRL,
 }
 
@@ -33,7 +31,7 @@ def flags(plan: Plan, library: str, *, workload: WorkloadSettings | None = None)
 
     Args:
         plan: the plan.
-        library: `nemo-rl`, `verl`, `openrlhf`, `areal` or `trl`.
+        library: `nemo-rl`, `verl`, `openrlhf` or `trl`.
         workload: the work of a step that the plan was made for; without it, batch sizes and lengths are left out.
 
     Raises:

@@ -25,7 +25,10 @@ def _check(parts: Parts) -> None:
     for reward in parts.reward_models:
         others = [each.name for each in parts.pool(reward).components if each is not reward]
         if others:
-            parts.refuse(f"its reward model shares no GPU, but {reward.name} takes turns with {', '.join(others)}.")
+            parts.refuse(
+                f"its reward model shares no GPU, but {reward.name} takes turns with {', '.join(others)}; plan with "
+                f"pools=[[{', '.join(others)}], [{reward.name}]]."
+            )
         parts.note("NeMo RL keeps the reward model in float32 and shards it over its GPUs; it never sleeps.")
         rows, ranks = parts.plan.conversations, reward.num_replicas * reward.fsdp_size
         if rows % ranks:
@@ -36,7 +39,8 @@ def _check(parts: Parts) -> None:
         _check_placement(parts)
     if parts.policy.num_replicas > 1 and parts.policy.fsdp_size == 1:
         parts.note("NeMo RL shards the policy over all its GPUs, which takes less memory than planned.")
-    parts.refuse_epochs()
+    if parts.workload is not None and parts.workload.epochs > 1:
+        parts.refuse(f"it trains once on each conversation of a step, the plan {parts.workload.epochs} times.")
 
 
 def _check_placement(parts: Parts) -> None:

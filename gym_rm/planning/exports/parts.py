@@ -128,13 +128,6 @@ class Parts:
         """Return the GPUs of a component's pool on each of its nodes."""
         return self.shape(component)[1]
 
-    def addresses(self, component: ComponentPlan) -> str:
-        """Return the GPUs of a component in words."""
-        nodes: dict[int, list[int]] = {}
-        for address in self.pool(component).gpus:
-            nodes.setdefault(address.node, []).append(address.gpu)
-        return ", ".join(f"GPUs {gpus} of node {node}" for node, gpus in sorted(nodes.items()))
-
     def refuse(self, reason: str) -> None:
         """Collect a reason against the export."""
         if reason not in self.refusals:
@@ -164,28 +157,18 @@ class Parts:
             names = ", ".join(each.name for each in self.reward_models)
             self.refuse(f"it has one reward model in a run, the plan {len(self.reward_models)}: {names}.")
 
-    def refuse_epochs(self) -> None:
-        """Refuse several passes over the conversations of a step."""
-        if self.workload is not None and self.workload.epochs > 1:
-            self.refuse(f"it trains once on each conversation of a step, the plan {self.workload.epochs} times.")
-
     def others_of(self, component: ComponentPlan) -> list[str]:
         """Return the names of what is in the pool of a reward model besides reward models."""
         return [each.name for each in self.pool(component).components if each not in self.reward_models]
 
-    def memory_share(self, component: ComponentPlan, *, peak: bool = True) -> float:
-        """Return the share of a GPU's memory that a component has while it works itself, rounded up to a hundredth.
-
-        Args:
-            component: the component.
-            peak: also what the peak of a phase adds, such as activations; else only what stays, such as the KV cache.
-        """
+    def memory_share(self, component: ComponentPlan) -> float:
+        """Return the share of a GPU's memory that a component has while it works itself, rounded up to a hundredth."""
         pool = self.pool(component)
         most = 0.0
         for phase in pool.memory:
             if phase.component == component.name:
                 size = sum(item.bytes for item in phase.persistent if item.component == component.name)
-                most = max(most, size + (phase.largest.bytes if peak and phase.instants else 0.0))
+                most = max(most, size + (phase.largest.bytes if phase.instants else 0.0))
         share = math.ceil(most / pool.gpu_memory * 100 - 1e-9) / 100
         if not 0 < share < 1:
             self.refuse(f"{component.name} takes {share:.0%} of a GPU's memory; it must be less than all of it.")

@@ -127,42 +127,6 @@ def test_openrlhf_shares_policy_with_reference_only():
     assert found["reward.num_gpus_per_node"] == "2"
 
 
-def test_areal_has_allocation_strings_and_leaves_the_reward_model_out():
-    policy, _, reference = training()
-    generation = component("generation", "generation", num_replicas=8)
-    plan = plan_of([8, 8], pool((policy, generation, reference), gpus(0, 0, 8)), pool((reward(8),), gpus(1, 0, 8)))
-    found = flags(plan, "areal", workload=WORK)
-    expected = {
-        "cluster.n_nodes": "1",
-        "cluster.n_gpus_per_node": "8",
-        "rollout.backend": "sglang:d8t1",
-        "actor.backend": "fsdp:d8t1",
-        "ref.backend": "fsdp:d8t1",
-        "ref.scheduling_strategy.target": "actor",
-        "rollout.scheduling_strategy.type": "colocation",
-        "enable_offload": "true",
-        "train_dataset.batch_size": "64",
-        "gconfig.n_samples": "8",
-        "actor.ppo_n_minibatches": "2",
-    }
-    expect(found, expected)
-    assert any(
-        "serve rm with `gym-rm serve` on GPUs [0, 1, 2, 3, 4, 5, 6, 7] of node 1" in note for note in found.notes
-    )
-    alone = plan_of(
-        [16],
-        pool((component("policy", "policy", tensor_parallel_size=2, fsdp_size=4, sleeps=False),), gpus(0, 0, 8)),
-        pool(
-            (component("generation", "generation", tensor_parallel_size=4, num_replicas=2, sleeps=False),),
-            gpus(0, 8, 8),
-        ),
-    )
-    got = values(flags(alone, "areal"))
-    assert (got["rollout.backend"], got["actor.backend"]) == ("sglang:d2t4", "fsdp:d4t2")
-    assert got["cluster.n_gpus_per_node"] == "16"
-    assert "rollout.scheduling_strategy.type" not in got
-
-
 def test_trl_has_the_numbers_of_the_plan():
     found = flags(awake(4), "trl", workload=WORK)
     got = values(found)
@@ -226,9 +190,6 @@ TENSOR = pool(
         ("openrlhf", apart(), "together and others apart"),
         ("openrlhf", plan_of([8], TENSOR), "is one number for all models but vLLM, the plan has policy 2, rm 1"),
         ("openrlhf", plan_of([8], pool(training(), gpus(0, 0, 8))), "no reward model"),
-        ("areal", together(), "cannot take turns with policy, generation, reference"),
-        ("areal", apart(), "one engine for each of them, 8, the plan has 4 with tensor_parallel_size 2"),
-        ("areal", plan_of([8, 8], *UNEVEN), r"the plan gives it \[4, 8\]"),
         ("verl", together(dtype="int8"), "policy has int8 weights"),
         ("trl", together(), "policy stays on the GPU while others work"),
         ("trl", plan_of([8], TENSOR), "no tensor parallelism for policy"),
