@@ -5,7 +5,6 @@ The reward function does not import TRL. It works with `GRPOTrainer`, `RLOOTrain
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -106,21 +105,6 @@ class RewardModelReward:
                 if np.isfinite(values).any():
                     log_metric(f"{self.__name__}/{name}", float(np.nanmean(values)))
         return scores.rewards_or_none()
-
-
-class AsyncRewardModelReward(RewardModelReward):
-    """The same reward as a coroutine, for GRPO and RLOO: several async rewards run at the same time."""
-
-    async def __call__(  # type: ignore[override]
-        self,
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        *,
-        log_metric: Callable[[str, float], None] | None = None,
-        **columns: Any,
-    ) -> Rewards:
-        """Return the rewards of N completions; scoring runs in another thread."""
-        return self._report(await asyncio.to_thread(self._score, prompts, completions, columns), log_metric)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""verl: a reward function, its batched form, and a reward manager.
+"""verl: a reward function and a reward manager.
 
 verl does not pass the prompt to reward functions, so these functions read it from `extra_info`. The manager reads the
 messages that verl's data set stores in `raw_prompt`. The `ground_truth` becomes the prompt's `answer`, for verifiers.
@@ -13,9 +13,8 @@ from typing import Any
 
 from gym_rm.data.messages import join_reply
 from gym_rm.data.prompts import prompt_of_columns
-from gym_rm.engine.batching import shared_batching_scorer
+from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
 from gym_rm.errors import ConfigError
-from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt
 
 Result = dict[str, float]
@@ -49,35 +48,12 @@ async def compute_score(
         ConfigError: `extra_info` has no prompt.
         ScoringError: the reply has no score.
     """
-    conversation, prompt = _row(data_source, solution_str, ground_truth, extra_info, 0)
-    scorer = shared_batching_scorer(reward_model, options)
-    return _results(await asyncio.wrap_future(scorer.submit([conversation], [prompt])))[0]
-
-
-def compute_scores(
-    data_sources: Sequence[str],
-    solution_strs: Sequence[str],
-    ground_truths: Sequence[Any],
-    extra_infos: Sequence[Mapping[str, Any] | None],
-    *,
-    reward_model: Any = None,
-    **options: Any,
-) -> list[Result]:
-    """Score N replies in one call, for verl's reward manager `batch`; see `compute_score`."""
-    sizes = [len(each) for each in (data_sources, solution_strs, ground_truths, extra_infos)]
-    if len(set(sizes)) > 1:
-        raise ConfigError(
-            "data_sources, solution_strs, ground_truths and extra_infos must have one entry for each reply, got "
-            f"{sizes} entries."
-        )
-    columns = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
-    rows = [_row(*row, index) for index, row in enumerate(columns)]
-    scorer = shared_batching_scorer(reward_model, options)
-    return _results(scorer.score([conversation for conversation, _ in rows], [prompt for _, prompt in rows]))
+    conversation, prompt = _row(data_source, solution_str, ground_truth, extra_info)
+    return await _score(shared_batching_scorer(reward_model, options), conversation, prompt)
 
 
 class RewardModelManager:
-    """A reward manager with both of verl's interfaces: `manager(data)` and `await manager.run_single(data)`.
+    """A reward manager of verl: `await manager.run_single(data)`.
 
     verl makes the manager if its configuration has `reward.reward_manager.source=importlib`, with
     `module.path=pkg://gym_rm.adapters.verl` and `name=RewardModelManager`.
@@ -107,27 +83,11 @@ class RewardModelManager:
         self.tokenizer = tokenizer
         self.scorer = shared_batching_scorer(options.pop("reward_model", None), options)
 
-    def __call__(self, data: Any, return_dict: bool = False) -> Any:
-        """Score B replies in one call.
-
-        Returns:
-            Rewards `[B, response_length]`, each at the last token of its reply; with `return_dict=True` a dict of
-            these (`reward_tensor`) and of token counts and components (`reward_extra_info`).
-        """
-        rows = [self._row(data[row], row) for row in range(len(data))]
-        scores = self.scorer.score([conversation for conversation, _ in rows], [prompt for _, prompt in rows])
-        results = _results(scores)
-        rewards = self.assemble_rm_scores(data, [result["score"] for result in results])
-        if not return_dict:
-            return rewards
-        info = {name: [result[name] for result in results] for name in results[0]} if results else {}
-        return {"reward_tensor": rewards, "reward_extra_info": info}
-
     async def run_single(self, data: Any) -> dict[str, Any]:
         """Return the reward of one sample, the last one in `data`; concurrent calls are scored in one batch."""
         loop = asyncio.get_running_loop()
-        conversation, prompt = await loop.run_in_executor(None, self._row, data[-1:][0], 0)
-        (result,) = _results(await asyncio.wrap_future(self.scorer.submit([conversation], [prompt])))
+        conversation, prompt = await loop.run_in_executor(None, self._row, data[-1:][0])
+        result = await _score(self.scorer, conversation, prompt)
         return {"reward_score": result["score"], "reward_extra_info": result}
 
     @classmethod
@@ -140,7 +100,7 @@ class RewardModelManager:
         rewards[torch.arange(len(rewards)), lengths - 1] = torch.tensor(list(scores), dtype=torch.float32)
         return rewards
 
-    def _row(self, item: Any, index: int) -> tuple[Conversation, Prompt]:
+    def _row(self, item: Any) -> tuple[Conversation, Prompt]:
         columns = item.non_tensor_batch
         if "raw_prompt" not in columns:
             raise ConfigError(
@@ -153,11 +113,11 @@ class RewardModelManager:
         conversation = join_reply(columns["raw_prompt"], reply, "raw_prompt")
         ground_truth = (columns.get("reward_model") or {}).get("ground_truth")
         rest = {name: value for name, value in columns.items() if name not in ("raw_prompt", "reward_model")}
-        return conversation, _prompt(conversation, {**rest, **(columns.get("extra_info") or {})}, ground_truth, index)
+        return conversation, _prompt(conversation, {**rest, **(columns.get("extra_info") or {})}, ground_truth)
 
 
 def _row(
-    data_source: str, reply: str, ground_truth: Any, extra_info: Mapping[str, Any] | None, index: int
+    data_source: str, reply: str, ground_truth: Any, extra_info: Mapping[str, Any] | None
 ) -> tuple[Conversation, Prompt]:
     info = extra_info or {}
     text = info.get("question") if info.get("prompt") is None else info["prompt"]
@@ -168,20 +128,20 @@ def _row(
             "RewardModelManager, which reads 'raw_prompt'."
         )
     conversation = join_reply(text, reply, "extra_info['prompt']")
-    return conversation, _prompt(conversation, {"data_source": data_source, **info}, ground_truth, index)
+    return conversation, _prompt(conversation, {"data_source": data_source, **info}, ground_truth)
 
 
-def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth: Any, index: int) -> Prompt:
+def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth: Any) -> Prompt:
     columns = {**columns, "ground_truth": ground_truth}
-    number = index if columns.get("index") is None else columns["index"]
+    number = 0 if columns.get("index") is None else columns["index"]
     return prompt_of_columns(conversation[:-1], columns, number, answer_column="ground_truth")
 
 
-def _results(scores: Scores) -> list[Result]:
-    columns = {
-        "score": scores.raise_for_errors().rewards.astype(float).tolist(),
-        "num_tokens": scores.num_tokens.astype(float).tolist(),
-        "truncated_tokens": scores.truncated_tokens.astype(float).tolist(),
-        **{f"component_{name}": values.tolist() for name, values in scores.components.items()},
+async def _score(scorer: MicroBatchingScorer, conversation: Conversation, prompt: Prompt) -> Result:
+    (score,) = (await asyncio.wrap_future(scorer.submit([conversation], [prompt]))).raise_for_errors()
+    return {
+        "score": score.reward,
+        "num_tokens": float(score.num_tokens),
+        "truncated_tokens": float(score.truncated_tokens),
+        **{f"component_{name}": value for name, value in score.components.items()},
     }
-    return [{name: column[row] for name, column in columns.items()} for row in range(len(scores))]

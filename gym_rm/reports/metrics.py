@@ -44,25 +44,6 @@ class RewardMetrics:
     length_correlation: float | None
     components: Mapping[str, float] = field(default_factory=dict)
 
-    def as_nemo_rl(self) -> dict[str, float]:
-        """Return the metrics under the names of NeMo RL's reward model environment; undefined ones are left out.
-
-        `std_reward` has the divisor N - 1 (`torch.std`), as in NeMo RL. It is left out for fewer than two samples.
-        """
-        named: dict[str, float | None] = {
-            "reward_model_env/num_samples": self.num_samples,
-            "reward_model_env/mean_reward": self.mean,
-            "reward_model_env/std_reward": self._sample_std(),
-            "reward_model_env/min_reward": self.min,
-            "reward_model_env/max_reward": self.max,
-        }
-        return {name: value for name, value in named.items() if value is not None}
-
-    def _sample_std(self) -> float | None:
-        if self.std is None or self.num_samples < 2:
-            return None
-        return float(self.std * np.sqrt(self.num_samples / (self.num_samples - 1)))
-
 
 def reward_metrics(
     rewards: ArrayLike,

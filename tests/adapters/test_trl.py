@@ -1,4 +1,3 @@
-import asyncio
 import json
 
 import gymnasium as gym
@@ -8,7 +7,7 @@ import torch
 from recording import RecordingScorer, chat
 
 from gym_rm import ConfigError, Prompt, ScoringError
-from gym_rm.adapters.trl import AsyncRewardModelReward, EnvironmentRollout, RewardModelReward
+from gym_rm.adapters.trl import EnvironmentRollout, RewardModelReward
 from gym_rm.data.prompts import load_prompts
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
@@ -73,12 +72,6 @@ def test_metrics_have_stable_names(recorder):
     )
     assert logged == {"helpfulness/unscored": 1.0, "helpfulness/truncated_tokens": 0.0, "helpfulness/length": 4.0}
     assert trl.trainer.utils.get_callable_name(RewardModelReward(recorder)) == "reward_model"
-
-
-def test_the_coroutine_returns_the_same_rewards(recorder):
-    reward = AsyncRewardModelReward(recorder)
-    assert trl.trainer.utils.is_async_callable(reward)
-    assert asyncio.run(reward(prompts=["q"] * 2, completions=["four", "FAIL"])) == [1.0, None]
 
 
 # --- columns of the data set ---------------------------------------------------------------------------------------

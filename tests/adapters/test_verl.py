@@ -8,7 +8,7 @@ from recording import NO_ANSWERS, chat, merged
 from transformers import AutoTokenizer
 
 from gym_rm import ConfigError, ScoringError
-from gym_rm.adapters.verl import RewardModelManager, compute_score, compute_scores
+from gym_rm.adapters.verl import RewardModelManager, compute_score
 
 QUESTION = "How much is 90 - 50?"
 REPLIES = ["It is 40.", "no", "It is thirty-seven."]
@@ -62,10 +62,6 @@ def make_batch(tokenizer, replies, *, answers=None, make=Batch):
     return make({"prompts": prompts, "responses": responses, "attention_mask": mask}, arrays)
 
 
-def last_tokens(batch):
-    return batch.batch["attention_mask"][:, batch.batch["prompts"].shape[1] :].sum(1) - 1
-
-
 # --- functions -----------------------------------------------------------------------------------------------------
 
 
@@ -96,32 +92,19 @@ def test_concurrent_calls_are_scored_in_one_batch(recorder):
     assert len(recorder.calls) == 1
 
 
-def test_the_batched_function_makes_one_score_call(recorder):
-    results = compute_scores(["s"] * 3, REPLIES, ["40"] * 3, [{"question": QUESTION}] * 3, reward_model=recorder)
-    assert [result["score"] for result in results] == [len(reply) / 4 for reply in REPLIES]
-    assert len(recorder.calls) == 1
-
-
 def test_extra_info_without_a_prompt_is_an_error(recorder):
     with pytest.raises(ConfigError, match="extra_info as 'prompt'"):
         asyncio.run(compute_score("s", "four", "40", {"index": 1}, reward_model=recorder))
-    with pytest.raises(ConfigError, match="extra_info as 'prompt'"):
-        compute_scores(["s"], ["four"], ["40"], [None], reward_model=recorder)
 
 
 def test_a_reply_without_a_score_is_an_error(recorder):
     with pytest.raises(ScoringError):
         asyncio.run(compute_score("s", "FAIL", "40", {"question": QUESTION}, reward_model=recorder))
-    with pytest.raises(ScoringError):
-        compute_scores(["s"] * 2, ["ok", "FAIL"], ["40"] * 2, [{"question": QUESTION}] * 2, reward_model=recorder)
 
 
 def test_the_rewards_equal_those_of_the_embedded_reward_model(embedded_scorer):
-    scores = compute_scores(["s"] * 3, REPLIES, [None] * 3, [{"question": QUESTION}] * 3)
-    expected = embedded_scorer.score([chat(QUESTION, reply) for reply in REPLIES]).rewards
-    assert [score["score"] for score in scores] == expected.tolist()
-    again = asyncio.run(compute_score("s", REPLIES[0], None, {"question": QUESTION}))
-    assert again["score"] == expected[0]
+    scores = [score_one(reply, None, {"question": QUESTION}, None) for reply in REPLIES]
+    assert scores == embedded_scorer.score([chat(QUESTION, reply) for reply in REPLIES]).rewards.tolist()
 
 
 # --- prompts for verifiers -----------------------------------------------------------------------------------------
@@ -138,13 +121,6 @@ def test_the_ground_truth_and_the_extra_info_reach_a_verifier(verifier):
     prompt = verifier.prompts[0]
     assert (prompt.messages, prompt.answer, prompt.prompt_id) == (tuple(chat(QUESTION)), "40", "sum-3")
     assert prompt.metadata == {"data_source": "sums", "question": QUESTION, "level": "easy"}
-
-
-def test_the_batched_function_gives_each_reply_its_own_ground_truth(verifier):
-    columns = [["s"] * 3, REPLIES, ["40", "no", "40"], [{"question": QUESTION, "level": n} for n in range(3)]]
-    results = compute_scores(*columns, reward_model=verifier)
-    assert [result["score"] for result in results] == [1.0, 1.0, 0.0]
-    assert [prompt.metadata["level"] for prompt in verifier.prompts] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("ground_truth", NO_ANSWERS)
@@ -167,25 +143,8 @@ def test_an_answer_in_the_extra_info_does_not_replace_the_ground_truth(verifier,
 # --- the manager ---------------------------------------------------------------------------------------------------
 
 
-def check_manager(manager, batch, recorder, recorded):
-    result = manager(batch, return_dict=True)
-    rewards = result["reward_tensor"]
-    assert rewards.shape == batch.batch["responses"].shape
-    assert rewards[torch.arange(3), last_tokens(batch)].tolist() == [len(reply) / 4 for reply in REPLIES]
-    assert rewards.count_nonzero() == 3
-    assert result["reward_extra_info"]["component_length"] == [len(reply) for reply in REPLIES]
-    assert recorder.calls == recorded
-    torch.testing.assert_close(manager(batch), rewards)
-
-
 async def run_singles(manager, batch):
     return await asyncio.gather(*(manager.run_single(batch[row : row + 1]) for row in range(len(batch))))
-
-
-def test_the_manager_writes_each_reward_at_the_last_token_of_its_reply(tokenizer, recorder):
-    manager = RewardModelManager(tokenizer=tokenizer, num_examine=0, reward_fn_key="data_source", reward_model=recorder)
-    recorded = [[chat(QUESTION, reply) for reply in REPLIES]]
-    check_manager(manager, make_batch(tokenizer, REPLIES), recorder, recorded)
 
 
 def test_concurrent_samples_are_scored_in_one_batch(tokenizer, recorder):
@@ -207,14 +166,23 @@ def test_a_batch_without_raw_prompt_is_an_error(tokenizer, recorder):
     batch = make_batch(tokenizer, REPLIES)
     del batch.non_tensor_batch["raw_prompt"]
     with pytest.raises(ConfigError, match=r"data\.return_raw_chat=True"):
-        RewardModelManager(tokenizer=tokenizer, reward_model=recorder)(batch)
+        asyncio.run(run_singles(RewardModelManager(tokenizer=tokenizer, reward_model=recorder), batch))
+
+
+def test_each_reward_is_at_the_last_token_of_its_reply(tokenizer):
+    batch = make_batch(tokenizer, REPLIES)
+    rewards = RewardModelManager.assemble_rm_scores(batch, [1.0, 2.0, 3.0])
+    assert rewards.shape == batch.batch["responses"].shape
+    last = batch.batch["attention_mask"][:, batch.batch["prompts"].shape[1] :].sum(1) - 1
+    assert rewards[torch.arange(3), last].tolist() == [1.0, 2.0, 3.0]
+    assert rewards.count_nonzero() == 3
 
 
 def test_the_manager_passes_prompts_to_a_verifier(tokenizer, verifier):
     batch = make_batch(tokenizer, REPLIES, answers=["40", "no", "37"])
-    rewards = RewardModelManager(tokenizer=tokenizer, reward_model=verifier)(batch)
-    assert rewards[torch.arange(3), last_tokens(batch)].tolist() == [1.0, 1.0, 0.0]
-    prompt = verifier.prompts[1]
+    manager = RewardModelManager(tokenizer=tokenizer, reward_model=verifier)
+    assert [result["reward_score"] for result in asyncio.run(run_singles(manager, batch))] == [1.0, 1.0, 0.0]
+    (prompt,) = [prompt for prompt in verifier.prompts if prompt.answer == "no"]
     assert (prompt.messages, prompt.answer) == (tuple(chat(QUESTION)), "no")
     assert prompt.metadata.items() >= {"data_source": "sums", "question": QUESTION, "index": 1}.items()
 
@@ -232,37 +200,7 @@ def make_real_batch(verl, tokenizer):
     def make(tensors, arrays):
         return verl.DataProto.from_dict(tensors=tensors, non_tensors=arrays)
 
-    return lambda answers=None: make_batch(tokenizer, REPLIES, answers=answers, make=make)
-
-
-@pytest.fixture
-def real_batch(make_real_batch):
-    return make_real_batch()
-
-
-def test_the_manager_passes_the_prompts_of_a_dataproto_to_a_verifier(make_real_batch, tokenizer, verifier):
-    batch = make_real_batch(["40", "no", "37"])
-    manager = RewardModelManager(tokenizer=tokenizer, reward_model=verifier)
-    assert manager(batch)[torch.arange(3), last_tokens(batch)].tolist() == [1.0, 1.0, 0.0]
-    results = asyncio.run(run_singles(manager, batch))
-    assert [result["reward_score"] for result in results] == [1.0, 1.0, 0.0]
-
-
-def test_the_manager_scores_a_dataproto(real_batch, tokenizer, recorder):
-    manager = RewardModelManager(tokenizer=tokenizer, reward_model=recorder)
-    check_manager(manager, real_batch, recorder, [[chat(QUESTION, reply) for reply in REPLIES]])
-    results = asyncio.run(run_singles(manager, real_batch))
-    assert [result["reward_score"] for result in results] == [len(reply) / 4 for reply in REPLIES]
-
-
-def test_verls_batch_manager_calls_compute_scores(real_batch, tokenizer, recorder):
-    from verl.workers.reward_manager.batch import BatchRewardManager
-
-    manager = BatchRewardManager(tokenizer, 0, compute_scores, reward_model=recorder)
-    result = manager(real_batch, return_dict=True)
-    rewards = result["reward_tensor"][torch.arange(3), last_tokens(real_batch)]
-    assert rewards.tolist() == [len(reply) / 4 for reply in REPLIES]
-    assert len(recorder.calls) == 1
+    return lambda answers: make_batch(tokenizer, REPLIES, answers=answers, make=make)
 
 
 def verl_config(**reward):
@@ -286,8 +224,9 @@ def rewards_of_loaded_manager(config, tokenizer, batch):
     return [result["reward_score"] for result in asyncio.run(run())]
 
 
-def test_verl_loads_compute_score_and_the_manager_from_its_configuration(real_batch, tokenizer, embedded_scorer):
+def test_verl_loads_compute_score_and_the_manager_from_its_configuration(make_real_batch, tokenizer, embedded_scorer):
     pytest.importorskip("verl.experimental.reward_loop.reward_manager.base")
+    real_batch = make_real_batch(None)
     expected = embedded_scorer.score([chat(QUESTION, reply) for reply in REPLIES]).rewards.tolist()
     function = {"path": "pkg://gym_rm.adapters.verl", "name": "compute_score", "reward_kwargs": {"dtype": "float32"}}
     config = verl_config(custom_reward_function=function)

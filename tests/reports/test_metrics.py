@@ -37,21 +37,6 @@ def test_one_sample_has_standard_deviation_zero():
     assert reward_metrics([2.0]).std == 0.0
 
 
-def test_nemo_rl_names_and_standard_deviation():
-    assert reward_metrics([1.0, 2.0, 6.0]).as_nemo_rl() == {
-        "reward_model_env/num_samples": 3,
-        "reward_model_env/mean_reward": 3.0,
-        "reward_model_env/std_reward": pytest.approx(np.std([1.0, 2.0, 6.0], ddof=1)),
-        "reward_model_env/min_reward": 1.0,
-        "reward_model_env/max_reward": 6.0,
-    }
-
-
-def test_nemo_rl_names_leave_out_undefined_statistics():
-    assert reward_metrics([]).as_nemo_rl() == {"reward_model_env/num_samples": 0}
-    assert "reward_model_env/std_reward" not in reward_metrics([1.0]).as_nemo_rl()
-
-
 def test_length_correlation_of_a_reward_for_length():
     assert reward_metrics([1.0, 2.0, 3.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(1.0)
     assert reward_metrics([3.0, 2.0, 1.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(-1.0)
