@@ -60,5 +60,5 @@ $(VENV)/extras: $(VENV)/dev
 
 $(VENV)-oldest/dev: pyproject.toml constraints-oldest.txt | $(VENV)/core
 	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/bin/python $(PIP) -c constraints-oldest.txt -e '.[dev,lora,rllib]'
+	$(VENV)-oldest/bin/python $(PIP) -c constraints-oldest.txt -e '.[dev,lora,rllib,server]'
 	@touch $@

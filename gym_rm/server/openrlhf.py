@@ -1,21 +1,28 @@
-"""OpenRLHF's `POST /get_reward`, for `--reward.remote_url http://127.0.0.1:5000/get_reward`."""
+"""OpenRLHF's `POST /get_reward`, for `--reward.remote_url http://127.0.0.1:5000/get_reward`.
+
+OpenRLHF sends texts, not messages: `prompts` are the texts of its data set, and `query` is a prompt with its reply,
+including special tokens. The `labels` become the prompts' `answer`, for verifiers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gym_rm.adapters import check_fallback_reward
-from gym_rm.adapters.openrlhf import lists_of, read_samples
 from gym_rm.data.policy_texts import PolicyTexts
-from gym_rm.errors import GymRMError
+from gym_rm.data.prompts import prompt_of_columns
+from gym_rm.errors import ConversationError, GymRMError
+from gym_rm.scores import Scores
 from gym_rm.server.options import ServerOptions
 from gym_rm.server.request_bodies import RequestBody
-from gym_rm.server.responses import RequestError, json_response
+from gym_rm.server.responses import RequestError, json_response, sigmoid
 from gym_rm.server.service import Service
+from gym_rm.types import Conversation, Prompt
 
 
 class GetRewardBody(RequestBody):
@@ -53,3 +60,46 @@ async def get_reward(body: GetRewardBody, request: Request) -> Response:
         return json_response(lists_of(scores, service.options.fallback_reward))
     except GymRMError as error:
         raise RequestError("failed_row", getattr(error, "summary", None) or str(error)) from error
+
+
+def read_samples(
+    texts: PolicyTexts, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None
+) -> tuple[list[Conversation], list[Prompt]]:
+    """Return the conversations and the data rows of OpenRLHF's samples.
+
+    Raises:
+        ConversationError: a query does not begin with its prompt, or a prompt cannot be parsed; the message has the
+            row.
+    """
+    if len(prompts) != len(queries) or (labels is not None and len(labels) != len(queries)):
+        raise ConversationError(
+            f"expected one prompt and one label for each query, got {len(queries)} queries, {len(prompts)} prompts "
+            f"and {'no' if labels is None else len(labels)} labels."
+        )
+    conversations, rows = [], []
+    for row, (prompt, query) in enumerate(zip(prompts, queries, strict=True)):
+        try:
+            conversations.append(texts.conversation(prompt, query))
+        except ConversationError as error:
+            raise ConversationError(f"query {row}: {error}") from error
+        columns = {} if labels is None else {"label": labels[row]}
+        rows.append(prompt_of_columns(conversations[-1][:-1], columns, row, answer_column="label"))
+    return conversations, rows
+
+
+def lists_of(scores: Scores, fallback_reward: float | None) -> dict[str, Any]:
+    """Return what OpenRLHF reads, as plain lists.
+
+    `scores` is the sigmoid of the rewards, because OpenRLHF's dynamic filtering expects values between 0 and 1.
+
+    Raises:
+        ScoringError: a sample has no score, and `fallback_reward` is None.
+    """
+    rewards = scores.rewards_or_fallback(fallback_reward)
+    logs = {
+        "score_ok": [float(error is None) for error in scores.errors],
+        "num_tokens": scores.num_tokens.astype(float).tolist(),
+        "truncated_tokens": scores.truncated_tokens.astype(float).tolist(),
+        **{f"component_{name}": values.tolist() for name, values in scores.components.items()},
+    }
+    return {"rewards": rewards, "scores": [sigmoid(reward) for reward in rewards], "extra_logs": logs}

@@ -20,7 +20,7 @@ LIBRARIES = {
     "cleanrl": "torch",
     "skrl": "skrl",
     "verl": "torch",
-    "openrlhf": "torch",
+    "openrlhf": "fastapi",
     "skyrl": "skyrl_gym",
     "nemo_rl": "torch",
     "verifiers": "verifiers.v1",

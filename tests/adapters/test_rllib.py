@@ -3,11 +3,10 @@ from pathlib import Path
 import gymnasium as gym
 import psutil
 import pytest
-from recording import RecordingScorer, chat, holds_answer
 from tasks import CANDIDATES, TOKENS, WINDOW, best_return, task_prompts
 
-from gym_rm import ConfigError, Prompt, RemoteError, ScoringError
-from gym_rm.testing import check_scorer
+import gym_rm
+from gym_rm import ConfigError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 pytest.importorskip("ray.rllib", reason="RLlib is not installed")
@@ -16,7 +15,8 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.env_to_module import FlattenObservations
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-from gym_rm.adapters.rllib import EnvCreator, SharedScorer, register
+from gym_rm.adapters.rllib import EnvCreator, register
+from gym_rm.server.serve import RewardServer
 
 PROMPTS = ["Which is the smallest, 10, 45 or 27?", "What is the highest of 33, 71 and 12?"]
 
@@ -48,11 +48,25 @@ def cluster():
     assert not alive
 
 
+class Shared:
+    """A server of a scorer that counts its conversations, and the URL that runners get."""
+
+    def __init__(self):
+        self.scorer, self.calls = gym_rm.load_scorer(cache_size=1000), []
+        self.server = RewardServer(self, port=0).start()
+        self.calls.clear()  # of the known conversations
+        self.url = self.server.url
+
+    def score(self, conversations, prompts=None):
+        self.calls.append(len(conversations))
+        return self.scorer.score(conversations, prompts)
+
+
 @pytest.fixture
 def shared():
-    scorer = SharedScorer(num_cpus=0, cache_size=1000)
-    yield scorer
-    scorer.close()
+    shared = Shared()
+    yield shared
+    shared.server.close()
 
 
 def algorithm(env_name, num_env_runners, env_config=None):
@@ -87,84 +101,6 @@ def train(env_name, *, num_env_runners, iterations):
 
 def registered(scorer, env_id=CANDIDATES, **settings):
     return register(env_id, reward_model=scorer, prompts=task_prompts(env_id), window=WINDOW, **settings)
-
-
-# --- the shared scorer ---------------------------------------------------------------------------------------------
-
-
-def test_a_shared_scorer_returns_the_rewards_of_the_embedded_reward_model(embedded_scorer):
-    scorer = SharedScorer(num_cpus=0)
-    check_scorer(scorer)
-    conversations = [chat(PROMPTS[0], reply) for reply in ("It is 10.", "It is 37.")]
-    expected = embedded_scorer.score(conversations).rewards
-    assert scorer.score(conversations).rewards.tolist() == expected.tolist()
-    scorer.close()
-
-
-def test_calls_of_several_processes_are_scored_in_one_batch():
-    scorer = SharedScorer(RecordingScorer(), num_cpus=0, max_batch_size=4, max_wait=3600)
-
-    @ray.remote(num_cpus=0.25)
-    def ask(length):
-        return scorer.score([chat("q", "x" * length)]).rewards.tolist()
-
-    assert ray.get([ask.remote(length) for length in range(4)]) == [[length / 4] for length in range(4)]
-    assert scorer.counts == (1, 4)
-    scorer.close()
-
-
-def test_the_error_names_failed_rows_and_keeps_the_other_scores():
-    scorer = SharedScorer(RecordingScorer(), num_cpus=0)
-    with pytest.raises(ScoringError) as caught:
-        scorer.score([chat("q", "four"), chat("q", "FAIL")])
-    assert caught.value.rows == (1,)
-    assert caught.value.scores.rewards[0] == 1.0
-    with pytest.raises(RemoteError, match="the scorer crashed"):
-        scorer.score([chat("q", "CRASH")])
-    scorer.close()
-
-
-def test_a_call_of_a_stopped_actor_is_an_error(shared):
-    shared.close()
-    with pytest.raises(RemoteError, match="the call to the Ray actor of the reward model failed"):
-        shared.score([chat("q", "a")])
-
-
-def test_a_reward_model_that_cannot_be_loaded_is_an_error_of_the_constructor(tmp_path):
-    with pytest.raises(RemoteError, match="ConfigError"):
-        SharedScorer(str(tmp_path), num_cpus=0)
-
-
-# --- prompts for verifiers -----------------------------------------------------------------------------------------
-
-
-SUMS = [{"prompt": f"{n} + {n}?", "answer": str(2 * n)} for n in range(1, 5)]
-NUMBERS = [str(2 * n) for n in range(1, 5)]
-
-
-@pytest.fixture
-def shared_verifier():
-    scorer = SharedScorer(holds_answer, num_cpus=0)
-    yield scorer
-    scorer.close()
-
-
-def test_the_prompts_reach_a_verifier_in_the_actor(shared_verifier):
-    prompts = [Prompt(tuple(chat("2 + 2?")), "a", answer="4"), Prompt(tuple(chat("3 + 3?")), "b", answer="6")]
-    conversations = [chat("2 + 2?", "It is 4."), chat("3 + 3?", "It is 4.")]
-    assert shared_verifier.score(conversations, prompts).rewards.tolist() == [1.0, 0.0]
-
-
-def test_a_verifier_compares_each_action_with_the_answer_of_its_prompt(shared_verifier):
-    creator = EnvCreator(CANDIDATES, reward_model=shared_verifier, prompts=SUMS, candidates=NUMBERS, window=WINDOW)
-    envs = creator({"num_envs": 3})
-    _, infos = envs.reset(seed=0)
-    for _ in range(4):
-        right = [NUMBERS.index(answer) for answer in infos["answer"]]
-        _, rewards, *_ = envs.step([*right[:2], (right[2] + 1) % 4])
-        assert rewards.tolist() == [1.0, 1.0, 0.0]
-        _, rewards, *_, infos = envs.step([0, 0, 0])  # NEXT_STEP: this step only starts new episodes
-        assert rewards.tolist() == [0.0] * 3
 
 
 # --- the environments ----------------------------------------------------------------------------------------------
@@ -208,11 +144,11 @@ def test_training_ends_with_an_error_if_the_scorer_raises():
 
 
 def test_the_plain_id_scores_every_step_once_in_next_step_mode(shared, caplog):
-    settings = {"reward_model": shared, "prompts": PROMPTS, "window": WINDOW, "autoreset_mode": "NextStep"}
+    settings = {"reward_model": shared.url, "prompts": PROMPTS, "window": WINDOW, "autoreset_mode": "NextStep"}
     algo = algorithm(CANDIDATES, num_env_runners=0, env_config=settings)
     steps_kept = algo.train()["env_runners"]["num_env_steps_sampled_lifetime"]
     algo.stop()
-    assert shared.counts[1] == steps_kept
+    assert sum(shared.calls) == steps_kept
     assert "SAME_STEP" not in caplog.text
 
 
@@ -221,25 +157,23 @@ def test_the_plain_id_scores_every_step_once_in_next_step_mode(shared, caplog):
 
 def test_ppo_learns_and_keeps_every_step_that_was_scored(shared, embedded_scorer):
     best = best_return(CANDIDATES, embedded_scorer)
-    returns, steps_kept = train(registered(shared), num_env_runners=0, iterations=16)
+    returns, steps_kept = train(registered(shared.url), num_env_runners=0, iterations=16)
     assert returns[-1] > 0.95 * best > returns[0]  # below the best return because of exploration
-    calls, conversations = shared.counts
-    assert conversations == steps_kept == 16 * 256
-    assert calls == conversations / 8
+    assert sum(shared.calls) == steps_kept == 16 * 256
+    assert set(shared.calls) == {8}
 
 
 def test_a_reply_of_several_tokens_is_scored_once(shared):
-    name = registered(shared, TOKENS, vocabulary=["It", " is", " 10", "."], max_new_tokens=3)
+    name = registered(shared.url, TOKENS, vocabulary=["It", " is", " 10", "."], max_new_tokens=3)
     algo = algorithm(name, num_env_runners=0)
     result = algo.train()["env_runners"]
     algo.stop()
-    assert shared.counts[1] == result["num_episodes_lifetime"] > 50
+    assert sum(shared.calls) == result["num_episodes_lifetime"] > 50
     assert result["num_env_steps_sampled_lifetime"] >= 256
 
 
 def test_runners_share_one_reward_model(shared):
-    returns, steps_kept = train(registered(shared), num_env_runners=2, iterations=10)
+    returns, steps_kept = train(registered(shared.url), num_env_runners=2, iterations=10)
     assert returns[-1] > returns[0] + 2
-    calls, conversations = shared.counts
-    assert conversations == steps_kept
-    assert calls <= conversations / 8  # each runner scores 8 conversations per call
+    assert sum(shared.calls) == steps_kept
+    assert min(shared.calls) >= 8  # each runner scores 8 conversations per call

@@ -1,15 +1,41 @@
+import asyncio
 import importlib.resources
+import json
 import math
 import re
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import gymnasium as gym
+import numpy as np
 import pytest
-from openrlhf_client import PROMPT, post, prompt_text, query
 from recording import NO_ANSWERS, RecordingScorer, Verifier, answer_must_be_text, chat
 
 import gym_rm
 
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
+PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def prompt_text(question):
+    return PROMPT.replace("How much is 90 - 50?", question)
+
+
+def query(reply, prompt=PROMPT):
+    return prompt + reply + "<|im_end|>"
+
+
+def post(url, body, headers=None):
+    """Post a body (bytes, or an object that is sent as JSON) and return the status and the JSON response."""
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json", **(headers or {})})
+    try:
+        with urllib.request.urlopen(request, timeout=3600) as response:
+            return response.status, json.loads(response.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +182,62 @@ def test_without_the_policys_tokenizer_the_reason_is_given(client):
     reply = client.post("/get_reward", json={"query": []})
     assert reply.status_code == 501
     assert "--policy-tokenizer" in reply.json()["error"]
+
+
+def test_the_reward_equals_that_of_the_environment(serving, policy, embedded):
+    envs = gym.make_vec("RewardModel-v0", num_envs=4, reward_model=embedded)
+    observations, _ = envs.reset(seed=0)
+    replies = ["It is 40.", "The answer is 12.", "", "<|im_end|> or not"]
+    prompts = [policy.apply_chat_template(each, tokenize=False, add_generation_prompt=True) for each in observations]
+    queries = [query(reply, prompt) for reply, prompt in zip(replies, prompts, strict=True)]
+    with serving(embedded, policy_tokenizer=policy) as (server, _):
+        reply = post(server.url + "/get_reward", {"query": queries, "prompts": prompts})[1]
+    assert np.float32(reply["rewards"]).tolist() == np.float32(envs.step(replies)[1]).tolist()
+
+
+# --- OpenRLHF's client ---------------------------------------------------------------------------------------------
+
+
+class OneReply:
+    """Inference engine with the method that OpenRLHF's executor calls; it always returns the same tokens."""
+
+    def __init__(self, token_ids):
+        self.token_ids = token_ids
+
+    async def generate(self, prompt_token_ids, sampling_params, multi_modal_data=None):
+        output = SimpleNamespace(token_ids=self.token_ids, finish_reason="stop", logprobs=None, text="")
+        return SimpleNamespace(outputs=[output])
+
+
+def run_executors(executor, tokenizer, replies, labels=None):
+    labels = labels or ["4"] * len(replies)
+    params = SimpleNamespace(max_tokens=32, logprobs=None)
+
+    async def rollouts():
+        return await asyncio.gather(
+            *(
+                executor.execute(PROMPT, label, params, 512, tokenizer, OneReply(tokenizer(reply)["input_ids"]))
+                for reply, label in zip(replies, labels, strict=True)
+            )
+        )
+
+    return asyncio.run(rollouts())
+
+
+def test_openrlhfs_executor_gets_rewards_over_http(serving, policy):
+    agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
+    recorder, options = RecordingScorer(), {"policy_tokenizer": policy, "max_batch_size": 32, "max_wait": 3600}
+    with serving(recorder, key="secret", **options) as (server, _):
+        recorder.calls.clear()  # of the known conversations
+        url = server.url.replace("http://", "http://any:secret@") + "/get_reward"
+        executor = agent.SingleTurnAgentExecutor(url)
+        results = run_executors(executor, policy, [f"{'x' * n}<|im_end|>" for n in range(32)])
+    assert [result["reward"] for result in results] == [[n / 4] for n in range(32)]
+    assert len(recorder.calls) == 1
+
+
+def test_the_labels_of_openrlhfs_executor_reach_a_verifier(verifying, policy):
+    agent = pytest.importorskip("openrlhf.utils.agent", reason="OpenRLHF is not installed")
+    executor = agent.SingleTurnAgentExecutor(verifying[1])
+    results = run_executors(executor, policy, ["It is 40.<|im_end|>"] * 3, ["40", "41", "0"])
+    assert [result["reward"] for result in results] == [[1.0], [0.0], [1.0]]
