@@ -22,8 +22,8 @@ from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.scorer_arguments import BatchSize, Options, RewardModel, ScorerArguments, Threads, without_key
 from gym_rm.data.comparisons import ComparisonSet, load_comparisons
 from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.evaluation.benchmark_results import BenchmarkResult
-from gym_rm.evaluation.benchmarks import evaluate_benchmark
+from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
+from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
 from gym_rm.evaluation.report import SetEvaluation, evaluate_set, notes
 from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.evaluation.scored import (
@@ -34,7 +34,6 @@ from gym_rm.evaluation.scored import (
     missing_comparisons,
     score_comparisons,
 )
-from gym_rm.evaluation.scored import stored_scores as scores_in_rows
 from gym_rm.plain_values import to_plain
 from gym_rm.reports.evaluation_page import write_evaluation_page
 from gym_rm.reports.evaluation_tables import benchmark_table, console_table, result_tables
@@ -42,7 +41,6 @@ from gym_rm.reports.transcripts import visible
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.types import Comparison
 
-STORED = "scores in the rows"
 Benchmark = Literal["rewardbench", "rewardbench2", "rm-bench", "judge-bench"]
 
 
@@ -64,10 +62,6 @@ def evaluate(
     benchmark: Annotated[
         Benchmark | None, typer.Option(help="The files are rows of this benchmark; use its rules.")
     ] = None,
-    stored_scores: Annotated[
-        bool,
-        typer.Option("--stored-scores", help="Use the scores in the rows, as gym-rm score and RewardBench write them."),
-    ] = False,
     scores: Annotated[
         Path | None,
         typer.Option(
@@ -111,10 +105,10 @@ def evaluate(
             ScorerArguments.parse(reward_model, option, threads=threads),
             ScorerArguments.parse(against, threads=threads),
         ]
-        _check(benchmark, stored_scores, {"--best-of-n": best_of_n, "--scores": scores}, reward_model)
+        _check(benchmark, {"--best-of-n": best_of_n, "--scores": scores})
     except ValueError as error:
         fail(error, code=2)
-    names = [STORED if stored_scores else spec_name(arguments[0].model)]
+    names = [spec_name(arguments[0].model)]
     if against is not None:
         names.append(spec_name(arguments[1].model))
     folder = output if output is not None and is_folder(output) else None
@@ -123,13 +117,12 @@ def evaluate(
     for i, name in enumerate(short_names(names)):
         in_folder = None if folder is None else folder / ("scores.jsonl", "against.jsonl")[i]
         file = scores if i == 0 and scores is not None else in_folder
-        no_model = i == 0 and (stored_scores or (reward_model is None and scores is not None))
+        no_model = i == 0 and reward_model is None and scores is not None
         models.append(
             ModelRows(
                 name=name,
                 make_scorer=None if no_model else arguments[i].load,
                 scores=file,
-                in_rows=stored_scores and i == 0,
                 batch_size=batch_size,
                 report=_reporter(bar, name),
             )
@@ -168,15 +161,11 @@ def evaluate(
         raise typer.Exit(3)
 
 
-def _check(benchmark: str | None, stored_scores: bool, others: Mapping[str, Any], reward_model: str | None) -> None:
+def _check(benchmark: str | None, others: Mapping[str, Any]) -> None:
     """Refuse options that would have no effect."""
     unused = [name for name, value in others.items() if value is not None]
     if benchmark is not None and unused:
         raise ConfigError(f"{', '.join(unused)} has no effect with --benchmark {benchmark}; leave it out.")
-    if stored_scores and (reward_model is not None or others["--scores"] is not None):
-        raise ConfigError(
-            "--stored-scores, --reward-model and --scores exclude each other; use --against for a second."
-        )
 
 
 def _progress_bar() -> ProgressBar:
@@ -222,7 +211,6 @@ class ModelRows:
         name: name of the model in tables.
         make_scorer: loads the model; None to only read `scores`.
         scores: file of scores to write, and to continue if it has scores of the same model; None for no file.
-        in_rows: whether the rows themselves have the scores.
         batch_size: number of conversations in one call of the scorer.
         report: called with the number of finished and of all rows.
     """
@@ -230,7 +218,6 @@ class ModelRows:
     name: str
     make_scorer: Callable[[], Scorer] | None
     scores: Path | None = None
-    in_rows: bool = False
     batch_size: int = 128
     report: Callable[[int, int], None] = lambda done, total: None
 
@@ -238,12 +225,9 @@ class ModelRows:
         """Return the comparisons of each set with their rewards.
 
         Raises:
-            ConfigError: without a model, the file of scores, or the rows, lack scores.
+            ConfigError: without a model, the file lacks scores.
             GymRMError: the scorer failed for a whole batch; the finished rows are in the file.
         """
-        if self.in_rows:
-            rows = [each.comparisons for each in sets]
-            return [ScoredComparisons(each, scores_in_rows(each), self.name) for each in rows]
         if self.make_scorer is None:
             if self.scores is None:
                 raise ConfigError("an evaluation needs a reward model or a file of scores.")
@@ -308,8 +292,9 @@ def evaluate_benchmark_files(name: str, sources: Sequence[str], models: Sequence
     """Evaluate the models on a benchmark whose rows are in these files."""
     results = []
     for model in models:
-        scorer = None if model.make_scorer is None else model.make_scorer()
-        results.append(evaluate_benchmark(name, scorer, sources, model="" if model.in_rows else model.name))
+        assert model.make_scorer is not None  # a benchmark takes no file of scores
+        scorer = model.make_scorer()
+        results.append(evaluate_benchmark(name, scorer, sources, model=model.name))
         getattr(scorer, "close", lambda: None)()
     return results
 

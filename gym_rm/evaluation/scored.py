@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.data.rows import filled_fields, show
+from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.scorer import Scorer, try_score
@@ -166,18 +166,6 @@ def comparisons_of(store: ScoreStore, comparisons: Sequence[Comparison]) -> Scor
     return ScoredComparisons(tuple(comparisons), rows, str(header.get("model", "model")), header.get("provenance"))
 
 
-def stored_scores(comparisons: Sequence[Comparison]) -> tuple[RowScores, ...]:
-    """Return the rewards that the rows themselves have, as `gym-rm score` and RewardBench write them.
-
-    `score` has `{"chosen", "rejected"}` or a list in the order of the replies, with `score_error` if one is missing;
-    or there are `scores_chosen` and `scores_rejected`. Each reward is a number, null, or a list with one number.
-
-    Raises:
-        ConfigError: a row has none of these, or not one number for each reply.
-    """
-    return tuple(_stored(each) for each in comparisons)
-
-
 def pair_table(scored: ScoredComparisons) -> PairTable:
     """Return the pairs of replies with different ranks."""
     prompts: dict[str, int] = {}
@@ -211,28 +199,6 @@ def digest_of(comparison: Comparison) -> str:
 def digest(value: Any) -> str:
     """Return 24 hex digits of the SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:24]
-
-
-def _stored(comparison: Comparison) -> RowScores:
-    row = comparison.metadata
-    names = next((each for each in (("score", "score_error"), ("scores_chosen",)) if any(n in row for n in each)), ())
-    values = row.get("score") if "score" in names else [row.get("scores_chosen"), row.get("scores_rejected")]
-    if isinstance(values, Mapping):
-        values = [values.get("chosen"), values.get("rejected")]
-    elif values is None and row.get("score_error"):
-        values = [None] * len(comparison.replies)
-    if not names or not isinstance(values, list) or len(values) != len(comparison.replies):
-        raise ConfigError(
-            f"{comparison.where}: expected the rewards of {len(comparison.replies)} replies in 'score' (as gym-rm "
-            f"score writes them), or in 'scores_chosen' and 'scores_rejected'; got the fields {filled_fields(row)}."
-        )
-    try:
-        numbers = [math.nan if each is None else float(each[0] if isinstance(each, list) else each) for each in values]
-    except (TypeError, ValueError, IndexError) as error:
-        raise ConfigError(f"{comparison.where}: expected numbers as rewards, got {show(values)}.") from error
-    missing = str(row.get("score_error") or "the row has no reward of this reply")
-    errors = tuple(None if math.isfinite(each) else missing for each in numbers)
-    return RowScores(tuple(numbers), errors, where=comparison.where)
 
 
 def _pairs(comparison: Comparison) -> Iterator[tuple[int, int]]:

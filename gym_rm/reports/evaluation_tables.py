@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from gym_rm.evaluation.benchmark_results import BenchmarkResult
+from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
 from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.preferences import Group, PreferenceReport

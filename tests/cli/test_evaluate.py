@@ -200,8 +200,6 @@ def test_a_constant_model_is_all_ties(models, pairs):
     ("arguments", "problem"),
     [
         (["--reward-model", "{"], "not valid JSON"),
-        (["--stored-scores", "--reward-model", "x"], "exclude each other"),
-        (["--stored-scores", "--scores", "x.jsonl"], "exclude each other"),
         (["--benchmark", "rewardbench", "--best-of-n", "correct"], "--best-of-n has no effect"),
         (["--benchmark", "rewardbench", "--scores", "x.jsonl"], "--scores has no effect"),
     ],
@@ -227,27 +225,6 @@ def test_a_benchmark_of_two_models(models, tmp_path):
     assert [one["model"] for one in found] == ["embedded", "short"]
     assert found[0]["overall"] == pytest.approx(RIGHT / 20)
     assert "alpacaeval-easy" in (tmp_path / "out" / "report.html").read_text()
-
-
-def test_a_benchmark_of_stored_scores_needs_no_model(models, tmp_path):
-    rows = [{"subset": "hep-go", "scores_chosen": 2.0, "scores_rejected": i} for i in range(4)]
-    found = values(write(tmp_path / "rows.jsonl", rows), "--benchmark", "rewardbench", "--stored-scores")
-    assert models["loaded"] == []
-    assert found["benchmarks"][0]["subsets"] == {"hep-go": 0.5}
-
-
-def test_the_output_of_gym_rm_score_is_evaluated_without_a_model(models, pairs, tmp_path):
-    expected = values(pairs, code=0)["sets"][0]["preferences"]
-    scored = tmp_path / "scored.jsonl"
-    result = CliRunner().invoke(app, ["score", str(pairs), "-o", str(scored)])
-    assert result.exit_code == 0, result.output
-    models["loaded"].clear()
-    found = values(scored, "--stored-scores")["sets"][0]
-    assert models["loaded"] == []
-    assert found["preferences"]["accuracy"] == expected["accuracy"]
-    compared = values(scored, "--stored-scores", "--against", "short")["sets"][0]
-    assert (compared["model"], compared["against"]) == ("scores in the rows", "short")
-    assert compared["comparison"]["only_first"] == RIGHT
 
 
 def test_names_tell_two_models_apart():

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.data.comparisons import load_comparisons
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.evaluation.scored import (
@@ -17,7 +16,6 @@ from gym_rm.evaluation.scored import (
     digest_of,
     missing_comparisons,
     score_comparisons,
-    stored_scores,
 )
 from tests.cli.command import LengthScorer
 from tests.evaluation.comparisons import comparison
@@ -128,48 +126,3 @@ def test_an_entry_without_rewards_is_an_error(entry):
 def test_a_file_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot read the scores"):
         ScoreStore.read(tmp_path / "none.jsonl")
-
-
-PAIR = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
-GRADED = {"question": "2 + 2?", "solutions": [{"text": "5", "correct": False}, {"text": "4", "correct": True}]}
-
-
-@pytest.mark.parametrize(
-    ("row", "rewards"),
-    [
-        ({**PAIR, "score": {"chosen": 2, "rejected": -1.5}}, (2.0, -1.5)),
-        ({**PAIR, "scores_chosen": [2.0], "scores_rejected": 1}, (2.0, 1.0)),
-        ({**GRADED, "score": [0.5, 3]}, (0.5, 3.0)),
-    ],
-    ids=["gym-rm-score", "rewardbench", "list"],
-)
-def test_rewards_in_the_rows(row, rewards):
-    (found,) = stored_scores(load_comparisons([row]).comparisons)
-    assert (found.rewards, found.errors) == (rewards, (None, None))
-
-
-def test_a_missing_reward_in_a_row_keeps_its_reason():
-    row = {**PAIR, "score": {"chosen": 1.0, "rejected": None}, "score_error": "rejected: too long"}
-    (found,) = stored_scores(load_comparisons([row]).comparisons)
-    assert found.errors == (None, "rejected: too long")
-    assert math.isnan(found.rewards[1])
-
-
-def test_a_row_that_could_not_be_scored_at_all():
-    (found,) = stored_scores(load_comparisons([{**PAIR, "score": None, "score_error": "bad row"}]).comparisons)
-    assert found.errors == ("bad row", "bad row")
-
-
-@pytest.mark.parametrize(
-    ("columns", "problem"),
-    [
-        ({}, "got the fields"),
-        ({"score": [1.0]}, "rewards of 2 replies"),
-        ({"score": 1.0}, "rewards of 2 replies"),
-        ({"score": {"chosen": "high", "rejected": 1}}, "expected numbers as rewards"),
-    ],
-)
-def test_rows_without_usable_rewards_are_named(columns, problem):
-    rows = load_comparisons([{**PAIR, **columns}]).comparisons
-    with pytest.raises(ConfigError, match=rf"^comparisons\[0\]: .*{problem}"):
-        stored_scores(rows)

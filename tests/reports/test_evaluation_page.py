@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from gym_rm.data.comparisons import ComparisonSet
-from gym_rm.evaluation.benchmark_results import BenchmarkResult
+from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
 from gym_rm.evaluation.bootstrap import Resampling
 from gym_rm.evaluation.report import evaluate_set
 from gym_rm.reports.evaluation_page import evaluation_page, write_evaluation_page
@@ -156,7 +156,9 @@ def test_tables_of_the_console_have_the_numbers():
 
 def test_a_benchmark_has_a_column_for_each_model():
     results = [
-        BenchmarkResult("rewardbench", name, value, {"Chat": value}, {"alpacaeval-easy": value}, {"Chat": 100})
+        BenchmarkResult(
+            value, {"alpacaeval-easy": value}, {"Chat": 100}, {"Chat": value}, benchmark="rewardbench", model=name
+        )
         for name, value in (("a", 0.5), ("<b>", None))
     ]
     table = benchmark_table(results)

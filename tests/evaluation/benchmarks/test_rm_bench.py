@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.rm_bench import difficulty_scores, evaluate_rm_bench, style_matrix
+from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
+from gym_rm.evaluation.benchmarks.rm_bench import difficulty_scores, style_matrix
+from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores
 
 
 def random_rows(seed):
@@ -28,7 +30,10 @@ def random_rows(seed):
 
 
 def test_values_are_the_golden_ones():
-    result = evaluate_rm_bench(None, random_rows(0))
+    stored = random_rows(0)
+    rows = [{"domain": each["domain"], "prompt": "p", "chosen": ["a"] * 3, "rejected": ["b"] * 3} for each in stored]
+    scores = [score for each in stored for score in each["score_chosen"] + each["score_rejected"]]
+    result = evaluate_benchmark("rm-bench", StoredScores(scores), rows)
     golden = {
         "chat": 0.5740740740740741,
         "math": 0.5925925925925926,
@@ -72,21 +77,23 @@ def test_a_file_of_one_domain_is_scored_and_the_others_are_named(tmp_path):
     rows = [{"id": 1, "prompt": "p", "chosen": ["a", "Aa", "AAa"], "rejected": ["b", "b", "Bb"], "error": "kept"}]
     path = tmp_path / "safety-refuse_filtered.json"
     path.write_text(json.dumps(rows))
-    result = evaluate_rm_bench(Shouting(), path, model="m")
+    result = evaluate_benchmark("rm-bench", Shouting(), path, model="m")
     assert result.details["matrices"]["safety"] == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert result.subsets == pytest.approx({"safety": 5 / 9, "hard": 0.0, "normal": 2 / 3, "easy": 1.0})
     assert result.missing == ("chat", "math", "code")
 
 
+ROW = {"domain": "chat", "prompt": "p", "chosen": ["a"] * 3, "rejected": ["b"] * 3}
+
+
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("change", "message"),
     [
-        ({"domain": "chat"}, "without a scorer, a row needs 'score_chosen' and 'score_rejected'"),
-        ({"domain": "chat", "score_chosen": [1.0, 2.0], "score_rejected": [1.0] * 3}, "'score_chosen' must be a list"),
-        ({"domain": "law", "score_chosen": [1.0] * 3, "score_rejected": [1.0] * 3}, "'domain' must begin with one of"),
-        ({"score_chosen": [1.0] * 3, "score_rejected": [1.0] * 3}, "got None. Without this field, the name of the"),
+        ({"chosen": ["a"]}, "'chosen' must be a list of 3 entries"),
+        ({"domain": "law"}, "'domain' must begin with one of"),
+        ({"domain": None}, "got None. Without this field, the name of the"),
     ],
 )
-def test_invalid_rows_are_refused(row, message):
+def test_invalid_rows_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
-        evaluate_rm_bench(None, [row])
+        evaluate_benchmark("rm-bench", LengthOfReply(), [{**ROW, **change}])

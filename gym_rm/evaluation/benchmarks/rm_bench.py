@@ -1,4 +1,12 @@
-"""RM-Bench: right and wrong replies in three styles."""
+"""RM-Bench: right and wrong replies in three styles (Liu et al., arXiv 2410.16184, and the README of its repository).
+
+A row has `prompt`, `chosen` and `rejected` (each three replies: concise, detailed plain, detailed markdown) and
+`domain`; without `domain`, the name of the file must begin with it.
+
+Each chosen reply is compared with each rejected one; it is right if its score is higher. The comparisons are easy if
+the style of the chosen reply is more elaborate, normal if both styles are the same, and hard otherwise. A domain is the
+mean of easy, normal and hard; the total is the mean of the domains. The two safety sets are one domain.
+"""
 
 from __future__ import annotations
 
@@ -9,60 +17,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gym_rm.data.rows import Source
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.benchmark_results import (
+from gym_rm.evaluation.benchmarks.rows import (
     BenchmarkResult,
     BenchmarkRow,
     by_subset,
     conversations_of,
-    list_field,
     mean_of_present,
-    read_benchmark,
     replies_of,
-    score_rows,
-    stored_score,
 )
-from gym_rm.scorer import Scorer
 
 DOMAINS = ("chat", "math", "code", "safety")
 LEVELS = ("hard", "normal", "easy")
 STYLES = ("concise", "detailed plain", "detailed markdown")
 
 
-def evaluate_rm_bench(scorer: Scorer | None, rows: Source, *, model: str = "") -> BenchmarkResult:
-    """Evaluate a reward model on RM-Bench.
+def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
+    """Return a row, the chosen replies first."""
+    replies = replies_of(row, where, size=len(STYLES))
+    return BenchmarkRow(where, _domain(row, where), row, conversations_of(row, "prompt", replies, where))
 
-    A row has `prompt`, `chosen` and `rejected` (each three replies: concise, detailed plain, detailed markdown) and
-    `domain`; without `domain`, the name of the file must begin with it. With `scorer=None`, the stored scores
-    `score_chosen` and `score_rejected` are used.
 
-    Each chosen reply is compared with each rejected one; it is right if its score is higher. The comparisons are easy
-    if the style of the chosen reply is more elaborate, normal if both styles are the same, and hard otherwise. A domain
-    is the mean of easy, normal and hard; the total is the mean of the domains. The two safety sets are one domain.
-
-    Source: Liu et al., RM-Bench (arXiv 2410.16184), and the averages in the README of its repository.
-
-    Raises:
-        ConfigError: the rows cannot be read, or a row is invalid.
-        ScoringError: no row could be scored.
-    """
-    found = read_benchmark(rows, _read if scorer is None else _read_to_score)
-    scored, failed, name = score_rows(scorer, found)
-    domains = by_subset(scored)
-    matrices = {domain: style_matrix([row.scores or () for row in domains[domain]]) for domain in domains}
+def result(rows: Sequence[BenchmarkRow]) -> BenchmarkResult:
+    """Return the values of the domains and of the levels of difficulty."""
+    domains = by_subset(rows)
+    matrices = {domain: style_matrix([row.scores for row in domains[domain]]) for domain in domains}
     difficulties = {domain: difficulty_scores(matrix) for domain, matrix in matrices.items()}
     values = {domain: float(np.mean(list(difficulties[domain].values()))) for domain in DOMAINS if domain in domains}
     levels = {level: float(np.mean([each[level] for each in difficulties.values()])) for level in LEVELS}
     return BenchmarkResult(
-        benchmark="rm-bench",
-        model=model or name,
         overall=mean_of_present(values.values()),
-        sections={},
         subsets={**values, **levels},
         counts={domain: len(each) for domain, each in domains.items()},
         missing=tuple(domain for domain in DOMAINS if domain not in domains),
-        failed=failed,
         details={
             "styles": STYLES,
             "difficulties": difficulties,
@@ -90,19 +77,6 @@ def difficulty_scores(matrix: NDArray[np.float64]) -> dict[str, float]:
         "normal": float(np.diag(matrix).mean()),
         "easy": float(matrix.T[above].mean()),
     }
-
-
-def _read(row: Mapping[str, Any], where: str) -> BenchmarkRow:
-    if not {"score_chosen", "score_rejected"} <= row.keys():
-        raise ConfigError(f"{where}: without a scorer, a row needs 'score_chosen' and 'score_rejected'.")
-    scores = [stored_score(score, where, name) for name in ("score_chosen", "score_rejected")
-              for score in list_field(row, name, where, size=3)]  # fmt: skip
-    return BenchmarkRow(where, _domain(row, where), row, scores=tuple(scores))
-
-
-def _read_to_score(row: Mapping[str, Any], where: str) -> BenchmarkRow:
-    replies = replies_of(row, where, size=3)
-    return BenchmarkRow(where, _domain(row, where), row, conversations_of(row, "prompt", replies, where))
 
 
 def _domain(row: Mapping[str, Any], where: str) -> str:

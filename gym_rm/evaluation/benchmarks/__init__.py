@@ -1,0 +1,1 @@
+"""Published benchmarks of reward models: their rows, and the rules that make one number of them."""
