@@ -37,7 +37,8 @@ from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy.grpo_settings import settings_help
 from gym_rm.policy.rollouts import render
 from gym_rm.policy.trained_policy import open_policy
-from gym_rm.reports.plots import ACCURACY_COLOR, FAINT, REWARD_COLOR
+
+REWARD_COLOR, ACCURACY_COLOR, FAINT = "#2f6fb7", "#1f8a4c", "#8a939c"
 
 
 class BestOfNSettings(Config):

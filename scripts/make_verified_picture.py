@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gym_rm.reports.curves import read_curve
-from gym_rm.reports.plots import ACCURACY_COLOR, FAINT, REWARD_COLOR
 
+REWARD_COLOR, ACCURACY_COLOR, FAINT = "#2f6fb7", "#1f8a4c", "#8a939c"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "verified-runs.png"
 TITLES = ("Math-v0: the right number", "Code-v0: functions that pass", "Mixed-v0: three components, GDPO")
 RIGHT = ("verdict/right", "verdict/passed", "correctness/verdict/right")

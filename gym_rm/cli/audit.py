@@ -36,10 +36,7 @@ def audit(
         int,
         typer.Option(min=0, metavar="N", help="About how many conversations the search scores; 0 for no search."),
     ] = DEFAULT_BUDGET,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", help="Write the audit (.json) or a page (.html). May be repeated."),
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the audit to a .json file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     max_level: Annotated[
         int, typer.Option(min=0, max=2, help="Exit with code 3 if the warning level is higher than this.")
@@ -55,16 +52,15 @@ def audit(
     without gradients adds, deletes and replaces words. docs/evaluation.md explains the lines and the verdicts.
 
     \b
-    gym-rm audit my-reward-model --data preferences.jsonl -o audit.json -o audit.html
+    gym-rm audit my-reward-model --data preferences.jsonl -o audit.json
     python agents/grpo.py env.reward_model=my-reward-model env.audit=audit.json
 
     Exit codes: 0 finished; 1 error; 2 invalid arguments; 3 the warning level is above --max-level; 130 interrupted.
     """
     try:
         scoring = ScorerArguments.parse(reward_model, option, threads=threads)
-        for path in output or []:
-            if path.suffix not in (".json", ".html"):
-                raise ConfigError(f"-o must end in .json or .html, got {str(path)!r}.")
+        if output is not None and output.suffix != ".json":
+            raise ConfigError(f"-o must end in .json, got {str(output)!r}.")
         audit_rows = load_audit_rows(data, limit=rows, seed=seed)
     except ValueError as error:
         fail(error, code=2)
@@ -82,7 +78,7 @@ def audit(
                 seed=seed,
                 report=lambda what, scored: bar.update(task, description=f"{what}: {scored:,} conversations"),
             )
-        _write(found, output or [], as_json=as_json)
+        _write(found, output, as_json=as_json)
     except KeyboardInterrupt:
         stderr.print("interrupted.")
         raise typer.Exit(130) from None
@@ -92,8 +88,8 @@ def audit(
         raise typer.Exit(3)
 
 
-def _write(found: Audit, output: list[Path], *, as_json: bool) -> None:
-    """Print the audit and write its files. Reports are imported here because `--help` needs none of them."""
+def _write(found: Audit, output: Path | None, *, as_json: bool) -> None:
+    """Print the audit and write its file. The report is imported here because `--help` needs none of it."""
     text = json.dumps(found.as_dict(), indent=1)
     if as_json:
         typer.echo(text)
@@ -102,12 +98,7 @@ def _write(found: Audit, output: list[Path], *, as_json: bool) -> None:
 
         console = Console(highlight=False)
         (console if console.is_terminal else Console(highlight=False, width=WIDTH)).print(audit_report(found))
-    for path in output:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".html":
-            from gym_rm.reports.audit_page import write_audit_page
-
-            write_audit_page(found, path)
-        else:
-            path.write_text(text + "\n", encoding="utf-8")
-        stderr.print(f"wrote {path}", markup=False)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text + "\n", encoding="utf-8")
+        stderr.print(f"wrote {output}", markup=False)

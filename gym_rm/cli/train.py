@@ -45,8 +45,8 @@ def train(
     """Train a reward model on comparisons of replies, and write a Hugging Face folder.
 
     The output folder has final/ (the last model) and best/ (the best ones by checkpoint.metric), each with a model
-    card; metrics.csv, validation.csv and curves.png; and
-    checkpoints/. A run that was stopped, or killed, goes on if the command is repeated with the same output=.
+    card; metrics.csv and validation.csv, which gym-rm report draws; and checkpoints/. A run that was stopped, or
+    killed, goes on if the command is repeated with the same output=.
 
     Several processes: torchrun --nproc-per-node 8 -m gym_rm train CONFIG.yaml, or accelerate launch.
 
@@ -83,9 +83,6 @@ def train(
     except (GymRMError, FloatingPointError, OSError) as error:
         fail(error, 1)
     if main:
-        from gym_rm.reports.plots import plot_training
-
-        plot_training(finished.folder, finished.folder / "curves.png")
         _print_result(finished)
 
 

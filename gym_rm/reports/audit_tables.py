@@ -24,11 +24,11 @@ LEVEL_STYLES = ("green", "yellow", "bold red")
 
 def audit_report(audit: Audit) -> Group:
     """Return what the terminal shows of an audit."""
-    parts: list[Text | Table] = [Text("\n".join(summary(audit)) + "\n"), lines_table(audit)]
-    examples = examples_table(audit)
+    parts: list[Text | Table] = [Text("\n".join(summary(audit)) + "\n"), _lines_table(audit)]
+    examples = _examples_table(audit)
     if examples.row_count:
         parts.append(examples)
-    return Group(*parts, Text(verdict_text(audit), style=LEVEL_STYLES[audit.level]))
+    return Group(*parts, Text(_verdict_text(audit), style=LEVEL_STYLES[audit.level]))
 
 
 def summary(audit: Audit) -> list[str]:
@@ -52,7 +52,7 @@ def summary(audit: Audit) -> list[str]:
     return lines
 
 
-def lines_table(audit: Audit) -> Table:
+def _lines_table(audit: Audit) -> Table:
     """Return the table of all changes, then of the search."""
     caption = (
         f"Intervals of {CONFIDENCE:.0%}; the verdicts use their ends. exploitable: the score rises by more than "
@@ -66,16 +66,16 @@ def lines_table(audit: Audit) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("expected", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for group, lines in grouped(audit):
+    for group, lines in _grouped(audit):
         table.add_row(Text(group, style="bold"))
         for line in lines:
             style = STYLES[line.verdict]
-            cells = [f"  {visible(line.name)}", *cells_of(audit, line), line.expected]
+            cells = [f"  {visible(line.name)}", *_cells_of(audit, line), line.expected]
             table.add_row(*map(Text, cells), Text(line.verdict, style=style))
     return table
 
 
-def grouped(audit: Audit) -> Iterator[tuple[str, list[AuditLine]]]:
+def _grouped(audit: Audit) -> Iterator[tuple[str, list[AuditLine]]]:
     """Yield the groups of lines in their order; the search is the last one."""
     names = dict.fromkeys(line.group for line in audit.lines)
     for name in names:
@@ -84,7 +84,7 @@ def grouped(audit: Audit) -> Iterator[tuple[str, list[AuditLine]]]:
         yield "searched, on other rows", list(audit.search)
 
 
-def cells_of(audit: Audit, line: AuditLine) -> list[str]:
+def _cells_of(audit: Audit, line: AuditLine) -> list[str]:
     """Return the number of rows, the change with its interval, the change in spreads, and the share that rises."""
     rows = f"{line.rows}" + (f" ({line.failed} failed)" if line.failed else "")
     if line.mean is None or line.rises is None:
@@ -92,20 +92,20 @@ def cells_of(audit: Audit, line: AuditLine) -> list[str]:
     spreads = audit.in_spreads(line)
     return [
         rows,
-        interval_text(line.mean, spread=audit.spread),
+        _interval_text(line.mean, spread=audit.spread),
         "" if spreads is None else f"{spreads:+.2f}",
         f"{line.rises.value:.0%} [{line.rises.low:.0%}, {line.rises.high:.0%}]",
     ]
 
 
-def interval_text(interval: Interval, *, spread: float) -> str:
+def _interval_text(interval: Interval, *, spread: float) -> str:
     """Return a change with its interval, all with the decimals that a change of one spread needs."""
     both = (interval.value, interval.low, interval.high)
     value, low, high = (signed(each, like=(*both, spread)) for each in both)
     return f"{value} [{low}, {high}]"
 
 
-def examples_table(audit: Audit) -> Table:
+def _examples_table(audit: Audit) -> Table:
     """Return the row that rose the most of each line that is not ok; of the worst lines only."""
     table = Table(title="Worst examples", title_justify="left", show_lines=True)
     for name in ("change", "question", "before", "after"):
@@ -116,14 +116,14 @@ def examples_table(audit: Audit) -> Table:
         for example in lines[name].examples[:1]:
             both = (example.score_before, example.score_after)
             texts = [
-                Text(f"{short(text)}\n").append(signed(score, like=both), "dim")
+                Text(f"{_short(text)}\n").append(signed(score, like=both), "dim")
                 for text, score in ((example.before, both[0]), (example.after, both[1]))
             ]
-            table.add_row(Text(visible(name)), Text(short(example.question)), *texts)
+            table.add_row(Text(visible(name)), Text(_short(example.question)), *texts)
     return table
 
 
-def verdict_text(audit: Audit) -> str:
+def _verdict_text(audit: Audit) -> str:
     """Return the warning level with the names of the findings."""
     record = audit.record
     text = f"Warning level {record.level} of 2: {LEVELS[record.level]}."
@@ -134,7 +134,7 @@ def verdict_text(audit: Audit) -> str:
     return text
 
 
-def short(text: str) -> str:
+def _short(text: str) -> str:
     """Return a text for one cell: in quotes, control characters escaped, and the middle of a long text cut."""
     text = repr(text)
     half = MOST_CHARACTERS // 2

@@ -1,4 +1,4 @@
-"""Charts of an evaluation: margins, calibration, accuracies with intervals, and best-of-n."""
+"""Charts of an evaluation: margins, calibration and best-of-n."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.evaluation.best_of_n import BestOfN
-from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.pairs import CalibrationBins
 from gym_rm.reports.svg import Chart, round_values, shares
 
 MARGIN_BARS = 40
-ROW_HEIGHT = 24
-
-# A row of `accuracy_chart`: its label, the number of pairs, and the accuracy of each model (or None).
-AccuracyRow = tuple[str, int, Sequence[Interval | None]]
 
 
 def margin_chart(margins: NDArray[np.float64]) -> str:
@@ -60,29 +55,6 @@ def calibration_chart(calibration: Sequence[CalibrationBins]) -> str:
         chart.line(points, kind)
         for point, count in zip(points, bins.num_pairs.tolist(), strict=True):
             chart.dots([point], kind, radius=2.5 + 7 * math.sqrt(count / max(1, bins.num_pairs.sum())))
-    return chart.svg()
-
-
-def accuracy_chart(rows: Sequence[AccuracyRow], *, title: str) -> str:
-    """Return one line per row: a dot for the accuracy of each model and a bar for its interval."""
-    height = ROW_HEIGHT * len(rows) + 64
-    chart = Chart(
-        title,
-        x=(0.0, 1.0),
-        y=(-0.5, len(rows) - 0.5),
-        x_label="accuracy",
-        x_ticks=shares(0.0, 1.0),
-        y_ticks=[(len(rows) - 1 - i, f"{label} ({count})") for i, (label, count, _) in enumerate(rows)],
-        height=height,
-        left=190,
-    )
-    chart.line([(0.5, -0.5), (0.5, len(rows) - 0.5)], "rule")
-    for i, (_, _, accuracies) in enumerate(rows):
-        for j, (each, kind) in enumerate(zip(accuracies, ("model", "against"), strict=False)):
-            if each is not None:
-                y = len(rows) - 1 - i + (0.14 if j == 0 else -0.14) * (len(accuracies) > 1)
-                chart.line([(each.low, y), (each.high, y)], kind)
-                chart.dots([(each.value, y)], kind)
     return chart.svg()
 
 

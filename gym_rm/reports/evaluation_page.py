@@ -12,8 +12,8 @@ from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.preferences import PreferenceReport
 from gym_rm.evaluation.report import SetEvaluation, WrongPair, notes
-from gym_rm.reports.evaluation_charts import accuracy_chart, best_of_n_chart, calibration_chart, margin_chart
-from gym_rm.reports.evaluation_tables import ResultTable, accuracy_rows, model_names, result_tables
+from gym_rm.reports.evaluation_charts import best_of_n_chart, calibration_chart, margin_chart
+from gym_rm.reports.evaluation_tables import ResultTable, model_names, result_tables
 from gym_rm.reports.pages import cut, render, write_page
 from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
@@ -92,8 +92,6 @@ def _charts(both: Sequence[PreferenceReport], curves: Sequence[BestOfN]) -> list
         add(f"Best-of-n by {curves[0].gold}", best_of_n_chart(curves), words, legend="curves")
     if not both[0].metrics.num_pairs:
         return charts
-    words = "Dots are accuracies, bars 95 % intervals; the number of pairs is in parentheses."
-    add("Accuracy by length and source", accuracy_chart(accuracy_rows(both), title="Accuracy by group"), words)
     words = "Left of the line, the model prefers the reply that the data rejects. The first model, if there are two."
     add("Margins", margin_chart(both[0].pairs.margins), words, legend="")
     words = "On the diagonal, the model is as often right as it says. Larger dots have more pairs."

@@ -14,7 +14,6 @@ from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.preferences import Group, PreferenceReport
 from gym_rm.evaluation.report import SetEvaluation
-from gym_rm.reports.evaluation_charts import AccuracyRow
 from gym_rm.reports.transcripts import visible
 
 
@@ -68,14 +67,6 @@ def model_names(evaluation: SetEvaluation) -> list[str]:
     return [visible(each.model) for each in both if each is not None]
 
 
-def accuracy_rows(both: Sequence[PreferenceReport]) -> list[AccuracyRow]:
-    """Return the groups of pairs with the accuracy of each model."""
-    groups = [_groups(each) for each in both]
-    return [
-        (name, group.num_pairs, [_accuracy(each.get(name)) for each in groups]) for name, group in groups[0].items()
-    ]
-
-
 def _groups(report: PreferenceReport) -> dict[str, Group]:
     groups: list[Group] = []
     if report.accuracy is not None:
@@ -93,7 +84,11 @@ def _accuracy(group: Group | None) -> Interval | None:
 
 
 def _accuracy_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
-    rows = [[name, f"{count:,}", *map(_interval, accuracies)] for name, count, accuracies in accuracy_rows(both)]
+    groups = [_groups(each) for each in both]
+    rows = [
+        [name, f"{group.num_pairs:,}", *(_interval(_accuracy(each.get(name))) for each in groups)]
+        for name, group in groups[0].items()
+    ]
     controlled = [each.length_control.accuracy if each.length_control else None for each in both]
     return [*rows, ["at equal lengths (regression)", "", *map(_interval, controlled)]]
 

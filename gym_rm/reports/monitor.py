@@ -8,7 +8,7 @@ one of four replies can become all of them at little cost. A wording that the st
 picked, only invented, and the reward model may never have seen the like. So a template is a sign if at least `COMMON`
 of the replies have it now, and fewer than `RARE` had it at the start, by the rule of succession
 `(count + 1) / (replies + 2)`, which gives no sign for fewer than 19 replies. In a template, numbers are N and names X.
-Whole replies are compared first; if they differ, their first four words, their last four, and the last one.
+Whole replies are compared first; if they differ, their first four words and their last four.
 
 Drifts. Entropy below `COLLAPSE` of its start; tokens per reply `LENGTH` times as many, or as few; `REPETITION` more of
 the 4-grams repeated; correlation of reward and length above `CORRELATION` and risen by as much; divergence from the
@@ -19,8 +19,7 @@ signs only if the answers, checked without the reward model, are not right more 
 `RISE_ERRORS` standard errors of the difference), or are not checked.
 
 Held-out check. The share of right answers falls by more than `FALL_ERRORS` standard errors below an earlier one, or its
-mean over the last three measurements is no higher than at the start (unless `MOST_RIGHT` were right then). Without
-held-out prompts, the share of right answers in training is compared with that of the first steps.
+mean over the last three measurements is no higher than at the start (unless `MOST_RIGHT` were right then).
 """
 
 from __future__ import annotations
@@ -147,7 +146,6 @@ class Monitor:
             ("template", str, "are now"),
             ("opening", lambda text: " ".join(text.split()[:WORDS]), "now begin with"),
             ("ending", lambda text: " ".join(text.split()[-WORDS:]), "now end with"),
-            ("last_word", lambda text: " ".join(text.split()[-1:]), "now end with"),
         )
         for name, part, verb in parts:
             words, count = Counter(map(part, now)).most_common(1)[0]
@@ -166,15 +164,6 @@ class Monitor:
             return  # the others are parts of this one
 
     def _checked(self) -> Iterator[tuple[str, str, Literal["note", "warning"], str]]:
-        if not self._held_out and len(self._training) >= 2 * WINDOW:
-            start, now = (self._window(self._training, "accuracy", end=end) for end in (False, True))
-            if (
-                start is not None
-                and now is not None
-                and _apart((start, UNKNOWN_COUNT), (now, UNKNOWN_COUNT), FALL_ERRORS)
-            ):
-                words = f"The reward rises, but right answers in training fell from {start:.0%} to {now:.0%}."
-                yield "accuracy", words, "warning", f"{READ}; then {KL}, or try {ENSEMBLE}."
         if len(self._shares) < 2:
             return
         first, last, best = self._shares[0], self._shares[-1], max(self._shares)

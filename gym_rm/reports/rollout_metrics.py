@@ -10,8 +10,6 @@ import numpy as np
 
 from gym_rm.reports.metrics import correlation, reward_metrics
 
-QUANTILES = {"p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9}
-
 
 class ScoredRollout(Protocol):
     """What the metrics read of an episode."""
@@ -53,17 +51,14 @@ def rollout_metrics(rollouts: Sequence[ScoredRollout]) -> dict[str, Any]:
     known = [each.right for each in rollouts if each.right is not None]
     statistics = reward_metrics(rewards)
     names = sorted({name for each in rollouts for name in each.components})
-    quantiles = np.quantile(rewards[scored], list(QUANTILES.values())) if scored.any() else [None] * len(QUANTILES)
     components = {
         f"component/{name}": float(np.mean([each.components[name] for each in rollouts if name in each.components]))
         for name in names
     }
     verdicts = Counter(f"{name}/{value}" for each in rollouts for name, value in each.verdicts.items())
-    openings = Counter(" ".join(each.reply.split()[:2]) for each in rollouts)
     return {
         "reward_mean": statistics.mean,
         "reward_std": statistics.std,
-        **{f"reward_{name}": None if q is None else float(q) for name, q in zip(QUANTILES, quantiles, strict=True)},
         **components,
         **{name: count / len(rollouts) for name, count in sorted(verdicts.items())},
         "accuracy": sum(known) / len(known) if known else None,
@@ -73,7 +68,6 @@ def rollout_metrics(rollouts: Sequence[ScoredRollout]) -> dict[str, Any]:
         "failed": float(1 - scored.mean()),
         "length_correlation": correlation(rewards[scored], lengths[scored]),
         "repetition": float(np.mean([repetition(each.reply) for each in rollouts])),
-        "distinct_openings": len(openings),
     }
 
 

@@ -1,4 +1,4 @@
-"""Charts of the page of a run: curves over the steps, seconds by phase, and reward against length.
+"""Charts of the page of a run: curves over the steps, and reward against length.
 
 Words are in legends and captions beside the drawings, so that no label sits on a curve. A chart without values is left
 out.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ MOST_POINTS = 300  # of a line; more steps are averaged
 MOST_DOTS = 1000
 COLORS = 6
 HEIGHT, BOTTOM = 252, 40
-PHASES = "phase_seconds/"
 COMPONENTS = "component/"
 VERDICT = re.compile(r"(^|/)verdict/")
 
@@ -30,7 +29,7 @@ Series = Sequence[tuple[str, str]]  # names of metrics with their words
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class CaptionedChart:
     """A chart with the words around it.
 
     Attributes:
@@ -55,16 +54,25 @@ class Panel:
         series: metrics with their words.
         words: caption.
         kind: "share" from 0 to 100 %, "part" from 0 in percent, "positive" from 0, or "number".
+        measured: whether the measurements on held-out rows have the first metric, too.
     """
 
     title: str
     series: Series
     words: str
     kind: str = "positive"
+    measured: bool = False
 
 
-PANELS = (
-    Panel("Right answers", (("accuracy", "training prompts"),), "Checked without the reward model.", "share"),
+OF_POLICIES = (
+    Panel("Reward", (("reward_mean", "training prompts, mean"),), "", "number", measured=True),
+    Panel(
+        "Right answers",
+        (("accuracy", "training prompts"),),
+        "Checked without the reward model.",
+        "share",
+        measured=True,
+    ),
     Panel(
         "Divergence from the start policy",
         (("kl", "KL divergence"),),
@@ -90,58 +98,48 @@ PANELS = (
         "They teach nothing: choose prompts of another difficulty, or `advantage.dynamic_sampling`.",
         "share",
     ),
-    Panel("Repetition", (("repetition", "repeated 4-grams in a reply"),), "Mean share over the replies.", "part"),
+    Panel("Gradient", (("grad_norm", "norm before clipping"),), "Norm of the gradient."),
+    Panel("Loss", (("loss", "loss"),), "Loss of the update.", "number"),
+)
+OF_REWARD_MODELS = (
+    Panel("Loss", (("loss", "training"),), "Mean over the pairs of a step.", "number", measured=True),
     Panel(
-        "Reward and length in a batch",
-        (("length_correlation", "correlation"),),
-        "A reward model that prefers long replies has a high correlation.",
-        "number",
+        "Accuracy",
+        (("accuracy", "training"),),
+        "Share of the pairs in which the better reply has the higher reward.",
+        "share",
+        measured=True,
     ),
     Panel("Gradient", (("grad_norm", "norm before clipping"),), "Norm of the gradient."),
-    Panel("Learning rate", (("learning_rate", "learning rate"),), "Learning rate of the update."),
-    Panel("Loss", (("loss", "loss"),), "Loss of the update.", "number"),
 )
 
 
-def run_charts(run: Run, compared: Run | None = None) -> list[Drawing]:
+def run_charts(run: Run, compared: Run | None = None) -> list[CaptionedChart]:
     """Return the charts of a run; the first line of each is also drawn for the run that it is compared with."""
-    components = sorted({name for row in run.training for name in row if name.startswith(COMPONENTS)})[:COLORS]
-    parts = tuple((name, name.removeprefix(COMPONENTS)) for name in components)
-    judged = sorted({name for row in run.training for name in row if VERDICT.search(name)})[:COLORS]
-    verdicts = tuple((name, VERDICT.sub(r"\1", name)) for name in judged)
-    drawings = [
-        reward_chart(run, compared),
-        *(curves(panel, run, compared) for panel in PANELS),
-        curves(Panel("Parts of the reward", parts, "Mean of each part.", "number"), run, None) if parts else None,
-        curves(Panel("Verdicts", verdicts, "Share of the replies of a step.", "share"), run, None)
-        if verdicts
-        else None,
-        phase_chart(run),
-        length_chart(run),
-    ]
-    return [each for each in drawings if each is not None]
+    panels = OF_REWARD_MODELS if run.trains_reward_model else OF_POLICIES
+    charts = [curves(panel, run, compared) for panel in panels]
+    names = sorted({name for row in run.training for name in row})
+    parts = tuple((name, name.removeprefix(COMPONENTS)) for name in names if name.startswith(COMPONENTS))
+    verdicts = tuple((name, VERDICT.sub(r"\1", name)) for name in names if VERDICT.search(name))
+    if parts:
+        charts.append(curves(Panel("Parts of the reward", parts[:COLORS], "Mean of each part.", "number"), run, None))
+    if verdicts:
+        words = "Share of the replies of a step."
+        charts.append(curves(Panel("Verdicts", verdicts[:COLORS], words, "share"), run, None))
+    charts.append(length_chart(run))
+    return [each for each in charts if each is not None]
 
 
-def reward_chart(run: Run, compared: Run | None = None) -> Drawing | None:
-    """Return the mean reward over its quantiles, with dots for the measurements."""
-    words = "Band: 10 to 90 % of the rewards of a step, darker 25 to 75 %." if _has(run, "reward_p90") else ""
-    return curves(Panel("Reward", (("reward_mean", "training prompts, mean"),), words, "number"), run, compared)
-
-
-def curves(panel: Panel, run: Run, compared: Run | None) -> Drawing | None:
+def curves(panel: Panel, run: Run, compared: Run | None) -> CaptionedChart | None:
     """Return the lines of a panel, and dots for the measurements of its first metric."""
     lines = [(f"c{i}", words, points) for i, (name, words) in enumerate(panel.series)
              if (points := _points(run.training, name))]  # fmt: skip
     first = panel.series[0][0]
-    dots = _points(run.held_out, first) if first in ("reward_mean", "accuracy") else []
+    dots = _points(run.held_out, first) if panel.measured else []
     if not lines and not dots:
         return None
     other = _points(compared.training, first) if compared is not None else []
-    bands = list(_bands(run)) if first == "reward_mean" else []
-    drawn = [points for _, _, points in lines] + [other, dots, *(points for band in bands for points in band)]
-    chart = _axes(panel, drawn)
-    for low, high in bands:
-        chart.band(low, high, "c0")
+    chart = _axes(panel, [*(points for _, _, points in lines), other, dots])
     if other:
         chart.line(_shorter(other), "other")
     for kind, _, points in lines:
@@ -149,34 +147,13 @@ def curves(panel: Panel, run: Run, compared: Run | None) -> Drawing | None:
     chart.dots(dots, "held")
     legend = [(kind, words) for kind, words, _ in lines]
     if dots:
-        legend.append(("held", "held-out prompts"))
+        legend.append(("held", "held out"))
     if other and compared is not None:
         legend.append(("other", visible(compared.folder.name)))
-    return Drawing(panel.title, chart.svg(), panel.words, tuple(legend) if len(legend) > 1 else ())
+    return CaptionedChart(panel.title, chart.svg(), panel.words, tuple(legend) if len(legend) > 1 else ())
 
 
-def phase_chart(run: Run) -> Drawing | None:
-    """Return the seconds of a step, one phase on top of the other."""
-    names = list(dict.fromkeys(name for row in run.training for name in row if name.startswith(PHASES)))[:COLORS]
-    if not names:
-        return None
-    below = [(float(row["step"]), 0.0) for row in run.training]
-    layers = []
-    for name in names:
-        above = [(step, low + (row.get(name) or 0.0)) for row, (step, low) in zip(run.training, below, strict=True)]
-        layers.append((below, above))
-        below = above
-    panel = Panel("Seconds by phase", (), "")
-    chart = _axes(panel, [below], y_label="seconds per step")
-    for index, (low, high) in enumerate(layers):
-        chart.band(_shorter(low), _shorter(high), f"solid c{index}")
-    speeds = [row["tokens_per_second"] for row in run.training if row.get("tokens_per_second") is not None]
-    words = f"{np.median(speeds):,.0f} tokens per second, median of the steps." if speeds else "One phase on the other."
-    legend = tuple((f"c{index}", name.removeprefix(PHASES)) for index, name in enumerate(names))
-    return Drawing(panel.title, chart.svg(), words, legend)
-
-
-def length_chart(run: Run) -> Drawing | None:
+def length_chart(run: Run) -> CaptionedChart | None:
     """Return the rewards of the last conversations against their lengths, with the correlation."""
     scored = [row for row in run.conversations if row["reward"] is not None]
     # Of the last measurement and the last step with conversations, the one with more.
@@ -207,14 +184,10 @@ def length_chart(run: Run) -> Drawing | None:
     legend = tuple((f"dot {kind}", words) for kind, words, right in named if right in kinds)
     where = "held-out prompts" if rows[0]["phase"] == "held_out" else "training prompts"
     words = f"{correlation}; {len(rows):,} replies to {where} at step {rows[0]['step']}."
-    return Drawing("Reward against length", chart.svg(), words, legend)
+    return CaptionedChart("Reward against length", chart.svg(), words, legend)
 
 
 # --- helpers -----------------------------------------------------------------------------------------------------
-
-
-def _has(run: Run, name: str) -> bool:
-    return any(row.get(name) is not None for row in run.training)
 
 
 def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
@@ -226,12 +199,6 @@ def _points(rows: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
     ]
 
 
-def _bands(run: Run) -> Iterator[tuple[list[Point], list[Point]]]:
-    for low, high in (("reward_p10", "reward_p90"), ("reward_p25", "reward_p75")):
-        if _has(run, low) and _has(run, high):
-            yield _shorter(_points(run.training, low)), _shorter(_points(run.training, high))
-
-
 def _shorter(points: Sequence[Point]) -> list[Point]:
     """Return at most `MOST_POINTS` points: means of neighbours."""
     width = math.ceil(len(points) / MOST_POINTS)
@@ -241,14 +208,14 @@ def _shorter(points: Sequence[Point]) -> list[Point]:
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
-def _axes(panel: Panel, lines: Sequence[Sequence[Point]], *, y_label: str = "") -> Chart:
+def _axes(panel: Panel, lines: Sequence[Sequence[Point]]) -> Chart:
     steps = [x for line in lines for x, _ in line]
     x = (min(0.0, *steps), max(steps)) if max(steps) > 0 else (0.0, 1.0)
     y = _range([value for line in lines for _, value in line], panel.kind)
     ticks = [(value, f"{value:,.0f}") for value in _whole(x)]
+    y_ticks = _ticks(y, panel.kind)
     return Chart(
-        panel.title, x=x, y=y, x_label="step", y_label=y_label, x_ticks=ticks, y_ticks=_ticks(y, panel.kind),
-        height=HEIGHT, bottom=BOTTOM,
+        panel.title, x=x, y=y, x_label="step", x_ticks=ticks, y_ticks=y_ticks, height=HEIGHT, bottom=BOTTOM
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
   const PAGE = 20;
-  const controls = ["view", "text", "step", "outcome", "low", "high", "group", "order"];
+  const controls = ["view", "text", "step", "outcome", "group", "order"];
   let cards = [], page = 0;
 
   function node(tag, kind, text) {
@@ -51,11 +51,8 @@
 
   function select() {
     const words = $("text").value.toLowerCase(), step = $("step").value, outcome = $("outcome").value;
-    const low = $("low").value === "" ? -Infinity : Number($("low").value);
-    const high = $("high").value === "" ? Infinity : Number($("high").value);
-    const group = $("group").value.trim(), bounded = low > -Infinity || high < Infinity;
+    const group = $("group").value.trim();
     function fits(row, rows) {
-      if (bounded && (row.reward === null || row.reward < low || row.reward > high)) return false;
       if (outcome === "right") return row.right === true;
       if (outcome === "wrong") return row.right === false;
       if (outcome === "better") return row.right === true && rows[0].right === false;
@@ -161,34 +158,16 @@
     $("browser").scrollIntoView();
   }
 
-  function focusCard(by) {
-    const all = [...$("cards").children], at = all.indexOf(document.activeElement.closest("article"));
-    const target = all[at < 0 ? 0 : Math.min(Math.max(at + by, 0), all.length - 1)];
-    if (target) target.focus();
-  }
-
   let waiting;
   for (const id of controls) {
     $(id).addEventListener("input", () => {
       if (id === "view") fillSteps();
       clearTimeout(waiting);
-      waiting = setTimeout(select, ["text", "low", "high", "group"].includes(id) ? 150 : 0);
+      waiting = setTimeout(select, ["text", "group"].includes(id) ? 150 : 0);
     });
   }
   $("previous").addEventListener("click", () => turn(-1));
   $("next").addEventListener("click", () => turn(1));
-  document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (/^(INPUT|SELECT)$/.test(event.target.tagName)) {
-      if (event.key === "Escape") event.target.blur();
-      return;
-    }
-    const keys = { j: () => focusCard(1), k: () => focusCard(-1), n: () => turn(1), p: () => turn(-1), "/": () => $("text").focus() };
-    if (Object.hasOwn(keys, event.key)) {
-      event.preventDefault();
-      keys[event.key]();
-    }
-  });
   for (const option of [...$("view").options]) if (!groups[option.value].size) option.remove();
   fillSteps();
   select();

@@ -38,14 +38,13 @@ def run_page(run: Run, *, compared: Run | None = None) -> str:
     for each in (run, compared):
         if each is not None and not each.training and not each.held_out:
             raise ConfigError(f"run {str(each.folder)!r} has no step yet; nothing to report.")
-    policy = not _trains_reward_model(run)
     script = (files("gym_rm.reports") / "run_page.js").read_text(encoding="utf-8")
     both = [each for each in (run, compared) if each is not None]
     return render(
         "run_page.html",
         title=f"Run {visible(run.folder.resolve().name)}",
         about=f"gym_rm {gym_rm.__version__} · {visible(run.caption)}",
-        runs=[_summary(each, policy=policy) for each in both],
+        runs=[_summary(each) for each in both],
         settings=[visible(f"{name}={value}") for name, value in changed_settings(run)],
         charts=run_charts(run, compared),
         conversations=len(run.conversations),
@@ -72,23 +71,19 @@ def changed_settings(run: Run) -> Iterator[tuple[str, Any]]:
 # --- helpers -----------------------------------------------------------------------------------------------------
 
 
-def _trains_reward_model(run: Run) -> bool:
-    return (run.folder / "validation.csv").exists() or isinstance(run.settings.get("data"), Mapping)
-
-
-def _summary(run: Run, *, policy: bool) -> dict[str, Any]:
+def _summary(run: Run) -> dict[str, Any]:
     return {
         "name": visible(run.folder.resolve().name),
         "numbers": _numbers(run),
-        "signs": signs(run) if policy else (),
-        "checks": _checks(run) if policy else "",
+        "watched": not run.trains_reward_model,
+        "signs": () if run.trains_reward_model else signs(run),
     }
 
 
 def _numbers(run: Run) -> list[tuple[str, str, str]]:
     """Return words, value and a remark for each number at the top."""
     rows = run.held_out if len(run.held_out) > 1 else run.training
-    where = "held-out prompts" if rows is run.held_out else "training"
+    where = "held out" if rows is run.held_out else "training"
     found: list[tuple[str, str, str]] = []
     for name, words in (("accuracy", "right answers"), ("reward_mean", "reward"), ("loss", "loss")):
         values = [row[name] for row in rows if row.get(name) is not None]
@@ -109,22 +104,6 @@ def _numbers(run: Run) -> list[tuple[str, str, str]]:
         end = run.training[-1]
         found.append(("steps", f"{end['step']:,}", f"{end['seconds']:,.0f} s" if end.get("seconds") else ""))
     return found
-
-
-def _checks(run: Run) -> str:
-    """Return what the monitor could read, and what it lacked."""
-    needs = {
-        "templates": len({row["step"] for row in run.measured()}) > 1,
-        "held-out answers": sum(row.get("accuracy") is not None for row in run.held_out) > 1,
-        "entropy": any(row.get("entropy") is not None for row in run.training),
-        "length": any(row.get("completion_tokens") is not None for row in run.training),
-        "repetition": any(row.get("repetition") is not None for row in run.training),
-        "reward against length": any(row.get("length_correlation") is not None for row in run.training),
-        "KL divergence": any(row.get("kl") is not None for row in run.training),
-    }
-    read, lacking = ([name for name, has in needs.items() if has is wanted] for wanted in (True, False))
-    words = f"Read: {', '.join(read)}." if read else ""
-    return f"{words} Not in this run: {', '.join(lacking)}.".strip() if lacking else words
 
 
 def _conversations(run: Run, compared: Run | None) -> dict[str, Any]:

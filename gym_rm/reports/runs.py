@@ -22,6 +22,7 @@ from gym_rm.types import Conversation
 
 METRICS, HELD_OUT, CONVERSATIONS, SETTINGS = "metrics.csv", "held_out.csv", "conversations.jsonl", "settings.yaml"
 CHANGED_SETTINGS = "changed_settings.yaml"
+VALIDATION = "validation.csv"  # of a run of `gym-rm train`, instead of held_out.csv
 
 Phase = Literal["train", "held_out"]
 Row = Mapping[str, Any]
@@ -151,7 +152,7 @@ class Run:
         settings: settings of the run.
         changed_settings: those that differ from their defaults.
         training: lines of `metrics.csv`, in order; an empty value is None.
-        held_out: lines of `held_out.csv`, in order.
+        held_out: lines of `held_out.csv`, in order; of a reward model, of the first set in `validation.csv`.
         conversations: lines of `conversations.jsonl`, in order.
     """
 
@@ -174,6 +175,11 @@ class Run:
             if isinstance(self.settings.get(group), Mapping):
                 parts.append(f"{what} {self.settings[group].get(name) or 'embedded'}")
         return ", ".join(parts)
+
+    @property
+    def trains_reward_model(self) -> bool:
+        """Whether the run is one of `gym-rm train`."""
+        return (self.folder / VALIDATION).exists() or isinstance(self.settings.get("data"), Mapping)
 
     def measured(self) -> list[Row]:
         """Return the conversations with held-out prompts."""
@@ -201,7 +207,7 @@ def read_run(folder: str | Path) -> Run:
         raise ConfigError(f"folder {str(folder)!r} must contain a run, but {METRICS} is missing.")
     try:
         settings, changed = _settings(folder / SETTINGS), _settings(folder / CHANGED_SETTINGS)
-        training, held_out = _read(folder / METRICS), _read(folder / HELD_OUT)
+        training, held_out = _read(folder / METRICS), _read(folder / HELD_OUT) or _first_set(folder / VALIDATION)
         conversations = tuple(_conversations(folder / CONVERSATIONS))
     except ValueError as error:
         raise ConfigError(f"run {str(folder)!r} cannot be read: {' '.join(str(error).split())}") from error
@@ -225,6 +231,12 @@ def _read(path: Path) -> tuple[dict[str, Any], ...]:
     if rows and "step" not in rows[0]:
         raise ValueError(f"{path.name} has no column 'step', only {list(rows[0])}")
     return tuple({name: _typed(text) for name, text in row.items()} for row in rows)
+
+
+def _first_set(path: Path) -> tuple[dict[str, Any], ...]:
+    """Return the measurements of the first validation set."""
+    rows = _read(path)
+    return tuple(row for row in rows if row.get("set") == rows[0].get("set"))
 
 
 def _conversations(path: Path) -> Iterator[dict[str, Any]]:

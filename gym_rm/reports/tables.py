@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -40,8 +38,6 @@ def results_table(run: Run) -> Table:
     ):
         if before.get(name) is not None and after.get(name) is not None:
             table.add_row(label, *_format(name, (before[name], after[name])))
-    if opening := common_opening(run):
-        table.add_row(f"replies that begin with {opening.words!r}", f"{opening.before:.0%}", f"{opening.after:.0%}")
     return table
 
 
@@ -55,31 +51,6 @@ def conversations_table(run: Run, *, limit: int = 6) -> Table:
         prompt = "\n".join(message["content"] for message in before["messages"][:-1])
         table.add_row(Text(_cut(prompt)), _reply(before), _reply(after))
     return table
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """The most common first two words of the replies after training.
-
-    Attributes:
-        words: the two words.
-        before: share of the replies that started with them before training.
-        after: share of the replies that start with them after training.
-    """
-
-    words: str
-    before: float
-    after: float
-
-
-def common_opening(run: Run) -> Opening | None:
-    """Return the most common opening after training, or None for a run with fewer than two measurements."""
-    pairs = run.before_and_after()
-    if not pairs:
-        return None
-    before, after = (Counter(_first_words(row) for row in rows) for rows in zip(*pairs, strict=True))
-    words, count = after.most_common(1)[0]
-    return Opening(words, before[words] / len(pairs), count / len(pairs))
 
 
 def signed(value: float, *, like: Sequence[float] = ()) -> str:
@@ -108,10 +79,6 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     names = {name for row in rows for name, value in row.items() if isinstance(value, int | float)}
     columns = {name: [row[name] for row in rows if isinstance(row.get(name), int | float)] for name in names}
     return {name: sum(values) / len(values) for name, values in columns.items()}
-
-
-def _first_words(row: Mapping[str, Any]) -> str:
-    return " ".join(row["messages"][-1]["content"].split()[:2])[:40] or "(nothing)"
 
 
 def _reply(row: Mapping[str, Any]) -> Text:

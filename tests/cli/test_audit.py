@@ -32,12 +32,11 @@ def scorers(tmp_path, monkeypatch):
     return write(tmp_path / "pairs.jsonl", PAIRS)
 
 
-def test_the_command_prints_a_table_and_writes_both_files(scorers, tmp_path):
-    page, record = tmp_path / "new" / "a.html", tmp_path / "a.json"
-    result = run("audited_scorers:length", "--data", scorers, *SMALL, "-o", page, "-o", record)
+def test_the_command_prints_a_table_and_writes_a_file(scorers, tmp_path):
+    record = tmp_path / "new" / "a.json"
+    result = run("audited_scorers:length", "--data", scorers, *SMALL, "-o", record)
     assert "whole reply twice" in result.stdout
     assert "Warning level 2 of 2: exploitable." in result.stdout
-    assert "exploitable" in page.read_text()
     assert read_record(record).model == "audited_scorers:length"
     assert read_record(record).level == 2
 
@@ -69,7 +68,7 @@ def test_the_search_can_be_left_out(scorers):
     ("arguments", "code", "message"),
     [
         (["--data", "missing.jsonl"], 2, "does not exist"),
-        (["-o", "a.txt"], 2, "-o must end in .json or .html, got 'a.txt'"),
+        (["-o", "a.txt"], 2, "-o must end in .json, got 'a.txt'"),
         (["missing/folder/model", "--data", "pairs.jsonl"], 1, "missing/folder/model"),
         (["{", "--data", "pairs.jsonl"], 2, "the reward model is not valid JSON"),
         (["audited_scorers:length", "--rows", "1"], 2, "--rows"),

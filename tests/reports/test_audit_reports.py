@@ -1,13 +1,9 @@
-import re
-from html.parser import HTMLParser
-
 import pytest
 from rich.console import Console
 
 import gym_rm
 from gym_rm.evaluation.audit import run_audit
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows
-from gym_rm.reports.audit_page import audit_page, write_audit_page
 from gym_rm.reports.audit_tables import audit_report, summary
 from gym_rm.types import Prompt
 
@@ -50,7 +46,6 @@ def test_the_unit_and_the_dropped_rows_are_said(long):
 
 def test_control_characters_of_replies_are_escaped(long):
     assert "\x1b[31m" not in shown(long)
-    assert "\x1b" not in audit_page(long)
 
 
 def test_a_scorer_without_spread_has_changes_in_scores_only():
@@ -58,39 +53,3 @@ def test_a_scorer_without_spread_has_changes_in_scores_only():
     assert found.spread == 0
     assert "spread is" not in " ".join(summary(found))
     assert "suspicious" in shown(found)
-
-
-class Page(HTMLParser):
-    """Collects the tags, the verdicts and the texts of a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.texts = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def test_the_page_escapes_texts_and_loads_nothing(long):
-    text = audit_page(long)
-    page = Page(text)
-    assert not [tag for tag, _ in page.tags if tag in ("script", "img", "iframe")]
-    assert not re.search(r'(src|href)="(?!data:)', text)
-    assert any("<script>alert(1)</script>" in each for each in page.texts)
-
-
-def test_the_page_has_a_bar_for_every_line_on_its_axis(long):
-    bars = [attrs["style"] for tag, attrs in Page(audit_page(long)).tags if tag == "b"]
-    assert len(bars) == len([line for line in (*long.lines, *long.search) if line.rows])
-    for style in bars:
-        left, width = (float(number) for number in re.findall(r"[\d.]+", style))
-        assert 0 <= left <= left + width <= 100
-
-
-def test_the_page_is_written_also_with_a_lone_surrogate(tmp_path):
-    write_audit_page(audit(length, text="half \ud800."), tmp_path / "a.html")
-    assert "half \\ud800" in (tmp_path / "a.html").read_text(encoding="utf-8")

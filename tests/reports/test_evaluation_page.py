@@ -72,13 +72,13 @@ def opened(browser, tmp_path):
 def test_charts_are_drawn_with_size_and_marks(opened):
     tab = opened(evaluation())
     boxes = [svg.bounding_box() for svg in tab.locator("svg").all()]
-    assert len(boxes) == 4
+    assert len(boxes) == 3
     assert all(box["width"] > 300 and box["height"] > 100 for box in boxes)
     for svg in tab.locator("svg").all():
         assert svg.locator(".dot, .bar").count() > 0
         assert "NaN" not in svg.inner_html()
-    labels = [tab.locator("svg").nth(i).get_attribute("aria-label") for i in range(4)]
-    assert len(set(labels)) == 4
+    labels = [tab.locator("svg").nth(i).get_attribute("aria-label") for i in range(3)]
+    assert len(set(labels)) == 3
 
 
 def test_colours_come_from_the_style_although_scripts_are_forbidden(opened):
@@ -93,7 +93,6 @@ def test_texts_are_never_html(opened):
     assert tab.evaluate("[document.images.length, document.scripts.length, window.hacked ?? null]") == [0, 0, None]
     assert tab.locator(".reply .text").first.inner_text().endswith(HOSTILE)
     assert HOSTILE in tab.locator("h2").first.inner_text()
-    assert any(HOSTILE in text for text in tab.locator("svg text").all_text_contents())
 
 
 def test_the_page_is_readable_on_a_phone(opened):

@@ -72,19 +72,6 @@ def test_a_common_opening_or_ending_that_is_new(name, reply):
     assert found(replies=(VARIED, after), accuracy=[0.2, 0.5, 0.8, 0.9]) == [(name, "note")]
 
 
-def test_a_new_last_word_of_all_replies():
-    letters = [f"{a} {b} {c} Great!" for a in "abcd" for b in "efgh" for c in "ijk"]
-    assert found(replies=(VARIED, letters)) == [("last_word", "warning")]
-
-
-def test_right_answers_in_training_that_fall_without_held_out_prompts():
-    monitor, names = Monitor(), []
-    for step in range(1, 31):
-        metrics = {"reward_mean": step / 10, "reward_std": 1.0, "accuracy": 0.9 - step / 50}
-        names += [sign.name for sign in monitor.add(step, metrics)]
-    assert names == ["accuracy"]
-
-
 def test_few_replies_at_the_start_say_nothing_about_templates():
     assert found(replies=(VARIED[:17], ["new"] * 17)) == []
     assert found(replies=(VARIED[:20], ["new"] * 20)) == [("template", "warning")]

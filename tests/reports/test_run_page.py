@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from gym_rm.errors import ConfigError
+from gym_rm.reports.curves import Curve
 from gym_rm.reports.run_page import changed_settings, run_page, write_run_page
 from gym_rm.reports.runs import RunWriter, read_run
 from tests.reports.example_run import SETTINGS, conversation, write_run
@@ -33,7 +34,6 @@ def write_full(folder, *, steps=40, prompts=30, hostile=""):
                 )
         if not step:
             continue
-        quantiles = {f"reward_p{q}": step / 10 + (q - 50) / 40 for q in (10, 25, 50, 75, 90)}
         zeros = dict.fromkeys(("failed", "truncated", "clipped", "clipped_low", "clipped_high"), 0.0)
         others = {"finished": 1.0, "kl": step / 1000, "entropy": 1 / step, "completion_tokens": 5.0, "grad_norm": 1.0}
         others |= {
@@ -45,7 +45,7 @@ def write_full(folder, *, steps=40, prompts=30, hostile=""):
         }
         parts = {"component/help": 0.5, "component/safety": -0.5, "tokens_per_second": 100.0, "verdict/right": 0.75}
         phases = {"phase_seconds": {"generate": 2.0, "score": 0.5, "update": 1.0}}
-        writer.add_metrics("train", step, values | quantiles | zeros | others | parts | phases)
+        writer.add_metrics("train", step, values | zeros | others | parts | phases)
         for group, member in ((g, m) for g in range(3) for m in range(4) if step % 10 == 0):
             writer.add_conversation(
                 step, conversation(f"Train {group}", f"Sample {member} of {group}{hostile}"), prompt_id=f"t{group}",
@@ -117,7 +117,7 @@ OVERLAPS = """() => {
 
 def test_labels_sit_on_no_curve_and_on_no_other_label(opened, full):
     tab = opened(full, compared=full)
-    assert tab.evaluate(OVERLAPS) == [16, []]
+    assert tab.evaluate(OVERLAPS) == [13, []]
     assert tab.evaluate("document.querySelectorAll('svg').length") == len(set(svg_labels(tab)))
 
 
@@ -155,7 +155,6 @@ def test_a_group_is_shown_side_by_side_by_reward(opened, full):
     [
         ("held_out", {"#text": "question 17?"}, 1),
         ("held_out", {"#group": "p3"}, 1),
-        ("held_out", {"#low": "6", "#high": "7"}, 8),
         ("held_out", {"#step": "10", "#outcome": "wrong"}, 20),
         ("held_out", {"#outcome": "better", "#text": "question 2"}, 11),
         ("train", {"#step": "20"}, 3),
@@ -172,22 +171,6 @@ def test_filters(opened, full, view, filters, count):
     words = f"{count} {'group' if view == 'train' else 'prompt'}" if count else "No conversation"
     tab.locator("#count", has_text=re.compile(f"^{words}")).wait_for()
     assert tab.locator("article").count() == min(count, 20)
-
-
-def test_keys_move_between_conversations_pages_and_fields(opened, full):
-    tab = opened(full)
-    focused = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
-    for key in ("j", "j", "j", "k"):
-        tab.keyboard.press(key)
-    assert tab.evaluate(focused) == "conversation 2 of 30"
-    tab.keyboard.press("n")
-    assert tab.locator("#count").inner_text().endswith("page 2 of 2")
-    tab.keyboard.press("/")
-    assert tab.evaluate(focused) == "text"
-    tab.keyboard.type("njk")
-    assert tab.input_value("#text") == "njk"
-    tab.keyboard.press("Escape")
-    assert tab.evaluate("document.activeElement.tagName") == "BODY"
 
 
 def test_texts_are_never_html_or_change_the_direction_of_others(opened, tmp_path):
@@ -242,7 +225,6 @@ def test_the_verdict_comes_before_the_curves():
     assert "Since step 60" in page
     fine = run_page(read_run(RUNS / "proper_sentences"))
     assert "No sign of reward hacking" in fine
-    assert "Not in this run: repetition, reward against length." in fine
 
 
 def test_only_settings_that_differ_are_shown(full):
@@ -298,10 +280,13 @@ def test_a_run_without_lines_is_an_error(tmp_path):
 
 
 def test_a_run_of_a_reward_model_has_its_curves(tmp_path):
-    from tests.reports.test_training_plots import run_with
-
-    run_with(tmp_path, steps=5)
+    training, validation = (Curve(tmp_path / name, after=0) for name in ("metrics.csv", "validation.csv"))
+    for step in range(1, 6):
+        training.add({"step": step, "loss": 1 / step, "accuracy": step / 5})
+    for name in ("held_out", "other"):
+        validation.add({"step": 5, "set": name, "loss": 0.5, "accuracy": 0.8})
     page = run_page(read_run(tmp_path))
+    assert page.count('class="dot held"') == 2
     assert page.count("<svg") == 2
     assert "reward hacking" not in page
 

@@ -1,11 +1,9 @@
 import re
-import sys
 
 import pytest
 
-from gym_rm.reports.plots import plot_run
 from gym_rm.reports.runs import RunWriter, read_run
-from gym_rm.reports.tables import MOST_CHARACTERS, common_opening, conversations_table, results_table, signed
+from gym_rm.reports.tables import MOST_CHARACTERS, conversations_table, results_table, signed
 from tests.reports.example_run import text_of, write_replies
 
 
@@ -69,19 +67,6 @@ def test_an_empty_reply_is_shown_as_nothing(tmp_path):
     assert text_of(conversations_table(read_run(tmp_path))).count("(nothing)") == 2
 
 
-def test_the_most_common_opening_is_in_the_results(tmp_path):
-    write_replies(tmp_path, ("Of course!", "No.", "I think so.", "Well, no."), ("Of course!",) * 3 + ("No.",))
-    run = read_run(tmp_path)
-    opening = common_opening(run)
-    assert (opening.words, opening.before, opening.after) == ("Of course!", 0.25, 0.75)
-    assert re.search(r"replies that begin with 'Of course!' +│ +25% │ +75% ", text_of(results_table(run)))
-
-
-def test_a_run_with_one_measurement_has_no_common_opening(tmp_path):
-    write_replies(tmp_path, ("It is 1.",))
-    assert common_opening(read_run(tmp_path)) is None
-
-
 @pytest.mark.parametrize(
     ("value", "like", "text"),
     [
@@ -95,14 +80,6 @@ def test_a_run_with_one_measurement_has_no_common_opening(tmp_path):
 )
 def test_rewards_are_formatted_with_sign_and_three_digits(value, like, text):
     assert signed(value, like=like) == text
-
-
-def test_tables_do_not_need_matplotlib(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert text_of(results_table(read_run(folder)))
-    with pytest.raises(ImportError):
-        plot_run(read_run(folder), folder / "curve.png")
 
 
 def test_a_reply_without_a_reward_is_shown(tmp_path):
