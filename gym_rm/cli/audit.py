@@ -94,7 +94,7 @@ def _write(found: Audit, output: Path | None, *, as_json: bool) -> None:
     if as_json:
         typer.echo(text)
     else:
-        from gym_rm.reports.audit_tables import audit_report
+        from gym_rm.reports.evaluation.audit_tables import audit_report
 
         console = Console(highlight=False)
         (console if console.is_terminal else Console(highlight=False, width=WIDTH)).print(audit_report(found))

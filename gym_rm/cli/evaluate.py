@@ -35,8 +35,8 @@ from gym_rm.evaluation.scored import (
     score_comparisons,
 )
 from gym_rm.plain_values import to_plain
-from gym_rm.reports.evaluation_page import write_evaluation_page
-from gym_rm.reports.evaluation_tables import benchmark_table, console_table, result_tables
+from gym_rm.reports.evaluation.page import write_evaluation_page
+from gym_rm.reports.evaluation.tables import benchmark_table, console_table, result_tables
 from gym_rm.reports.transcripts import visible
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.types import Comparison

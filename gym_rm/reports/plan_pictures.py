@@ -9,12 +9,13 @@ from typing import Any
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import MemoryItem, PhaseMemory, PhaseTime, Plan, Role
-from gym_rm.planning.quantities import GIB, show_seconds, weakest
+from gym_rm.planning.quantities import GIB, show_seconds
 from gym_rm.reports.plan_tables import budget, count, division, items_at_peak, ranges, rate
 
 # Okabe and Ito's colours, which people with any sort of colour vision can tell apart; then Tol's muted ones.
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 COLORS = (*OKABE_ITO, "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#117733", "#DDCC77")
+PLATE = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"}  # under a text
 INK, FAINT, PALE = "#22282e", "#6b747c", "#eceff1"
 OTHER = "#b9c0c6"  # of what belongs to no component
 _TITLE = {"loc": "left", "fontsize": 10, "weight": "bold"}
@@ -145,7 +146,6 @@ def node_groups(plan: Plan) -> list[NodeGroup]:
 
 def _draw_nodes(axes: Any, plan: Plan, groups: list[NodeGroup], colors: dict[str, str]) -> None:
     """Draw a row for each group of nodes, with a box for each GPU, or for each run of GPUs in a large node."""
-    plate = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
     for row, group in enumerate(groups):
         for gpus, number in group.runs:
             names = [] if number is None else [part.name for part in plan.pools[number].components]
@@ -155,7 +155,7 @@ def _draw_nodes(axes: Any, plan: Plan, groups: list[NodeGroup], colors: dict[str
                 axes.barh(row, share, left=left + place * share, color=colors[name], height=0.8)
             if not names:
                 axes.barh(row, width, left=left, color="white", edgecolor=FAINT, linestyle="--", height=0.8)
-            axes.text(left + width / 2, row, ranges(gpus), ha="center", va="center_baseline", bbox=plate)
+            axes.text(left + width / 2, row, ranges(gpus), ha="center", va="center_baseline", bbox=PLATE)
     axes.set_title("GPUs: several colours take turns, a dashed box is not used", **_TITLE)
     axes.set_yticks(range(len(groups)), [group.title for group in groups])
     axes.set_xlim(0, max(16, *plan.nodes))
@@ -207,18 +207,8 @@ def _draw_bar(
         axes.bar(x, height, 0.85, bottom, color=color, edgecolor="white", hatch="///" if passing else "", linewidth=0.6)
         text = f"{item.name.replace('_', ' ')} {_gib(item.bytes)}"
         if height > 0.06 * highest and 0.065 * len(text) < 0.85 * width:
-            plate = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"} if passing else None
-            ink = INK if passing else contrast(color)
-            axes.text(x, bottom + height / 2, text, ha="center", va="center_baseline", color=ink, bbox=plate)
+            axes.text(x, bottom + height / 2, text, ha="center", va="center_baseline", color=INK, bbox=PLATE)
         bottom += height
-
-
-def contrast(color: str) -> str:
-    """Return black or white, whichever is easier to read on a colour (WCAG 2.2, relative luminance)."""
-    channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "#000000" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "#ffffff"
 
 
 def _gib(size: float) -> str:
@@ -271,7 +261,7 @@ def _draw_times(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
             lines = (time.component, f"{time.phase} {show_seconds(time.seconds)}")
             if 0.075 * max(map(len, lines)) < 8.5 * time.seconds / plan.step_seconds:
                 middle = block.start + time.seconds / 2
-                axes.text(middle, row, _plain("\n".join(lines)), ha="center", va="center", color=contrast(color))
+                axes.text(middle, row, _plain("\n".join(lines)), ha="center", va="center", bbox=PLATE)
         axes.text(plan.step_seconds, row, f" {plan.idle_share(pool):.0%} idle", va="center")
     title = "One step in seconds: a row is a pool, pale is waiting" + ("; phases overlap" if overlaps(plan) else "")
     axes.set_title(title, **_TITLE)
@@ -279,9 +269,6 @@ def _draw_times(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
     axes.set_yticks(range(len(plan.pools)), [_plain(name) for name in names])
     axes.set_xlim(0, 1.08 * plan.step_seconds)
     axes.invert_yaxis()
-    memory = weakest(phase.basis for pool in plan.pools for phase in pool.memory)
-    times = weakest(time.basis for time in plan.times)
-    axes.set_xlabel(f"Least certain number in the memory: {memory}; in the times: {times}.", color=FAINT, loc="left")
     _finish(axes)
 
 

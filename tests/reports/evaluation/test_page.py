@@ -10,8 +10,8 @@ from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
 from gym_rm.evaluation.bootstrap import Resampling
 from gym_rm.evaluation.report import evaluate_set
-from gym_rm.reports.evaluation_page import evaluation_page, write_evaluation_page
-from gym_rm.reports.evaluation_tables import benchmark_table, console_table, result_tables
+from gym_rm.reports.evaluation.page import evaluation_page, write_evaluation_page
+from gym_rm.reports.evaluation.tables import benchmark_table, console_table, result_tables
 from tests.evaluation.comparisons import comparison, scored
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

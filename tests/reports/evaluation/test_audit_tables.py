@@ -4,7 +4,7 @@ from rich.console import Console
 import gym_rm
 from gym_rm.evaluation.audit import run_audit
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows
-from gym_rm.reports.audit_tables import audit_report, summary
+from gym_rm.reports.evaluation.audit_tables import audit_report, summary
 from gym_rm.types import Prompt
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m & more."

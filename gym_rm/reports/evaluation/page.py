@@ -12,8 +12,8 @@ from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.preferences import PreferenceReport
 from gym_rm.evaluation.report import SetEvaluation, WrongPair, notes
-from gym_rm.reports.evaluation_charts import best_of_n_chart, calibration_chart, margin_chart
-from gym_rm.reports.evaluation_tables import ResultTable, model_names, result_tables
+from gym_rm.reports.evaluation.charts import best_of_n_chart, calibration_chart, margin_chart
+from gym_rm.reports.evaluation.tables import ResultTable, model_names, result_tables
 from gym_rm.reports.pages import cut, render, write_page
 from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
