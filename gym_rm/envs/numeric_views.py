@@ -8,9 +8,10 @@ views of `RewardModel-v0`. By default they use the embedded reward model and the
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from gym_rm.checks import integer, load_function, load_object
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.engine.text.tokenizers import load_tokenizer
-from gym_rm.envs.attributes import EachAttribute
 from gym_rm.envs.episodes import Episode
 from gym_rm.envs.infos import Infos, Mask
 from gym_rm.envs.settings import require_known, require_single
@@ -35,6 +35,8 @@ from gym_rm.types import Conversation, copy_conversation
 Windows: TypeAlias = NDArray[np.int64]
 Step: TypeAlias = tuple[Windows, NDArray[np.float64], Mask, Mask, Infos]
 Candidates: TypeAlias = Sequence[str] | Callable[[Conversation], Sequence[str]] | str
+
+View = TypeVar("View", bound="NumericView")
 
 WINDOW = 48
 MAX_NEW_TOKENS = 8
@@ -108,7 +110,7 @@ else:
     Wrapper = VectorWrapper  # VectorWrapper takes no type arguments before gymnasium 1.4
 
 
-class NumericView(EachAttribute, Wrapper):
+class NumericView(Wrapper):
     """Base class of the two views: token windows as observations, one of `num_actions` as action."""
 
     env: RewardVectorEnv
@@ -139,11 +141,6 @@ class NumericView(EachAttribute, Wrapper):
                 f"environment {row}: the action must be from 0 to {self.num_actions - 1}, got {chosen[row]}."
             )
         return np.where(rows, chosen, 0).astype(np.int64)
-
-    @property
-    def unscored(self) -> Mask:
-        """Bool `[N]`; see `RewardVectorEnv.unscored`."""
-        return self.env.unscored
 
     def _replace_final(self, infos: Infos, done: Mask, final: Callable[[int], Windows]) -> None:
         """Replace the final observations of the episodes in `done` by windows."""
@@ -315,13 +312,6 @@ class TokenLevel(NumericView):
         self.env.commit(replace(state, view=view))
         return view.windows.copy(), rewards, terminations, truncations, infos
 
-    @property
-    def unscored(self) -> Mask:
-        """Bool `[N]`, episodes in progress with a reply, or a part of one, that has no score yet."""
-        view: _Replies | None = self.env.state.view
-        writing = np.array([bool(tokens) for tokens in view.tokens] if view else [False] * self.num_envs)
-        return super().unscored | (writing & ~self.env.state.over)
-
     def _begun(self, view: _Replies, rows: Mask, conversations: Sequence[Conversation]) -> _Replies:
         """Return the view with new replies in `rows`."""
         windows, tokens = view.windows.copy(), list(view.tokens)
@@ -354,40 +344,22 @@ class TokenEnv(SingleEnv[Windows, int]):
         super().__init__(make_tokens(1, autoreset_mode=AutoresetMode.DISABLED, **settings))
 
 
-def make_candidates(
-    num_envs: int = 1,
-    *,
-    candidates: Candidates = CANDIDATES,
-    tokenizer: Any = None,
-    window: int = WINDOW,
-    **settings: Any,
-) -> CandidateAction:
-    """Wrap `RewardVectorEnv(num_envs, **settings)` in `CandidateAction`."""
-    require_known(settings, "RewardModelCandidates-v0", "candidates", "tokenizer", "window")
-    return CandidateAction(RewardVectorEnv(num_envs, **settings), candidates, tokenizer=tokenizer, window=window)
+def make_candidates(num_envs: int = 1, **settings: Any) -> CandidateAction:
+    """Wrap `RewardVectorEnv` in `CandidateAction`; the settings are those of both."""
+    return _wrapped(CandidateAction, "RewardModelCandidates-v0", num_envs, settings)
 
 
-def make_tokens(
-    num_envs: int = 1,
-    *,
-    tokenizer: Any = None,
-    window: int = WINDOW,
-    max_new_tokens: int = MAX_NEW_TOKENS,
-    vocabulary: Sequence[str] | str | None = VOCABULARY,
-    prefill: str = "",
-    **settings: Any,
-) -> TokenLevel:
-    """Wrap `RewardVectorEnv(num_envs, **settings)` in `TokenLevel`; its vocabulary fits the embedded prompts."""
-    options = ("tokenizer", "window", "max_new_tokens", "vocabulary", "prefill")
-    require_known(settings, "RewardModelTokens-v0", *options)
-    return TokenLevel(
-        RewardVectorEnv(num_envs, **settings),
-        tokenizer=tokenizer,
-        window=window,
-        max_new_tokens=max_new_tokens,
-        vocabulary=vocabulary,
-        prefill=prefill,
-    )
+def make_tokens(num_envs: int = 1, **settings: Any) -> TokenLevel:
+    """Wrap `RewardVectorEnv` in `TokenLevel`; the settings are those of both, and the vocabulary fits the prompts."""
+    return _wrapped(TokenLevel, "RewardModelTokens-v0", num_envs, {"vocabulary": VOCABULARY, **settings})
+
+
+def _wrapped(view: type[View], name: str, num_envs: int, settings: Mapping[str, Any]) -> View:
+    _, *options = inspect.signature(view).parameters  # the first one is the environment
+    require_known(settings, name, *options)
+    own = {key: value for key, value in settings.items() if key in options}
+    rest = {key: value for key, value in settings.items() if key not in options}
+    return view(RewardVectorEnv(num_envs, **rest), **own)
 
 
 def _load_tokenizer(tokenizer: Any) -> Any:

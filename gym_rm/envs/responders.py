@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gym_rm.checks import load_function
 from gym_rm.envs.episodes import Episode
@@ -13,6 +13,9 @@ from gym_rm.envs.spaces import UnicodeText, plain_text
 from gym_rm.errors import ConfigError
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, copy_conversation, copy_prompt
+
+if TYPE_CHECKING:
+    from gym_rm.envs.simulated_user import SimulatedUser
 
 UserTurns: TypeAlias = Sequence[str | None]
 Responder: TypeAlias = "Callable[[Sequence[Conversation], Sequence[Prompt], Scores | None], UserTurns]"
@@ -43,7 +46,7 @@ class UserTurn:
     Attributes:
         user: text of the user's turn; None if the episode ends.
         terminated: whether the responder or the scorer ended the episode.
-        truncated: whether the episode reached `max_turns`, or the reply was longer than `max_reply_length`.
+        truncated: whether the episode reached `max_turns`.
     """
 
     user: str | None
@@ -57,14 +60,13 @@ class UserTurn:
 
 
 class UserSimulator:
-    """User simulator: calls a responder after every reply, and applies the limits of an episode.
+    """User simulator: calls a responder after every reply, and applies the limit of an episode.
 
     Args:
         respond: responder, or its name `"module:function"`; a dict with the arguments of
             `SimulatedUser`; None for `scripted_user`.
         text_space: space that must contain every turn of the user.
         max_turns: number of replies after which an episode is truncated; None for no limit.
-        max_reply_length: maximum characters of a reply; a longer reply truncates its episode. None for no limit.
 
     Raises:
         ConfigError: `respond` is not a function, or does not take three arguments.
@@ -76,16 +78,15 @@ class UserSimulator:
         *,
         text_space: UnicodeText,
         max_turns: int | None = None,
-        max_reply_length: int | None = None,
     ) -> None:
+        self._owned: SimulatedUser | None = None
         if isinstance(respond, Mapping):
             from gym_rm.envs.simulated_user import simulated_user  # the only user that needs a chat model
 
-            respond = simulated_user(respond)
+            respond = self._owned = simulated_user(respond)
         self._respond: Responder = scripted_user if respond is None else load_function("respond", respond)
         self._text_space = text_space
         self._max_turns = max_turns
-        self._max_reply_length = max_reply_length
         try:
             inspect.signature(self._respond).bind([], [], None)
         except TypeError as error:
@@ -110,12 +111,12 @@ class UserSimulator:
             ConfigError: the responder did not return a text or None for each conversation.
         """
         answers: dict[int, str | None] = {}
-        limits = [self._limits(episode, one) for episode, one in zip(episodes, said, strict=True)]
+        at_limit = [self._max_turns is not None and each.num_replies + 1 >= self._max_turns for each in episodes]
         ends = None if scores is None else scores.terminations
         ended = [ends is not None and bool(ends[m]) for m in range(len(rows))]
-        # The script is read at a limit too: if it has no turn left, the episode is terminated, not truncated.
+        # The script is read at the limit too: if it has no turn left, the episode is terminated, not truncated.
         scripted = self._respond is scripted_user
-        asked = [m for m in range(len(rows)) if not ended[m] and (scripted or not any(limits[m]))]
+        asked = [m for m in range(len(rows)) if not ended[m] and (scripted or not at_limit[m])]
         if asked:
             conversations, prompts = [said[m] for m in asked], [episodes[m].prompt for m in asked]
             if not scripted:  # copies, so that a responder that edits messages does not change the episode
@@ -124,20 +125,15 @@ class UserSimulator:
             given = self._ask(conversations, prompts, None if scores is None else scores.take(asked))
             answers = dict(zip(asked, given, strict=True))
         turns = []
-        for m, (too_long, out_of_turns) in enumerate(limits):
+        for m, last in enumerate(at_limit):
             user = answers.get(m)
             if user is not None and user not in self._text_space:
                 reason = self._text_space.fault(user)
                 raise ConfigError(f"environment {rows[m]}: respond returned an invalid turn: {reason}.")
             terminated = ended[m] or (m in answers and user is None)
-            truncated = too_long or (out_of_turns and not terminated)
+            truncated = last and not terminated
             turns.append(UserTurn(None if truncated else user, terminated, truncated))
         return turns
-
-    def _limits(self, episode: Episode, said: Conversation) -> tuple[bool, bool]:
-        """Return whether the reply is too long, and whether it is the last one that `max_turns` allows."""
-        too_long = self._max_reply_length is not None and len(said[-1]["content"]) > self._max_reply_length
-        return too_long, self._max_turns is not None and episode.num_replies + 1 >= self._max_turns
 
     def _ask(
         self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
@@ -152,5 +148,6 @@ class UserSimulator:
         return [plain_text(user) for user in answer]
 
     def close(self) -> None:
-        """Release the responder: environments share a simulated user as long as one of them has it."""
-        self._respond = scripted_user
+        """Release the chat model of a user that was given as a dict."""
+        if self._owned:
+            self._owned.close()

@@ -63,14 +63,11 @@ class EnvSettings(ParallelOptions):
     continue: `respond(conversations, prompts, scores) -> list[str | None]`. None in the list ends an
     episode. `{"model": ..., "instructions": ...}` is a chat model that plays the user, see `SimulatedUser`. By default,
     the method `respond` of the scorer if it has one, else the `user_turns` of the prompts."""
-    max_reply_length: PositiveInt | None = None
-    """Maximum characters of a reply; a longer reply is scored in full, and its episode is truncated."""
     reward_on: Literal["turn", "end"] = "turn"
     """`"turn"` scores every reply, `"end"` only the reply that ends the episode."""
     fallback_reward: Finite | None = None
     """Reward of a conversation with a missing score; its `score_ok` is False. None raises `ScoringError` instead, and
-    the same step can be repeated. If the scorer raises any other exception, it is called again for each group of the
-    step, and the groups for which it raises again get the fallback reward; None raises the exception."""
+    the same step can be repeated."""
     autoreset_mode: Annotated[AutoresetMode, pydantic.BeforeValidator(parse_autoreset_mode)] = AutoresetMode.SAME_STEP
     """`"SameStep"`, `"NextStep"`, `"Disabled"`, or an `AutoresetMode`."""
     max_text_length: PositiveInt = MAX_LENGTH

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -132,11 +130,6 @@ class SimulatedUser:
         if self._owned and callable(close := getattr(self.model, "close", None)):
             close()
 
-    def sleep(self) -> None:
-        """Free the device's memory; the next message moves the weights back."""
-        if callable(sleep := getattr(self.model, "sleep", None)):
-            sleep()
-
     def _is_over(self, conversation: Conversation, prompt: Prompt) -> bool:
         """Return whether the user has written all messages that `max_turns` allows."""
         written = (len(conversation) - len(prompt.messages)) // 2  # the messages after the prompt are reply, user, ...
@@ -178,12 +171,8 @@ class SimulatedUser:
         return GymRMError(f"{self!r} wrote no message for conversation {row} of {count}: {reason}.")
 
 
-_shared: weakref.WeakValueDictionary[str, SimulatedUser] = weakref.WeakValueDictionary()
-_shared_lock = threading.Lock()
-
-
 def simulated_user(settings: Mapping[str, Any]) -> SimulatedUser:
-    """Return the simulated user with these settings; environments that are alive at the same time share one.
+    """Return the simulated user with these settings.
 
     Raises:
         ConfigError: a setting is unknown or invalid.
@@ -192,12 +181,4 @@ def simulated_user(settings: Mapping[str, Any]) -> SimulatedUser:
         raise ConfigError(
             f"respond has no model: {dict(settings)!r:.200}; write {{'model': ..., 'instructions': ...}}."
         )
-    try:
-        key = json.dumps(settings, sort_keys=True)
-    except (TypeError, ValueError):  # an object, such as a chat model
-        return SimulatedUser(**settings)
-    with _shared_lock:
-        user = _shared.get(key)
-        if user is None:
-            user = _shared[key] = SimulatedUser(**settings)
-        return user
+    return SimulatedUser(**settings)

@@ -12,7 +12,6 @@ from gymnasium.vector.utils import iterate
 from gym_rm.envs.infos import Infos, infos_of_row
 from gym_rm.envs.settings import RENDERING, require_single
 from gym_rm.envs.vector import RewardVectorEnv
-from gym_rm.errors import warn_once
 from gym_rm.reports.metrics import RewardMetrics
 from gym_rm.types import Message
 
@@ -39,12 +38,6 @@ class SingleEnv(gym.Env[Observation, Action]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Infos]:
         """Start the next episode; `seed` restarts the order of prompts."""
-        if self._unscored_reply():
-            warn_once(
-                f"{type(self).__name__}: reset() was called before the end of an episode, so its last reply was not "
-                "scored and got the reward 0.0. A TimeLimit (max_episode_steps) does this: limit episodes by max_turns "
-                "and replies by max_new_tokens, whose last steps are scored."
-            )
         observations, infos = self._envs.reset(seed=[seed], options=options)  # type: ignore[arg-type]
         return self._first(observations), infos_of_row(infos, 0)
 
@@ -91,11 +84,6 @@ class SingleEnv(gym.Env[Observation, Action]):
         """Statistics of the last step."""
         metrics: RewardMetrics = self._envs.unwrapped.metrics  # type: ignore[attr-defined]
         return metrics
-
-    def _unscored_reply(self) -> bool:
-        """Return whether the episode in progress has a reply, or a part of one, without a score."""
-        envs: Any = self._envs
-        return bool(envs.unscored[0])
 
     def _first(self, observations: Any) -> Observation:
         first: Observation = next(iter(iterate(self._envs.observation_space, observations)))

@@ -7,8 +7,6 @@ exception or an interrupt leaves the environment unchanged.
 
 from __future__ import annotations
 
-import itertools
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -23,7 +21,6 @@ from numpy.typing import NDArray
 from gym_rm.checks import integer
 from gym_rm.config import parse_settings
 from gym_rm.data.prompts import load_prompts
-from gym_rm.envs.attributes import EachAttribute
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
@@ -36,7 +33,7 @@ from gym_rm.envs.settings import (
 )
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
-from gym_rm.errors import ActionError, ConfigError, GymRMError, RenderModeError, brief, logger, nearest, warn_once
+from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
 from gym_rm.reports.metrics import RewardMetrics, RunningMetrics
 from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
@@ -46,7 +43,7 @@ from gym_rm.types import Message, copy_conversation
 Step: TypeAlias = tuple[Observations, NDArray[np.float64], Mask, Mask, Infos]
 
 
-class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDArray[Any]]):
+class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     """N conversations whose replies are scored together, with one `Scorer.score` call per step.
 
     Observations are a tuple of N conversations (lists of `{"role", "content"}`). Actions are N strings. Rewards are
@@ -119,7 +116,6 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
         self._user = UserSimulator(
             respond,
             max_turns=self.settings.max_turns,
-            max_reply_length=self.settings.max_reply_length,
             text_space=self.single_observation_space.content_space,
         )
 
@@ -197,12 +193,6 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
     def metrics(self) -> RewardMetrics:
         """Statistics of the last step over all environments; a fallback reward counts as a failed conversation."""
         return self.state.scores.metrics()
-
-    @property
-    def unscored(self) -> Mask:
-        """Bool `[N]`, episodes in progress whose last reply has no score yet."""
-        replied = np.array([episode.num_replies > 0 for episode in self.state.episodes] or [False] * self.num_envs)
-        return replied & ~self.state.over & (self.settings.reward_on == "end")
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
@@ -383,12 +373,7 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
         # Pass copies, so that a scorer that edits messages does not change the episode.
         conversations = [copy_conversation(conversation) for conversation in said]
         prompts = [self.state.episodes[row].prompt for row in rows]
-        try:
-            scores = try_score(self.scorer, conversations, prompts)
-        except Exception as error:
-            if self.settings.fallback_reward is None or isinstance(error, GymRMError):
-                raise
-            scores = self._score_groups(rows, said)
+        scores = try_score(self.scorer, conversations, prompts)
         if scores.failed_rows and self.settings.fallback_reward is not None:
             warn_once(
                 "some conversations could not be scored and got the fallback_reward; their info score_ok is False."
@@ -396,26 +381,6 @@ class RewardVectorEnv(EachAttribute, VectorEnv[Observations, Sequence[str], NDAr
             failure = ScoringError(scores.scatter(rows, self.num_envs))
             logger.info("fallback_reward=%s: %s", self.settings.fallback_reward, failure)
         return StepScores.of(scores, rows, self.num_envs, self.settings.fallback_reward)
-
-    def _score_groups(self, rows: list[int], said: list[list[Message]]) -> Scores:
-        """Score one group at a time, after the scorer raised; a group for which it raises again gets errors."""
-        parts = []
-        for _, members in itertools.groupby(range(len(rows)), lambda m: rows[m] // self.group_size):
-            group = list(members)
-            conversations = [copy_conversation(said[m]) for m in group]
-            try:
-                parts.append(
-                    try_score(self.scorer, conversations, [self.state.episodes[rows[m]].prompt for m in group])
-                )
-            except Exception as error:
-                raised = traceback.extract_tb(error.__traceback__)[-1]
-                warn_once(  # without the message of the error, which may differ for every reply
-                    f"the scorer raised {type(error).__name__} at {raised.filename}, line {raised.lineno}: these "
-                    "conversations get the fallback_reward, and their info score_ok is False."
-                )
-                reason = f"the scorer raised {brief(error)}"
-                parts.append(Scores.from_rewards([np.nan] * len(group), errors=[reason] * len(group)))
-        return Scores.concatenate(parts)
 
     def _next_turns(self, rows: list[int], said: list[list[Message]], scores: StepScores | None) -> list[UserTurn]:
         """Return the user's turn after the reply of each of these rows."""

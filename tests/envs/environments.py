@@ -10,6 +10,7 @@ import pytest
 
 import gym_rm
 from gym_rm import Prompt, Scores, ScoringError
+from gym_rm.envs.responders import scripted_user
 
 MODES = ["SameStep", "NextStep", "Disabled"]
 each_mode = pytest.mark.parametrize("mode", MODES)
@@ -22,6 +23,12 @@ def length_reward(conversations):
 def say_more(conversations, prompts, scores):
     """Responder that ends an episode after the second reply."""
     return ["more?" if len(conversation) < 4 else None for conversation in conversations]
+
+
+def until_long(conversations, prompts, scores):
+    """Responder that follows the script, and ends an episode earlier after a reply of four characters or more."""
+    turns = scripted_user(conversations, prompts, scores)
+    return [None if len(c[-1]["content"]) > 3 else turn for c, turn in zip(conversations, turns, strict=True)]
 
 
 class Recorder:

@@ -62,18 +62,6 @@ def test_max_turns_truncates_a_script_with_further_turns(user_turns, max_turns, 
     assert (turn.terminated, turn.truncated) == (terminated, truncated)
 
 
-@pytest.mark.parametrize(("reply", "truncated"), [("x" * 5, False), ("x" * 6, True)])
-def test_a_reply_over_max_reply_length_truncates(reply, truncated):
-    turn = one_turn(simulator(max_reply_length=5), episode("more?"), reply)
-    assert turn.truncated is truncated
-    assert turn.user == (None if truncated else "more?")
-
-
-def test_a_last_reply_over_max_reply_length_terminates_and_truncates():
-    turn = one_turn(simulator(max_reply_length=1), episode(), "xx")
-    assert (turn.terminated, turn.truncated) == (True, True)
-
-
 def test_the_scorer_ends_an_episode_before_the_user_does():
     turn = one_turn(simulator(), episode("more?"), scores=ending(True))
     assert (turn.user, turn.terminated, turn.truncated) == (None, True, False)
@@ -87,20 +75,19 @@ def test_a_responder_is_called_once_for_the_rows_that_continue():
         asked.append(([c[-1]["content"] for c in conversations], [p.user_turns for p in prompts], scores))
         return ["go on", None][: len(conversations)]
 
-    user = simulator(respond, max_turns=2, max_reply_length=5)
-    over_limit, long, ended, first, second = (episode(str(k)) for k in range(5))
+    user = simulator(respond, max_turns=2)
+    over_limit, ended, first, second = (episode(str(k)) for k in range(4))
     over_limit.num_replies = 1
-    episodes = [over_limit, long, ended, first, second]
-    replies = ["a", "too long", "c", "d", "e"]
+    episodes = [over_limit, ended, first, second]
+    replies = ["a", "c", "d", "e"]
     said = [each.with_reply(reply) for each, reply in zip(episodes, replies, strict=True)]
-    scores = Scores.from_rewards([0.0, 1.0, 2.0, 3.0, 4.0], terminations=[False, False, True, False, False])
-    turns = user.next_turns(range(5), episodes, said, scores)
+    scores = Scores.from_rewards([0.0, 2.0, 3.0, 4.0], terminations=[False, True, False, False])
+    turns = user.next_turns(range(4), episodes, said, scores)
     ((contents, user_turns, given_scores),) = asked
     assert contents == ["d", "e"]
-    assert user_turns == [("3",), ("4",)]
+    assert user_turns == [("2",), ("3",)]
     assert given_scores.rewards.tolist() == [3.0, 4.0]
     assert [(turn.user, turn.terminated, turn.truncated) for turn in turns] == [
-        (None, False, True),
         (None, False, True),
         (None, True, False),
         ("go on", False, False),

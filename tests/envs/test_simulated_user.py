@@ -1,8 +1,5 @@
 """A chat model as user: what it sees, when it ends an episode, and that its failures change nothing."""
 
-import copy
-import gc
-import json
 import math
 
 import chain_models
@@ -11,7 +8,6 @@ import pytest
 from conftest import assistant, user
 
 from gym_rm import ConfigError, GymRMError
-from gym_rm.envs import simulated_user as module
 from gym_rm.envs.simulated_user import OPENING, SimulatedUser
 from gym_rm.generation.chat import ChatReply
 from gym_rm.types import Prompt
@@ -131,21 +127,16 @@ def test_the_same_conversation_gets_the_same_message_and_another_seed_another(tm
     assert first != other
 
 
-def test_a_dict_is_a_user_that_environments_share(tmp_path):
+def test_a_dict_is_a_user_whose_model_the_environment_closes(tmp_path, monkeypatch):
     folder = chain_models.save_chain(tmp_path, {"\n": ["Why?"], "Why?": [chain_models.END]})
-    settings = json.loads(json.dumps({"model": folder, "instructions": "Ask why.", "max_turns": 1}))
-    first, second = (make(copy.deepcopy(settings), autoreset_mode="Disabled") for _ in range(2))
-    single = gym.make("RewardModel-v0", prompts=["Hi"], reward_model=lengths, respond=settings)
-    assert len(module._shared) == 1
-    observations, *_ = first.step(["a", "b"])
+    closed = []
+    monkeypatch.setattr(SimulatedUser, "close", lambda each: closed.append(each))
+    envs = make({"model": folder, "instructions": "Ask why.", "max_turns": 1}, autoreset_mode="Disabled")
+    observations, *_ = envs.step(["a", "b"])
     assert observations[0][-1] == user("Why?")
-    single.reset(seed=0)
-    assert single.step("a")[0][-1] == user("Why?")
-    assert first.step(["a", "b"])[2].all()
-    for each in (first, second, single):
-        each.close()
-    gc.collect()
-    assert not module._shared
+    assert envs.step(["a", "b"])[2].all()
+    envs.close()
+    assert len(closed) == 1
 
 
 @pytest.mark.parametrize(

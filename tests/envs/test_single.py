@@ -3,18 +3,11 @@
 import gymnasium as gym
 import pytest
 from gymnasium.error import ResetNeeded
-from gymnasium.wrappers import TimeLimit
 
 from gym_rm import ConfigError
-from gym_rm.errors import warn_once
-from tests.envs.environments import length_reward, prompt
+from tests.envs.environments import length_reward
 
 each_id = pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelCandidates-v0", "RewardModelTokens-v0"])
-
-
-@pytest.fixture(autouse=True)
-def _warn_again():
-    warn_once.cache_clear()
 
 
 @each_id
@@ -63,42 +56,3 @@ def test_an_ended_episode_asks_for_a_plain_reset(env_id):
     assert env.step(action)[2]
     with pytest.raises(ResetNeeded, match=r"the episode has ended; call reset\(\) first"):
         env.step(action)
-
-
-# --- replies that a TimeLimit cuts off ----------------------------------------------------------------------------
-
-
-def cut(env, action, steps, limit=None):
-    """Reset, take some steps, and reset again."""
-    env = env if limit is None else TimeLimit(env, limit)
-    env.reset(seed=0)
-    for _ in range(steps):
-        env.step(action)
-    env.reset()
-
-
-@pytest.mark.parametrize("limit", [None, 3])
-def test_a_time_limit_that_cuts_replies_is_reported(caplog, limit):
-    options = {"max_episode_steps": 3} if limit is None else {}
-    cut(gym.make("RewardModelTokens-v0", reward_model=length_reward, prompts=["hi"], **options), 0, 3, limit)
-    assert "its last reply was not scored" in caplog.text
-    assert "max_new_tokens" in caplog.text
-
-
-def test_a_time_limit_before_the_end_of_an_episode_that_is_scored_at_its_end_is_reported(caplog):
-    rows = [prompt(0, "more?", "more?")]
-    env = gym.make("RewardModel-v0", reward_model=length_reward, prompts=rows, reward_on="end", max_episode_steps=1)
-    cut(env, "a", 1)
-    assert "its last reply was not scored" in caplog.text
-
-
-@pytest.mark.parametrize(("env_id", "steps"), [("RewardModelTokens-v0", 8), ("RewardModelTokens-v0", 0)])
-def test_a_complete_reply_is_not_reported(caplog, env_id, steps):
-    cut(gym.make(env_id, reward_model=length_reward, prompts=["hi"], max_episode_steps=8), 0, steps)
-    assert not caplog.text
-
-
-def test_an_episode_whose_replies_were_scored_is_not_reported(caplog):
-    rows = [prompt(0, "more?", "more?")]
-    cut(gym.make("RewardModel-v0", reward_model=length_reward, prompts=rows, max_episode_steps=1), "a", 1)
-    assert not caplog.text

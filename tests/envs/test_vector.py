@@ -56,15 +56,12 @@ SCRIPTS = st.lists(st.lists(REPLIES, max_size=3), min_size=1, max_size=4)
 
 @each_mode
 @settings(deadline=None, max_examples=25)
-@given(
-    data=st.data(), scripts=SCRIPTS, max_turns=st.none() | st.integers(1, 3), max_length=st.none() | st.integers(1, 6)
-)
-def test_vector_env_equals_sync_vector_env(mode, data, scripts, max_turns, max_length):
+@given(data=st.data(), scripts=SCRIPTS, max_turns=st.none() | st.integers(1, 3))
+def test_vector_env_equals_sync_vector_env(mode, data, scripts, max_turns):
     options = {
         "prompts": [prompt(i, *turns, answer=turns[0] if turns else None) for i, turns in enumerate(scripts)],
         "reward_model": Recorder(),
         "max_turns": max_turns,
-        "max_reply_length": max_length,
         "reward_on": data.draw(st.sampled_from(["turn", "end"])),
         "fallback_reward": -1.0,
     }
@@ -140,7 +137,6 @@ JSON_OPTIONS = {
     "group_size": 2,
     "max_turns": 2,
     "respond": "tests.envs.environments:say_more",
-    "max_reply_length": 100,
     "reward_on": "turn",
     "fallback_reward": -1,
     "autoreset_mode": "next_step",
@@ -198,7 +194,6 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
     [
         ({"group_size": 3}, "num_envs must be a multiple of group_size.*num_envs=2 and group_size=3"),
         ({"max_turns": 0}, "max_turns must be an integer of at least 1, got 0"),
-        ({"max_reply_length": -1}, "max_reply_length must be an integer of at least 1"),
         ({"reward_on": "turns"}, "reward_on must be 'turn' or 'end', got 'turns'. Did you mean 'turn'"),
         ({"promts": ["a"]}, "promts: unknown setting. Did you mean 'prompts'"),
         ({"respond": len}, r"respond must take \(conversations, prompts, scores\)"),
@@ -219,11 +214,6 @@ def test_the_embedded_reward_model_is_loaded_once_and_shared():
 def test_invalid_settings_raise_config_error(options, message):
     with pytest.raises(ConfigError, match=message):
         make(2, **options)
-
-
-def test_group_size_of_a_single_environment_raises_config_error():
-    with pytest.raises(ConfigError, match="group_size must be 1 for a single environment, got group_size=2"):
-        gym.make("RewardModel-v0", reward_model=length_reward, prompts=["hi"], group_size=2)
 
 
 @pytest.mark.parametrize(("settings", "count"), [({}, 0), ({"prompts": ["What is love?"]}, 1)])

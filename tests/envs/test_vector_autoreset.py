@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 
-from tests.envs.environments import MODES, Recorder, make, one_turn, prompt
+from tests.envs.environments import MODES, Recorder, make, one_turn, prompt, until_long
 
 
 def test_next_step_ignores_the_reply_of_a_row_that_restarts():
@@ -22,7 +22,7 @@ def test_next_step_ignores_the_reply_of_a_row_that_restarts():
 
 def test_next_step_scores_only_rows_that_do_not_restart():
     recorder = Recorder()
-    envs = make(2, reward_model=recorder, autoreset_mode="NextStep", max_reply_length=3, prompts=[prompt(0, "a", "b")])
+    envs = make(2, reward_model=recorder, autoreset_mode="NextStep", respond=until_long, prompts=[prompt(0, "a", "b")])
     envs.reset(seed=0)
     envs.step(["long", "x"])
     *_, infos = envs.step(["ignored", "yy"])

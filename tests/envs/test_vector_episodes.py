@@ -40,15 +40,6 @@ def test_max_turns_truncates_the_episode():
     assert [envs.step(["x"])[2:4] for _ in range(2)] == [(False, False), (False, True)]
 
 
-def test_a_reply_over_max_reply_length_is_scored_in_full_and_truncates():
-    envs = make(2, prompts=[prompt(0, "a")], max_reply_length=4)
-    envs.reset(seed=0)
-    _, rewards, terminations, truncations, infos = envs.step(["x" * 4, "x" * 40])
-    assert (terminations.tolist(), truncations.tolist()) == ([False, False], [False, True])
-    assert rewards.tolist() == [1.0, 10.0]
-    assert infos["final_obs"][1][-1]["content"] == "x" * 40
-
-
 # --- replies -----------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gym_rm import ConfigError
-from tests.envs.environments import make, one_turn, prompt, prompt_ids
+from tests.envs.environments import make, one_turn, prompt, prompt_ids, until_long
 
 
 def test_environments_of_a_group_get_the_same_prompts_and_groups_differ():
@@ -16,7 +16,7 @@ def test_environments_of_a_group_get_the_same_prompts_and_groups_differ():
 
 
 def test_environments_of_a_group_get_the_same_prompts_at_different_speeds():
-    envs = make(2, group_size=2, prompts=[prompt(i, "a", "b", "c") for i in range(5)], max_reply_length=3)
+    envs = make(2, group_size=2, prompts=[prompt(i, "a", "b", "c") for i in range(5)], respond=until_long)
     _, infos = envs.reset(seed=0)
     orders = [[prompt_id] for prompt_id in infos["prompt_id"]]
     ids = [[group_id] for group_id in infos["group_id"]]
@@ -42,7 +42,7 @@ def test_group_ids_are_unique_per_group_and_episode():
 
 
 def test_a_full_reset_aligns_the_environments_of_a_group():
-    envs = make(2, group_size=2, prompts=[prompt(i, "a", "b", "c") for i in range(9)], max_reply_length=3)
+    envs = make(2, group_size=2, prompts=[prompt(i, "a", "b", "c") for i in range(9)], respond=until_long)
     envs.reset(seed=0)
     for _ in range(2):
         envs.step(["long", "x"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gym_rm import Scores, ScoringError
-from tests.envs.environments import Recorder, make, one_turn, prompt
+from tests.envs.environments import Recorder, make, one_turn, prompt, until_long
 
 
 def test_all_conversations_of_a_step_are_scored_in_one_call():
@@ -21,7 +21,7 @@ def test_all_conversations_of_a_step_are_scored_in_one_call():
 
 def test_reward_on_end_scores_only_ended_episodes():
     recorder = Recorder()
-    envs = make(2, reward_model=recorder, reward_on="end", max_reply_length=3, prompts=[prompt(0, "why?")])
+    envs = make(2, reward_model=recorder, reward_on="end", respond=until_long, prompts=[prompt(0, "why?")])
     envs.reset(seed=0)
     _, rewards, _, _, infos = envs.step(["x", "long"])
     assert rewards.tolist() == [0.0, 4.0]
