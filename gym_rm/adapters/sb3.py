@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from gym_rm.adapters import require
 from gym_rm.envs.infos import infos_of_row
-from gym_rm.envs.settings import same_step_statistics
 from gym_rm.errors import ConfigError
 
 VecEnv: Any = require("stable_baselines3.common.vec_env", install="gym-rm[sb3]").VecEnv
@@ -34,8 +32,7 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
 
     Raises:
         MissingExtraError: (on import of this module) stable-baselines3 is not installed.
-        ConfigError: SB3 does not support the observation or action space, the autoreset mode is not `SAME_STEP`, or
-            `RecordEpisodeStatistics` of a Gymnasium before 1.4 is inside, which reports wrong returns in this mode.
+        ConfigError: SB3 does not support the observation or action space, or the autoreset mode is not `SAME_STEP`.
 
     Example:
         >>> import gymnasium as gym, gym_rm
@@ -62,11 +59,6 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
                 "autoreset_mode='SameStep'."
             )
         self.envs = envs
-        if not same_step_statistics() and isinstance(self._owner("return_queue"), RecordEpisodeStatistics):
-            raise ConfigError(
-                f"RecordEpisodeStatistics of Gymnasium {gym.__version__} reports wrong returns in the autoreset mode "
-                "SAME_STEP; use VecMonitor(VecEnvBridge(envs)) instead, or gymnasium>=1.4."
-            )
         self._actions: NDArray[Any] | None = None
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
@@ -88,13 +80,10 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         observations, rewards, terminations, truncations, infos = self.envs.step(self._actions)
         dones = terminations | truncations
         final_observations, final_infos = infos.pop("final_obs", None), infos.pop("final_info", {})
-        statistics = {name: infos.pop(name) for name in [*infos] if _are_statistics(infos[name])}
         rows: list[dict[str, Any]] = [infos_of_row(infos, row) for row in range(self.num_envs)]
         for row in np.flatnonzero(dones).tolist():
             self.reset_infos[row] = rows[row]
             rows[row] = {**infos_of_row(final_infos, row), "terminal_observation": final_observations[row]}
-            for name, values in statistics.items():
-                rows[row][name] = {key: value[row].item() for key, value in values.items()}
         for row, info in enumerate(rows):
             info["TimeLimit.truncated"] = bool(truncations[row] and not terminations[row])
         return np.asarray(observations), rewards.astype(np.float32), dones, rows
@@ -104,8 +93,8 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
         self.envs.close()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return an attribute of the vector environment or of one of its wrappers, for each index."""
-        value = getattr(self._owner(attr_name), attr_name)
+        """Return an attribute of the vector environment, for each index."""
+        value = getattr(self.envs, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
@@ -123,15 +112,3 @@ class VecEnvBridge(VecEnv):  # type: ignore[misc]
     def get_images(self) -> Sequence[None]:
         """Return None for each environment: conversations have no images."""
         return [None] * self.num_envs
-
-    def _owner(self, name: str) -> Any:
-        """Return the outermost wrapper with this attribute, or the vector environment inside all wrappers."""
-        layer: Any = self.envs
-        while isinstance(layer, VectorWrapper) and not hasattr(layer, name):
-            layer = layer.env
-        return layer
-
-
-def _are_statistics(values: Any) -> bool:
-    """Return whether these infos are from `RecordEpisodeStatistics`, which describes the episodes that have ended."""
-    return isinstance(values, Mapping) and values.keys() == {"r", "l", "t"}

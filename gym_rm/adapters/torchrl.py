@@ -17,7 +17,7 @@ from gym_rm.adapters import check_fallback_reward, require
 from gym_rm.checks import boolean
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
-from gym_rm.errors import ConfigError, nearest
+from gym_rm.errors import ConfigError
 from gym_rm.scorer import ScorerLike, load_scorer, try_score
 from gym_rm.types import Conversation
 
@@ -116,13 +116,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         self.columns = tuple(columns)
         self.ends_episode = boolean("ends_episode", ends_episode)
         self.fallback_reward = check_fallback_reward(fallback_reward)
-        try:
-            self.scorer = load_scorer(reward_model, **scorer_options)
-        except ConfigError as error:
-            own = ("columns", "tokenizer", "ends_episode", "fallback_reward")
-            if hint := "".join(nearest(name, own) for name in scorer_options):
-                raise ConfigError(f"{error}{hint}") from error
-            raise
+        self.scorer = load_scorer(reward_model, **scorer_options)
         ends = {tokenizer.eos_token, tokenizer.pad_token} - {None} if tokenizer is not None else set()
         self._ends = re.compile(f"(?:{'|'.join(map(re.escape, sorted(ends)))})+$") if ends else None
 

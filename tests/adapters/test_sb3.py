@@ -1,8 +1,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import AutoresetMode, VectorWrapper
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from gymnasium.vector import AutoresetMode
 from tasks import CANDIDATES, PROMPTS, TOKENS, best_return, make_task
 
 from gym_rm import ConfigError, load_scorer
@@ -14,7 +13,6 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor, VecNormalize
 
 from gym_rm.adapters.sb3 import VecEnvBridge
-from gym_rm.envs.settings import same_step_statistics
 
 each_view = pytest.mark.parametrize("env_id", [CANDIDATES, TOKENS])
 
@@ -85,31 +83,6 @@ def test_get_attr_and_env_is_wrapped_answer_for_each_index(recorder):
         envs.get_attr("no_such_thing")
     assert envs.env_is_wrapped(gym.Wrapper) == [False] * 3
     envs.close()
-
-
-@pytest.mark.skipif(not same_step_statistics(), reason="RecordEpisodeStatistics is wrong in SAME_STEP")
-@pytest.mark.parametrize("key", ["episode", "statistics"])
-def test_statistics_of_an_ended_episode_are_in_its_own_info(key):
-    envs = VecEnvBridge(RecordEpisodeStatistics(cart_pole(), stats_key=key))
-    envs.reset()
-    lengths = np.zeros(3)
-    for _ in range(40):
-        _, _, dones, infos = envs.step(np.array([0, 1, 1]))
-        lengths += 1
-        for row in range(3):
-            assert (key in infos[row]) == dones[row]
-            assert key not in envs.reset_infos[row]
-            if dones[row]:
-                assert infos[row][key]["l"] == lengths[row] == infos[row][key]["r"]
-        lengths[dones] = 0
-
-
-def test_record_episode_statistics_is_refused_where_it_is_wrong(recorder, monkeypatch):
-    monkeypatch.setattr(gym, "__version__", "1.3.0")
-    envs = VectorWrapper(RecordEpisodeStatistics(make_task(CANDIDATES, recorder, 2)))
-    with pytest.raises(ConfigError, match="use VecMonitor"):
-        VecEnvBridge(envs)
-    VecMonitor(VecEnvBridge(make_task(CANDIDATES, recorder, 2)))
 
 
 def test_the_error_for_an_unsupported_environment_names_an_alternative(recorder):
