@@ -26,6 +26,34 @@ def sigmoid(x):
     return 1 / (1 + math.exp(-x))
 
 
+FAST = {"timeout": 20, "startup_timeout": 2}
+
+
+def conversations(size, start=0):
+    return [
+        [
+            {"role": "user", "content": "Say a number."},
+            {"role": "assistant", "content": f"The number is {number}."},
+        ]
+        for number in range(start, start + size)
+    ]
+
+
+def rewards(given):
+    return [reward_of(conversation) for conversation in given]
+
+
+@contextlib.contextmanager
+def scorer_at(url, **options):
+    from gym_rm import load_scorer
+
+    scorer = load_scorer(url, **{**FAST, **options})
+    try:
+        yield scorer
+    finally:
+        scorer.close()
+
+
 class RewardApp:
     """ASGI application with the routes of gym_rm or vLLM.
 

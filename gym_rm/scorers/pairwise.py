@@ -20,7 +20,7 @@ from gym_rm.scorer import check_rows, try_score
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
 
-Reference: TypeAlias = str | Mapping[str, str] | Callable[[Conversation, Prompt | None], str | None]
+Reference: TypeAlias = str | Callable[[Conversation, Prompt | None], str | None]
 
 # RLHFlow's pair-preference models (arXiv 2405.07863) were trained with these two templates.
 CONTEXT = (
@@ -44,8 +44,8 @@ class PairwiseScorer:
     Args:
         path: a folder or hub id. A causal language model must read `[RESPONSE A]` and `[RESPONSE B]` in one user
             message and answer A or B, like RLHFlow's pair-preference models.
-        reference: a reply; or a mapping from the text of the last user message to a reply; or a function that returns
-            a reply, or None, from the messages before the reply and the conversation's `Prompt` or None.
+        reference: a reply; or a function that returns a reply, or None, from the messages before the reply and the
+            conversation's `Prompt` or None.
         answers: answers of a causal language model if the first or the second reply is better.
         options: options of `load_reward_model`.
 
@@ -140,9 +140,6 @@ class PairwiseScorer:
     def _reference_to(self, messages: Conversation, prompt: Prompt | None) -> str | None:
         if isinstance(self.reference, str):
             return self.reference
-        if isinstance(self.reference, Mapping):
-            asked = next((message["content"] for message in reversed(messages) if message["role"] == "user"), None)
-            return None if asked is None else self.reference.get(asked)
         assert self.reference is not None
         return self.reference(messages, prompt)
 

@@ -54,8 +54,8 @@ def test_swapping_a_pair_changes_the_sign(causal):
 
 @pytest.mark.parametrize(
     "reference",
-    ["No.", {"What is 12 + 30?": "No.", "And now?": "No."}, lambda messages, prompt: "No."],
-    ids=["text", "map", "call"],
+    ["No.", lambda messages, prompt: "No."],
+    ids=["text", "call"],
 )
 def test_with_a_reference_a_reward_does_not_depend_on_other_rows(causal, reference):
     scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal), "reference": reference})
@@ -129,28 +129,6 @@ def test_fields_that_a_pairwise_model_does_not_read_are_errors(causal):
 
 
 # --- prompts
-
-
-def test_prompts_do_not_change_the_rewards(causal):
-    prompts = [Prompt(tuple(one[:-1]), str(row), answer="42") for row, one in enumerate(FIRST)]
-    scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal), "reference": "No."})
-    np.testing.assert_array_equal(scorer.score(FIRST, prompts).rewards, scorer.score(FIRST).rewards)
-    np.testing.assert_array_equal(scorer.score(FIRST, [prompts[0], None]).rewards, scorer.score(FIRST).rewards)
-    round_robin = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal)})
-    group = [FIRST[0], SECOND[0]]
-    np.testing.assert_array_equal(round_robin.score(group, prompts).rewards, round_robin.score(group).rewards)
-
-
-def test_a_verifier_with_a_pairwise_scorer_receives_the_prompts(causal):
-    def right(conversations, prompts):
-        return [float(p.answer in c[-1]["content"]) for c, p in zip(conversations, prompts, strict=True)]
-
-    pairwise = {"kind": "pairwise", "path": str(causal), "reference": "No."}
-    scorer = gym_rm.load_scorer({"kind": "weighted", "scorers": {"preferred": pairwise, "right": right}})
-    prompts = [Prompt(tuple(one[:-1]), answer, answer=answer) for one, answer in zip(FIRST, ("42", "43"), strict=True)]
-    scores = scorer.score(FIRST, prompts)
-    assert scores.components["right"].tolist() == [1.0, 0.0]
-    np.testing.assert_array_equal(scores.components["preferred"], gym_rm.load_scorer(pairwise).score(FIRST).rewards)
 
 
 def test_the_reference_can_come_from_the_row_of_data(causal):

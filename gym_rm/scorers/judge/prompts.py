@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gym_rm.engine.text.messages import extra_fields
@@ -23,7 +21,6 @@ from gym_rm.types import Conversation, Message, Prompt
 LETTERS = "BCDFGHJKLMNPQRSTVWXZ"  # no words can be made of them
 MARK_LENGTH = 6
 FIELD = re.compile(r"\{(conversation|reply|reply_a|reply_b|reference|verdict|mark|low|high|metadata\.[\w.-]+)\}")
-TEXT_FILES = (".txt", ".md", ".jinja", ".j2")
 
 CRITERIA = "A good reply does what the user asked, is correct and complete, and says nothing needless."
 TASKS = {
@@ -64,18 +61,18 @@ class Rubric:
     """Writes the questions of a judge.
 
     Args:
-        text: criteria; or a text with fields (`{reply}`, ...), which is then the whole question; or a file with them.
-            None for criteria that fit any task.
+        text: criteria; or a text with fields (`{reply}`, ...), which is then the whole question. None for criteria that
+            fit any task.
         mode: `"score"` or `"pairwise"`.
         scale: lowest and highest score.
         marked: whether the verdict must have the mark.
 
     Raises:
-        ConfigError: the file cannot be read, or a text with fields does not show the reply.
+        ConfigError: a text with fields does not show the reply.
     """
 
     def __init__(self, text: str | None, *, mode: str, scale: tuple[float, float], marked: bool) -> None:
-        self.text = CRITERIA if text is None else _read(text)
+        self.text = CRITERIA if text is None else text
         self._mode, self._marked = mode, marked
         self._numbers = {"low": f"{scale[0]:g}", "high": f"{scale[1]:g}"}
         fields = set(FIELD.findall(self.text))
@@ -173,16 +170,3 @@ def _metadata(prompt: Prompt | None, name: str) -> str:
         raise ConversationError(f"the rubric shows metadata.{name}, which this row's prompt does not have.")
     value = prompt.metadata[name]
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _read(text: str) -> str:
-    """Return a rubric, read from its file if it is the path of one."""
-    if "\n" in text or "{" in text:
-        return text
-    try:
-        path = Path(text).expanduser()
-        if text.lower().endswith(TEXT_FILES) or (os.sep in text and path.is_file()):
-            return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"rubric={text!r:.200} is not a readable file: {error}; pass its path, or a text.") from error
-    return text

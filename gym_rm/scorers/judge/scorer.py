@@ -34,7 +34,7 @@ class JudgeOptions(Config):
     """Options of `kind="judge"`, besides those of the chat model."""
 
     rubric: str | None = None
-    """What a good reply is: a text, or a file with it (.txt, .md). A text with fields is the whole question:
+    """What a good reply is. A text with fields is the whole question:
     `{conversation}`, `{reply}` (or `{reply_a}` and `{reply_b}`), `{reference}`, `{metadata.NAME}` (of the data row),
     `{verdict}` (the form of the verdict), `{low}`, `{high}`. None for criteria that fit any task."""
     mode: Literal["score", "pairwise"] = "score"

@@ -119,14 +119,6 @@ def test_a_rubric_that_does_not_show_what_to_judge_is_refused(text, mode):
         rubric(text, mode=mode)
 
 
-def test_a_rubric_can_be_a_file(tmp_path):
-    file = tmp_path / "rubric.md"
-    file.write_text("Is it polite?")
-    assert rubric(str(file)).text == "Is it polite?"
-    with pytest.raises(ConfigError, match="not a readable file"):
-        rubric(str(tmp_path / "none.md"))
-
-
 def test_without_marks_the_verdict_has_none():
     assert body(question("4", marked=False)).endswith("\nScore: n")
 

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,43 +23,21 @@ pytest.importorskip("uvicorn")
 
 import gymnasium as gym
 from conftest import assistant, user
-from reward_servers import RewardApp, error, free_port, reward_of, serve, sigmoid
+from reward_servers import (
+    FAST,
+    RewardApp,
+    conversations,
+    error,
+    free_port,
+    reward_of,
+    rewards,
+    scorer_at,
+    serve,
+    sigmoid,
+)
 
 from gym_rm import ConfigError, RemoteError, ScoringError, load_scorer
-from gym_rm.scorers.remote.protocols import pack
 from gym_rm.testing import check_scorer
-from gym_rm.types import Prompt
-
-FAST = {"timeout": 20, "startup_timeout": 2}
-
-
-def conversations(size, start=0):
-    return [[user("Say a number."), assistant(f"The number is {number}.")] for number in range(start, start + size)]
-
-
-def rewards(given):
-    return [reward_of(conversation) for conversation in given]
-
-
-@pytest.fixture
-def app():
-    return RewardApp()
-
-
-@pytest.fixture
-def url(app):
-    with serve(app) as address:
-        yield address
-
-
-@contextlib.contextmanager
-def scorer_at(url, **options):
-    scorer = load_scorer(url, **{**FAST, **options})
-    try:
-        yield scorer
-    finally:
-        scorer.close()
-
 
 # --- scores ------------------------------------------------------------------------------------------------------
 
@@ -68,14 +45,6 @@ def scorer_at(url, **options):
 def test_a_remote_scorer_keeps_the_contract_of_scorers(url):
     with scorer_at(url) as scorer:
         check_scorer(scorer, atol=0.0)
-
-
-def test_a_failed_row_is_named_and_the_others_are_kept(url):
-    given = conversations(3)
-    given[1] = [user("?"), assistant("FAIL")]
-    with scorer_at(url) as scorer, pytest.raises(ScoringError, match="row 1: too long") as raised:
-        scorer.score(given)
-    assert raised.value.scores.rewards_or_none() == [reward_of(given[0]), None, reward_of(given[2])]
 
 
 @pytest.mark.parametrize(
@@ -88,18 +57,6 @@ def test_a_conversation_that_cannot_be_sent_fails_alone(url, bad):
     assert raised.value.rows == (1,)
 
 
-def test_a_row_that_the_server_refuses_is_found_in_its_batch(app, url):
-    given = conversations(40)
-    app.refuse = lambda conversation: "no thirteens" if "13" in conversation[-1]["content"] else None
-    with (
-        scorer_at(url) as scorer,
-        pytest.raises(ScoringError, match=r"row 13: the server refused .* no thirteens") as raised,
-    ):
-        scorer.score(given)
-    assert raised.value.rows == (13,)
-    assert raised.value.scores.take([12, 14]).rewards.tolist() == rewards([given[12], given[14]])
-
-
 def test_requests_keep_the_limits_of_the_server(app, url):
     app.limits.update(max_request_bytes=2000, max_conversations=7)
     given = conversations(50)
@@ -109,17 +66,6 @@ def test_requests_keep_the_limits_of_the_server(app, url):
             scorer.score([given[0], [user("x" * 3000), assistant("y")]])
     sizes = [len(request["conversations"]) for _, _, request in app.requests]
     assert 1 < max(sizes) <= 7
-
-
-def test_turns_and_prompts_reach_the_server(app, url):
-    given = [[user("a"), assistant("b"), user("c"), assistant("d")], *conversations(1)]
-    prompt = Prompt((user("a"),), "p7", answer="42", metadata={"level": (1, 2), "loss": float("nan")})
-    with scorer_at(url) as scorer:
-        scores = scorer.score(given, [prompt, None], turns="all")
-    assert [len(each) for each in scores.turn_rewards] == [2, 1]
-    sent = app.requests[-1][2]
-    assert sent["turns"] == "all"
-    assert sent["prompts"] == [{"id": "p7", "answer": "42", "metadata": {"level": [1, 2], "loss": None}}, None]
 
 
 def test_provenance_is_that_of_the_server_with_the_url_and_without_the_key(app):
@@ -177,20 +123,6 @@ def test_a_pickled_scorer_and_a_fork_of_it_score_too(url):
         assert scorer.score(conversations(2)).rewards.tolist() == expected
 
 
-# --- chunks ------------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.integers(1, 50)), st.integers(1, 100), st.integers(1, 9))
-def test_chunks_have_all_rows_in_order_within_the_limits(sizes, max_bytes, max_rows):
-    chunks = list(pack(sizes, max_bytes=max_bytes, max_rows=max_rows))
-    assert [row for chunk in chunks for row in chunk] == list(range(len(sizes)))
-    for chunk in chunks:
-        assert 1 <= len(chunk) <= max_rows
-        assert len(chunk) == 1 or sum(sizes[row] for row in chunk) <= max_bytes
-    for one, other in pairwise(chunks):  # no chunk ends early
-        assert len(one) == max_rows or sum(sizes[row] for row in [*one, other[0]]) > max_bytes
-
-
 @settings(max_examples=12)
 @given(
     lengths=st.lists(st.integers(0, 400), max_size=40),
@@ -234,24 +166,6 @@ def test_a_server_that_does_not_answer_is_an_error_with_its_url():
         load_scorer(f"http://127.0.0.1:{free_port()}", startup_timeout=0.3)
 
 
-def test_a_server_that_starts_late_is_awaited():
-    port = free_port()
-
-    scored = threading.Event()
-
-    def later():
-        time.sleep(0.7)
-        with serve(RewardApp(), port):
-            scored.wait(20)
-
-    thread = threading.Thread(target=later)
-    thread.start()
-    with scorer_at(f"http://127.0.0.1:{port}", startup_timeout=10) as scorer:
-        assert len(scorer.score(conversations(2))) == 2
-    scored.set()
-    thread.join()
-
-
 @pytest.mark.parametrize(
     "fault", [error(500, "oops"), error(502, "proxy"), (200, {}, b"<html>"), (204, {}, b""), "drop"]
 )
@@ -261,39 +175,6 @@ def test_an_attempt_that_fails_is_repeated(app, url, fault):
         assert scorer.score(conversations(3)).rewards.tolist() == rewards(conversations(3))
 
 
-def edit(**changes):
-    return lambda reply: json.dumps({**reply, **changes}).encode()
-
-
-GARBAGE = {
-    "a text": edit(rewards=["1.0"]),
-    "too many rows": lambda reply: json.dumps({**reply, "rewards": [1.0, 2.0]}).encode(),
-    "nan": lambda reply: json.dumps(reply).replace(json.dumps(reply["rewards"]), "[NaN]").encode(),
-    "overflow": lambda reply: json.dumps(reply).replace(json.dumps(reply["rewards"]), "[1e999]").encode(),
-    "null without an error": edit(rewards=[None]),
-    "components of another length": edit(components={"a": [1.0, 2.0]}),
-    "a list": lambda reply: b"[]",
-    "no JSON": lambda reply: b"{",
-    "deep JSON": lambda reply: b"[" * 100_000,
-    "a provenance that is none": edit(provenance={"scorer": 1}),
-}
-
-
-@pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_is_an_error_and_never_a_reward(app, url, name):
-    with scorer_at(url, max_retries=0) as scorer:
-        app.always = GARBAGE[name]
-        with pytest.raises(RemoteError, match="invalid reply"):
-            scorer.score(conversations(1))
-
-
-def test_a_reply_without_the_rewards_of_turns_is_an_error(app, url):
-    with scorer_at(url, max_retries=0) as scorer:
-        app.always = lambda reply: json.dumps({k: v for k, v in reply.items() if k != "turn_rewards"}).encode()
-        with pytest.raises(RemoteError, match="lacks the rewards of its turns"):
-            scorer.score(conversations(1), turns="all")
-
-
 def test_what_the_server_cannot_do_is_not_tried_again(app, url):
     with scorer_at(url) as scorer:
         app.always = error(501, "cannot score all turns")
@@ -301,14 +182,6 @@ def test_what_the_server_cannot_do_is_not_tried_again(app, url):
         with pytest.raises(ConfigError, match=r"cannot do this .*cannot score all turns"):
             scorer.score(conversations(64), turns="all")
         assert len(app.requests) == seen + 1
-
-
-def test_fields_of_a_newer_server_are_ignored(app, url):
-    with scorer_at(url) as scorer:
-        app.always = lambda reply: json.dumps(
-            {**reply, "new": 1, "provenance": {**reply["provenance"], "new": 1}}
-        ).encode()
-        assert scorer.score(conversations(1)).rewards.tolist() == rewards(conversations(1))
 
 
 def test_a_call_ends_at_its_deadline(app, url):
@@ -556,58 +429,6 @@ def test_a_missing_httpx_is_explained():
         "else: raise AssertionError"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# --- other protocols ---------------------------------------------------------------------------------------------
-
-
-def test_vllm_is_recognised_and_asked_for_values_without_activation():
-    app = RewardApp("vllm")
-    with serve(app) as url, scorer_at(url) as scorer:
-        scores = scorer.score(conversations(30))
-    assert scores.rewards.tolist() == rewards(conversations(30))
-    assert scores.num_tokens.tolist() == [7] * 30
-    assert scores.provenance.model == "fake"
-    path, _, request = app.requests[-1]
-    assert path == "/classify"
-    assert request == {
-        "model": "fake",
-        "messages": request["messages"],
-        "use_activation": False,
-        "add_generation_prompt": False,
-        "continue_final_message": False,
-        "add_special_tokens": False,
-    }
-
-
-def test_a_vllm_that_ignores_use_activation_is_noticed(caplog):
-    app = RewardApp("vllm", reward=lambda conversation: sigmoid(reward_of(conversation) / 20))
-    with serve(app) as url:
-        load_scorer(url, **FAST).close()
-        assert "may apply a sigmoid" in caplog.text
-        app.reward = lambda conversation: 1.0
-        with pytest.raises(ConfigError, match="a softmax to one value"):
-            load_scorer(url, **FAST)
-
-
-def test_a_vllm_model_with_several_values_is_refused():
-    app = RewardApp("vllm")
-    app.always = lambda reply: json.dumps({**reply, "data": [{"index": 0, "probs": [1.5, -2.5]}]}).encode()
-    with serve(app) as url, pytest.raises(ConfigError, match="returns 2 values"):
-        load_scorer(url, **FAST)
-
-
-def test_an_unknown_server_is_named():
-    with serve(RewardApp("another")) as url, pytest.raises(ConfigError, match=r"no server of gym-rm serve or vLLM"):
-        load_scorer(url, **FAST)
-
-
-def test_a_conversation_too_long_for_vllm_fails_and_is_not_cut():
-    long = [user("?"), assistant("word " * 5000)]
-    with serve(RewardApp("vllm")) as url, scorer_at(url) as scorer:  # noqa: SIM117
-        with pytest.raises(ScoringError, match=r"row 1: .*maximum context length is 4096 tokens") as raised:
-            scorer.score([conversations(1)[0], long])
-    assert raised.value.rows == (1,)
 
 
 # --- gym_rm's own server -----------------------------------------------------------------------------------------
