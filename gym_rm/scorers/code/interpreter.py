@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
-from gym_rm.checks import boolean, integer, one_of, positive
+from gym_rm.checks import boolean, integer, positive
 from gym_rm.sandbox.limits import SandboxLimits
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
@@ -37,7 +37,7 @@ _KEEPS_STATE = ("ok", "exception", "syntax_error")
 
 
 class CodeInterpreter:
-    """`respond` that executes the code blocks of each reply and returns what they print and evaluate to.
+    """`respond` that executes the `<code>` blocks of each reply and returns what they print and evaluate to.
 
     The result is `<result>4</result>`, or a block of several lines. A block that ends with an expression evaluates to
     it. Errors are results too. A reply without code ends the episode.
@@ -48,7 +48,6 @@ class CodeInterpreter:
 
     Args:
         sandbox: sandbox to use, which stays open in `close`; None for a new one from the following options.
-        blocks: which parts of a reply are executed: `"code"`: `<code>` only; `"any"`: `<code>`, or fenced blocks.
         timeout: seconds for the code of one reply; also for executing earlier ones again.
         max_sessions: most episodes whose process is kept; the one that was not used for the longest time ends.
         limits: fields of `SandboxLimits` to change.
@@ -70,14 +69,12 @@ class CodeInterpreter:
         self,
         *,
         sandbox: Sandbox | None = None,
-        blocks: Literal["code", "any"] = "any",
         timeout: float = 10.0,
         max_sessions: int = 128,
         allow_unsafe: bool = False,
         limits: Mapping[str, Any] | SandboxLimits | None = None,
         **options: Any,
     ) -> None:
-        self._blocks = one_of("blocks", blocks, ("code", "any"))
         self._timeout = positive("timeout", timeout)
         self._max_sessions = integer("max_sessions", max_sessions, minimum=0)
         self._owned = sandbox is None
@@ -103,9 +100,8 @@ class CodeInterpreter:
 
     def blocks_of(self, reply: str) -> list[str]:
         """Return the code of a reply that is executed."""
-        if self._blocks == "code" and "<code>" not in reply.rpartition("</think>")[2]:
-            return []
-        return [block for block in reply_blocks(reply) if block.strip()]
+        has_code = "<code>" in reply.rpartition("</think>")[2]
+        return [block for block in reply_blocks(reply) if block.strip()] if has_code else []
 
     def close(self) -> None:
         """End the processes of all episodes."""

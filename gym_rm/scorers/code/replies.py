@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import textwrap
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
@@ -35,7 +37,7 @@ def reply_blocks(reply: str) -> list[str]:
     return [code for language, code in blocks if language in ("", "python", "py", "python3")]
 
 
-def extract_code(reply: str, *, name: str = "", whole_reply: bool = True) -> str | None:
+def extract_code(reply: str, *, name: str = "") -> str | None:
     """Return the last code block of a reply, if several then the last that defines `name`; else the reply, or None."""
     blocks = [block for block in reply_blocks(reply) if block.strip()]
     if blocks:
@@ -43,19 +45,17 @@ def extract_code(reply: str, *, name: str = "", whole_reply: bool = True) -> str
         return next((block for block in reversed(blocks) if name and defines.search(block)), blocks[-1])
     said = reply.rpartition("</think>")[2]
     has_marks = "```" in said or "<code>" in said or "<think>" in said
-    return said.strip("\n") if whole_reply and said.strip() and not has_marks else None
+    return said.strip("\n") if said.strip() and not has_marks else None
 
 
 def indented(body: str) -> str:
     """Indent the body of a function that was written without its indentation, or whose first line lost it."""
-    lines = body.strip("\n").expandtabs(4).splitlines()
-    if not lines or lines[0].startswith("    "):
-        return "\n".join(lines) + "\n"
-    following = next((line for line in lines[1:] if line.strip()), "")
-    indent = len(following) - len(following.lstrip())
-    opens = lines[0].split("#")[0].rstrip().endswith((":", "(", "[", "{", ","))
-    others = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
-    lost_first = bool(others) and min(others) >= 4 and (indent >= 8 if opens else True)
-    if lost_first:
-        return "\n".join(["    " + lines[0].lstrip(), *lines[1:]]) + "\n"
-    return "\n".join("    " + line if line.strip() else line for line in lines) + "\n"
+    body = re.sub(r"\A(?:\s*\n)+", "", body.expandtabs(4)).rstrip("\n") + "\n"
+    if body.startswith("    "):
+        return body
+    whole = textwrap.indent(body, "    ")
+    try:
+        ast.parse("def f():\n" + whole)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "    " + body.lstrip(" ")
+    return whole

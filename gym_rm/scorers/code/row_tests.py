@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gym_rm.scorers.code.asserts import CountedAsserts
 from gym_rm.scorers.code.replies import fenced_blocks, indented
 from gym_rm.types import Prompt
 
@@ -44,19 +43,6 @@ class TestsError(ValueError):
     __test__ = False  # not a test of pytest
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One run of the program with its standard input, or one call with arguments, and what is expected.
-
-    Attributes:
-        input: text for standard input, or the list of arguments.
-        output: expected text on standard output, or the expected value.
-    """
-
-    input: Any
-    output: Any
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RowTests:
     """The tests of one row. Rows with equal tests share one object.
@@ -68,9 +54,10 @@ class RowTests:
         stub: code of the prompt up to the body of this function, which a reply may continue.
         preamble: code of the prompt before this function: imports and helpers.
         parts: for `"program"`, sources to run one after another. An error in the first ends the run.
-        required: for `"program"`, asserts that must be evaluated at least once.
+        asserts: for `"program"`, the number of its assert statements.
         units: for `"program"`, whether it has unit tests to run.
-        cases: for `"calls"` and `"cases"`.
+        cases: for `"cases"`, text for standard input and text expected on standard output; for `"calls"`, the list of
+            arguments and the expected value.
     """
 
     form: Literal["program", "calls", "cases"]
@@ -78,14 +65,30 @@ class RowTests:
     stub: str = ""
     preamble: str = ""
     parts: tuple[str, ...] = ()
-    required: frozenset[int] = frozenset()
+    asserts: int = 0
     units: bool = False
-    cases: tuple[Case, ...] = ()
+    cases: tuple[tuple[Any, Any], ...] = ()
 
     @property
     def total(self) -> int:
         """Least number of tests."""
-        return len(self.cases) or max(len(self.required), 1)
+        return len(self.cases) or max(self.asserts, 1)
+
+
+class CountedAsserts(ast.NodeTransformer):
+    """Puts every assert of the tests of a row into `with _gym_rm_assert:`, which counts it and goes on if it fails."""
+
+    def __init__(self) -> None:
+        self.asserts = 0
+
+    def source(self, tree: ast.Module) -> str:
+        """Return the source of tests with counted asserts."""
+        return ast.unparse(ast.fix_missing_locations(self.visit(tree)))
+
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        """Count the assert."""
+        self.asserts += 1
+        return ast.With([ast.withitem(ast.Name("_gym_rm_assert", ast.Load()))], [node])
 
 
 def read_tests(prompt: Prompt | None) -> RowTests:
@@ -144,7 +147,7 @@ def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
     if not any(isinstance(node, ast.Expr) and "check" in _called(node.value) for node in tree.body):
         tree.body += ast.parse("check(candidate)").body
     parts = (f"{_helpers(preamble)}\n{counter.source(tree)}",)
-    return RowTests("program", name, stub, preamble, parts, frozenset(counter.required))
+    return RowTests("program", name, stub, preamble, parts, counter.asserts)
 
 
 def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
@@ -165,7 +168,7 @@ def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
     first = "\n".join([*map(_import_of, missing), setup])
     counter = CountedAsserts()
     parts = (first, *(counter.source(tree) for tree in trees))
-    return RowTests("program", name, stub, preamble, parts, frozenset(counter.required))
+    return RowTests("program", name, stub, preamble, parts, counter.asserts)
 
 
 def _import_of(name: str) -> str:
@@ -238,9 +241,9 @@ def _units(name: str, source: str) -> RowTests:
         tree.body = [node for node in tree.body if not _is_main_guard(node)]
         return RowTests("program", parts=(ast.unparse(tree),), units=True)
     parts = (counter.source(tree),)
-    if not counter.required:
+    if not counter.asserts:
         raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
-    return RowTests("program", parts=parts, required=frozenset(counter.required))  # asserts on the imported solution
+    return RowTests("program", parts=parts, asserts=counter.asserts)  # on the imported solution
 
 
 def _undefined(source: str) -> list[str]:
@@ -279,24 +282,24 @@ def _cases(name: str, value: Any, data: Mapping[str, Any], text: str) -> RowTest
         inputs, outputs = _loaded(name, value.get("inputs")), _loaded(name, value.get("outputs"))
         if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
             raise TestsError(f"{name!r} must have the lists 'inputs' and 'outputs' of one length, got {value!r:.80}")
-        cases = [Case(given, expected) for given, expected in zip(inputs, outputs, strict=True)]
-        if function and all(isinstance(case.output, list) and len(case.output) == 1 for case in cases):
-            cases = [Case(case.input, case.output[0]) for case in cases]  # APPS puts each result into a list
+        cases = list(zip(inputs, outputs, strict=True))
+        if function and all(isinstance(output, list) and len(output) == 1 for output in outputs):
+            cases = [(given, output[0]) for given, output in cases]  # APPS puts each result into a list
     elif isinstance(value, list) and value and all(isinstance(case, Mapping) for case in value):
         cases = [_case(name, case, bool(function)) for case in value]
     else:
         raise TestsError(f"{name!r} must be a list of inputs and outputs, got {value!r:.80}")
     if not function:
-        return RowTests("cases", cases=tuple(Case(_lines(case.input), _lines(case.output)) for case in cases))
+        return RowTests("cases", cases=tuple((_lines(given), _lines(output)) for given, output in cases))
     if not isinstance(function, str) or not function.isidentifier():
         raise TestsError(f"'fn_name' must be the name of a function, got {function!r:.80}")
-    if wrong := [case.input for case in cases if not isinstance(case.input, list)]:
+    if wrong := [given for given, _ in cases if not isinstance(given, list)]:
         raise TestsError(f"{name!r} must have a list of arguments in each case of a function, got {wrong[0]!r:.80}")
     stub, preamble = prompt_code(text, function)
     return RowTests("calls", function, stub, preamble, cases=tuple(cases))
 
 
-def _case(name: str, row: Mapping[str, Any], is_call: bool) -> Case:
+def _case(name: str, row: Mapping[str, Any], is_call: bool) -> tuple[Any, Any]:
     outputs = ("output", "outputs", "expected_output", "expected", "stdout")
     given = next((row[key] for key in ("input", "inputs", "stdin") if key in row), None)
     output = next((row[key] for key in outputs if key in row), None)
@@ -305,7 +308,7 @@ def _case(name: str, row: Mapping[str, Any], is_call: bool) -> Case:
     if is_call and isinstance(given, str):  # LiveCodeBench: one JSON value per line
         given = [_loaded(name, line) for line in given.splitlines() if line.strip()]
         output = _loaded(name, output)
-    return Case(given, output)
+    return given, output
 
 
 def _named_in(metadata: Any) -> Any:

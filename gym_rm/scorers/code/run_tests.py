@@ -16,7 +16,7 @@ from typing import Any
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.scorers.code.row_tests import RowTests
-from gym_rm.scorers.code.verdicts import VERDICTS, CodeVerdict, is_plain, same_output, shown
+from gym_rm.scorers.code.verdicts import VERDICTS, CodeVerdict, same_output, shown
 
 KILLED_TWICE = "the process of the code was ended from outside, and again in a second run"
 FAULTS_OF_TESTS = (
@@ -107,8 +107,7 @@ class TestRunner:
                 return failure
             runner = self._session_of(tests, solution, end)
             try:
-                calls = [(case.input, case.output) for case in tests.cases]
-                arguments = [tests.entry_point, tests.parts, tests.required, tests.units, calls, self._stop_early]
+                arguments = [tests.entry_point, tests.parts, tests.units, tests.cases, self._stop_early]
                 reply = runner.call("_gym_rm_run", arguments, host=solution.serve, deadline=end)
             except BaseException:
                 runner.close()
@@ -131,26 +130,26 @@ class TestRunner:
     def _cases(self, sources: Sequence[str], tests: RowTests, end: float) -> CodeVerdict:
         passed, message, verdict, stdout = 0, "", "", ""
         limits = self._sandbox.limits
-        for case in tests.cases:
+        for given, expected in tests.cases:
             allowed = dataclasses.replace(
                 limits,
-                output_bytes=max(limits.output_bytes, 2 * len(case.output.encode("utf-8", "replace"))),
-                reply_bytes=max(limits.reply_bytes, 2 * len(case.input.encode("utf-8", "replace")) + 2**20),
+                output_bytes=max(limits.output_bytes, 2 * len(expected.encode("utf-8", "replace"))),
+                reply_bytes=max(limits.reply_bytes, 2 * len(given.encode("utf-8", "replace")) + 2**20),
             )
             with self._sandbox.session(allowed) as session:
                 reply = SandboxReply("ok")
                 for source in sources:
-                    reply = session.execute(source, stdin=case.input, deadline=end)
+                    reply = session.execute(source, stdin=given, deadline=end)
             if reply.status == "killed":
                 raise _Killed
             stdout = stdout or reply.stdout
             ended = reply.status == "ok" or (reply.status == "exit" and reply.value == 0)
-            if ended and same_output(reply.stdout, case.output, self._tolerance):
+            if ended and same_output(reply.stdout, expected, self._tolerance):
                 passed += 1
                 continue
             if not verdict:
                 stdout = reply.stdout
-                difference = f"expected {shown(case.output)}, got {shown(reply.stdout)}"
+                difference = f"expected {shown(expected)}, got {shown(reply.stdout)}"
                 verdict, message = ("wrong_answer", difference) if ended else (_verdict(reply), _message(reply))
             if self._stop_early or reply.status == "time":
                 break
@@ -190,7 +189,7 @@ class _Solution:
             reply = self._checked(self._session.call("_gym_rm_serve", args, deadline=self._end))
             if reply.status == "ok" and _is_answer(reply.value):
                 if not reply.value[0]:
-                    self.errors.update(map(_name, reply.value[1]))
+                    self.errors.update(kind.rpartition(".")[2] for kind in reply.value[1])
                 return SandboxReply("ok", reply.value)
             if reply.status == "exception":
                 self.errors.add(reply.error_type)
@@ -207,20 +206,14 @@ class _Solution:
 
 
 def _is_answer(value: Any) -> bool:
-    """Return whether the model's process answered in the form of `guest_solution`."""
-    if type(value) is not list or len(value) not in (2, 3, 4) or type(value[0]) is not bool or not is_plain(value):
+    """Return whether the model's process says that a request succeeded, or names the classes of an exception."""
+    if type(value) is not list or len(value) < 2 or type(value[0]) is not bool:
         return False
-    if value[0]:
-        return len(value) < 4 and all(type(item) is list and len(item) > 1 for item in value[1:])
-    kinds = value[1]
-    return len(value) == 4 and type(kinds) is list and bool(kinds) and all(type(kind) is str for kind in kinds)
+    return value[0] or (type(value[1]) is list and all(type(kind) is str for kind in value[1]))
 
 
 def _verdict_of_run(reply: SandboxReply, tests: RowTests, solution: _Solution) -> CodeVerdict:
-    """Return the verdict of a program of tests from what it counted and from the calls of the model's code.
-
-    The total has every assert that must be evaluated and was not; no assert evaluated is not a pass.
-    """
+    """Return the verdict of a program of tests from what it counted; no assert evaluated is not a pass."""
     if reply.status == "killed":
         raise _Killed
     log = reply.value
@@ -231,12 +224,12 @@ def _verdict_of_run(reply: SandboxReply, tests: RowTests, solution: _Solution) -
         return CodeVerdict(verdict, 0, tests.total, message=solution.message or _message(reply))
     if log["unsupported"]:
         return CodeVerdict.failed(f"{log['unsupported']}, which cannot cross to its process", tests.total)
-    total = max(log["total"], 1)
+    total = max(log["total"], tests.total)
     passed = min(log["passed"], total - 1)
     if solution.fault is not None:
         return CodeVerdict(solution.fault, passed, total, message=solution.message)
-    if log["errors"]:
-        kind, text = log["errors"][0]
+    if log["error"]:
+        kind, text = log["error"]
         message = f"{kind}: {text}" if text else kind
         if _is_fault_of_tests(kind, text, solution):
             return _fault_of_tests(kind, message, total)
@@ -258,11 +251,6 @@ def _fault_of_tests(kind: str, message: str, total: int) -> CodeVerdict:
     """Return the verdict of a row whose tests are wrong."""
     hint = ". Name it in packages= if an interpreter has it." if kind == "ModuleNotFoundError" else ""
     return CodeVerdict.failed(f"the tests of the row have an error: {message}{hint}", total)
-
-
-def _name(path: str) -> str:
-    """Return the name of a class without its module."""
-    return path.rpartition(".")[2]
 
 
 def _verdict(reply: SandboxReply) -> str:

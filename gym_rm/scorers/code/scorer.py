@@ -50,7 +50,6 @@ class CodeScorer:
         limits: fields of `SandboxLimits` to change, for example `{"memory_bytes": 2**30}`.
         execute: let replies run code during an episode: see `CodeInterpreter`, which is the `respond` of this scorer.
             Only `<code>` blocks are executed; a reply without one ends the episode.
-        whole_reply: whether a reply without a block is code.
         tolerance: largest difference of numbers in the output of programs; None to compare texts only.
 
     Raises:
@@ -79,7 +78,6 @@ class CodeScorer:
         interpreter: str | None = None,
         packages: Sequence[str] = (),
         execute: bool = False,
-        whole_reply: bool = True,
         tolerance: float | None = None,
     ) -> None:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
@@ -87,7 +85,6 @@ class CodeScorer:
         self.timeout = positive("timeout", timeout)
         self.step_timeout = None if step_timeout is None else positive("step_timeout", step_timeout)
         self.packages = list(packages)
-        self.whole_reply = boolean("whole_reply", whole_reply)
         self.tolerance = None if tolerance is None else finite("tolerance", tolerance)
         self.limits = SandboxLimits.parse(limits, cpu_seconds=max(5, math.ceil(self.timeout)))
         boolean("execute", execute)
@@ -99,7 +96,7 @@ class CodeScorer:
             interpreter=interpreter,
             packages=packages,
         )
-        self.respond = CodeInterpreter(sandbox=self._sandbox, blocks="code") if execute else None
+        self.respond = CodeInterpreter(sandbox=self._sandbox) if execute else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CodeScorer:
         """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and processes cannot be copied."""
@@ -165,7 +162,7 @@ class CodeScorer:
             reply = reply_text(conversation)
         except (TestsError, ConversationError) as error:
             return CodeVerdict.failed(str(error))
-        code = extract_code(reply, name=tests.entry_point, whole_reply=self.whole_reply)
+        code = extract_code(reply, name=tests.entry_point)
         if code is None or not code.strip():
             return CodeVerdict("no_code", 0, tests.total, message="the reply has no code")
         try:

@@ -17,8 +17,6 @@ VERDICTS = (
     "forbidden",
     "no_code",
 )
-_ATOMS = (type(None), bool, int, float, complex, str, bytes)
-_GROUPS = (list, tuple, set, frozenset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +42,6 @@ class CodeVerdict:
     def failed(cls, error: str, total: int = 0) -> CodeVerdict:
         """Return the verdict of a row without a score."""
         return cls("error", 0, total, error=error)
-
-
-def is_plain(value: Any, depth: int = 0) -> bool:
-    """Return whether a value has only builtin types, which compare as the language says."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return True
-    if depth > 100:
-        return False
-    if kind is dict:
-        return all(is_plain(key, depth + 1) and is_plain(item, depth + 1) for key, item in value.items())
-    return kind in _GROUPS and all(is_plain(item, depth + 1) for item in value)
 
 
 def same_output(printed: str, expected: str, tolerance: float | None = None) -> bool:

@@ -1,18 +1,18 @@
 """What servers of rewards understand: gym_rm's own `/v1/rewards`, and vLLM's `/classify`.
 
-A protocol turns rows into request bodies and replies into `Scores`. It does not send anything. Numbers in a reply are
-checked, because a reply is data from another program: a text, NaN or a list of another length is never a reward.
+A protocol turns rows into request bodies (`encode` one row, `body` several) and replies into `Scores` (`read`). It does
+not send anything. Numbers in a reply are checked, because a reply is data from another program: a text, NaN or a list
+of another length is never a reward, but an InvalidReply.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -56,35 +56,6 @@ Row: TypeAlias = tuple[bytes, ...]
 """Parts of one conversation in a request body."""
 
 
-class RewardProtocol(abc.ABC):
-    """Format of requests and replies."""
-
-    name: str
-    path: str
-    max_rows: int | None = None
-    scores_turns = False
-
-    @abc.abstractmethod
-    def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
-        """Return the parts of a request body for one conversation.
-
-        Raises:
-            ConversationError: the conversation cannot be written.
-        """
-
-    @abc.abstractmethod
-    def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
-        """Return the request body for these rows."""
-
-    @abc.abstractmethod
-    def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
-        """Return the scores in a reply to a request for these rows.
-
-        Raises:
-            InvalidReply: the reply breaks the protocol.
-        """
-
-
 def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[list[int]]:
     """Yield lists of consecutive rows, each as long as both limits allow.
 
@@ -108,12 +79,12 @@ def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[lis
 # --- gym_rm ------------------------------------------------------------------------------------------------------
 
 
-class GymRMProtocol(RewardProtocol):
+class GymRMProtocol:
     """`POST /v1/rewards` of `gym-rm serve`."""
 
     name = "gym_rm"
     path = "/v1/rewards"
-    scores_turns = True
+    max_rows: int | None = None
 
     def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
         """Return the conversation and its prompt as JSON, and the numbers of turns that a reply may have."""
@@ -193,7 +164,7 @@ def read_info(info: Any) -> Served:
 
 
 @dataclass(frozen=True)
-class VLLMProtocol(RewardProtocol):
+class VLLMProtocol:
     """`POST /classify` of `vllm serve --runner pooling`: one conversation in a request, one value without activation.
 
     Attributes:
@@ -203,7 +174,7 @@ class VLLMProtocol(RewardProtocol):
     model: str
     name = "vllm"
     path = "/classify"
-    max_rows = 1
+    max_rows: ClassVar[int | None] = 1
 
     def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
         """Return the whole request body."""

@@ -22,7 +22,6 @@ from gym_rm.scorers.remote.calibration import UNKNOWN_REWARDS, compare, suspect_
 from gym_rm.scorers.remote.options import RemoteOptions
 from gym_rm.scorers.remote.protocols import (
     GymRMProtocol,
-    RewardProtocol,
     Row,
     Served,
     Turns,
@@ -146,7 +145,7 @@ class RemoteScorer:
             raise RuntimeError("this RemoteScorer is closed; make a new one.")
         check_rows(conversations, prompts)
         protocol = self._protocol(self._known())
-        if turns != "last" and not protocol.scores_turns:
+        if turns != "last" and isinstance(protocol, VLLMProtocol):
             raise ConfigError(f"turns must be 'last' with the protocol {protocol.name!r}, got {turns!r}.")
         rows: list[Row | ConversationError] = []
         for row, conversation in enumerate(conversations):
@@ -160,7 +159,7 @@ class RemoteScorer:
         assert self._served is not None, "no server has answered"
         return self._served
 
-    def _protocol(self, served: Served) -> RewardProtocol:
+    def _protocol(self, served: Served) -> GymRMProtocol | VLLMProtocol:
         return GymRMProtocol() if served.protocol == "gym_rm" else VLLMProtocol(served.provenance.model)
 
     # --- what the servers serve ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import time
 import gymnasium as gym
 import pytest
 from conftest import assistant, user
-from scorers.code.test_scorer import descendants
+from sandbox.test_sandbox import children as descendants
 
 from gym_rm.errors import ConfigError
 from gym_rm.scorers.code.interpreter import CodeInterpreter
@@ -82,8 +82,8 @@ def test_math_with_tools_needs_only_the_responder(interpreter):
     envs.close()
 
 
-def test_fenced_blocks_run_and_a_reply_without_code_ends_the_episode(interpreter):
-    assert chat(interpreter, "```python\nx = 2\n```\nthen\n```python\nx + 1\n```", "It is 3.") == [
+def test_a_reply_without_code_ends_the_episode(interpreter):
+    assert chat(interpreter, "<code>x = 2</code> then <code>x + 1</code>", "```python\nx\n```") == [
         "<result>3</result>",
         None,
     ]
@@ -172,7 +172,7 @@ def test_a_scorer_without_execute_has_no_responder():
         assert scorer.respond is None
 
 
-@pytest.mark.parametrize("options", [{"blocks": "all"}, {"timeout": 0}, {"max_sessions": -1}, {"limits": {"no": 1}}])
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"max_sessions": -1}, {"limits": {"no": 1}}])
 def test_invalid_options_are_refused(options):
     with pytest.raises(ConfigError):
         CodeInterpreter(allow_unsafe=True, **options)

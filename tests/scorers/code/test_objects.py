@@ -65,6 +65,21 @@ SOLUTIONS = {
         "    def __add__(self, other): return Money(self.x + other.x)\n"
         "    def __rmul__(self, k): return Money(k * self.x)\n    def __eq__(self, other): return self.x == other.x",
     ),
+    "a change of an argument": (
+        "from solution import flip",
+        "rows = [[1, 2]]; flip(rows); assert rows == [[2, 1], 3]",
+        "def flip(rows):\n    rows[0].reverse()\n    rows.append(3)",
+    ),
+    "a function as a result": (
+        "from solution import adder",
+        "assert adder(2)(3) == 5",
+        "def adder(n): return lambda x: x + n",
+    ),
+    "an object of the library as a result": (
+        "from solution import find",
+        "assert find('ab'); assert not find('b')",
+        "import re\ndef find(text): return re.match('a', text)",
+    ),
     "an import of all names in a branch": (
         "try:\n    from solution import *\nexcept ImportError:\n    raise",
         "assert f(1) == 2",
@@ -152,3 +167,89 @@ class TestF(unittest.TestCase):
     assert grade(scorer, "import unittest\ndef f(x): raise unittest.SkipTest", unit_tests=tests).reward == 0.0
     only = tests[: tests.index("    def test_one")]
     assert grade(scorer, "def f(x): return 2", unit_tests=only).reward == 0.0
+
+
+def verdict_of(scorer, code, **metadata):
+    return grade(scorer, code, **metadata).infos["verdict"]
+
+
+UNITS = """
+import unittest
+from solution import Account, Overdrawn, total
+import solution
+
+class AccountTest(unittest.TestCase):
+    def setUp(self):
+        self.account = Account("ann", balance=5)
+
+    def test_balance(self):
+        self.account.deposit(10)
+        self.assertEqual(self.account.balance, 15)
+        self.assertEqual(str(self.account), "ann: 15")
+        self.assertEqual(len(self.account), 1)
+
+    def test_overdrawn(self):
+        with self.assertRaises(Overdrawn) as caught:
+            self.account.withdraw(100)
+        self.assertIn("95", str(caught.exception))
+        with self.assertRaises(ValueError):
+            self.account.withdraw(100)
+
+    def test_equal(self):
+        self.assertEqual(Account("ann", 5), self.account)
+        self.assertNotEqual(Account("bob", 5), self.account)
+        self.assertIsInstance(self.account, Account)
+
+def test_total():
+    assert total([Account("a", 1), Account("b", 2)]) == 3
+    assert solution.RATE == 0.5
+"""
+
+
+ACCOUNT = """
+RATE = 0.5
+class Overdrawn(ValueError):
+    pass
+class Account:
+    def __init__(self, name, balance=0):
+        self.name, self.balance, self.bookings = name, balance, 0
+    def deposit(self, amount):
+        self.balance += amount
+        self.bookings += 1
+    def withdraw(self, amount):
+        if amount > self.balance:
+            raise Overdrawn(f"{amount - self.balance} too much")
+        self.balance -= amount
+    def __eq__(self, other):
+        return (self.name, self.balance) == (other.name, other.balance)
+    def __str__(self):
+        return f"{self.name}: {self.balance}"
+    def __len__(self):
+        return self.bookings
+def total(accounts):
+    return sum(each.balance for each in accounts)
+"""
+
+
+def test_unit_tests_use_classes_methods_and_exceptions_of_the_model(scorer):
+    score = grade(scorer, ACCOUNT, unit_tests=UNITS)
+    assert (score.infos["verdict"], score.infos["tests_passed"]) == ("passed", 4), score.infos["message"]
+    wrong = ACCOUNT.replace("self.balance += amount", "self.balance += 1")
+    score = grade(scorer, wrong, unit_tests=UNITS)
+    assert (score.infos["verdict"], score.infos["tests_passed"]) == ("wrong_answer", 3)
+
+
+def test_asserts_may_name_classes_of_the_solution_and_modules_that_it_imports(scorer):
+    code = "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\ndef width(pair): return pair.b - pair.a"
+    tests = ["assert width(Pair(1, 4)) == 3", "assert math.isclose(width(Pair(0.1, 0.3)), 0.2)"]
+    assert verdict_of(scorer, code, test_list=tests) == "passed"
+    assert verdict_of(scorer, code.replace("- pair.a", ""), test_list=tests) == "wrong_answer"
+    assert verdict_of(scorer, "def width(pair): return 3", test_list=tests) == "exception"
+    forged = "class math:\n    isclose = lambda *a: True\nclass Pair(int):\n    def __new__(cls, *args): return 3"
+    assert verdict_of(scorer, f"{forged}\ndef width(pair): return 3", test_list=tests) == "wrong_answer"
+
+
+def test_types_cross_to_the_solution_and_back(scorer):
+    tests = ["assert convert(int, '12') == 12", "assert convert(type, 1) is int", "assert convert(str, 12) == '12'"]
+    assert verdict_of(scorer, "def convert(kind, x): return kind(x)", test_list=tests) == "passed"
+    assert verdict_of(scorer, "def convert(kind, x): return int(x)", test_list=tests) == "wrong_answer"

@@ -10,6 +10,7 @@ import time
 import gymnasium as gym
 import pytest
 from conftest import assistant, rows, user
+from sandbox.test_sandbox import children as descendants
 from scorers.code.mutants import mutants
 from scorers.code.solutions import SOLUTIONS
 
@@ -153,17 +154,6 @@ def test_a_real_interpreter_names_what_ended_the_code(fast, code, expected):
     assert score.infos["verdict"] in expected
 
 
-def test_an_object_that_equals_everything_is_not_the_expected_value(scorer):
-    code = "class Any:\n    def __eq__(self, other): return True\ndef double(x): return Any()"
-    assert grade(scorer, code).reward != 1.0
-    assert grade(scorer, code, inputs=[[1]], outputs=[2], fn_name="double").reward != 1.0
-
-
-def test_an_error_is_not_an_empty_result(scorer):
-    assert verdict(scorer, "1 // 0", cases=[{"input": "", "output": ""}]) == "exception"
-    assert verdict(scorer, "def f():\n    1 // 0", inputs=[[]], outputs=[None], fn_name="f") == "exception"
-
-
 def test_no_assert_reached_is_not_a_pass(scorer):
     test = "def check(candidate):\n    for x in candidate():\n        assert x == 1"
     assert verdict(scorer, "def f(): return []", test=test, entry_point="f") == "wrong_answer"
@@ -205,118 +195,7 @@ def test_calls_compare_values_and_a_class_solution_is_called(fast):
     assert verdict(fast, "def order(x): return x", **calls) == "wrong_answer"
 
 
-UNITS = """
-import unittest
-from solution import Account, Overdrawn, total
-import solution
-
-class AccountTest(unittest.TestCase):
-    def setUp(self):
-        self.account = Account("ann", balance=5)
-
-    def test_balance(self):
-        self.account.deposit(10)
-        self.assertEqual(self.account.balance, 15)
-        self.assertEqual(str(self.account), "ann: 15")
-        self.assertEqual(len(self.account), 1)
-
-    def test_overdrawn(self):
-        with self.assertRaises(Overdrawn) as caught:
-            self.account.withdraw(100)
-        self.assertIn("95", str(caught.exception))
-        with self.assertRaises(ValueError):
-            self.account.withdraw(100)
-
-    def test_equal(self):
-        self.assertEqual(Account("ann", 5), self.account)
-        self.assertNotEqual(Account("bob", 5), self.account)
-        self.assertIsInstance(self.account, Account)
-
-def test_total():
-    assert total([Account("a", 1), Account("b", 2)]) == 3
-    assert solution.RATE == 0.5
-"""
-ACCOUNT = """
-RATE = 0.5
-class Overdrawn(ValueError):
-    pass
-class Account:
-    def __init__(self, name, balance=0):
-        self.name, self.balance, self.bookings = name, balance, 0
-    def deposit(self, amount):
-        self.balance += amount
-        self.bookings += 1
-    def withdraw(self, amount):
-        if amount > self.balance:
-            raise Overdrawn(f"{amount - self.balance} too much")
-        self.balance -= amount
-    def __eq__(self, other):
-        return (self.name, self.balance) == (other.name, other.balance)
-    def __str__(self):
-        return f"{self.name}: {self.balance}"
-    def __len__(self):
-        return self.bookings
-def total(accounts):
-    return sum(each.balance for each in accounts)
-"""
-
-
-def test_unit_tests_use_classes_methods_and_exceptions_of_the_model(fast):
-    score = grade(fast, ACCOUNT, unit_tests=UNITS)
-    assert (score.infos["verdict"], score.infos["tests_passed"]) == ("passed", 4), score.infos["message"]
-    wrong = ACCOUNT.replace("self.balance += amount", "self.balance += 1")
-    score = grade(fast, wrong, unit_tests=UNITS)
-    assert (score.infos["verdict"], score.infos["tests_passed"]) == ("wrong_answer", 3)
-
-
-def test_the_module_of_the_model_cannot_change_the_unit_tests(fast):
-    forged = "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef total(x): return 0\n"
-    body = "class T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(solution.total([1]), 1)"
-    tests = f"import unittest\nimport solution\n{body}"
-    assert verdict(fast, forged, unit_tests=tests) == "wrong_answer"
-    always = "class A:\n    def __eq__(s, o): return True\n    def __sub__(s, o): return 0\ndef total(x): return A()"
-    almost = tests.replace("assertEqual", "assertAlmostEqual")
-    for source in (tests, almost):
-        assert grade(fast, always, unit_tests=source).reward == 0.0
-
-
 # --- rewards and rows without a score -------------------------------------------------------------------------------
-
-
-HONEST = {
-    "changes its argument": (
-        "def flip(rows):\n    rows[0].reverse()\n    rows.append(3)",
-        "from solution import flip\ndef test_a():\n    rows = [[1, 2]]\n    flip(rows)\n    assert rows == [[2, 1], 3]",
-    ),
-    "returns a function": (
-        "def adder(n): return lambda x: x + n",
-        "from solution import adder\ndef test_a(): assert adder(2)(3) == 5",
-    ),
-    "returns an object": (
-        "import re\ndef find(text): return re.match('a', text)",
-        "from solution import find\ndef test_a():\n    assert find('ab')\n    assert not find('b')",
-    ),
-    "all names are imported": (
-        "def double(x): return 2 * x",
-        "import solution\nfrom solution import *\ndef test_a(): assert double(2) == 4",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HONEST)
-def test_what_right_solutions_do_is_no_fault(fast, name):
-    code, unit_tests = HONEST[name]
-    assert verdict(fast, code, unit_tests=unit_tests) == "passed"
-
-
-def test_asserts_may_name_classes_of_the_solution_and_modules_that_it_imports(fast):
-    code = "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\ndef width(pair): return pair.b - pair.a"
-    tests = ["assert width(Pair(1, 4)) == 3", "assert math.isclose(width(Pair(0.1, 0.3)), 0.2)"]
-    assert verdict(fast, code, test_list=tests) == "passed"
-    assert verdict(fast, code.replace("- pair.a", ""), test_list=tests) == "wrong_answer"
-    assert verdict(fast, "def width(pair): return 3", test_list=tests) == "exception"
-    forged = "class math:\n    isclose = lambda *a: True\nclass Pair(int):\n    def __new__(cls, *args): return 3"
-    assert verdict(fast, f"{forged}\ndef width(pair): return 3", test_list=tests) == "wrong_answer"
 
 
 def test_a_name_that_the_tests_import_and_the_solution_lacks_is_its_fault(fast):
@@ -344,12 +223,12 @@ def test_tests_with_numpy_need_it_by_name(fast):
         assert verdict(scorer, code.replace("np.mean", "np.sum"), **row) == "wrong_answer"
 
 
-def test_unit_tests_may_use_pytest_if_it_is_named():
+def test_unit_tests_may_use_pytest_if_it_is_named_but_no_parameters(fast):
     tests = """import pytest
 from solution import half
 
-@pytest.mark.parametrize("x, y", [(2, 1), pytest.param(4, 2), (6, 3)])
-def test_values(x, y): assert half(x) == y
+class TestHalf:
+    def test_even(self): assert half(4) == 2
 
 def test_odd():
     with pytest.raises(ValueError, match="odd"): half(3)
@@ -358,15 +237,9 @@ def test_odd():
     with open_scorer("auto", packages=["pytest"]) as scorer:
         assert verdict(scorer, right, unit_tests=tests) == "passed"
         assert verdict(scorer, right.replace("2: raise ValueError", "2: print"), unit_tests=tests) == "wrong_answer"
-        assert verdict(scorer, right.replace("x // 2", "2"), unit_tests=tests) == "wrong_answer"
-        fixture = tests + "def test_file(tmp_path): pass"
-        assert "needs the fixture 'tmp_path'" in verdict(scorer, right, unit_tests=fixture)
-
-
-def test_types_cross_to_the_solution_and_back(fast):
-    tests = ["assert convert(int, '12') == 12", "assert convert(type, 1) is int", "assert convert(str, 12) == '12'"]
-    assert verdict(fast, "def convert(kind, x): return kind(x)", test_list=tests) == "passed"
-    assert verdict(fast, "def convert(kind, x): return int(x)", test_list=tests) == "wrong_answer"
+        assert verdict(scorer, right.replace("x // 2", "3"), unit_tests=tests) == "wrong_answer"
+    fixture = "from solution import half\ndef test_file(tmp_path): pass"
+    assert "test_file has parameters" in verdict(fast, right, unit_tests=fixture)
 
 
 def test_an_import_of_all_names_cannot_replace_those_of_the_tests(fast):
@@ -442,22 +315,6 @@ def test_rows_that_are_not_finished_at_the_step_timeout_have_no_score():
         scores = try_score(scorer, [[user("?"), assistant(code)] for code in codes], [prompt] * 3)
     assert scores.failed_rows == (1, 2)
     assert "step_timeout=1.5" in scores.errors[2]
-
-
-def descendants():
-    """Return the processes below this one."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {os.getpid()}
 
 
 def test_a_row_whose_process_is_killed_is_run_again():
@@ -539,6 +396,3 @@ def test_all_embedded_solutions_pass(scorer):
 def test_invalid_options_are_refused(options):
     with pytest.raises(ConfigError):
         gym_rm.load_scorer({"kind": "code", "allow_unsafe": True, **options})
-
-
-# --- pydantic-monty -------------------------------------------------------------------------------------------------
