@@ -149,10 +149,10 @@ def describe(path: str, user: int | None, packages: tuple[str, ...]) -> Interpre
     return Interpreter(told["executable"], folders, tuple(told["files"]), program, user or 0, paths)
 
 
-def launch(layer: str, interpreter: Interpreter, preload: Sequence[str] = ()) -> Launch:
+def launch(layer: str, interpreter: Interpreter, packages: Sequence[str] = ()) -> Launch:
     """Return the command and the settings that start a session of this layer, which imports some packages first."""
     ends = (str(len(interpreter.program)), "@requests", "@replies")
-    python = (interpreter.path, *FLAGS, "-c", BOOT, *ends, ":".join(interpreter.paths), *preload)
+    python = (interpreter.path, *FLAGS, "-c", BOOT, *ends, ":".join(interpreter.paths), *packages)
     nested = layer == "bubblewrap"
     settings = {
         "shut": layer != "unsafe",

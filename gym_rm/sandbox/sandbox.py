@@ -23,8 +23,8 @@ class Sandbox:
     permit; what was chosen is `Sandbox.layer`. `num_workers` interpreters wait warm (None: one per core); sessions
     may be taken by several threads. `interpreter` is the Python to run (None: this one if it can be read, else the
     system's). With `packages`, such as ("numpy",), code can import all packages that are installed for it; without, its
-    standard library only. With `preload` the waiting interpreters have imported these packages already. Raises
-    ConfigError if no layer works here.
+    standard library only. The waiting interpreters have imported these packages already. Raises ConfigError if no
+    layer works here.
 
     >>> with Sandbox() as sandbox, sandbox.session() as session:
     ...     _ = session.execute("def double(x): return 2 * x")
@@ -41,7 +41,6 @@ class Sandbox:
         num_workers: int | None = None,
         interpreter: str | None = None,
         packages: Sequence[str] = (),
-        preload: bool = False,
     ) -> None:
         if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 1):
             raise ConfigError(f"num_workers of the sandbox must be at least 1, not {num_workers!r}.")
@@ -49,7 +48,7 @@ class Sandbox:
         if isinstance(packages, str) or not all(isinstance(each, str) and each.isidentifier() for each in packages):
             raise ConfigError(f"packages must be a list of names to import, such as ['numpy'], not {packages!r:.80}.")
         self.layer, self._interpreter = choose(layer, allow_unsafe, interpreter, tuple(packages))
-        self._preload = tuple(packages) if preload else ()
+        self._packages = tuple(packages)
         self.num_workers = num_workers or available_cores()
         self._closed = False
         self._lock = threading.Lock()
@@ -95,7 +94,7 @@ class Sandbox:
             if self._closed:
                 raise SandboxError("The sandbox is closed.")
             if self._pool is None:
-                self._pool = _Pool(launch(self.layer, self._interpreter, self._preload), self.num_workers)
+                self._pool = _Pool(launch(self.layer, self._interpreter, self._packages), self.num_workers)
                 weakref.finalize(self, self._pool.close)
             return self._pool
 

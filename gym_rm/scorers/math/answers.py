@@ -51,22 +51,6 @@ _IN_WORDS = re.compile(r"[^\W\d_]{3,}(?:[ -][^\W\d_]+){0,9} \((?P<answer>[^()]{1
 _ASSIGNED = re.compile(r"(?:.*[^\\<>!:]|^)=\s?(?=[^=])", re.DOTALL)
 
 # --- multiple choice ---
-_ALPHABETS = (
-    "أبجده",
-    "ابجد",
-    "অবডঢ",
-    "কখগঘ",
-    "कखगघ",
-    "アイウエオ",
-    "אבגדה",
-    "กขคง",
-    "ＡＢＣＤＥＦＧＨＩＪ",
-    "가나다라",
-    "甲乙丙丁",
-    "ΑΒΓΔ",
-)
-_LETTERS = {letter: "ABCDEFGHIJ"[place] for alphabet in _ALPHABETS for place, letter in enumerate(alphabet)}
-_LETTER = f"[A-J{''.join(_LETTERS)}]"
 _OPEN = (
     r"(?:\\(?:text|mathrm|textbf|mathbf|boxed)\{|(?:la )?(?:option|opción)\b|choice\b|letter\b"
     r"|[\s*_(\[{$\"'`“«（【:：])"
@@ -74,19 +58,19 @@ _OPEN = (
 _OPTION = re.compile(
     r"\b(?:correct|right|best) (?:option|choice|letter) (?:is|would be)\b|[故应應]选择?"
     r"|\b(?:respuesta|opción|réponse|risposta|resposta|opção) (?:correct[ae]|corretta|correta) (?:est?|è|é)\b(?: la\b)?"
-    rf"|\b(?:option|choice)\b(?=[ *_(]{{1,5}}{_LETTER}[*_)]{{0,3}} is (?:the )?(?:correct|right|best)\b)",
+    r"|\b(?:option|choice)\b(?=[ *_(]{1,5}[A-J][*_)]{0,3} is (?:the )?(?:correct|right|best)\b)",
     re.IGNORECASE,
 )
 _EAST_ASIAN = "가-힣ぁ-ヿ一-鿿"  # words of these scripts follow a Latin letter without a space
 _CHOICE = re.compile(
-    rf"{_OPEN}{{0,10}}+(?:(?P<letter>{_LETTER})(?![\w'’])|(?P<joined>[A-J])(?=[{_EAST_ASIAN}]))", re.IGNORECASE
+    rf"{_OPEN}{{0,10}}+(?:(?P<letter>[A-J])(?![\w'’])|(?P<joined>[A-J])(?=[{_EAST_ASIAN}]))", re.IGNORECASE
 )
 _GAP = r"(?:\\[a-z]{2,8}\b|[^\w\n:.]){0,12}"
 _ANOTHER = re.compile(
-    rf"{_GAP}(?:\b(?:or|and|oder|und|ou|et|o|y|e)\b)?{_GAP}{_LETTER}(?!\w){_GAP}\.?"
-    rf"(?:$|\n|(?:or|and)\b|{_LETTER}(?!\w))"
+    rf"{_GAP}(?:\b(?:or|and|oder|und|ou|et|o|y|e)\b)?{_GAP}[A-J](?!\w){_GAP}\.?"
+    rf"(?:$|\n|(?:or|and)\b|[A-J](?!\w))"
 )
-_IN_BRACKETS = re.compile(rf"[(（\[]\s?(?P<letter>{_LETTER})\s?[)）\]]")
+_IN_BRACKETS = re.compile(r"[(（\[]\s?(?P<letter>[A-J])\s?[)）\]]")
 
 
 def graded_part(reply: str) -> str | None:
@@ -253,10 +237,10 @@ def choice(text: str) -> str | None:
         # A lower-case letter, or the article "A", begins a word of a sentence unless nothing else follows.
         rest = candidate[match.end() :].lstrip()
         alone = not rest or not rest[0].isalnum() or match["joined"] is not None
-        if alone or (letter.isupper() and letter not in "AI") or letter in _LETTERS:
-            return _LETTERS.get(letter, letter.upper())
+        if alone or (letter.isupper() and letter not in "AI"):
+            return letter.upper()
     found = _final(_IN_BRACKETS, text[-MAX_ANSWER_LENGTH:])
-    return _LETTERS.get(found["letter"], found["letter"]) if found else None
+    return found["letter"] if found else None
 
 
 def _candidates(text: str) -> Iterator[str]:
@@ -273,15 +257,13 @@ def _candidates(text: str) -> Iterator[str]:
         bare = line.strip(" \t*_().[]`$")
         if len(bare) == 1:
             yield bare
-        elif re.match(rf"[*(]{{0,3}}{_LETTER}[).:]", line.strip()):
+        elif re.match(r"[*(]{0,3}[A-J][).:]", line.strip()):
             yield line.strip()
 
 
 def choice_of_gold(gold: str) -> str | None:
     """Return the letter that a reference is, None if it is not a letter."""
     bare = strip_markup(gold).strip("() .")
-    if bare in _LETTERS:
-        return _LETTERS[bare]
     return bare if len(bare) == 1 and "A" <= bare <= "J" else None
 
 

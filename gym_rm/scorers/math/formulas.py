@@ -22,6 +22,7 @@ from gym_rm.sandbox.session import SandboxReply, SandboxSession
 PROGRAM = Path(__file__).with_name("guest_formulas.py")
 MOST_ROWS = 2000  # of one session; sympy keeps caches
 WALL_SECONDS = 4.0  # for each second of processor time; a row that takes longer waits for a busy machine
+MEMORY_BYTES = 2**30  # of address space; an answer that needs more is unparsable
 _LATE = "not graded within step_timeout"
 
 
@@ -49,22 +50,20 @@ class FormulaComparer:
     Args:
         num_workers: number of rows at the same time.
         timeout: seconds of processor time for one row.
-        memory_bytes: address space of a session.
 
     Raises:
         ConfigError: math-verify is not installed.
     """
 
-    def __init__(self, *, num_workers: int, timeout: float, memory_bytes: int) -> None:
+    def __init__(self, *, num_workers: int, timeout: float) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise ConfigError("comparing formulas needs math-verify; run pip install 'gym-rm[math]'.")
         self._timeout = timeout
         self._sandbox = Sandbox(
             allow_unsafe=True,
-            limits=SandboxLimits(wall_seconds=60.0, cpu_seconds=24 * 3600, memory_bytes=memory_bytes),
+            limits=SandboxLimits(wall_seconds=60.0, cpu_seconds=24 * 3600, memory_bytes=MEMORY_BYTES),
             num_workers=num_workers,
             packages=("math_verify",),
-            preload=True,
         )
         self._owner = os.getpid()
         self._lock = threading.Lock()

@@ -51,7 +51,6 @@ _NAME = re.compile(r"(?P<name>[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z0-9]\)) ?(
 _ABOUT = re.compile(r"^(?:\\approx|\\simeq|≈|~) ?")
 _SYMBOLS = re.compile(r"[ \u2600-\u27bf\U0001f300-\U0001faff\ufe0f]+$")  # such as a check mark
 _COMMA = re.compile(r"^((?:[A-Za-z] ?= ?|€ ?)?-?\d{1,15}),(\d\d?|\d{4,15})(?![\d,.])")
-_REPEATING = re.compile(r"(?P<once>-?\d{0,15}\.\d{0,15})\\(?:overline|bar)\{(?P<again>\d{1,15})\}")
 _SPACING = re.compile(r"(?<!\\)\\[,;:!> ]|~|\\q?quad\b|\\(?:left|right|displaystyle)\b")
 _EXCLAMATION = re.compile(r"(?<=[^\W\d_][^\W\d_])!+$")  # after a word; elsewhere it is a factorial
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox|boxed|fbox|bm)\s?\{([^{}]*)\}")
@@ -109,12 +108,11 @@ def parse_number(text: str) -> Number | None:
     named = _NAME.match(text)
     name = named["name"] if named else ""
     rest = text[named.end() :] if named else text
-    repeats = _REPEATING.match(rest)
-    match = repeats or _NUMBER.match(rest)
+    match = _NUMBER.match(rest)
     if match is None or match.end() == 0:
         return None
     try:
-        value = _repeating(repeats) if repeats else _value(match)
+        value = _value(match)
     except (ValueError, ZeroDivisionError):
         return None
     if value is None:
@@ -128,7 +126,7 @@ def parse_number(text: str) -> Number | None:
     rest = rest[percent.end() :] if percent else rest
     if not _is_unit(rest):
         return None
-    places = 0 if repeats else len(match["decimals"] or ".") - 1
+    places = len(match["decimals"] or ".") - 1
     return Number(value, places, percent is not None, name)
 
 
@@ -136,14 +134,6 @@ def decimal_comma(text: str) -> Number | None:
     """Return the number that a short text is if its comma is a decimal one, as in `0,5`; otherwise None."""
     with_point, found = _COMMA.subn(r"\1.\2", strip_markup(text)[:MAX_ANSWER_LENGTH])
     return parse_number(with_point) if found else None
-
-
-def _repeating(match: re.Match[str]) -> Fraction:
-    """Return the value of a match of `_REPEATING`: `0.1\\overline{6}` is 1/6."""
-    whole, _, decimals = match["once"].partition(".")
-    again = Fraction(int(match["again"]), (10 ** len(match["again"]) - 1) * 10 ** len(decimals))
-    value = Fraction(f"{whole.lstrip('-') or 0}.{decimals or 0}") + again
-    return -value if whole.startswith("-") else value
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

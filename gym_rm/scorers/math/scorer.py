@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gym_rm.checks import finite, integer, one_of, positive
+from gym_rm.checks import integer, one_of, positive
 from gym_rm.engine.text.messages import reply_text
-from gym_rm.errors import ConfigError, ConversationError, nearest
+from gym_rm.errors import ConversationError
 from gym_rm.sandbox.sandbox import available_cores
 from gym_rm.scorer import check_rows
 from gym_rm.scorers.math import answers
@@ -63,18 +63,16 @@ class MathScorer:
     sandbox, whose processes are started when a row first needs them and end with `close`, the scorer or this process.
     docs/math.md describes where an answer may be and what counts as equal.
 
-    `infos` has `verdict`, one of `VERDICTS`, and `extracted_answer`, a text or None. A row without a reference answer,
-    or with one that cannot be parsed, has an error instead of a reward.
+    The reward is 1.0 for a right answer, else 0.0. `infos` has `verdict`, one of `VERDICTS`, and `extracted_answer`, a
+    text or None. A row without a reference answer, or with one that cannot be parsed, has an error instead of a reward.
 
     Args:
         style: where the answer is: `"auto"`, `"boxed"`, `"gsm8k"` (`#### 4`), `"answer"` (`Answer: 4`), `"last"` (the
             last number or formula), or `"choice"` (a letter).
-        rewards: reward of each verdict. The default is 1 for `right` and 0 for the others.
         timeout: seconds of processor time for the comparison of one formula. The verdict is then `timeout`. A row
             that waits for a busy machine is compared again, and has an error after four times as long.
         step_timeout: seconds for one call of `score`; rows that are not finished then have an error. None for no limit.
         num_workers: number of processes; None for one per available core, at most 8.
-        memory_bytes: address space of a process. An answer that needs more is `unparsable`.
 
     Raises:
         ConfigError: an option is invalid; later, from `score`: a row needs math-verify and it is not installed.
@@ -91,22 +89,18 @@ class MathScorer:
         self,
         *,
         style: Style = "auto",
-        rewards: Mapping[str, float] | None = None,
         timeout: float = 5.0,
         step_timeout: float | None = None,
         num_workers: int | None = None,
-        memory_bytes: int = 2**30,
     ) -> None:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self._style: str = one_of("style", style, STYLES)
-        self._rewards = _checked_rewards(rewards)
         self._timeout = positive("timeout", timeout)
         self._step_timeout = math.inf if step_timeout is None else positive("step_timeout", step_timeout)
         count = min(8, available_cores()) if num_workers is None else num_workers
         self._num_workers = integer("num_workers", count, minimum=1)
-        self._memory_bytes = integer("memory_bytes", memory_bytes, minimum=2**28)
         self._comparer: FormulaComparer | None = None
-        settings = {"style": self._style, "rewards": self._rewards, "timeout": self._timeout}
+        settings = {"style": self._style, "timeout": self._timeout}
         self._provenance = Provenance("MathScorer", "math-verify", settings=settings)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MathScorer:
@@ -137,7 +131,7 @@ class MathScorer:
         given = prompts if prompts is not None else [None] * len(conversations)
         rows = [self._row(each, prompt) for each, prompt in zip(conversations, given, strict=True)]
         self._compare(rows, deadline)
-        rewards = [math.nan if row.verdict is None else self._rewards[row.verdict] for row in rows]
+        rewards = [math.nan if row.verdict is None else float(row.verdict == "right") for row in rows]
         infos = {
             "verdict": _objects(row.verdict for row in rows),
             "extracted_answer": _objects(row.answer for row in rows),
@@ -152,9 +146,7 @@ class MathScorer:
         if not unique:
             return
         if self._comparer is None:
-            self._comparer = FormulaComparer(
-                num_workers=self._num_workers, timeout=self._timeout, memory_bytes=self._memory_bytes
-            )
+            self._comparer = FormulaComparer(num_workers=self._num_workers, timeout=self._timeout)
         verdicts = dict(zip(unique, self._comparer.compare(unique, deadline), strict=True))
         for row in rows:
             if row.formulas is not None:
@@ -230,14 +222,3 @@ def _objects(values: Any) -> Any:
     array = np.empty(len(listed), dtype=object)
     array[:] = listed
     return array
-
-
-def _checked_rewards(rewards: Mapping[str, float] | None) -> dict[str, float]:
-    if rewards is not None and not isinstance(rewards, Mapping):
-        raise ConfigError(f"rewards must be a mapping from verdicts to numbers, got {rewards!r:.80}.")
-    for name in rewards or {}:
-        if name not in VERDICTS:
-            hint = nearest(str(name), VERDICTS)
-            raise ConfigError(f"rewards has the unknown verdict {name!r}; expected some of {list(VERDICTS)}.{hint}")
-    defaults = {name: float(name == "right") for name in VERDICTS}
-    return defaults | {name: finite(f"rewards[{name!r}]", value) for name, value in (rewards or {}).items()}

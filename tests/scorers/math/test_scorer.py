@@ -51,11 +51,6 @@ def test_verdicts_and_answers_are_in_the_infos():
     assert scores.infos["extracted_answer"].tolist()[:3] == ["4", "5", None]
 
 
-def test_rewards_of_verdicts_can_be_set():
-    scorer = MathScorer(rewards={"no_answer": -1, "wrong": -0.5})
-    assert grade(scorer, ("4", "4"), ("4", "5"), ("4", "?")).rewards.tolist() == [1, -0.5, -1]
-
-
 def test_only_the_last_assistant_turn_is_graded():
     conversation = [
         user("?"),
@@ -129,8 +124,6 @@ def test_choice_needs_a_letter_as_reference():
         ({"timeout": 0}, "timeout must be greater than 0"),
         ({"step_timeout": -1}, "step_timeout must be greater than 0"),
         ({"num_workers": 0}, "num_workers must be an integer of at least 1"),
-        ({"rewards": {"right!": 1}}, "unknown verdict 'right!'"),
-        ({"rewards": {"right": float("nan")}}, "must be a finite number"),
     ],
 )
 def test_invalid_options_are_refused(options, message):
@@ -261,14 +254,6 @@ def test_a_step_ends_at_its_own_limit(scorer):
     late.close()
 
 
-@pytest.mark.slow
-def test_more_memory_than_allowed_is_unparsable_or_late(scorer):
-    small = MathScorer(num_workers=1, timeout=3.0, memory_bytes=2**28)
-    assert verdicts(small, ("\\sqrt{7}", box("2^{2^{33}}")))[0] in ("unparsable", "timeout", "wrong")
-    assert verdicts(small, ("x", box("\\sqrt{x}"))) == ["wrong"]
-    small.close()
-
-
 # --- processes ---------------------------------------------------------------------------------------------------
 
 SLOW = ("x+1", box("+".join(f"\\int_0^{k} e^{{\\sin(x^x)}} dx" for k in range(1, 9))))
@@ -349,10 +334,10 @@ def test_plain_rows_start_no_process_and_need_no_extra(monkeypatch):
 
 
 def test_copies_share_processes_and_pickles_keep_options():
-    scorer = MathScorer(style="boxed", rewards={"wrong": -1.0})
+    scorer = MathScorer(style="boxed")
     assert copy.deepcopy(scorer) is scorer
     again = pickle.loads(pickle.dumps(scorer))
-    assert grade(again, ("4", box("5"))).rewards.tolist() == [-1.0]
+    assert verdicts(again, ("4", "It is 4.")) == ["no_answer"]
 
 
 def test_other_answers_may_be_an_array():
