@@ -8,16 +8,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from gym_rm.engine.text.messages import check_conversation
-from gym_rm.engine.text.rendered_texts import tokenize_text
 from gym_rm.errors import ConversationError
 from gym_rm.scorer import Scorer, try_score
-from gym_rm.scores import Scores
+from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompts
 
 
@@ -35,14 +33,10 @@ class RenderedText:
     Attributes:
         content: the text, or the token ids.
         add_special_tokens: whether to add the special tokens of the tokenizer that the text lacks.
-        truncate: maximum number of tokens; the others are removed. None for no truncation.
-        side: where tokens are removed.
     """
 
     content: str | list[int]
     add_special_tokens: bool = True
-    truncate: int | None = None
-    side: Literal["left", "right"] = "right"
 
 
 ScorerInput: TypeAlias = Any
@@ -54,10 +48,10 @@ class MixedScorer:
 
     Args:
         scorer: the scorer.
-        observe: function that is called with the scores and the seconds of every call of the scorer.
+        observe: function that is called with the scores of every call of the scorer.
     """
 
-    def __init__(self, scorer: Scorer, observe: Callable[[Scores, float], None]) -> None:
+    def __init__(self, scorer: Scorer, observe: Callable[[Scores], None]) -> None:
         self.scorer = scorer
         self._observe = observe
         self._lock = threading.Lock()
@@ -97,37 +91,21 @@ class MixedScorer:
 
     def _score(self, sort: str, inputs: list[ScorerInput], prompts: Prompts) -> Scores:
         """Score inputs of one sort."""
-        start = time.perf_counter()
         if sort == "conversation":
             scores = try_score(self.scorer, inputs, prompts)
         elif sort == "turns":
             scores = try_score(self.scorer, [one.conversation for one in inputs], prompts, turns="all")
         else:
-            texts: list[Any] = [one.content if one.truncate is None else self._token_ids(one) for one in inputs]
-            scores = try_score(_TextScorer(self.scorer, sort == "text with special tokens"), texts)
-        self._observe(scores, time.perf_counter() - start)
+            scores = self._score_texts([one.content for one in inputs], sort == "text with special tokens")
+        self._observe(scores)
         return scores
 
-    def _token_ids(self, text: RenderedText) -> list[int]:
-        """Return the token ids of a rendered text, truncated."""
-        ids = text.content
-        if isinstance(ids, str):
-            renderer = self.scorer.renderer  # type: ignore[attr-defined]
-            ids = tokenize_text(renderer, ids, text.add_special_tokens).tolist()
-        assert text.truncate is not None
-        return list(ids[: text.truncate] if text.side == "right" else ids[max(len(ids) - text.truncate, 0) :])
-
-
-@dataclass(frozen=True, slots=True)
-class _TextScorer:
-    """`score_texts` of a scorer as `score`."""
-
-    scorer: Any
-    add_special_tokens: bool
-
-    def score(self, conversations: Sequence[Any], prompts: Prompts = None) -> Scores:
-        scores: Scores = self.scorer.score_texts(conversations, add_special_tokens=self.add_special_tokens)
-        return scores
+    def _score_texts(self, texts: list[str | list[int]], add_special_tokens: bool) -> Scores:
+        try:
+            scores: Scores = self.scorer.score_texts(texts, add_special_tokens=add_special_tokens)  # type: ignore[attr-defined]
+        except ScoringError as error:
+            scores = error.scores
+        return scores.mark_failures()
 
 
 def _sort(one: ScorerInput) -> str:

@@ -18,7 +18,6 @@ from gym_rm.server.responses import RequestError
 MAX_REPORTED = 5
 TokenId: TypeAlias = Annotated[int, pydantic.Field(strict=True, ge=0, lt=2**31)]
 TextInput: TypeAlias = str | list[str] | list[TokenId] | list[list[TokenId]]
-PairText: TypeAlias = str | dict[str, Any]
 
 
 class RequestBody(pydantic.BaseModel):

@@ -58,7 +58,6 @@ class Service:
         self.only_loopback = False  # set by a server that only this machine can reach, and that has no key
         self._waiting: set[asyncio.Future[Scores]] = set()
         self._queued = 0
-        self._recent = (0.0, 0.0)  # conversations and seconds of the scorer's calls; older calls count less
         self._updates = threading.Lock()
         self.calibration = self._calibrate()
 
@@ -93,26 +92,17 @@ class Service:
             raise RequestError(
                 "queue_full",
                 f"{self._queued} conversations are waiting, and max_queue is {self.limits.max_queue}; try again later.",
-                retry_after=self._retry_after(),
+                retry_after=1,
             )
         with self._queue(len(inputs)):
             return await self._wait(self.batching.submit(inputs, prompts), request, timeout)
 
-    def rendered_texts(
-        self,
-        texts: TextInput,
-        *,
-        add_special_tokens: bool = True,
-        truncate: int | None = None,
-        side: Literal["left", "right"] = "right",
-    ) -> list[RenderedText]:
+    def rendered_texts(self, texts: TextInput, *, add_special_tokens: bool = True) -> list[RenderedText]:
         """Return the inputs of a field with rendered texts or token ids.
 
         Args:
             texts: a text, token ids, or a list of either.
             add_special_tokens: whether to add the special tokens that a text lacks.
-            truncate: maximum number of tokens; -1 for the scorer's `max_length`; None for no truncation.
-            side: where tokens are removed.
 
         Raises:
             RequestError: the scorer cannot score texts, or the field is empty.
@@ -123,13 +113,11 @@ class Service:
                 f"the scorer of {self.model!r} scores conversations, and cannot read a text that is already rendered; "
                 "send messages, a pair of texts, or POST /v1/rewards.",
             )
-        if truncate == -1:
-            truncate = self.scorer.renderer.max_length  # type: ignore[attr-defined]
         single = isinstance(texts, str) or (len(texts) > 0 and isinstance(texts[0], int))
         values: list[Any] = [texts] if single else list(texts)
         if not values or not all(values):
             raise RequestError("invalid_request", "the input is empty; expected at least one text or token.", "input")
-        return [RenderedText(value, add_special_tokens and isinstance(value, str), truncate, side) for value in values]
+        return [RenderedText(value, add_special_tokens and isinstance(value, str)) for value in values]
 
     def timeout(self, request: Request) -> float:
         """Return the seconds that a request may take: `request_timeout`, or less if the request asks for it."""
@@ -214,7 +202,7 @@ class Service:
             raise RequestError(
                 "deadline",
                 f"not scored within {timeout:g} seconds.",
-                retry_after=self._retry_after(),
+                retry_after=1,
             )
         except ScoringError as error:
             return error.scores
@@ -231,7 +219,7 @@ class Service:
             waiting.cancel()
             gone.cancel()
 
-    def _observe(self, scores: Scores, seconds: float) -> None:
+    def _observe(self, scores: Scores) -> None:
         metrics, work = self.metrics, scores.workload
         metrics.batch_size.observe(len(scores))
         metrics.conversations.inc(len(scores))
@@ -239,13 +227,6 @@ class Service:
         metrics.tokens.inc(int(scores.num_tokens.sum()) if work is None else work.num_tokens)
         if work is not None:
             metrics.unique_tokens.inc(work.unique_tokens)
-        scored, spent = self._recent
-        self._recent = (0.8 * scored + len(scores), 0.8 * spent + seconds)
-
-    def _retry_after(self) -> int:
-        """Return the seconds in which half of the queue will be scored at the present rate, from 1 to 60."""
-        scored, spent = self._recent
-        return max(1, min(60, math.ceil(self._queued / 2 * spent / scored))) if scored else 1
 
     def _calibrate(self) -> dict[str, Any]:
         """Score the known conversations; a scorer that cannot (a verifier needs prompts) has null rewards."""

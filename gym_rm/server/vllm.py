@@ -2,7 +2,7 @@
 
 The value of a text is its reward through a sigmoid, or the reward itself with `use_activation=false`. Reward models
 with several heads have one value per head, as vLLM has one per label: through a softmax, or plain. Fields that would
-change the text, because it is the one the model was trained on, are unknown or accept only their default.
+change or cut the text, because it is the one the model was trained on, are unknown or accept only their default.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from gym_rm.scores import Scores
 from gym_rm.server import sglang
-from gym_rm.server.request_bodies import PairText, RequestBody, TextInput
+from gym_rm.server.request_bodies import RequestBody, TextInput
 from gym_rm.server.responses import RequestError, json_response, raise_for_rows, sigmoid
 from gym_rm.server.service import Service
 
@@ -40,15 +40,6 @@ class TextBody(VLLMBody):
 
     input: TextInput
     add_special_tokens: bool = True
-    truncate_prompt_tokens: Annotated[int, pydantic.Field(ge=-1)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
-
-    @pydantic.field_validator("truncate_prompt_tokens")
-    @classmethod
-    def _require_tokens(cls, tokens: int | None) -> int | None:
-        if tokens == 0:
-            raise ValueError("0 leaves no tokens")
-        return tokens
 
 
 class ChatBody(VLLMBody):
@@ -77,22 +68,22 @@ class PoolingChatBody(ChatBody):
 class QueriesBody(VLLMBody):
     """Body of `/score` with queries and documents."""
 
-    queries: PairText | list[PairText]
-    documents: PairText | list[PairText]
+    queries: str | list[str]
+    documents: str | list[str]
 
 
 class TextPairsBody(VLLMBody):
     """Body of `/score` with `text_1` and `text_2`."""
 
-    text_1: PairText | list[PairText]
-    text_2: PairText | list[PairText]
+    text_1: str | list[str]
+    text_2: str | list[str]
 
 
 class RerankBody(VLLMBody):
     """Body of `/rerank`."""
 
-    query: PairText
-    documents: list[PairText]
+    query: str
+    documents: list[str]
     top_n: int = pydantic.Field(default=0, ge=0)
 
 
@@ -163,7 +154,11 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     service: Service = request.app.state.service
     scores = await _score_pairs(service, [body.query] * len(body.documents), body.documents, request)
     results: list[dict[str, Any]] = [
-        {"index": row, "document": _document(document), "relevance_score": _value(scores, row, body)}
+        {
+            "index": row,
+            "document": {"text": document, "multi_modal": None},
+            "relevance_score": _value(scores, row, body),
+        }
         for row, document in enumerate(body.documents)
     ]
     results.sort(key=lambda result: -result["relevance_score"])
@@ -188,40 +183,23 @@ async def pooling(body: PoolingBody, request: Request) -> Response:
 async def _score_inputs(service: Service, body: TextBody | ChatBody, request: Request) -> Scores:
     if isinstance(body, ChatBody):
         return raise_for_rows(await service.score([body.messages], request))
-    texts = service.rendered_texts(
-        body.input,
-        add_special_tokens=body.add_special_tokens,
-        truncate=body.truncate_prompt_tokens,
-        side=body.truncation_side or "right",
-    )
+    texts = service.rendered_texts(body.input, add_special_tokens=body.add_special_tokens)
     return raise_for_rows(await service.score(texts, request))
 
 
-async def _score_pairs(
-    service: Service, first: Sequence[PairText], second: Sequence[PairText], request: Request
-) -> Scores:
+async def _score_pairs(service: Service, first: Sequence[str], second: Sequence[str], request: Request) -> Scores:
     """Return the scores of pairs: conversations of a user message and the reply to it."""
     if not first or not second:
         raise RequestError("invalid_request", "At least one text and one text of its pair must be given")
     conversations = [
-        [{"role": "user", "content": _content(one)}, {"role": "assistant", "content": _content(other)}]
+        [{"role": "user", "content": one}, {"role": "assistant", "content": other}]
         for one, other in zip(first, second, strict=True)
     ]
     return raise_for_rows(await service.score(conversations, request))
 
 
-def _listed(value: PairText | list[PairText]) -> list[PairText]:
+def _listed(value: str | list[str]) -> list[str]:
     return value if isinstance(value, list) else [value]
-
-
-def _content(text: PairText) -> Any:
-    return text if isinstance(text, str) else text.get("content", [])
-
-
-def _document(text: PairText) -> dict[str, Any]:
-    if isinstance(text, str):
-        return {"text": text, "multi_modal": None}
-    return {"text": None, "multi_modal": text.get("content", [])}
 
 
 def _value(scores: Scores, row: int, body: VLLMBody) -> float:

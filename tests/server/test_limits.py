@@ -12,7 +12,6 @@ import gym_rm
 from gym_rm import ConfigError, Scores
 from gym_rm.server.options import ServerLimits, ServerOptions
 from gym_rm.server.serve import RewardServer
-from gym_rm.server.service import Service
 
 ONE = {"conversations": [chat("a", "four")]}
 
@@ -192,17 +191,6 @@ def test_a_request_larger_than_the_queue_is_not_told_to_try_again(serving):
         assert "more than max_queue=4; send several" in reply.json()["error"]["message"]
         scores = gym_rm.load_scorer(server.url, max_retries=1).score([chat("a", "b" * n) for n in range(1, 10)])
     assert len(scores.rewards) == 9
-
-
-def test_retry_after_is_the_time_of_half_the_queue_at_the_rate_of_the_scorer():
-    service = Service(RecordingScorer(), ServerOptions())
-    service._queued = 100
-    assert service._retry_after() == 1  # nothing was scored yet
-    service._observe(Scores.from_rewards([0.5] * 10), seconds=1.0)  # hours after the start, or after an idle night
-    assert service._retry_after() == 5
-    service._queued = 100_000
-    assert service._retry_after() == 60
-    service.close(timeout=5)
 
 
 # --- time ----------------------------------------------------------------------------------------------------------
