@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
 import types
 import typing
@@ -21,7 +20,6 @@ import pydantic
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import ScalarNode
 
 from gym_rm import checks
 from gym_rm.checks import describe
@@ -31,7 +29,7 @@ Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
 
 class Config(pydantic.BaseModel):
-    """Base class of all schemas. They are frozen, reject unknown settings and sets, and validate their defaults.
+    """Base class of all schemas. They are frozen, reject unknown settings, and validate their defaults.
 
     The docstring under a field is its help text.
 
@@ -49,15 +47,6 @@ class Config(pydantic.BaseModel):
         coerce_numbers_to_str=True,
         use_attribute_docstrings=True,
     )
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _refuse_sets(cls, values: Any) -> Any:
-        """Raise ConfigError for a set: its order changes from process to process, and with it what the setting does."""
-        for name, value in values.items() if isinstance(values, Mapping) else ():
-            if isinstance(value, set | frozenset):
-                raise ConfigError(f"{name} must have an order, got the set {value!r:.80}; pass a list.")
-        return values
 
 
 def _integer_from(minimum: int) -> pydantic.BeforeValidator:
@@ -216,18 +205,10 @@ def settings_of(schema: type[pydantic.BaseModel]) -> list[Setting]:
 
 
 class _Constructor(SafeConstructor):
-    """Values of YAML 1.2; what is a date or exceeds the range of floats stays a text, such as the commit `12e4567`."""
-
-    def construct_yaml_float(self, node: ScalarNode) -> Any:
-        value = super().construct_yaml_float(node)
-        return node.value if math.isinf(value) and "inf" not in node.value.lower() else value
-
-    def construct_yaml_timestamp(self, node: ScalarNode, values: Any = None) -> Any:
-        return node.value
+    """Values of YAML 1.2; a date stays a text."""
 
 
-_Constructor.add_constructor("tag:yaml.org,2002:float", _Constructor.construct_yaml_float)
-_Constructor.add_constructor("tag:yaml.org,2002:timestamp", _Constructor.construct_yaml_timestamp)
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
 def parse_yaml(text: str) -> Any:
@@ -396,11 +377,8 @@ def _place(problem: Any, values: Any) -> tuple[str | int, ...]:
     """Return the path of a setting: pydantic's location without its names of types, which are no keys of the values."""
     place: list[str | int] = []
     for part in problem["loc"]:
-        if (
-            isinstance(part, int)
-            if isinstance(values, list | tuple)
-            else isinstance(values, Mapping) and part in values
-        ):
+        is_index = isinstance(values, list | tuple) and isinstance(part, int)
+        if is_index or (isinstance(values, Mapping) and part in values):
             values = values[part]
             place.append(part)
     return (*place, problem["loc"][-1]) if problem["type"] == "missing" else tuple(place)
@@ -461,8 +439,6 @@ def _nearest_setting(location: tuple[str | int, ...], schema: type[pydantic.Base
     siblings = [key[-1] for key in keys if list(key[:-1]) == parents]
     if hint := nearest(name, siblings):
         return hint
-    if short := [key for key in siblings if "".join(word[0] for word in key.split("_")) == name]:
-        return f" Did you mean {short[0]!r}?"  # lr for learning_rate
     elsewhere = [".".join(key) for key in keys if key[-1] == name]
     return f" Did you mean {elsewhere[0]!r}?" if elsewhere else f" Known settings: {', '.join(siblings)}."
 

@@ -258,15 +258,9 @@ def _key(reward_model: ScorerLike, options: Mapping[str, Any]) -> str | None:
         return None
     named = dict(reward_model) if isinstance(reward_model, Mapping) else {"path": reward_model}
     try:
-        return json.dumps([named, dict(options), _files([named, options])], sort_keys=True, default=_text)
+        return json.dumps([named, dict(options), _files([named, options])], sort_keys=True, default=os.fspath)
     except (TypeError, ValueError):
         return None
-
-
-def _text(value: Any) -> str:
-    """Return a path, a `torch.dtype` or a `torch.device` as text; other objects raise TypeError."""
-    kind = type(value)
-    return str(value) if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device") else os.fspath(value)
 
 
 def _files(settings: Any) -> list[tuple[str, int, int]]:

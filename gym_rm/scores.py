@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -276,26 +275,6 @@ class Scores:
             ConfigError: a field is unknown or missing, or is not what `to_dict` writes.
         """
         return cls(**read_scores(plain))
-
-    def to_pandas(self) -> Any:
-        """Return a `pandas.DataFrame` with one row per conversation and the columns of `Score`.
-
-        The columns of components are `component/<name>`, those of infos `info/<name>`.
-
-        Raises:
-            ConfigError: pandas is not installed.
-        """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise ConfigError(f"to_pandas needs pandas; run pip install 'gym-rm[data]' ({error}).") from error
-        names = {"rewards": "reward", "errors": "error", "terminations": "terminated"}
-        table: dict[str, Any] = {}
-        for (field_name, name), column in self._columns().items():
-            title = names.get(field_name, field_name) if name is None else f"{field_name.removesuffix('s')}/{name}"
-            one_dimensional = isinstance(column, np.ndarray) and column.ndim == 1
-            table[title] = column if one_dimensional else pandas.Series(list(column), dtype=object)
-        return pandas.DataFrame(table)
 
     def __len__(self) -> int:
         return len(self.errors)

@@ -8,7 +8,6 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
@@ -286,14 +285,6 @@ def test_all_forms_of_a_folder_share_one_scorer(folder):
     scorers = [acquire_scorer(model, {}) for model in (str(folder), folder, {"path": str(folder)}, {"path": folder})]
     assert len(set(map(id, scorers))) == 1
     for scorer in scorers:
-        release_scorer(scorer)
-
-
-@pytest.mark.parametrize("options", [{"dtype": torch.float32}, {"device": torch.device("cpu")}])
-def test_equal_objects_of_torch_in_the_options_share_one_scorer(folder, options):
-    first, second = acquire_scorer(str(folder), options), acquire_scorer(str(folder), dict(options))
-    assert first is second
-    for scorer in (first, second):
         release_scorer(scorer)
 
 

@@ -154,33 +154,6 @@ def test_rows_out_of_range_are_index_errors():
         scores.take([5])
 
 
-def test_a_data_frame_has_a_row_for_each_conversation():
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    scores = Scores.from_rewards(
-        [1.0, np.nan],
-        components={"length": np.array([4, 5], dtype=np.float32)},
-        infos={"verdict": np.array(["right", "wrong"], dtype=object)},
-    )
-    frame = scores.to_pandas()
-    assert isinstance(frame, pandas.DataFrame)
-    assert list(frame) == [
-        "reward",
-        "component/length",
-        "num_tokens",
-        "truncated_tokens",
-        "error",
-        "info/verdict",
-    ]
-    assert frame["component/length"].tolist() == [4.0, 5.0]
-    assert frame["error"].isna().tolist() == [True, False]
-
-
-def test_the_error_without_pandas_has_the_install_command(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(ConfigError, match="pip install 'gym-rm\\[data\\]'"):
-        Scores.from_rewards([1.0]).to_pandas()
-
-
 @pytest.mark.parametrize(
     "columns",
     [
