@@ -6,7 +6,6 @@ Each check raises an `AssertionError` with the expected and the actual value, an
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -93,9 +92,6 @@ def check_scorer(
     _check_close(backwards.rewards[::-1], whole.rewards, atol, "in reverse order")
     alone = np.concatenate([scorer.score([one], [row]).rewards for one, row in zip(given, rows, strict=True)])
     _check_close(alone, whole.rewards, atol, "with one call per conversation")
-    half = len(given) // 2
-    split = [scorer.score(given[part], rows[part]).rewards for part in (slice(half), slice(half, None))]
-    _check_close(np.concatenate(split), whole.rewards, atol, "in two calls")
     doubled = scorer.score([*given, *copy.deepcopy(given)], [*rows, *rows]).rewards
     assert np.array_equal(doubled[: len(given)], doubled[len(given) :]), (
         f"equal conversations in one call got different rewards: {doubled[: len(given)]} and {doubled[len(given) :]}."
@@ -117,10 +113,9 @@ def _check_scores(scores: Scores, size: int, call: str) -> None:
             f"{call}: row {row} has the reward {scores.rewards[row]} and the error {error!r}; "
             "expected a finite reward without an error, or NaN with an error."
         )
-    assert (scores.num_tokens >= 0).all(), f"{call}: num_tokens must not be negative, got {scores.num_tokens}."
-    assert (scores.truncated_tokens >= 0).all(), (
-        f"{call}: truncated_tokens must not be negative, got {scores.truncated_tokens}."
-    )
+    for name in ("num_tokens", "truncated_tokens"):
+        counts = getattr(scores, name)
+        assert (counts >= 0).all(), f"{call}: {name} must not be negative, got {counts}."
 
 
 def _check_close(found: NDArray[Any], expected: NDArray[Any], atol: float, how: str) -> None:
@@ -155,9 +150,9 @@ def _check_failures(scorer: Scorer, given: list[list[Any]], rows: list[Prompt], 
 def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **options: Any) -> None:
     """Check that a vector environment follows Gymnasium's contract; `check_env` accepts only single environments.
 
-    Checks spaces, shapes, dtypes, the format of `infos`, new arrays in every call, seeding, partial resets, and the
-    rules of each autoreset mode. Text environments must raise ActionError for invalid replies. An environment made
-    from an id is also compared with `SyncVectorEnv` over the single environment of that id, with a tolerance of 1e-5.
+    Checks spaces, shapes, dtypes, the format of `infos`, seeding, partial resets, and the rules of each autoreset
+    mode. Text environments must raise ActionError for invalid replies. An environment made from an id is also compared
+    with `SyncVectorEnv` over the single environment of that id, with a tolerance of 1e-5.
 
     Args:
         envs: an environment, which is reset and stepped; or an id, which is made with `options` and closed.
@@ -186,10 +181,6 @@ def check_vector_env(envs: Envs | str, *, num_steps: int = 8, seed: int = 0, **o
     first = _rollout(envs, mode, seed, num_steps)
     second = _rollout(envs, mode, seed, num_steps)
     assert data_equivalence(first, second), "the same seed and actions must return the same data, but it differs."
-    for (call, earlier), (other, later) in itertools.combinations(enumerate(first), 2):
-        assert not _mutable_ids(earlier) & _mutable_ids(later), (
-            f"calls {call} and {other} must not return the same objects."
-        )
     envs.reset(seed=seed)
     listed = envs.reset(seed=[seed + row for row in range(envs.num_envs)])  # type: ignore[arg-type]
     assert data_equivalence(listed, first[0]), f"seed={seed} must equal seed=[{seed}, {seed + 1}, ...]."
@@ -273,8 +264,8 @@ def _check_partial_reset(envs: Envs, seed: int) -> None:
     mask[0] = True
     before, _ = envs.reset(seed=seed)
     after, infos = envs.reset(options={"reset_mask": mask.copy()})
-    kept = list(zip(iterate(envs.observation_space, before), iterate(envs.observation_space, after), strict=True))[1:]
-    assert all(data_equivalence(one, other) for one, other in kept), "a partial reset must not change other rows."
+    others = [list(iterate(envs.observation_space, each))[1:] for each in (before, after)]
+    assert data_equivalence(*others), "a partial reset must not change other rows."
     for name in (name for name in infos if name.startswith("_")):
         assert not infos[name][1:].any(), f"a partial reset has infos[{name!r}] for rows that were not reset."
     for value in (mask.tolist(), mask.astype(np.int64), np.zeros_like(mask), np.append(mask, True)):
@@ -314,30 +305,11 @@ def _check_against_sync(envs: Envs, seed: int, num_steps: int) -> None:
     reference.close()
 
 
-def _mutable_ids(data: Any) -> set[int]:
-    """Return the ids of all mutable objects in `data`."""
-    found: set[int] = set() if isinstance(data, tuple) else {id(data)}
-    if isinstance(data, np.ndarray):
-        if data.base is not None:
-            found.add(id(data.base))  # finds views of a buffer that is reused
-        inside = list(data.flat) if data.dtype == object else []
-    elif isinstance(data, dict):
-        inside = list(data.values())
-    elif isinstance(data, list | tuple):
-        inside = list(data)
-    else:
-        return set()
-    return found.union(*map(_mutable_ids, inside))
-
-
 def _expect(
     kinds: type[Exception] | tuple[type[Exception], ...], what: str, call: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Exception:
-    names = getattr(kinds, "__name__", kinds)
     try:
         call(*args, **kwargs)
     except kinds as error:
         return error
-    except Exception as error:
-        raise AssertionError(f"{what} raised {type(error).__name__}: {error}; expected {names}.") from error
-    raise AssertionError(f"{what} was accepted; expected {names}.")
+    raise AssertionError(f"{what} was accepted; expected {getattr(kinds, '__name__', kinds)}.")
