@@ -176,17 +176,6 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "minimax": ("minimax", "qwen", GROUPED | {"num_local_experts": 4}),
     "xlnet": ("xlnet", "roberta", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64}),
-    "t5": (
-        "t5",
-        "roberta",
-        {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 64, "d_kv": 8, "decoder_start_token_id": 1},
-    ),
-    "bart": (
-        "bart",
-        "roberta",
-        {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-        | {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 4096},
-    ),
     "bert": ("bert", "bert", SMALL | {"max_position_embeddings": 4096}),
     "roberta": ("roberta", "mistral", SMALL | {"max_position_embeddings": 4099, "pad_token_id": 2}),
     "deberta_v2": (
@@ -210,8 +199,6 @@ FALLBACKS = {
     "doge": "padded",  # a mask that depends on the text, and in older versions of transformers on the padding
     "jamba": "padded",  # a recurrent state
     "minimax": "padded",  # linear attention
-    "t5": "padded",  # an encoder and a decoder
-    "bart": "padded",
     "xlnet": "one_by_one",  # padding shifts its positions
 }
 DECODERS = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox", "opt", "gpt2", "bloom", "mixtral")

@@ -17,7 +17,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.devices import to_device
-from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths
 from gym_rm.engine.backbones.heads import OutputLayer
 from gym_rm.engine.loading.checkpoint import embedded
 from gym_rm.engine.loading.trial import Forward
@@ -138,7 +137,6 @@ class TrainedPolicy(nn.Module):
         self.has_unused = False
         self._decoder = DecoderBackbone(start.model)
         self._decoder.same_as_training = True
-        self._rotaries = dynamic_rotaries([start.model])
         self.decoders: tuple[DecoderBackbone, ...] = (self._decoder,)
         try:
             if type(start.model.get_output_embeddings()) is not nn.Linear:
@@ -153,7 +151,6 @@ class TrainedPolicy(nn.Module):
 
     def forward(self, batch: PolicyBatch) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of the sampled tokens at the temperature, and the entropies, float32 `[N]`."""
-        forget_lengths(self._rotaries)
         values = torch.cat([self.trial_values(part) for part in batch.batches])
         states = values[to_device(batch.value_index, values.device)]
         head = self.start.model.get_output_embeddings()

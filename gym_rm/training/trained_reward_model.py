@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from gym_rm.config import divide_settings
 from gym_rm.engine.backbones.decoder import num_positions
-from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
 from gym_rm.engine.executors.model_info import max_positions
 from gym_rm.engine.kinds import KINDS, Kind, ModelFacts, check_kind, detect_kind
@@ -77,7 +76,6 @@ class TrainedModel(nn.Module):
         self.rewards: RewardModel = make_reward_model(start.kind.readout, start.model)
         self.decoders = self.rewards.decoders
         self.has_unused = False
-        self._rotaries = dynamic_rotaries([start.model])
 
     def forward(self, batches: Sequence[Batch]) -> Tensor:
         """Return the values at the positions that the batches read."""
@@ -88,7 +86,6 @@ class TrainedModel(nn.Module):
         return self.rewards.trial_values(batch)
 
     def _values(self, batch: Batch) -> Tensor:
-        forget_lengths(self._rotaries)
         return self.rewards.values(batch)
 
 

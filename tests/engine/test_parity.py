@@ -53,14 +53,6 @@ VARIANTS = {
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
         "tree",
     ),
-    "dynamic rotary frequencies": (
-        "llama",
-        {
-            "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
-            "max_position_embeddings": 128,
-        },
-        "tree",
-    ),
     "longrope frequencies": (
         "phi3",
         {
@@ -104,12 +96,10 @@ def test_long_dialogues_of_many_turns(saved_model, hh_pairs):
         assert_same_rewards(gym_rm.load_scorer(folder, max_length=16384), folder, conversations)
 
 
-def test_a_score_does_not_depend_on_longer_texts_before_it(tmp_path, real_conversations):
+def test_a_model_whose_values_depend_on_earlier_texts_is_refused():
     """Plain transformers keeps dynamic rotary frequencies of the longest text so far."""
-    rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    folder = tiny_models.save_reward_model(tmp_path, "llama", rope_parameters=rotation, max_position_embeddings=128)
-    scorer = gym_rm.load_scorer(folder, max_length=4096)
-    by_length = sorted(real_conversations, key=lambda conversation: sum(len(m["content"]) for m in conversation))
-    alone = [scorer.score([conversation]).rewards[0] for conversation in by_length]
-    after_longer = [scorer.score([conversation]).rewards[0] for conversation in by_length[::-1]][::-1]
-    assert alone == after_longer
+    model = tiny_models.reward_model(
+        "llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    )
+    with pytest.raises(gym_rm.ConfigError, match="rotary positions of type 'dynamic'"):
+        gym_rm.RewardModelScorer(model, tiny_models.tokenizer("llama3"))

@@ -68,19 +68,6 @@ def test_a_row_that_always_fails_does_not_affect_its_batch(parts, gsm8k_groups, 
     assert scorer.score(conversations[:4]).failed_rows == (), "the scorer can be used after a failure"
 
 
-@pytest.mark.parametrize("architecture", ["bart", "t5"])
-def test_dialogues_with_different_numbers_of_eos_are_scored(architecture, saved_model, logged):
-    """These classifiers refuse a batch whose rows have different numbers of EOS tokens."""
-    template = "{% for message in messages %}{{ message['content'] + eos_token }}{% endfor %}"
-    scorer = gym_rm.load_scorer(saved_model(architecture), chat_template=template)
-    dialogues = [dialogue(*["What is 12 + 30?", "It is 42."] * (1 + k % 3)) for k in range(9)]
-    eos = [(one.input_ids == scorer.renderer.tokenizer.eos_token_id).sum() for one in scorer.renderer.encode(dialogues)]
-    assert len(set(eos)) == 3
-    expected = [scorer.score([one]).rewards[0] for one in dialogues]
-    assert scorer.score(dialogues).rewards.tolist() == expected
-    assert "running each alone" in logged.text
-
-
 def out_of_memory_above(limit):
     return lambda batch, call: torch.OutOfMemoryError("CUDA out of memory") if size_of(batch) > limit else None
 

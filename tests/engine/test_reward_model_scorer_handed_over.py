@@ -113,17 +113,6 @@ def test_a_failed_forward_does_not_change_the_model(architecture, options, error
     assert_same_state(model, before)
 
 
-@pytest.mark.parametrize("options", [{}, {"tree": False}])
-def test_scoring_does_not_change_dynamic_rotary_frequencies(options):
-    """transformers sets them by the longest text so far, and the scored texts are longer."""
-    rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    model = tiny_models.reward_model("llama", rope_parameters=rotation, max_position_embeddings=32)
-    ids = torch.arange(5, 45)[None]
-    expected = model(input_ids=ids).logits
-    scorer_of_model(model, "llama", max_length=4096, **options).score(CONVERSATIONS)
-    assert torch.equal(model(input_ids=ids).logits, expected)
-
-
 @pytest.mark.parametrize(("architecture", "options"), [("qwen3", {}), ("qwen3", {"tree": False}), ("bert", {})])
 def test_hooks_of_the_model_stay_and_run(architecture, options):
     model = tiny_models.reward_model(architecture)

@@ -117,7 +117,6 @@ LOADED = [
     ("bert", {}),
     ("bert", {"quantization": "int8"}),
     ("deepseek_v3", {}),  # its router has a bias that is a buffer
-    ("t5", {}),  # its embeddings have several names
 ]
 
 

@@ -72,11 +72,13 @@ def test_losses_do_not_depend_on_how_a_step_is_divided(architecture, options, sa
 
 def test_conversations_beyond_the_original_context_run_one_by_one(saved_model, tmp_path):
     """Their rotary frequencies depend on the longest text of a batch."""
-    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 56}
-    model = saved_model("llama", rope_parameters=rope, max_position_embeddings=256)
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 1.5], "original_max_position_embeddings": 48}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    sizes = {"original_max_position_embeddings": 48, "max_position_embeddings": 256}
+    model = saved_model("phi3", rope_parameters=rope, **sizes)
     rows = [*pairs(4), {"prompt": "Count.", "chosen": "1 2 3 " * 10, "rejected": "I cannot count."}]
     trainer, finished = train(tmp_path, model, rows)
-    assert {max(each.num_tokens) > 56 for each in trainer.training.examples} == {False, True}
+    assert {max(each.num_tokens) > 48 for each in trainer.training.examples} == {False, True}
     trained = trained_rewards(trainer, trainer.training.examples)
     served = served_rewards(finished.model, rows)
     np.testing.assert_allclose(trained, served, rtol=0, atol=2e-5 * abs(trained).max())

@@ -18,6 +18,7 @@ from gym_rm.engine.backbones.node_attention import NodeAttention
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
+from gym_rm.errors import ConfigError
 
 # Names of tables with one row per position of a text.
 POSITION_TABLE = re.compile(
@@ -40,6 +41,7 @@ class DecoderBackbone:
     """
 
     def __init__(self, model: PreTrainedModel, prefix_cache: PrefixCache | None = None) -> None:
+        require_supported(model)
         self.model = model
         self.prefix_cache = prefix_cache
         self.code = llama_code(model.base_model)
@@ -94,6 +96,18 @@ class DecoderBackbone:
         return hidden[: batch.num_reads]
 
 
+def require_supported(model: PreTrainedModel) -> None:
+    """Raise ConfigError for an encoder-decoder, and for values that depend on the texts before."""
+    if model.config.is_encoder_decoder:
+        raise ConfigError(f"{type(model).__name__} is an encoder and a decoder; expected a decoder or an encoder.")
+    if any("dynamic" in str(getattr(part, "rope_type", "")) for part in model.modules()):
+        raise ConfigError(
+            f"{type(model).__name__} has rotary positions of type 'dynamic', which keep the frequencies of the longest "
+            "text so far; write rope_type 'default' into its config.json, and pass max_length= with the original "
+            "context."
+        )
+
+
 def plain_inputs(batch: PaddedBatch, model: PreTrainedModel) -> dict[str, Tensor]:
     """Return a padded batch as keyword arguments of a Hugging Face model; without a mask if nothing is padded."""
     device = device_of(model)
@@ -132,7 +146,7 @@ def num_positions(model: PreTrainedModel) -> int | None:
             continue
         module = model.get_submodule(table) if table != name else None
         padding = getattr(module, "padding_idx", None)
-        # The positions of BART and OPT start at an offset, and those of RoBERTa after the padding index.
+        # The positions of OPT start at an offset, and those of RoBERTa after the padding index.
         sizes.append(len(tensor) - (getattr(module, "offset", 0) if padding is None else padding + 1))
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return min([*sizes, limit] if limit and limit > 0 else sizes) if sizes else None

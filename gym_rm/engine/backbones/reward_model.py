@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.decoder import DecoderBackbone, is_dispatched, plain_inputs
+from gym_rm.engine.backbones.decoder import DecoderBackbone, is_dispatched, plain_inputs, require_supported
 from gym_rm.engine.backbones.devices import device_of, to_device
 from gym_rm.engine.backbones.heads import OutputLayer, make_head
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
@@ -130,6 +130,7 @@ class Classifier(RewardModel):
     """A `...ForSequenceClassification` with its own pooling; the modules outside its backbone run in float32."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        require_supported(model)
         super().__init__(model)
         self.num_values = model.config.num_labels
 

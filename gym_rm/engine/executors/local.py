@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, chunks_to_try
 from gym_rm.engine.backbones.changes import ChangeCounter
 from gym_rm.engine.backbones.devices import device_of
-from gym_rm.engine.backbones.dynamic_rotary import dynamic_rotaries, forget_lengths, lengths_restored
 from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import assign_weights, quantization_of, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
@@ -28,12 +27,10 @@ from gym_rm.engine.backbones.whole_model import difference_to_whole
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
 from gym_rm.engine.executors.model_info import dtype_of, model_info
 from gym_rm.engine.loading.checkpoint import ModelFiles, load_model, require_same_model
-from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import (
     TOLERANCE,
     Candidate,
     Forward,
-    check_forward,
     check_invariance,
     choose_forward,
     trial_sequences,
@@ -62,14 +59,13 @@ class LocalExecutor:
         self._model: RewardModel | None = None
         self._spec: LoadSpec | None = None
         self._prefix_cache: PrefixCache | None = None
-        self._rotaries: list[nn.Module] = []
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
         self._changes = ChangeCounter()
         self._version = 0
         self._threads = 0
         self._rows: BatchInvariant | contextlib.nullcontext[None] = contextlib.nullcontext()
-        self._sharding: Sharding | None = None
+        self._tensor_parallel_size = 1
 
     def load(self, spec: LoadSpec) -> ModelInfo:
         """See `Executor.load`."""
@@ -89,7 +85,6 @@ class LocalExecutor:
         with _out_of_memory_is_a_config_error(model), _evaluation_mode([model, *others]):
             reference = others[0] if others else None
             self._model = make_reward_model(spec.readout, model, reference, self._prefix_cache)
-        self._rotaries = dynamic_rotaries(self._model.models)
         info = model_info(self._model, spec)
         candidate = Candidate(
             name=type(model).__name__,
@@ -104,7 +99,6 @@ class LocalExecutor:
         if spec.quantization is not None:
             for each in self._model.models:
                 quantize_layers(each, spec.quantization, device_of(each))
-            check_forward(candidate, forward, self._try)
         with _out_of_memory_is_a_config_error(model):
             chunks = chunks_to_try([each.base_model for each in self._model.models])
             if (ranks := ranks_of(model)) is not None:  # all ranks must try the same
@@ -141,12 +135,11 @@ class LocalExecutor:
         model = self._loaded()
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
-        with torch.inference_mode(), _evaluation_mode(model.models), lengths_restored(self._rotaries), self._rows:
+        with torch.inference_mode(), _evaluation_mode(model.models), self._rows:
             for batch in batches:
                 reused = self._reused_tokens()
                 failure, computed = None, None
                 try:
-                    forget_lengths(self._rotaries)
                     computed = model.values(batch)
                 except Exception as error:  # returned as the result of this batch
                     failure = _failure(error)
@@ -177,7 +170,8 @@ class LocalExecutor:
         if isinstance(weights, str | os.PathLike) and isinstance(spec.model, ModelFiles):
             other = spec.model.at(weights)
             require_same_model(spec.model.config, other.config, other.source)
-            weights = load_model(other, device=torch.device("cpu"), sharding=self._sharding).state_dict()
+            size = self._tensor_parallel_size
+            weights = load_model(other, device=torch.device("cpu"), tensor_parallel_size=size).state_dict()
         if not isinstance(weights, Mapping):
             folder = " or a folder" if isinstance(spec.model, ModelFiles) else ""
             raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")
@@ -228,7 +222,7 @@ class LocalExecutor:
         if self._asleep is not None and self._spec is not None and not isinstance(self._spec.model, ModelFiles):
             self.wake()  # move a model that was passed in back to its device
         self._model = self._spec = self._prefix_cache = None
-        self._rotaries, self._asleep, self._pinned = [], None, []
+        self._asleep, self._pinned = None, []
         self._changes = ChangeCounter()
         _free_memory()
 
@@ -261,9 +255,9 @@ class LocalExecutor:
         """Return the model to run."""
         assert self._spec is not None
         if isinstance(source, ModelFiles):
-            model = load_model(source, sharding=self._sharding)
-            if self._sharding is not None and self._sharding.tensor_parallel_size > 1:
-                _require_same_values(model, self._sharding)
+            model = load_model(source, tensor_parallel_size=self._tensor_parallel_size)
+            if self._tensor_parallel_size > 1:
+                _require_same_values(model, self._tensor_parallel_size)
             return model
         if self._spec.quantization is not None:
             raise ConfigError(
@@ -285,9 +279,8 @@ class LocalExecutor:
         model = self._loaded()
         self._set_forward(forward)
         parts = []
-        with _evaluation_mode(model.models), lengths_restored(self._rotaries), self._rows:
+        with _evaluation_mode(model.models), self._rows:
             for batch in plan.batches:
-                forget_lengths(self._rotaries)
                 try:
                     parts.append(values_of(batch).float())
                 except torch.OutOfMemoryError as error:
@@ -372,7 +365,7 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _require_same_values(model: PreTrainedModel, sharding: Sharding) -> None:
+def _require_same_values(model: PreTrainedModel, size: int) -> None:
     """Raise ConfigError if a tensor-parallel model computes something else than the whole model."""
     (ids, *_) = trial_sequences(model.config)
     input_ids = torch.from_numpy(ids.input_ids.astype(np.int64))[None].to(device_of(model))
@@ -380,7 +373,7 @@ def _require_same_values(model: PreTrainedModel, sharding: Sharding) -> None:
     tolerance = TOLERANCE.get(str(dtype_of(model)).removeprefix("torch."), TOLERANCE["bfloat16"])
     if not difference <= tolerance:
         raise ConfigError(
-            f"{type(model).__name__} with tensor_parallel_size={sharding.tensor_parallel_size} computes other values "
-            f"than the whole model (relative difference {difference:.1e}): its tensor-parallel plan in this version of "
-            f"transformers is wrong. Pass fsdp_size={sharding.tensor_parallel_size}."
+            f"{type(model).__name__} with tensor_parallel_size={size} computes other values than the whole model "
+            f"(relative difference {difference:.1e}): its tensor-parallel plan in this version of transformers is "
+            "wrong. Pass device_map='auto', or num_replicas if it fits on one device."
         )

@@ -1,4 +1,4 @@
-"""Executors of a rank: one process of several that hold a model together, tensor parallel or fully sharded.
+"""Executors of a rank: one process of several that hold a model together, tensor parallel.
 
 Every rank runs the same batches in the same order and gets the same values, bit for bit. A `RankExecutor` runs in a
 process that was started for it and gets its batches from there. A `WorldExecutor` runs in a process that torchrun or
@@ -22,7 +22,7 @@ from gym_rm.engine.executors.executor import BatchResult, Executor, LoadSpec, Mo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.loading.checkpoint import ModelFiles
 from gym_rm.engine.loading.device_and_dtype import resolve_device
-from gym_rm.engine.loading.sharding import Sharding, require_divisible
+from gym_rm.engine.loading.sharding import require_divisible
 from gym_rm.engine.loading.trial import FAILURES
 from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.errors import ConfigError, GymRMError, RemoteError, brief
@@ -69,19 +69,10 @@ def check_shards(spec: LoadSpec) -> None:
     Raises:
         ConfigError: the model has too few heads, or an option that does not work when it is divided.
     """
-    if spec.num_ranks == 1:
+    if spec.tensor_parallel_size == 1:
         return
-    size = spec.fsdp_size
-    option = f"fsdp_size={size}" if size > 1 else f"tensor_parallel_size={spec.tensor_parallel_size}"
-    if size > 1 and spec.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"tensor_parallel_size={spec.tensor_parallel_size} and fsdp_size={size} cannot be combined; pass one of "
-            "them, and num_replicas for more devices."
-        )
-    if size > 1 and spec.quantization is not None:
-        raise ConfigError(
-            f"quantization={spec.quantization!r} does not work with {option}; use tensor_parallel_size instead."
-        )
+    size = spec.tensor_parallel_size
+    option = f"tensor_parallel_size={size}"
     for source in spec.sources:
         assert isinstance(source, ModelFiles)
         if source.adapter is not None:
@@ -91,7 +82,7 @@ def check_shards(spec: LoadSpec) -> None:
             )
         if source.options.quantization_config is not None:
             raise ConfigError(f"quantization_config does not work with {option}; pass only one of them.")
-        require_divisible(source.config, Sharding(spec.tensor_parallel_size, size), source.source)
+        require_divisible(source.config, size, source.source)
 
 
 class RankExecutor(LocalExecutor):
@@ -109,8 +100,7 @@ class RankExecutor(LocalExecutor):
         """Join the group, read this rank's part of the weights, and choose the layout together; see `Executor.load`."""
         assert isinstance(spec.model, ModelFiles)
         _join(self._rank, resolve_device(spec.model.options.device))
-        if spec.num_ranks > 1:
-            self._sharding = Sharding(spec.tensor_parallel_size, spec.fsdp_size)
+        self._tensor_parallel_size = spec.tensor_parallel_size
         with _refusing(spec):
             return super().load(spec)
 
@@ -140,13 +130,13 @@ class WorldExecutor(LocalExecutor):
         if world != spec.num_ranks:
             raise ConfigError(
                 f"this process belongs to a world of {world} ranks, which must hold the model together; pass "
-                f"tensor_parallel_size={world} or fsdp_size={world}, or score with a server (docs/scaling.md)."
+                f"tensor_parallel_size={world}, or score with a server (docs/scaling.md)."
             )
         self._group, self._after_batch = (
             dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
             for seconds in (COLLECTIVE_SECONDS, AGREE_SECONDS)
         )
-        self._sharding = Sharding(spec.tensor_parallel_size, spec.fsdp_size)
+        self._tensor_parallel_size = spec.tensor_parallel_size
         with _refusing(spec):
             return super().load(spec)
 
@@ -211,7 +201,7 @@ def _refusing(spec: LoadSpec) -> Iterator[None]:
         size = spec.tensor_parallel_size
         raise ConfigError(
             f"this model does not run with tensor_parallel_size={size} in this version of transformers ("
-            f"{type(error).__name__}: {error}); pass fsdp_size={size}."
+            f"{type(error).__name__}: {error}); pass device_map='auto'."
         ) from error
 
 

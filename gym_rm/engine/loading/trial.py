@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gym_rm.engine.backbones.tree_attention import SUPPORTED_LAYER_TYPES, UnsupportedByTree
 from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree, plan_padded, plan_trees
-from gym_rm.errors import ConfigError, logger
+from gym_rm.errors import logger
 
 Values: TypeAlias = NDArray[np.float32]
 IdArray: TypeAlias = NDArray[np.int32]
@@ -154,22 +154,6 @@ def _plan(candidate: Candidate, forward: Forward, sequences: Sequence[TokenSeque
     )
 
 
-def check_forward(candidate: Candidate, forward: Forward, run: Run) -> None:
-    """Run the trial again in the chosen layout, after the model was quantised.
-
-    Raises:
-        ConfigError: the model does not run, or returns values that are not finite.
-    """
-    try:
-        values = run(_plan(candidate, forward, trial_sequences(candidate.config)), forward)
-    except FAILURES as error:
-        raise ConfigError(f"{candidate.name} does not run with quantised layers: {error}") from error
-    if not np.isfinite(values).all():
-        raise ConfigError(
-            f"{candidate.name} returns values that are not finite with quantised layers; pass quantization=None."
-        )
-
-
 def longest_shared(config: Any) -> int | None:
     """Return the maximum length of sequences that share a batch; None for no limit.
 
@@ -245,7 +229,6 @@ def trial_sequences(config: Any, *, changed: bool = False) -> list[TokenSequence
             ids[start:stop] = others[start:stop]
     prompt = ids[:PROMPT_TOKENS]
     cuts = [prompt, ids[:14], np.r_[prompt, ids[20:27]], np.r_[ids[:14], ids[30:33]], ids[40:52]]
-    cuts = [_with_end(config, cut) for cut in cuts]
     return [TokenSequence(cut, np.array([len(cut) - 1])) for cut in cuts]
 
 
@@ -260,10 +243,8 @@ def invariance_sequences(config: Any, max_length: int | None) -> tuple[TokenSequ
     ids, *rest = _random_ids(config, (12, length))
     siblings = [np.r_[ids[: length // 2], rest[0][:9]], np.r_[ids[: -length // 4], rest[1][:3]]]
     unrelated = [each[: length * k // len(rest) + 2] for k, each in enumerate(rest)]
-    sequences = [_with_end(config, each[:length]) for each in (ids, *siblings, *unrelated)]
-    # A log-probability needs a token before, and encoder-decoder classifiers read at EOS.
-    first = len(sequences[0]) - 1 if config.get_text_config().is_encoder_decoder else 1
-    watched = TokenSequence(sequences[0], np.arange(first, len(sequences[0])))
+    sequences = [each[:length] for each in (ids, *siblings, *unrelated)]
+    watched = TokenSequence(sequences[0], np.arange(1, len(sequences[0])))  # a log-probability needs a token before
     return watched, [TokenSequence(each, np.array([len(each) - 1])) for each in sequences[1:]]
 
 
@@ -279,12 +260,6 @@ def _random_ids(config: Any, shape: tuple[int, int]) -> IdArray:
     avoid = [token for name in ("eos", "pad", "bos") for token in _token_ids(config, f"{name}_token_id")]
     allowed = np.setdiff1d(np.arange(min(config.vocab_size, 20_000)), avoid if config.vocab_size > 8 else [])
     return np.random.default_rng(0).choice(allowed, shape).astype(np.int32)
-
-
-def _with_end(config: Any, ids: IdArray) -> IdArray:
-    """Return the ids, for an encoder-decoder with EOS at the end."""
-    config = config.get_text_config()
-    return np.r_[ids, _token_ids(config, "eos_token_id")[:1]].astype(np.int32) if config.is_encoder_decoder else ids
 
 
 def _token_ids(config: Any, name: str) -> list[int]:

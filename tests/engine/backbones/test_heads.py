@@ -22,12 +22,6 @@ def test_heads_compute_in_float32_and_keep_their_weights():
     torch.testing.assert_close(values, layer.float()(hidden.float()))
 
 
-def test_heads_pass_gradients_to_their_weights():
-    model = tiny_models.reward_model("qwen3")
-    AppliedModule(model, "score")(torch.randn(3, 32)).sum().backward()
-    assert model.score.weight.grad is not None
-
-
 def test_a_head_is_looked_up_by_name_at_every_call():
     model = tiny_models.reward_model("qwen3")
     head, hidden = AppliedModule(model, "score"), torch.randn(3, 32)
@@ -152,23 +146,6 @@ def test_the_output_layer_of_a_generative_model_runs_with_its_adapter_and_hooks(
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_head_that_was_replaced_by_a_module_without_weights_is_an_error():
-    model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
-    scorer = gym_rm.RewardModelScorer(model, tokenizer)
-    model.score = torch.nn.Identity()
-    with pytest.raises(gym_rm.ScoringError, match=r"must return values of the shape \(1, 1\), got \(1, 32\)"):
-        scorer.score([[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]])
-
-
-def test_a_replaced_forward_of_the_whole_model_is_warned_of(caplog):
-    model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
-    scorer = gym_rm.RewardModelScorer(model, tokenizer)
-    warn_once.cache_clear()
-    model.forward = lambda *args, **options: None
-    scorer.score([[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]])
-    assert "the replaced forward of LlamaForSequenceClassification do not run" in caplog.text
-
-
 @pytest.mark.parametrize("at_once", [1, 3000, 1 << 26])
 def test_values_of_a_hidden_state_have_the_same_bits_beside_others(at_once, monkeypatch):
     monkeypatch.setattr(heads, "LOGITS_AT_ONCE", at_once)
@@ -190,20 +167,3 @@ def test_values_of_a_hidden_state_have_the_same_bits_beside_others(at_once, monk
             expected = head(hidden)
             for count in (1, 2, 7, 16, 33, 100, 199):
                 assert torch.equal(head(hidden[:count]), expected[:count]), name
-
-
-def test_log_probabilities_over_a_large_vocabulary_keep_their_bits():
-    """Torch divides the sum of a single row of more than 32,768 logits among its threads."""
-    config = tiny_models._config("qwen3", tiny_models.tokenizer("qwen"), initializer_range=0.3, vocab_size=70_001)
-    head = OutputLayer(AutoModelForCausalLM.from_config(config).float().eval())
-    hidden, targets = 3 * torch.randn(20, 32), torch.arange(20)
-    before = torch.get_num_threads()
-    try:
-        with torch.inference_mode(), BatchInvariant():
-            expected = head.log_probabilities(hidden, targets)
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                for some in [slice(0, 17), slice(3, 5), *(slice(row, row + 1) for row in range(20))]:
-                    assert torch.equal(head.log_probabilities(hidden[some], targets[some]), expected[some])
-    finally:
-        torch.set_num_threads(before)

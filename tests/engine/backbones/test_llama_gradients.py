@@ -120,18 +120,6 @@ def test_gradients_of_the_fused_forward_equal_the_plain_ones(name, checkpointing
     assert difference(got, plain_gradients(model, texts)) < TOLERANCE
 
 
-def test_a_deep_tree_and_many_equal_sequences(models):
-    random = np.random.default_rng(0)
-    ids = random.integers(5, 350, 200).astype(np.int32)
-    texts = [
-        TokenSequence(np.r_[ids[:k], random.integers(5, 350, 2)].astype(np.int32), np.array([k, k + 1]))
-        for k in range(0, 200, 10)
-    ]
-    texts += [texts[3]] * 3
-    model = models("norms of queries and keys")
-    assert difference(tree_gradients(model, texts, fuse=True), plain_gradients(model, texts)) < TOLERANCE
-
-
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("fault", ["sees a sibling", "misses its parent", "sees the future"])
 def test_a_wrong_mask_is_found(fuse, fault, models, monkeypatch):

@@ -8,7 +8,6 @@ from torch import nn
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.data.prompts import load_prompts
 from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear, quantize_layers
 
 
@@ -75,12 +74,6 @@ def test_a_row_that_is_not_finite_does_not_change_other_rows(make, bad):
     torch.testing.assert_close(output[[0, 1, 3]], expected[[0, 1, 3]], rtol=0, atol=0)
 
 
-@each_format
-def test_the_output_of_a_row_of_zeros_is_the_bias(make):
-    linear, layer = make_layer(make)
-    torch.testing.assert_close(layer(torch.zeros(1, 64))[0], linear.bias)
-
-
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "bert"])
 def test_a_quantized_scorer_stays_close_and_independent_of_its_batch(architecture, saved_model, gsm8k_groups):
     conversations = [chat for group in gsm8k_groups[:3] for chat in group]
@@ -98,17 +91,6 @@ def test_a_quantized_scorer_stays_close_and_independent_of_its_batch(architectur
     assert type(head) is nn.Linear
 
 
-def test_quantised_scores_of_the_embedded_model_correlate_with_exact_scores():
-    conversations = [
-        [*prompt.messages, {"role": "assistant", "content": f"It is {number}."}]
-        for prompt in load_prompts(limit=60)
-        for number in range(int(prompt.answer) % 7, 100, 7)
-    ]
-    exact = gym_rm.load_scorer().score(conversations).rewards
-    quantized = gym_rm.load_scorer(quantization="int8").score(conversations).rewards
-    assert np.corrcoef(exact, quantized)[0, 1] > 0.99
-
-
 def test_invalid_quantization_is_refused(saved_model):
     with pytest.raises(ConfigError, match="quantization must be 'int8' or 'fp8', got 'int3'"):
         gym_rm.load_scorer(quantization="int3")
@@ -118,15 +100,6 @@ def test_invalid_quantization_is_refused(saved_model):
         gym_rm.load_scorer(str(saved_model("gpt2")), quantization="int8")
     with pytest.raises(ConfigError, match="needs a CPU, but the model is on cuda"):
         quantize_layers(tiny_models.reward_model("qwen3"), "int8", torch.device("cuda"))
-
-
-def test_a_model_that_does_not_run_with_quantised_layers_is_refused(saved_model, monkeypatch):
-    def forward(self, x):
-        raise RuntimeError("expected scalar type Float but found Char")
-
-    monkeypatch.setattr(Int8Linear, "forward", forward)
-    with pytest.raises(ConfigError, match="does not run with quantised layers: expected scalar type Float"):
-        gym_rm.load_scorer(str(saved_model("bert")), quantization="int8")
 
 
 def test_a_model_that_was_passed_in_is_not_quantised(saved_model):

@@ -3,7 +3,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForSequenceClassification
 
 import gym_rm
 import gym_rm.engine.backbones.decoder as decoder
@@ -100,17 +99,6 @@ def test_a_sliding_window_over_cached_tokens(use_flex, monkeypatch):
     assert model.prefix_cache.reused_tokens == 64
 
 
-def test_turn_rewards_with_a_cached_prefix(saved_model, hh_pairs):
-    folder = saved_model("qwen3")
-    plain, cached = gym_rm.load_scorer(folder), gym_rm.load_scorer(folder, prefix_cache_tokens=20_000)
-    for messages in (4, 6):
-        conversations = dialogues(hh_pairs, messages)
-        expected, scores = (scorer.score(conversations, turns="all") for scorer in (plain, cached))
-        for got, wanted in zip(scores.turn_rewards, expected.turn_rewards, strict=True):
-            assert np.array_equal(got, wanted)
-    assert scores.workload.reused_tokens > 0
-
-
 def test_a_failed_forward_adds_nothing_to_the_cache(monkeypatch):
     model = fused_model()
     ids = np.arange(5, 85, dtype=np.int32)
@@ -128,62 +116,11 @@ def test_a_failed_forward_adds_nothing_to_the_cache(monkeypatch):
     assert torch.equal(values(model, tree), expected)
 
 
-@pytest.mark.parametrize("call", [1, 4])
-def test_an_interrupt_while_planning_loses_no_blocks(call, monkeypatch):
-    model = fused_model()
-    ids = np.arange(5, 85, dtype=np.int32)
-    (tree,) = plan_trees([TokenSequence(ids, np.array([79]))], max_num_batched_tokens=200).batches
-    expected = values(model, tree)
-    cache = model.prefix_cache = PrefixCache(200)
-    taken = []
-
-    def take(in_use):
-        taken.append(in_use)
-        block = PrefixCache._take(cache, in_use)
-        if len(taken) == call:
-            raise KeyboardInterrupt
-        return block
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cache, "_take", take)
-        with pytest.raises(KeyboardInterrupt):
-            values(model, tree)
-    assert sorted([*cache._blocks.values(), *cache._free]) == list(range(cache.num_blocks))
-    assert torch.equal(values(model, tree), expected)
-
-
-def test_two_scorers_of_one_model_have_caches_of_their_own(saved_model, hh_pairs):
-    model = AutoModelForSequenceClassification.from_pretrained(saved_model("qwen3"))
-    tokenizer = gym_rm.load_scorer(saved_model("qwen3")).renderer.tokenizer
-    first, second = (gym_rm.RewardModelScorer(model, tokenizer, prefix_cache_tokens=20_000) for _ in range(2))
-    short, long = dialogues(hh_pairs, 2, count=2), dialogues(hh_pairs, 4, count=2)
-    first.score(short)
-    assert second.score(short).workload.reused_tokens == 0
-    with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight.mul_(2)
-    first.clear_cache()
-    expected = gym_rm.RewardModelScorer(model, tokenizer).score(long).rewards
-    for scorer in (first, second):
-        scores = scorer.score(long)
-        assert scores.workload.reused_tokens == 0
-        assert np.array_equal(scores.rewards, expected)
-
-
 def test_sleep_clears_the_prefix_cache(saved_model, hh_pairs):
     scorer = gym_rm.load_scorer(saved_model("qwen3"), prefix_cache_tokens=20_000)
     scorer.score(dialogues(hh_pairs, 2, count=2))
     scorer.sleep()
     assert scorer.score(dialogues(hh_pairs, 4, count=2)).workload.reused_tokens == 0
-
-
-def test_the_prefix_cache_with_8_bit_products(saved_model, hh_pairs):
-    options = {"quantization": "int8"}
-    plain = gym_rm.load_scorer(saved_model("qwen3"), **options)
-    cached = gym_rm.load_scorer(saved_model("qwen3"), prefix_cache_tokens=20_000, **options)
-    cached.score(dialogues(hh_pairs, 4))
-    scores, expected = cached.score(dialogues(hh_pairs, 6)), plain.score(dialogues(hh_pairs, 6))
-    assert scores.workload.reused_tokens > 0
-    assert np.array_equal(scores.rewards, expected.rewards)
 
 
 @pytest.mark.parametrize(

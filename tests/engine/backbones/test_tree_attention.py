@@ -1,4 +1,3 @@
-import dataclasses
 import functools
 from types import SimpleNamespace
 
@@ -210,24 +209,6 @@ def test_the_kernel_of_flex_visits_the_keys_of_a_query_in_the_order_of_positions
         assert (visible % FLEX_BLOCK_SIZE).tolist() == (tree.position_ids[expected] % FLEX_BLOCK_SIZE).tolist()
 
 
-def test_the_window_of_flex_counts_tokens_not_position_ids():
-    tree = tree_of([sequence(range(5, 305))])
-    shifted = dataclasses.replace(tree, position_ids=tree.position_ids + 100)
-    masks = [TreeAttention(each, CPU, use_flex=True).block_mask(130) for each in (tree, shifted)]
-    assert torch.equal(masks[0].kv_num_blocks, masks[1].kv_num_blocks)
-    assert torch.equal(masks[0].kv_indices, masks[1].kv_indices)
-
-
-@pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 1, 4)])
-def test_padding_gets_finite_values_from_flex(sinks):
-    tree = tree_of([sequence(range(5, 45))])
-    query, key, value = states(tree)
-    query = torch.nn.functional.pad(query, (0, 0, 0, 8))
-    output = TreeAttention(tree, CPU, use_flex=True).attend(query, key, value, None, None, sinks=sinks)
-    assert output.shape == (1, 48, 4, 16)
-    assert output.isfinite().all()
-
-
 def test_the_block_mask_of_a_large_tree_skips_most_blocks():
     prompt = np.random.default_rng(0).integers(5, 350, 256)
     replies = [sequence(np.r_[prompt, np.full(256, 1000 + k)]) for k in range(16)]
@@ -272,23 +253,6 @@ def test_padded_length(length):
     assert padded % FLEX_BLOCK_SIZE == 0
     assert padded - length < max(FLEX_BLOCK_SIZE, length / 16)
     assert padded_length(padded) == padded
-
-
-@given(st.integers(1, 100_000), st.integers(0, 400_000))
-def test_padded_places_of_pages_are_the_padded_queries_times_a_power_of_two(length, more):
-    queries, num_slots = padded_lengths(length, length + more)
-    assert queries == padded_length(length)
-    factor, rest = divmod(num_slots, queries)
-    assert rest == 0
-    assert factor.bit_count() == 1
-    assert num_slots >= length + more
-    assert factor == 1 or num_slots < 2 * (length + more)
-
-
-def test_there_are_few_padded_lengths():
-    for doubling in range(7, 18):
-        lengths = {padded_length(length) for length in range(2**doubling + 1, 2 ** (doubling + 1) + 1)}
-        assert len(lengths) <= 16
 
 
 # --- the functions registered with transformers
@@ -339,15 +303,6 @@ def test_the_attention_of_the_model_is_restored():
     with pytest.raises(KeyError), attending_to_trees(model):
         raise KeyError
     assert model.config._attn_implementation == before
-
-
-def test_branches_at_every_token_run_in_few_calls():
-    trunk = list(range(5, 305))
-    tree = tree_of([sequence([*trunk[:length], 400]) for length in range(1, 300)])
-    assert len(tree.node_starts) > 500
-    attention = TreeAttention(tree, CPU)
-    assert len(attention.tiling(None, len(tree)).groups) < 20
-    assert len(attention.tiling(None, len(tree), only_reads=True).groups) < 20
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -418,15 +373,6 @@ def test_the_output_of_a_query_has_the_same_bits_among_other_queries(seed, share
         context = TreeAttention(tree, CPU, prefix=prefix)
         some = context.attend(query[:, :, chosen], key, value, None, window, only_reads=prefix is None)
         assert torch.equal(some, everything[:, chosen])
-
-
-def test_the_number_of_pages_in_one_call_does_not_change_bits(monkeypatch):
-    tree = tree_of(random_tree(0))
-    query, key, value = states(tree)
-    expected = attend_in(tree, query, key, value)
-    for pages in (1, 3, 10):
-        monkeypatch.setattr(tree_attention_module, "PAGES_AT_ONCE", pages)
-        assert torch.equal(attend_in(tree, query, key, value), expected)
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma2", "gpt_oss", "llama"])

@@ -21,8 +21,8 @@ def choose(saved_model):
     def call(executor=None, device="cpu", **options):
         parallel = ParallelOptions(**options)
         checkpoint = open_checkpoint(LoadOptions(path=saved_model("qwen3"), device=device))
-        sizes = {name: getattr(parallel, name) for name in ("tensor_parallel_size", "fsdp_size")}
-        return choose_executor(executor, parallel, LoadSpec(checkpoint, HEAD, **sizes))
+        spec = LoadSpec(checkpoint, HEAD, tensor_parallel_size=parallel.tensor_parallel_size)
+        return choose_executor(executor, parallel, spec)
 
     return call
 
@@ -33,7 +33,7 @@ def choose(saved_model):
         (None, {}, LocalExecutor),
         ("local", {}, LocalExecutor),
         (None, {"num_replicas": 2}, ReplicatedExecutor),
-        (None, {"fsdp_size": 2}, ReplicatedExecutor),
+        (None, {"tensor_parallel_size": 2}, ReplicatedExecutor),
         ("processes", {}, ReplicatedExecutor),
         ("processes", {"num_replicas": 3}, ReplicatedExecutor),
     ],
@@ -99,4 +99,4 @@ def test_too_few_gpus_are_refused_before_a_process_starts(choose, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     with pytest.raises(ConfigError, match="num_replicas=2 with 2 ranks each needs 4 GPUs, but this process sees 3"):
-        choose(device="cuda", num_replicas=2, fsdp_size=2)
+        choose(device="cuda", num_replicas=2, tensor_parallel_size=2)

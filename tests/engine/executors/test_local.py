@@ -66,9 +66,6 @@ def test_load_returns_the_properties_of_the_model(model):
     )
 
 
-DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "max_position_embeddings": 64}
-
-
 @pytest.mark.parametrize(
     ("architecture", "config", "spec", "expected"),
     [
@@ -80,7 +77,6 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_thet
         ("xlnet", {}, {"readout": ClassifierLogits()}, {"layout": "one_by_one", "max_positions": None}),
         ("qwen3", {"num_labels": 3}, {}, {"num_values": 3}),
         ("qwen3", {"vocab_size": 350}, {}, {"num_embeddings": 350}),
-        ("llama", DYNAMIC, {}, {"longest_shared": 64, "max_positions": 64}),
     ],
 )
 def test_the_info_depends_on_the_model_and_the_spec(architecture, config, spec, expected):

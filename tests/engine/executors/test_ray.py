@@ -89,7 +89,7 @@ def test_killed_and_stopped_ranks_and_a_lost_node_change_no_bit(cluster, saved_m
 def test_ranks_of_a_group_meet_and_fail_together(cluster, saved_model):
     cluster.workers.append(cluster.add_node(num_cpus=2))
     replica = RayReplica(make=ranks.failing)
-    replica.start(spec_of(saved_model("qwen3"), fsdp_size=2))
+    replica.start(spec_of(saved_model("qwen3"), tensor_parallel_size=2))
     assert len(replica.process_ids) == 2
     assert replica.run(trees()[0], 30).values.shape == (6, 1)
     assert replica.run(tree_with(ranks.BROKEN), 30).error == "ValueError: a broken batch"

@@ -139,7 +139,7 @@ def group(saved_model):
     def get():
         if not made or not made[-1].alive():
             made.append(ProcessReplica(threads=1, make=ranks.failing))
-            made[-1].start(spec_of(saved_model("qwen3"), fsdp_size=2))
+            made[-1].start(spec_of(saved_model("qwen3"), tensor_parallel_size=2))
         return made[-1]
 
     yield get
@@ -211,7 +211,7 @@ def test_a_script_without_protection_runs_and_leaves_nothing_after_an_exception(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["num_replicas", "fsdp_size"])
+@pytest.mark.parametrize("option", ["num_replicas", "tensor_parallel_size"])
 def test_a_driver_that_is_killed_leaves_no_process_also_not_a_stopped_one(option, saved_model):
     program = PROGRAM.replace("num_replicas", option).format(folder=saved_model("qwen3"))
     process = start(["-c", f"{program}import time; time.sleep(600)"])

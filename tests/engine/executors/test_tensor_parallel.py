@@ -21,12 +21,11 @@ from gym_rm.errors import ConfigError
 from tests.engine.executors.sharded_cases import Case, run_in_ranks, whole
 
 TOLERANCE = 1e-5  # of float32 scores
-TENSOR_PARALLEL, FULLY_SHARDED = {"tensor_parallel_size": 2}, {"fsdp_size": 2}
+TENSOR_PARALLEL = {"tensor_parallel_size": 2}
 WITH_PLAN = ("qwen3", "mixtral", "llama", "gemma2", "gemma3", "gpt_neox", "phi3", "deepseek_v3")
-ANY = ("qwen3", "gemma2", "gpt2", "deberta_v2", "t5", "mixtral", "jamba", "xlnet")
 OPTIONS = ("tensors", "prefix cache", "turns", "folder", "experts", "generative", "implicit")
 OFTEN = (  # cases that every run of the tests has
-    "tensor parallel qwen3", "tensor parallel tensors", "tensor parallel bfloat16", "fully sharded qwen3", "wrong sums",
+    "tensor parallel qwen3", "tensor parallel tensors", "tensor parallel bfloat16", "wrong sums",
 )  # fmt: skip
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 QUESTION = {"question": "Is the sum correct? Answer The or No.", "answers": ("The", "N")}
@@ -42,7 +41,6 @@ def dialogues(gsm8k_groups, hh_pairs, real_conversations):
 def cases(saved_model, tmp_path_factory):
     """All cases with two ranks, by name."""
     made = {f"tensor parallel {each}": Case(saved_model(each), TENSOR_PARALLEL) for each in (*WITH_PLAN, "doge")}
-    made |= {f"fully sharded {each}": Case(saved_model(each), FULLY_SHARDED) for each in ANY}
     policy, reference = (
         str(tiny_models.save_policy(tmp_path_factory.mktemp("policy"), seed=seed, initializer_range=0.3))
         for seed in (1, 2)
@@ -50,17 +48,16 @@ def cases(saved_model, tmp_path_factory):
     qwen, other = saved_model("qwen3"), saved_model("qwen3", seed=1)
     experts, other_experts = saved_model("mixtral"), saved_model("mixtral", seed=1)
     cached = {"prefix_cache_tokens": 4096}
-    for name, sharding in (("tensor parallel", TENSOR_PARALLEL), ("fully sharded", FULLY_SHARDED)):
-        made |= {
-            f"{name} turns": Case(qwen, sharding, act="score_turns"),
-            f"{name} prefix cache": Case(qwen, sharding, options=cached, act="score_turn_by_turn"),
-            f"{name} folder": Case(qwen, sharding, act="score_after_update", argument=other),
-            f"{name} tensors": Case(qwen, sharding, act="score_after_update", argument=[other]),
-            f"{name} experts": Case(experts, sharding, act="score_after_update", argument=[other_experts]),
-            f"{name} generative": Case(policy, sharding, {"kind": "generative"}, QUESTION),
-            f"{name} implicit": Case(policy, sharding, {"kind": "implicit"}, {"reference": reference}),
-            f"{name} bfloat16": Case(qwen, sharding, {"dtype": "bfloat16"}),
-        }
+    made |= {
+        "tensor parallel turns": Case(qwen, TENSOR_PARALLEL, act="score_turns"),
+        "tensor parallel prefix cache": Case(qwen, TENSOR_PARALLEL, options=cached, act="score_turn_by_turn"),
+        "tensor parallel folder": Case(qwen, TENSOR_PARALLEL, act="score_after_update", argument=other),
+        "tensor parallel tensors": Case(qwen, TENSOR_PARALLEL, act="score_after_update", argument=[other]),
+        "tensor parallel experts": Case(experts, TENSOR_PARALLEL, act="score_after_update", argument=[other_experts]),
+        "tensor parallel generative": Case(policy, TENSOR_PARALLEL, {"kind": "generative"}, QUESTION),
+        "tensor parallel implicit": Case(policy, TENSOR_PARALLEL, {"kind": "implicit"}, {"reference": reference}),
+        "tensor parallel bfloat16": Case(qwen, TENSOR_PARALLEL, {"dtype": "bfloat16"}),
+    }
     made["wrong sums"] = Case(qwen, TENSOR_PARALLEL, wrong_sums=True)
     made["tensor parallel int8"] = Case(qwen, TENSOR_PARALLEL, options={"quantization": "int8"})
     return made
@@ -109,18 +106,7 @@ def test_tensor_parallel_scores_are_those_of_the_whole_model(name, results, expe
     assert (got["layout"], got["fused"]) == (want["layout"], want["fused"])
 
 
-@pytest.mark.parametrize("name", names(*(f"fully sharded {each}" for each in (*ANY, *OPTIONS, "bfloat16"))))
-def test_fully_sharded_scores_have_the_bits_of_the_whole_model(name, results, expected):
-    assert_equal_in_all_ranks(results[name])
-    want = expected(name)
-    np.testing.assert_array_equal(results[name][0]["rewards"], want["rewards"])
-    assert want["rewards"].std() > 100 * TOLERANCE, "the test needs scores that differ clearly"
-    assert results[name][0]["layout"] == want["layout"]
-
-
-@pytest.mark.parametrize(
-    "name", names(*(f"tensor parallel {each}" for each in (*WITH_PLAN, "bfloat16", "int8")), "fully sharded qwen3")
-)
+@pytest.mark.parametrize("name", names(*(f"tensor parallel {each}" for each in (*WITH_PLAN, "bfloat16", "int8"))))
 def test_the_same_conversation_has_the_same_bits_in_every_batch(name, results):
     result = results[name][0]
     np.testing.assert_array_equal(result["again"], result["rewards"])
@@ -142,10 +128,9 @@ def test_four_ranks(saved_model, dialogues, tmp_path):
     )
 
 
-@pytest.mark.parametrize("name", ["tensor parallel qwen3", "fully sharded qwen3"])
-def test_a_rank_holds_half_of_the_elements(name, results, expected):
-    elements = expected(name)["elements"]
-    assert all(each["elements"] < 0.55 * elements for each in results[name])
+def test_a_rank_holds_half_of_the_elements(results, expected):
+    elements = expected("tensor parallel qwen3")["elements"]
+    assert all(each["elements"] < 0.55 * elements for each in results["tensor parallel qwen3"])
 
 
 def test_partial_sums_in_bfloat16_are_kept_in_float32(results, expected, cases, dialogues):
@@ -172,25 +157,13 @@ def spec_of(folder, **fields):
     ("architecture", "size", "message"),
     [
         ("qwen3", 3, r"num_attention_heads=4, num_key_value_heads=2.*sizes that can: \[1, 2\]"),
-        ("qwen3", 4, r"num_key_value_heads=2.*sizes that can: \[1, 2\].*fsdp_size=4"),
-        ("bert", 2, r"no tensor-parallel plan.*'bert'.*pass fsdp_size=2"),
+        ("qwen3", 4, r"num_key_value_heads=2.*sizes that can: \[1, 2\]"),
+        ("bert", 2, r"no tensor-parallel plan.*'bert'.*pass device_map='auto'"),
     ],
 )
 def test_sizes_that_do_not_divide_the_heads_are_refused(architecture, size, message, saved_model):
     with pytest.raises(ConfigError, match=message):
         check_shards(spec_of(saved_model(architecture), tensor_parallel_size=size))
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"tensor_parallel_size": 2, "fsdp_size": 2}, "cannot be combined"),
-        ({"fsdp_size": 2, "quantization": "int8"}, "quantization='int8' does not work with fsdp_size=2"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused_by_name(fields, message, saved_model):
-    with pytest.raises(ConfigError, match=message):
-        check_shards(spec_of(saved_model("qwen3"), **fields))
 
 
 # --- memory, and worlds of torchrun ------------------------------------------------------------------------------
@@ -241,7 +214,7 @@ from gym_rm.engine.executors import ranks
 dist.init_process_group("gloo")
 ranks.COLLECTIVE_SECONDS = 10
 try:
-    scorer = gym_rm.load_scorer(sys.argv[1], fsdp_size=2)
+    scorer = gym_rm.load_scorer(sys.argv[1], tensor_parallel_size=2)
     if dist.get_rank() == 0:
         scorer.score([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])
     time.sleep(20)
@@ -288,7 +261,7 @@ def torchrun(ranks, *arguments, tmp_path, script=WORLD):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["fsdp_size", "tensor_parallel_size"])
+@pytest.mark.parametrize("option", ["tensor_parallel_size"])
 def test_a_world_of_torchrun_is_used(option, saved_model, tmp_path, gsm8k_groups):
     done = torchrun(2, saved_model("qwen3"), option, 2, tmp_path=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -315,10 +288,9 @@ def test_no_rank_returns_scores_after_a_batch_that_failed_in_one_rank_alone(save
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", [TENSOR_PARALLEL, FULLY_SHARDED])
-def test_a_group_whose_rank_is_killed_starts_again_with_the_new_weights(sharding, saved_model, dialogues):
+def test_a_group_whose_rank_is_killed_starts_again_with_the_new_weights(saved_model, dialogues):
     other = saved_model("qwen3", seed=1)
-    scorer = gym_rm.load_scorer(saved_model("qwen3"), **sharding)
+    scorer = gym_rm.load_scorer(saved_model("qwen3"), **TENSOR_PARALLEL)
     try:
         scorer.update_weights(other)
         before = scorer.score(dialogues).rewards

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.engine.loading.files import tensor_files, tensor_shapes
+from gym_rm.engine.loading.files import tensor_files
 from tests import tiny_models
 from tests.checkpoints import CONVERSATIONS, HIDDEN, save_with_heads, tensor
 
@@ -40,12 +40,6 @@ def test_pickled_weights_are_not_read(tmp_path):
         gym_rm.load_scorer(str(folder))
 
 
-@pytest.mark.parametrize("path", ["./nowhere", "/no/such/folder", "no_owner"])
-def test_a_missing_folder_is_an_error(path):
-    with pytest.raises(ConfigError, match="does not exist and is not a hub id"):
-        gym_rm.load_scorer(path)
-
-
 def test_sharded_checkpoints_are_read_by_their_index(tmp_path):
     heads = {"score.0.weight": tensor(1, HIDDEN, seed=1), "score.0.bias": tensor(1, seed=2)}
     folder = save_with_heads(tmp_path, heads, class_name="INFORMForSequenceClassification")
@@ -61,9 +55,6 @@ def test_sharded_checkpoints_are_read_by_their_index(tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     files = tensor_files(str(folder))
     assert set(files) == set(tensors)
-    assert tensor_shapes(str(folder), {name: files[name] for name in heads}) == {
-        name: tuple(value.shape) for name, value in heads.items()
-    }
     np.testing.assert_array_equal(gym_rm.load_scorer(str(folder)).score(CONVERSATIONS).rewards, whole)
 
 

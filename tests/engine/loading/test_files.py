@@ -74,8 +74,6 @@ def test_weights_may_be_links_as_in_the_cache_of_the_hub(folder):
     ("index", "match"),
     [
         ("[1]", "must be a JSON object; got list"),
-        ("{", "is not a readable JSON file"),
-        ("{}", "must have a weight_map"),
         ('{"weight_map": ["a"]}', "must have a weight_map"),
         ('{"weight_map": {"score.weight": 3}}', "inside the checkpoint; got 3"),
         ('{"weight_map": {"score.weight": "no.safetensors"}}', r"no file 'no.safetensors', which .*index.json names"),
@@ -92,9 +90,6 @@ def test_other_weight_files_that_transformers_would_prefer_are_refused(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "adapter_model.bin"}))
     assert_refused(folder, r"names its weights file in config.json \('adapter_model.bin'\)")
-    (folder / "config.json").write_text(json.dumps(config))
-    shutil.copy(folder / WEIGHTS, folder / "shard-00000-model-00001-of-00001.safetensors")
-    assert_refused(folder, "is a checkpoint of torch.distributed")
 
 
 # --- the weights -------------------------------------------------------------------------------------------------
@@ -103,14 +98,11 @@ def test_other_weight_files_that_transformers_would_prefer_are_refused(folder):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda data: b"", "header too small"),
-        (lambda data: data[:50], "invalid header length"),
         (lambda data: data[:-100], "incomplete metadata"),
-        (lambda data: data + b"more", "incomplete metadata"),
         (lambda data: (2**60).to_bytes(8, "little") + data[8:], "header too large"),
         (lambda data: data[:8] + b"[" * 100 + data[108:], "is not a whole safetensors file"),
     ],
-    ids=["empty", "part of the header", "truncated", "too long", "a header of 2**60 bytes", "not JSON"],
+    ids=["truncated", "a header of 2**60 bytes", "not JSON"],
 )
 def test_a_damaged_weights_file_is_an_error(folder, change, match):
     shard(folder, "shard.safetensors")
@@ -128,18 +120,9 @@ def test_a_config_that_is_not_a_json_object_is_an_error(folder, content):
     assert_refused(folder, r"config.json' (is not a readable JSON file|must be a JSON object)")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("architectures", "Qwen3ForSequenceClassification"),
-        ("num_attention_heads", 0),
-        ("id2label", [1]),
-        ("rope_parameters", "fast"),
-    ],
-)
-def test_a_config_with_a_field_of_the_wrong_type_is_an_error(folder, name, value):
+def test_a_config_with_a_field_of_the_wrong_type_is_an_error(folder):
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, name: value}))
+    (folder / "config.json").write_text(json.dumps({**config, "rope_parameters": "fast"}))
     assert_refused(folder, r"must be a|cannot load")
 
 
@@ -148,10 +131,9 @@ def test_a_folder_without_a_config_is_an_error(folder):
     assert_refused(folder, r"has no config.json")
 
 
-@pytest.mark.parametrize("content", ["{", "[1]"])
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-def test_malformed_tokenizer_files_are_errors(folder, file, content):
-    (folder / file).write_text(content)
+def test_malformed_tokenizer_files_are_errors(folder, file):
+    (folder / file).write_text("[1]")
     assert_refused(folder, r"the tokenizer of '.*' cannot be loaded|has no tokenizer")
 
 

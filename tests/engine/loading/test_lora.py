@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 import gym_rm
 from gym_rm import ConfigError
@@ -58,16 +58,6 @@ def test_an_adapter_with_its_head_over_a_language_model(tmp_path):
 
 
 @needs_peft
-def test_an_adapter_of_the_embeddings_which_peft_saves_with_their_base(tmp_path):
-    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
-    adapter, model = save_adapter(tmp_path, base, targets=("embed_tokens", "q_proj"), num_labels=1)
-    assert "base_model.model.model.embed_tokens.base_layer.weight" in load_file(adapter / "adapter_model.safetensors")
-    np.testing.assert_allclose(
-        gym_rm.load_scorer(str(adapter)).score(PLAIN).rewards, plain_rewards(model, base), atol=1e-5
-    )
-
-
-@needs_peft
 def test_an_adapter_over_a_reward_model_that_has_its_head(tmp_path):
     base = tiny_models.save_reward_model(tmp_path / "base")
     adapter, model = save_adapter(tmp_path, base, task_type="FEATURE_EXTRACTION")
@@ -96,19 +86,6 @@ def test_another_base_can_be_passed_if_the_base_has_moved(tmp_path):
         gym_rm.load_scorer(str(adapter))
     after = gym_rm.load_scorer(str(adapter), base=tmp_path / "moved").score(PLAIN).rewards
     np.testing.assert_array_equal(after, before)
-
-
-@needs_peft
-def test_an_adapted_language_model_as_generative_reward_model(tmp_path):
-    base = tiny_models.save_policy(tmp_path / "base", initializer_range=0.3)
-    adapter, model = save_adapter(tmp_path, base, AutoModelForCausalLM, "CAUSAL_LM")
-    scorer = gym_rm.load_scorer(str(adapter), kind="generative", question="Is it?", answers=("The", "N"))
-    ids = [*PLAIN[0], {"role": "user", "content": "Is it?"}]
-    prompt = token_ids(base, ids, add_generation_prompt=True)
-    good, bad = (scorer.renderer.tokenizer(answer)["input_ids"][0] for answer in ("The", "N"))
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([prompt])).logits[0, -1]
-    assert scorer.score(PLAIN[:1]).rewards[0] == pytest.approx(float(logits[good] - logits[bad]), abs=1e-4)
 
 
 def test_pickled_adapters_are_not_read(tmp_path):

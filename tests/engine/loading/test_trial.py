@@ -78,16 +78,6 @@ def test_correct_trees_are_accepted(architecture, dtype):
     assert layout_of(tiny_models.reward_model(architecture, initializer_range=0.02).to(dtype)) == "tree"
 
 
-def test_kernels_that_return_other_bits_for_the_same_input_are_accepted():
-    model = tiny_models.reward_model("qwen3")
-
-    def vary(module, inputs, output):
-        return output * (1 + 1e-7 * torch.randn_like(output))
-
-    model.base_model.layers[0].mlp.register_forward_hook(vary)
-    assert layout_of(model) == "tree"
-
-
 def forward_of(model, readout=HEAD, **options):
     """Return the result of the check at load, and the number of rows of each product."""
     executor = LocalExecutor()
@@ -105,14 +95,9 @@ def test_a_decoder_is_bit_equal(architecture):
     assert forward_of(tiny_models.reward_model(architecture)) == ("bit-equal", None)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "deberta_v2", "bloom", "bart", "t5", "xlnet"])
+@pytest.mark.parametrize("architecture", ["bert", "deberta_v2", "bloom", "xlnet"])
 def test_encoders_and_other_padded_models_are_bit_equal(architecture):
     assert forward_of(tiny_models.reward_model(architecture), ClassifierLogits()) == ("bit-equal", None)
-
-
-@precisions
-def test_every_precision_is_bit_equal(dtype):
-    assert forward_of(tiny_models.reward_model("qwen3").to(dtype))[0] == "bit-equal"
 
 
 def rows_change(amount, rows=None):
@@ -133,14 +118,6 @@ def test_a_model_whose_forward_depends_on_the_size_of_the_batch_is_not_bit_equal
     assert result.startswith("within ")
     assert 1e-8 < float(result.removeprefix("within ")) < 1e-2
     assert chunk is None, "the fastest products"
-
-
-def test_a_model_with_noise_is_not_bit_equal():
-    model = tiny_models.reward_model("qwen3")
-    model.base_model.layers[0].mlp.register_forward_hook(
-        lambda module, inputs, output: output * (1 + 1e-6 * torch.randn_like(output))
-    )
-    assert forward_of(model)[0].startswith("within ")
 
 
 def test_products_get_a_constant_number_of_rows_if_the_hardware_needs_it(monkeypatch):
