@@ -79,7 +79,7 @@ gymnasium.register(
     entry_point="gym_rm.envs.numeric_views:TokenEnv",
     vector_entry_point="gym_rm.envs.numeric_views:make_tokens",
 )
-for _kind, _name in (("math", "Math"), ("code", "Code"), ("code_jaccard", "CodeJaccard"), ("weighted", "Mixed")):
+for _kind, _name in (("math", "Math"), ("code", "Code"), ("weighted", "Mixed")):
     gymnasium.register(
         f"{_name}-v0",
         entry_point="gym_rm.envs.verified:make",

@@ -73,12 +73,10 @@ SCORER_KINDS: dict[str, str] = {
     "ensemble": "gym_rm.scorers.combined:EnsembleScorer",
     "math": "gym_rm.scorers.math.scorer:MathScorer",
     "code": "gym_rm.scorers.code.scorer:CodeScorer",
-    "code_jaccard": "gym_rm.scorers.code.jaccard:CodeJaccardScorer",
     "judge": "gym_rm.scorers.judge.scorer:JudgeScorer",
     "format": "gym_rm.scorers.rules:FormatScorer",
     "length": "gym_rm.scorers.rules:LengthScorer",
     "repetition": "gym_rm.scorers.rules:RepetitionScorer",
-    "script": "gym_rm.scorers.rules:ScriptScorer",
 }
 REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
@@ -101,12 +100,12 @@ def parse_model(text: str | None) -> Any:
 
 
 def without_key(settings: Any) -> Any:
-    """Return the settings of a scorer without the key of a server, and its URLs without passwords."""
+    """Return the settings of a scorer without the key of a server."""
     if isinstance(settings, Mapping):
         return {name: without_key(value) for name, value in settings.items() if name != "key"}
     if isinstance(settings, list):
         return [without_key(value) for value in settings]
-    return re.sub(r"(https?://)[^/@,]*@", r"\1", settings) if isinstance(settings, str) else settings
+    return settings
 
 
 def set_threads(number: int) -> None:

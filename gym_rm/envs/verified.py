@@ -1,4 +1,4 @@
-"""`Math-v0`, `Code-v0`, `CodeJaccard-v0` and `Mixed-v0`: `RewardModel-v0` with another scorer.
+"""`Math-v0`, `Code-v0` and `Mixed-v0`: `RewardModel-v0` with another scorer.
 
 Their keywords are the fields of `EnvSettings` and the options of the scorer, side by side:
 `gym.make_vec("Math-v0", num_envs=8, prompts="questions.jsonl", style="boxed", max_turns=2)`.
@@ -17,7 +17,7 @@ from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import SCORER_KINDS
 
-NAMES = {"math": "Math-v0", "code": "Code-v0", "code_jaccard": "CodeJaccard-v0", "weighted": "Mixed-v0"}
+NAMES = {"math": "Math-v0", "code": "Code-v0", "weighted": "Mixed-v0"}
 PROMPTS = {"code": "embedded:code"}
 """Embedded prompts of the kinds that the usual ones do not fit."""
 

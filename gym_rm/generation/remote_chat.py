@@ -50,7 +50,7 @@ class RemoteChatModel:
 
     def __init__(self, url: str, **options: Any) -> None:
         self.options = chosen = parse_settings(RemoteChatOptions, options)
-        (self.url,), key = parse_urls([re.sub(r"(/v1)?(/chat/completions)?/*$", "", url)], read_key(chosen.key))
+        (self.url,), key = parse_urls([re.sub(r"(/v1)?(/chat/completions)?/*$", "", url)]), read_key(chosen.key)
         self._client = HTTPClient(
             [self.url],
             key=key,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from gym_rm.errors import ConfigError
 
@@ -25,31 +25,20 @@ def read_key(key: str | None) -> str | None:
     return key
 
 
-def parse_urls(urls: Any, key: str | None) -> tuple[list[str], str | None]:
-    """Return clean URLs without user and password, and the key: the given one, or the password of the URLs.
-
-    Args:
-        urls: one URL, several with commas between them, or a list.
-        key: the key that was given.
+def parse_urls(urls: Any) -> list[str]:
+    """Return the given URLs, checked and without a slash at the end: one, several with commas between them, or a list.
 
     Raises:
-        ConfigError: a URL is invalid, or the passwords differ.
+        ConfigError: a URL is invalid, or has a password, or is given twice.
     """
-    clean: list[str] = []
-    keys = set()
-    for url in urls.split(",") if isinstance(urls, str) else list(urls):
-        address, password = _parse(str(url).strip())
-        clean.append(address)
-        keys.add(password)
-    if len(keys) > 1 and key is None:
-        raise ConfigError("the URLs have different passwords; pass one key= for all servers.")
+    clean = [_parse(str(url).strip()) for url in (urls.split(",") if isinstance(urls, str) else urls)]
     if not clean or len(set(clean)) != len(clean):
         raise ConfigError(f"expected one or several different URLs, got {clean}.")
-    return clean, key if key is not None else keys.pop()
+    return clean
 
 
-def _parse(url: str) -> tuple[str, str | None]:
-    """Return a URL without user and password, and the password."""
+def _parse(url: str) -> str:
+    shown = url.rpartition("@")[2]
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
@@ -57,7 +46,7 @@ def _parse(url: str) -> tuple[str, str | None]:
     except ValueError:  # for example a port that is no number
         valid = False
     if not valid:
-        shown = url.rpartition("@")[2]
         raise ConfigError(f"a URL must have the form http://host:port, got {shown!r:.200}.")
-    password = None if parts.password is None else unquote(parts.password)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}", password
+    if "@" in parts.netloc:
+        raise ConfigError(f"the URL of {shown!r:.200} must have no user and password; pass key='env:NAME'.")
+    return url.rstrip("/")

@@ -25,7 +25,6 @@ Value = TypeVar("Value")
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 15.0  # seconds between two attempts
 CONNECT_SECONDS = 5.0
-MAX_REPLY_BYTES = 2**28
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _random = random.SystemRandom()  # not the generator that a training run seeds
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process
@@ -241,24 +240,15 @@ class HTTPClient:
     async def _attempt(self, url: str, body: bytes | None) -> bytes:
         """Send a request once, and return the body of its reply."""
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
-        parts, size = [], 0
         try:
-            async with (
-                asyncio.timeout(self._attempt_timeout),
-                self._connect().client.stream(method, url, content=body, headers=headers) as response,
-            ):
-                async for part in response.aiter_bytes():
-                    parts.append(part)
-                    size += len(part)
-                    if size > MAX_REPLY_BYTES:
-                        raise InvalidReply(f"the reply has more than {MAX_REPLY_BYTES} bytes")
+            async with asyncio.timeout(self._attempt_timeout):
+                response = await self._connect().client.request(method, url, content=body, headers=headers)
         except TimeoutError as error:
             raise FailedAttempt(f"no answer within {self._attempt_timeout:.1f} s") from error
         except httpx.HTTPError as error:
             raise FailedAttempt(brief(error)) from error
-        content = b"".join(parts)
-        check_status(url, response.status_code, response.headers, content)
-        return content
+        check_status(url, response.status_code, response.headers, response.content)
+        return response.content
 
     def _gave_up(self, failures: list[str], why: str = "") -> RemoteError:
         names = ", ".join(endpoint.url for endpoint in self.endpoints)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import email.utils
 import json
-import math
-import time
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,17 +65,8 @@ def check_status(url: str, status: int, headers: Mapping[str, str], body: bytes)
 
 
 def retry_after(value: str | None) -> float | None:
-    """Return the seconds of a `Retry-After` header (seconds or a date); None if there is none or it is invalid."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = max(email.utils.parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    """Return the seconds of a `Retry-After` header; None if there is none, or it is a date or invalid."""
+    return float(value) if value is not None and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) else None
 
 
 def parse_json(body: bytes) -> Any:

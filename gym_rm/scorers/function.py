@@ -14,7 +14,7 @@ import numpy as np
 
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import RewardFunction, check_rows
-from gym_rm.scores import Scores, ScoringError
+from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance, copy_conversation, copy_prompt
 
 
@@ -25,8 +25,7 @@ class FunctionScorer:
 
     Args:
         function: takes `(conversations)` or `(conversations, prompts)` and returns one number per conversation, or
-            None for a missing score. It may also return `Scores` (with components, infos or terminations), or raise
-            a `ScoringError` with them.
+            None for a missing score. It may also return `Scores` (with components, infos or terminations).
 
     Raises:
         ConfigError: the function has another signature.
@@ -84,16 +83,8 @@ class FunctionScorer:
         """Call the function for these rows, and return their scores."""
         if not conversations:
             return Scores.from_rewards([])
-        returned: Any
-        try:
-            if self._prompts is None:
-                returned = self._function(conversations)
-            else:
-                returned = self._function(conversations, **{self._prompts.name: prompts})
-        except ScoringError as error:
-            if len(error.scores) != len(conversations):  # raised by another scorer that the function called
-                raise
-            returned = error.scores
+        arguments: dict[str, Any] = {} if self._prompts is None else {self._prompts.name: prompts}
+        returned: Any = self._function(conversations, **arguments)
         if isinstance(returned, Scores) and len(returned) == len(conversations):
             return returned
         values = self._numbers(returned, rows)

@@ -1,14 +1,11 @@
-"""Rules for the form of a reply: format, length, repetition and script. They need no model."""
+"""Rules for the form of a reply: format, length, and repetition. They need no model."""
 
 from __future__ import annotations
 
 import abc
 import json
 import math
-import unicodedata
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import regex
 
@@ -21,8 +18,6 @@ from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
 MATCHING_SECONDS = 0.1
 """Most time of a regular expression on one reply; a reply that takes longer does not match."""
-
-Unit = Literal["characters", "words"]
 
 
 class Rule(abc.ABC):
@@ -100,43 +95,30 @@ class LengthScorer(Rule):
     """0.0 for a reply of an allowed length, falling to -1.0 outside of it.
 
     A reply longer than `max_length` minus `buffer` has `(max_length - buffer - length) / buffer`, and at least -1.0:
-    the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13). Below `min_length` it is
-    `length / min_length - 1`.
+    the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13).
 
     Args:
-        max_length: length from which the value is -1.0.
-        buffer: length before it over which the value falls; None for a quarter of `max_length`.
-        min_length: shortest reply without a penalty.
-        unit: `"characters"` or `"words"`.
+        max_length: number of characters from which the value is -1.0.
+        buffer: characters before it over which the value falls; None for a quarter of `max_length`.
 
     Raises:
         ConfigError: a length is invalid.
 
     Example:
-        >>> rule = LengthScorer(max_length=8, buffer=4, unit="words")
-        >>> rule.score([[{"role": "assistant", "content": "one two three four five six"}]]).rewards.tolist()
-        [-0.5]
+        >>> rule = LengthScorer(max_length=8, buffer=4)
+        >>> rule.score([[{"role": "assistant", "content": "It is 4"}]]).rewards.tolist()
+        [-0.75]
     """
 
-    def __init__(
-        self, *, max_length: int, buffer: int | None = None, min_length: int = 0, unit: Unit = "characters"
-    ) -> None:
+    def __init__(self, *, max_length: int, buffer: int | None = None) -> None:
         self.max_length = integer("max_length", max_length, minimum=1)
         self.buffer = max(1, self.max_length // 4) if buffer is None else integer("buffer", buffer, minimum=1)
-        self.min_length = integer("min_length", min_length, minimum=0)
-        self.unit: Unit = one_of("unit", unit, ("characters", "words"))
-        if self.min_length > self.max_length - self.buffer:
-            raise ConfigError(
-                f"min_length={self.min_length} must be at most max_length - buffer = {self.max_length - self.buffer}, "
-                "so that some replies have no penalty."
-            )
+        if self.buffer > self.max_length:
+            raise ConfigError(f"buffer={self.buffer} must be at most max_length={self.max_length}.")
 
     def value(self, reply: str, prompt: Prompt | None) -> float:
         """Return the penalty of a reply, in [-1, 0]."""
-        length = len(reply) if self.unit == "characters" else len(reply.split())
-        if length < self.min_length:
-            return length / self.min_length - 1
-        return min(0.0, max(-1.0, (self.max_length - self.buffer - length) / self.buffer))
+        return min(0.0, max(-1.0, (self.max_length - self.buffer - len(reply)) / self.buffer))
 
 
 class RepetitionScorer(Rule):
@@ -168,45 +150,8 @@ class RepetitionScorer(Rule):
         return -self.weight * (1 - len(set(runs)) / len(runs)) if runs else 0.0
 
 
-class ScriptScorer(Rule):
-    """Share of the letters of the reply that are of a script, in [0, 1]; 1.0 for a reply without letters.
-
-    Args:
-        script: one of `SCRIPTS`, such as `"Latin"`, `"Cyrillic"`, `"Han"` or `"Arabic"`.
-
-    Raises:
-        ConfigError: the script is unknown.
-
-    Example:
-        >>> ScriptScorer(script="Latin").score([[{"role": "assistant", "content": "да yes"}]]).rewards.tolist()
-        [0.6]
-    """
-
-    def __init__(self, *, script: str) -> None:
-        self.script = one_of("script", script, list(SCRIPTS))
-
-    def value(self, reply: str, prompt: Prompt | None) -> float:
-        """Return the share of the letters that are of the script."""
-        letters = [each for each in reply if each.isalpha()]
-        names = Counter(unicodedata.name(each, "?").split(" ")[0].split("-")[0] for each in letters)
-        return sum(names[start] for start in SCRIPTS[self.script]) / len(letters) if letters else 1.0
-
-
 _WORD = regex.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]|[^\W぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]+")
 _THINK_ANSWER = regex.compile(r"<think>(.*?)</think>\n<answer>(.*?)</answer>", regex.DOTALL)
-SCRIPTS = {
-    "Latin": ("LATIN",),
-    "Cyrillic": ("CYRILLIC",),
-    "Greek": ("GREEK",),
-    "Arabic": ("ARABIC",),
-    "Hebrew": ("HEBREW",),
-    "Devanagari": ("DEVANAGARI",),
-    "Thai": ("THAI",),
-    "Hangul": ("HANGUL",),
-    "Han": ("CJK",),
-    "Japanese": ("CJK", "HIRAGANA", "KATAKANA"),
-}
-"""Scripts by name, with the first words of the Unicode names of their letters."""
 
 
 def _is_think_answer(reply: str) -> bool:

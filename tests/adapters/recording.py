@@ -95,9 +95,3 @@ NO_FALLBACK_REWARDS = [float("nan"), float("-inf"), True, "0", 1e39]
 def chat(*texts):
     """Return messages of alternating user and assistant turns."""
     return [{"role": ("user", "assistant")[index % 2], "content": text} for index, text in enumerate(texts)]
-
-
-def mixture(field):
-    """Return settings of a mixture that routes rows to `math` or `code_jaccard` by a field of the data."""
-    scorers = {name: {"kind": name} for name in ("math", "code_jaccard")}
-    return {"kind": "weighted", "scorers": scorers, "route": field}

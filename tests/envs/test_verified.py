@@ -1,4 +1,4 @@
-"""Environments with a scorer of their own: Math-v0, Code-v0, CodeJaccard-v0 and Mixed-v0."""
+"""Environments with a scorer of their own: Math-v0, Code-v0 and Mixed-v0."""
 
 import json
 

@@ -47,13 +47,6 @@ def test_a_function_may_return_any_list_of_numbers(returned):
     assert scores.rewards.tolist() == [float(value) for value in returned]
 
 
-def test_a_function_may_be_a_generator():
-    def one_by_one(conversations):
-        yield from length(conversations)
-
-    assert FunctionScorer(one_by_one).score(SAID).rewards.tolist() == [3, 5, 0]
-
-
 def test_none_and_infinity_give_missing_scores():
     with pytest.raises(ScoringError) as caught:
         load_scorer(lambda conversations: [1.0, None, float("inf")]).score(SAID)
@@ -145,25 +138,12 @@ def failed_in_the_middle(conversations):
     return Scores.from_rewards([1.0, np.nan, 2.0], errors=[None, "no number in the reply", None])
 
 
-def raises_with_scores(conversations):
-    return failed_in_the_middle(conversations).raise_for_errors()
-
-
-@pytest.mark.parametrize("function", [failed_in_the_middle, raises_with_scores])
-def test_errors_of_returned_or_raised_scores_are_kept(function):
+def test_errors_of_returned_scores_are_kept():
     with pytest.raises(ScoringError) as caught:
-        FunctionScorer(function).score(SAID)
+        FunctionScorer(failed_in_the_middle).score(SAID)
     assert caught.value.rows == (1,)
     assert caught.value.scores.errors == (None, "no number in the reply", None)
     assert caught.value.scores.rewards_or_none() == [1.0, None, 2.0]
-
-
-def test_a_scoring_error_of_another_scorer_called_by_the_function_is_raised():
-    def score_twice(conversations):
-        return load_scorer(lambda doubled: [None] * len(doubled)).score([*conversations, *conversations]).rewards[:3]
-
-    with pytest.raises(ScoringError, match="6 of 6 conversations could not be scored"):
-        FunctionScorer(score_twice).score(SAID)
 
 
 def test_numbers_are_kept_in_float64():

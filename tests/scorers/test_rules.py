@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm import ConfigError, Prompt
-from gym_rm.scorers.rules import FormatScorer, LengthScorer, RepetitionScorer, ScriptScorer
+from gym_rm.scorers.rules import FormatScorer, LengthScorer, RepetitionScorer
 from gym_rm.testing import check_scorer
 
 RULES = {
     "format": {"format": "boxed"},
     "length": {"max_length": 100},
     "repetition": {},
-    "script": {"script": "Latin"},
 }
 
 
@@ -84,18 +83,14 @@ def test_an_invalid_format_is_refused(settings, message):
 
 
 def test_the_penalty_of_a_long_reply_is_the_one_of_dapo():
-    rule = LengthScorer(max_length=100, buffer=20, min_length=10)
-    lengths = (10, 80, 90, 100, 5000, 5, 0)
-    assert [value(rule, "x" * length) for length in lengths] == [0.0, 0.0, -0.5, -1.0, -1.0, -0.5, -1.0]
-
-
-def test_a_length_may_be_counted_in_words():
-    assert value(LengthScorer(max_length=4, buffer=2, unit="words"), "one two three") == -0.5
+    rule = LengthScorer(max_length=100, buffer=20)
+    lengths = (0, 80, 90, 100, 5000)
+    assert [value(rule, "x" * length) for length in lengths] == [0.0, 0.0, -0.5, -1.0, -1.0]
 
 
 def test_lengths_that_leave_no_reply_without_a_penalty_are_refused():
-    with pytest.raises(ConfigError, match="min_length=90 must be at most"):
-        LengthScorer(max_length=100, buffer=20, min_length=90)
+    with pytest.raises(ConfigError, match="buffer=200 must be at most"):
+        LengthScorer(max_length=100, buffer=200)
 
 
 @pytest.mark.parametrize(
@@ -111,24 +106,7 @@ def test_the_penalty_of_repetition_is_bounded(reply, size):
     assert -1.0 < value(RepetitionScorer(size=size), reply) <= 0.0
 
 
-@pytest.mark.parametrize(
-    ("script", "reply", "expected"),
-    [("Latin", "Ça va 18?", 1.0), ("Cyrillic", "да yes", 0.4), ("Han", "答案是18", 1.0), ("Japanese", "答えは", 1.0)],
-)
-def test_the_share_of_a_script(script, reply, expected):
-    assert value(ScriptScorer(script=script), reply) == pytest.approx(expected)
-
-
-def test_a_reply_without_letters_is_in_every_script():
-    assert value(ScriptScorer(script="Arabic"), "18 + 2 = 20") == 1.0
-
-
-def test_an_unknown_script_is_refused():
-    with pytest.raises(ConfigError, match="Did you mean 'Latin'"):
-        ScriptScorer(script="Latn")
-
-
-@pytest.mark.parametrize("kind", [*RULES, "math", "code_jaccard"])
+@pytest.mark.parametrize("kind", [*RULES, "math"])
 def test_a_reply_in_text_parts_is_read_and_one_with_an_image_is_a_failed_row(kind):
     scorer = gym_rm.load_scorer({"kind": kind, **RULES.get(kind, {})})
     parts = [{"type": "text", "text": "The answer "}, {"type": "text", "text": "is 18."}]

@@ -42,10 +42,8 @@ class JudgeOptions(Config):
     scale: tuple[Finite, Finite] = (1.0, 10.0)
     """Lowest and highest score."""
     against: Literal["reference", "group"] = "reference"
-    """What `pairwise` compares with: `reference` is the text in `prompt.metadata[reference_field]`; `group` is every
+    """What `pairwise` compares with: `reference` is the text in `prompt.metadata["reference_reply"]`; `group` is every
     other reply to the same prompt in the call (N replies take N (N - 1) answers of the judge)."""
-    reference_field: str = "reference_reply"
-    """Field of a row's metadata with the reply to compare with."""
     reference: Flag = True
     """Whether the judge sees `prompt.answer`, where a row has one, as the reference answer."""
     samples: PositiveInt = 1
@@ -106,9 +104,9 @@ class JudgeScorer:
     this mark beside its verdict. An answer without one clear verdict is asked for again, and is an error in the end,
     never a number. Equal rows of a call get one verdict.
 
-    Infos: `judgement` (what the judge wrote first), `answers` (number of its answers), `disagreement` (standard
-    deviation of the samples); with `mode="pairwise"` `comparisons` and `position_consistent`, the share of comparisons
-    whose verdict did not change when the two replies changed places. The others are ties.
+    Infos: `judgement` (what the judge wrote first) and `disagreement` (standard deviation of the samples); with
+    `mode="pairwise"` also `position_consistent`, the share of comparisons whose verdict did not change when the two
+    replies changed places. The others are ties.
 
     Args:
         model: folder or hub id of a chat model in this process, URL of an OpenAI-compatible server, a dict
@@ -240,12 +238,12 @@ class JudgeScorer:
         pairs: list[tuple[tuple[int | None, ...], list[Message]]] = []
         if self.options.against == "reference":
             for row, conversation in checked.items():
-                prompt, name = prompts[row], self.options.reference_field
-                baseline = None if prompt is None else prompt.metadata.get(name)
+                prompt = prompts[row]
+                baseline = None if prompt is None else prompt.metadata.get("reference_reply")
                 if isinstance(baseline, str):
                     pairs.append(((row, None), [conversation[-1], Message(role="assistant", content=baseline)]))
                 else:
-                    errors[row] = f"there is no text in prompt.metadata[{name!r}] to compare the reply with"
+                    errors[row] = "there is no text in prompt.metadata['reference_reply'] to compare the reply with"
             return pairs
         groups: dict[str, list[int]] = {}
         for row, conversation in checked.items():
@@ -324,10 +322,7 @@ class JudgeScorer:
         infos: dict[str, list[Any]] = {"judgement": [None] * len(errors)}
         numbers = ["disagreement"] + (["position_consistent"] if self.options.mode == "pairwise" else [])
         infos |= {name: [np.nan] * len(errors) for name in numbers}
-        counts = ["answers"] + (["comparisons"] if self.options.mode == "pairwise" else [])
-        infos |= {name: [0] * len(errors) for name in counts}
         for row, own in of_row.items():
-            infos["answers"][row] = sum(ask.answers for case in own for ask in case.asks)
             counted = [case for case in own if row in lost or not lost & set(case.rows)]
             errors[row] = errors[row] or next((case.error for case in counted if case.error is not None), None)
             if errors[row] is None:
@@ -343,7 +338,6 @@ class JudgeScorer:
             infos["disagreement"][row] = values.std()
             return float(values.mean())
         compared = [_outcomes(case) for case in cases]
-        infos["comparisons"][row] = len(cases)
         infos["disagreement"][row] = np.mean([outcomes.std() for outcomes, _ in compared])
         infos["position_consistent"][row] = np.mean([consistent for _, consistent in compared])
         means = [outcomes.mean() for outcomes, _ in compared]

@@ -61,7 +61,7 @@ class RemoteScorer:
 
     def __init__(self, path: str | Sequence[str], **options: Any) -> None:
         (chosen,) = divide_settings(options, RemoteOptions, owner="a scorer at a URL")
-        self.urls, key = parse_urls(path, read_key(chosen.key))
+        self.urls, key = parse_urls(path), read_key(chosen.key)
         self.options: RemoteOptions = chosen.model_copy(update={"key": None})
         self._served: Served | None = None
         self._closed = False

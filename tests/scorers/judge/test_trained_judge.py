@@ -112,4 +112,3 @@ def test_right_and_wrong_replies_to_new_questions_are_told_apart(judge):
     right = np.array([conversation[-1]["content"] == prompt.answer for conversation, prompt in pairs])
     assert 80 < right.sum() < 120
     assert scores.rewards.tolist() == pytest.approx(np.where(right, 10, 1).tolist())
-    assert scores.infos["answers"].tolist() == [1] * 200

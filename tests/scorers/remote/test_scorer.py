@@ -70,7 +70,7 @@ def test_requests_keep_the_limits_of_the_server(app, url):
 
 def test_provenance_is_that_of_the_server_with_the_url_and_without_the_key(app):
     app.key = "secret"
-    with serve(app) as url, scorer_at(url.replace("//", "//any:secret@")) as scorer:
+    with serve(app) as url, scorer_at(url, key="secret") as scorer:
         made = scorer.score(conversations(1)).provenance
         shown = repr((scorer, made, scorer.options))
     assert (made.scorer, made.model, made.revision) == ("RemoteScorer", "fake", "sha256:1")
@@ -399,7 +399,7 @@ def test_the_command_scores_with_a_url_and_stores_no_key(app, url, tmp_path):
     app.key = "secret"
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps({"messages": each}) + "\n" for each in conversations(5)))
-    model = url.replace("//", "//any:secret@")
+    model = json.dumps({"path": url, "key": "secret"})
     command = [sys.executable, "-m", "gym_rm", "score", str(source), "--reward-model", model, "-o", str(output)]
     subprocess.run(command, check=True, timeout=100)
     assert [json.loads(line)["score"] for line in output.read_text().splitlines()] == rewards(conversations(5))
