@@ -65,9 +65,7 @@ def evaluate(
     scores: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Without --reward-model: read the scores from this file of an earlier evaluation. With it: write them "
-            "to this file, and score only what is missing.",
+            metavar="FILE", help="Read the scores from this file of an earlier evaluation; no model is loaded."
         ),
     ] = None,
     output: Annotated[
@@ -105,28 +103,22 @@ def evaluate(
             ScorerArguments.parse(reward_model, option, threads=threads),
             ScorerArguments.parse(against, threads=threads),
         ]
-        _check(benchmark, {"--best-of-n": best_of_n, "--scores": scores})
+        _check(benchmark, {"--best-of-n": best_of_n, "--scores": scores}, reward_model)
     except ValueError as error:
         fail(error, code=2)
-    names = [spec_name(arguments[0].model)]
-    if against is not None:
-        names.append(spec_name(arguments[1].model))
+    names = [spec_name(each.model) for each in (arguments if against is not None else arguments[:1])]
     folder = output if output is not None and is_folder(output) else None
     bar = _progress_bar()
-    models = []
-    for i, name in enumerate(short_names(names)):
-        in_folder = None if folder is None else folder / ("scores.jsonl", "against.jsonl")[i]
-        file = scores if i == 0 and scores is not None else in_folder
-        no_model = i == 0 and reward_model is None and scores is not None
-        models.append(
-            ModelRows(
-                name=name,
-                make_scorer=None if no_model else arguments[i].load,
-                scores=file,
-                batch_size=batch_size,
-                report=_reporter(bar, name),
-            )
+    models = [
+        ModelRows(
+            name=name,
+            make_scorer=None if scores is not None and given is arguments[0] else given.load,
+            scores=scores if scores is not None and given is arguments[0] else folder and folder / file,
+            batch_size=batch_size,
+            report=_reporter(bar, name),
         )
+        for name, given, file in zip(short_names(names), arguments, ("scores.jsonl", "against.jsonl"), strict=False)
+    ]
     settings = {
         "files": sources,
         "reward_model": without_key(arguments[0].model),
@@ -135,37 +127,62 @@ def evaluate(
         "benchmark": benchmark,
         "best_of_n": best_of_n,
     }
-    evaluations: list[SetEvaluation] = []
-    benchmarks: list[BenchmarkResult] = []
+    results = Results(settings)
     try:
         with bar:
             if benchmark is not None:
-                benchmarks = evaluate_benchmark_files(benchmark, sources, models)
+                results.benchmarks = evaluate_benchmark_files(benchmark, sources, models)
             else:
-                evaluations = evaluate_files(sources, models, gold=best_of_n, skip_malformed=on_error == "skip")
-        written = [] if output is None else write_results(output, evaluations, benchmarks, settings)
+                results.sets = evaluate_files(sources, models, gold=best_of_n, skip_malformed=on_error == "skip")
+        written = [] if output is None else write_results(output, results)
     except KeyboardInterrupt:
-        stderr.print("interrupted; with -o FOLDER or --scores FILE, repeat the same command to continue.")
+        stderr.print("interrupted; with -o FOLDER, repeat the same command to continue.")
         raise typer.Exit(130) from None
     except GymRMError as error:
         fail(error, code=1)
     except OSError as error:
         fail(ConfigError(f"cannot write {error.filename or str(output)!r}: {error.strerror or error}."), code=1)
     if as_json:
-        typer.echo(json.dumps(results_as_dict(evaluations, benchmarks, settings), indent=2))
+        typer.echo(json.dumps(results.as_dict(), indent=2))
     else:
-        _print_results(evaluations, benchmarks)
+        _print_results(results)
     for path in written:
         stderr.print(f"wrote {path}", markup=False)
-    if any(each.failed for each in benchmarks) or any(_errors(each) for each in evaluations):
+    if results.lacks_scores:
         raise typer.Exit(3)
 
 
-def _check(benchmark: str | None, others: Mapping[str, Any]) -> None:
+def _check(benchmark: str | None, others: Mapping[str, Any], reward_model: str | None) -> None:
     """Refuse options that would have no effect."""
     unused = [name for name, value in others.items() if value is not None]
     if benchmark is not None and unused:
         raise ConfigError(f"{', '.join(unused)} has no effect with --benchmark {benchmark}; leave it out.")
+    if reward_model is not None and others["--scores"] is not None:
+        raise ConfigError("--reward-model and --scores exclude each other; -o FOLDER keeps the scores of a model.")
+
+
+@dataclass
+class Results:
+    """What an evaluation found, and the settings that it had."""
+
+    settings: Mapping[str, Any]
+    sets: list[SetEvaluation] = dataclasses.field(default_factory=list)
+    benchmarks: list[BenchmarkResult] = dataclasses.field(default_factory=list)
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether a reply has no score."""
+        scored = [rows for each in self.sets for rows in (each.scored, each.against) if rows is not None]
+        return any(each.failed for each in self.benchmarks) or any(rows.errors.total() for rows in scored)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all results as plain values for JSON."""
+        return {
+            "gym_rm": gym_rm.__version__,
+            "settings": to_plain(self.settings),
+            "sets": [each.as_dict() for each in self.sets],
+            "benchmarks": [each.as_dict() for each in self.benchmarks],
+        }
 
 
 def _progress_bar() -> ProgressBar:
@@ -184,22 +201,17 @@ def _reporter(bar: ProgressBar, name: str) -> Callable[[int, int], None]:
     return report
 
 
-def _errors(evaluation: SetEvaluation) -> int:
-    both = (evaluation.scored, evaluation.against)
-    return sum(each.errors.total() for each in both if each is not None)
-
-
-def _print_results(evaluations: Sequence[SetEvaluation], benchmarks: Sequence[BenchmarkResult]) -> None:
+def _print_results(results: Results) -> None:
     console = Console(highlight=False)
-    for each in evaluations:
+    for each in results.sets:
         console.rule(Text(visible(each.name)), align="left")
         for table in result_tables(each):
             console.print(console_table(table))
         for note in notes(each):
             console.print(Text(f"- {visible(note)}"))
-    if benchmarks:
-        console.print(console_table(benchmark_table(benchmarks)))
-        for note in dict.fromkeys(note for each in benchmarks for note in each.notes()):
+    if results.benchmarks:
+        console.print(console_table(benchmark_table(results.benchmarks)))
+        for note in dict.fromkeys(note for each in results.benchmarks for note in each.notes()):
             console.print(Text(f"- {visible(note)}"))
 
 
@@ -323,39 +335,17 @@ def spec_name(spec: Any) -> str:
     return "embedded" if spec is None else str(spec)
 
 
-def results_as_dict(
-    evaluations: Sequence[SetEvaluation], benchmarks: Sequence[BenchmarkResult], settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return all results as plain values for JSON."""
-    return {
-        "gym_rm": gym_rm.__version__,
-        "settings": to_plain(settings),
-        "sets": [each.as_dict() for each in evaluations],
-        "benchmarks": [each.as_dict() for each in benchmarks],
-    }
-
-
-def write_results(
-    output: Path,
-    evaluations: Sequence[SetEvaluation],
-    benchmarks: Sequence[BenchmarkResult],
-    settings: Mapping[str, Any],
-) -> list[Path]:
-    """Write a page (`.html`), the values (`.json`), or a folder with both.
-
-    Returns:
-        The paths that were written.
-    """
+def write_results(output: Path, results: Results) -> list[Path]:
+    """Write a page (`.html`), the values (`.json`), or a folder with both; return the paths that were written."""
     paths: list[Path] = []
     folder = is_folder(output)
     if folder or output.suffix.lower() == ".json":
         target = output / "report.json" if folder else output
         target.parent.mkdir(parents=True, exist_ok=True)
-        values = results_as_dict(evaluations, benchmarks, settings)
-        target.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        target.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
         paths.append(target)
     if folder or output.suffix.lower() == ".html":
         target = output / "report.html" if folder else output
-        tables = [benchmark_table(benchmarks)] if benchmarks else []
-        paths.append(write_evaluation_page(evaluations, target, tables=tables))
+        tables = [benchmark_table(results.benchmarks)] if results.benchmarks else []
+        paths.append(write_evaluation_page(results.sets, target, tables=tables))
     return paths

@@ -40,16 +40,10 @@ def score(
     turns: Annotated[
         Literal["last", "all"], typer.Option(help="Score only the last turn, or also every assistant turn.")
     ] = "last",
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Also score the lines of the output that have no score.")
-    ] = False,
     batch_size: BatchSize = 128,
     threads: Threads = None,
     option: Options = None,
     key: Annotated[str, typer.Option(help="Name of the added field, and prefix of the other fields.")] = "score",
-    provenance: Annotated[
-        bool, typer.Option("--provenance", help="Add model, revision and settings to every line.")
-    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")] = False,
 ) -> None:
     """Score every row of a file.
@@ -66,19 +60,16 @@ def score(
     score_turns              with --turns all: a list, one number per assistant turn
     score_truncated_tokens   number of tokens that were cut, if any
     score_error              reason for a missing score (score is null)
-    score_provenance         with --provenance: model, revision, template, dtype, ...
 
     With -o, repeat the same command (without --overwrite) to resume after an interruption, or to score rows that were
-    added to the input. OUTPUT.scores has the finished scores, their settings, and a digest of the model's files:
-    scores of different settings or another model are never mixed. OUTPUT is written at the end.
+    added to the input or have no score. OUTPUT.scores has the finished scores, their settings, and a digest of the
+    model's files: scores of different settings or another model are never mixed. OUTPUT is written at the end.
 
     Exit codes: 0 all lines have a score; 1 error (the message names the line, finished scores are in OUTPUT.scores); 2
     invalid arguments; 3 finished, but some lines have no score (--on-error skip); 130 interrupted.
     """
     try:
         scorer = ScorerArguments.parse(reward_model, option, threads=threads)
-        if overwrite and retry_failed:
-            raise ConfigError("--overwrite and --retry-failed exclude each other: a new output has no failed lines.")
     except ValueError as error:
         fail(error, code=2)
     path = None if source == "-" else Path(source)
@@ -95,14 +86,12 @@ def score(
         make_scorer=scorer.load,
         source=path,
         output=written,
-        settings={**scorer.settings, "turns": turns, "key": key, "provenance": provenance},
+        settings={**scorer.settings, "turns": turns, "key": key},
         overwrite=overwrite,
-        retry_failed=retry_failed,
         turns=turns,
         key=key,
         on_error=on_error,
         batch_size=batch_size,
-        provenance=provenance,
         report=report,
     )
     try:

@@ -90,12 +90,10 @@ class FileScoring:
         output: file to write in the format of its name, see `FileOutput`; None for JSON lines to standard output.
         settings: settings that affect the scores; stored scores must have the same settings.
         overwrite: make all scores again, and replace an existing output.
-        retry_failed: score the lines without a score again.
         turns: `"last"` scores only the last turn, `"all"` also every assistant turn.
         key: name of the added field, and prefix of the others.
         on_error: if a line has no score, `"stop"` ends the run, and `"skip"` writes the error and continues.
         batch_size: number of conversations in one call of the scorer; a line is never split.
-        provenance: whether to add the provenance of the score to every line.
         report: called with the progress before and after every batch.
     """
 
@@ -104,12 +102,10 @@ class FileScoring:
     output: Path | None
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     overwrite: bool = False
-    retry_failed: bool = False
     turns: Literal["last", "all"] = "last"
     key: str = "score"
     on_error: Literal["stop", "skip"] = "stop"
     batch_size: int = 128
-    provenance: bool = False
     report: Callable[[ScoringProgress], None] = lambda progress: None
 
     def run(self) -> ScoringProgress:
@@ -154,7 +150,6 @@ class FileScoring:
             self.key,
             self.settings,
             overwrite=self.overwrite,
-            retry_failed=self.retry_failed,
         )
         stack.callback(output.store.close)
         return output
@@ -236,8 +231,6 @@ class FileScoring:
             added[f"{self.key}_truncated_tokens"] = _shaped(labels, scores.truncated_tokens[rows].tolist())
         if reason:
             added[f"{self.key}_error"] = reason
-        if self.provenance and scores.provenance is not None:
-            added[f"{self.key}_provenance"] = dataclasses.asdict(scores.provenance)
         return added
 
 

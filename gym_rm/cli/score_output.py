@@ -32,7 +32,7 @@ Lines: TypeAlias = Callable[[], Iterator[bytes]]
 
 def added_names(key: str) -> list[str]:
     """Return the names of all fields that may be added to a row."""
-    suffixes = ("components", "turns", "truncated_tokens", "error", "provenance")
+    suffixes = ("components", "turns", "truncated_tokens", "error")
     return [key, *(f"{key}_{suffix}" for suffix in suffixes)]
 
 
@@ -63,7 +63,6 @@ class FileOutput:
         key: name of the added field.
         settings: settings that affect the scores; stored scores must have the same settings.
         overwrite: make all scores again, and replace the output.
-        retry_failed: score the lines without a score again.
 
     Raises:
         ConfigError: the output cannot be written, another process writes it, or it is of another run.
@@ -77,11 +76,10 @@ class FileOutput:
         settings: Mapping[str, Any],
         *,
         overwrite: bool,
-        retry_failed: bool,
     ) -> None:
         _check_output(path)
         self._path = Path(os.path.realpath(path))  # the lock is of the file, not of a link to it
-        self._source, self._key, self._retry = source, key, retry_failed
+        self._source, self._key = source, key
         self._settings = _plain({"input": source.name if source else "-", **settings})
         self.store = ScoreStore(self._path.with_name(f"{self._path.name}.scores"))
         self._new = overwrite or self.store.header is None
@@ -101,9 +99,9 @@ class FileOutput:
         self._finished = {} if self._new else dict(self.store.entries)
 
     def finished(self, digest: str) -> Mapping[str, Any] | None:
-        """Return what an earlier run added to a line; None if it is to be scored."""
+        """Return what an earlier run added to a line; None if it is to be scored, also because it has no score."""
         entry = self._finished.get(digest)
-        return None if entry is None or (self._retry and f"{self._key}_error" in entry) else entry
+        return None if entry is None or f"{self._key}_error" in entry else entry
 
     def write(self, lines: Iterable[tuple[str, WithFields, Mapping[str, Any]]], provenance: Provenance | None) -> None:
         """Store the added fields; the first call replaces what `overwrite` gives up.

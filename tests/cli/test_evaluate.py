@@ -202,6 +202,7 @@ def test_a_constant_model_is_all_ties(models, pairs):
         (["--reward-model", "{"], "not valid JSON"),
         (["--benchmark", "rewardbench", "--best-of-n", "correct"], "--best-of-n has no effect"),
         (["--benchmark", "rewardbench", "--scores", "x.jsonl"], "--scores has no effect"),
+        (["--reward-model", "short", "--scores", "x.jsonl"], "exclude each other"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(pairs, arguments, problem):

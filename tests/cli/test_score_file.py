@@ -124,11 +124,6 @@ def test_all_turns_require_a_scorer_that_scores_every_turn(tmp_path):
     assert "EnsembleScorer scores only whole conversations" in result.stderr
 
 
-def test_the_provenance_is_written(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", ROWS[:1]), "-o", tmp_path / "out.jsonl", "--provenance")
-    assert read(tmp_path / "out.jsonl")[0]["score_provenance"]["model"] == "length"
-
-
 def test_key_renames_the_added_fields(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", ROWS[:2]), "-o", tmp_path / "one.jsonl")
     run(tmp_path / "one.jsonl", "-o", tmp_path / "two.jsonl", "--key", "again")

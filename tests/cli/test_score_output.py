@@ -52,7 +52,7 @@ class BadTwice(LengthScorer):
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.csv"])
-@pytest.mark.parametrize("options", [(), ("--overwrite",), ("--retry-failed",)])
+@pytest.mark.parametrize("options", [(), ("--overwrite",)])
 def test_a_second_run_on_one_output_is_refused_and_the_first_is_not_disturbed(
     tmp_path, monkeypatch, source, name, options
 ):
@@ -229,61 +229,29 @@ def test_an_overwritten_output_has_no_line_of_the_old_one(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_retry_failed_scores_only_the_lines_without_a_score(tmp_path, monkeypatch, source, name):
+def test_lines_without_a_score_are_scored_again(tmp_path, monkeypatch, source, name):
     out = tmp_path / needs(name)
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: BadTwice())
     run(source, "-o", out, "--on-error", "skip", code=3)
     assert [error for _, _, error in rows_of(out)] == [None] * 3 + ["it is bad"] + [None] + ["it is bad"] + [None] * 4
+    stopped = LengthScorer(raises=KeyboardInterrupt(), at_call=2)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: stopped)
+    run(source, "-o", out, "--batch-size", 1, code=130)
     again = LengthScorer()
     monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: again)
-    run(source, "-o", out, "--on-error", "skip", code=3)
-    assert again.calls == []
-    run(source, "-o", out, "--retry-failed")
-    assert again.calls == [2]
+    run(source, "-o", out)
+    assert again.calls == [1]
     assert rows_of(out) == [(index, index / 10, None) for index in range(10)]
     run(source, "-o", tmp_path / f"whole.{name}")
     assert out.read_bytes() == (tmp_path / f"whole.{name}").read_bytes()
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("options", [(), ("--retry-failed",)])
-def test_an_interrupted_retry_is_continued_and_loses_no_line(tmp_path, monkeypatch, source, name, options):
-    out = tmp_path / needs(name)
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: BadTwice())
-    run(source, "-o", out, "--on-error", "skip", code=3)
-    stopped = LengthScorer(raises=KeyboardInterrupt(), at_call=2)
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: stopped)
-    run(source, "-o", out, "--retry-failed", "--batch-size", 1, code=130)
-    again = LengthScorer()
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: again)
-    run(source, "-o", out, "--on-error", "skip", *options, code=0 if options else 3)
-    failed = () if options else (5,)
-    expected = [(i, None, "it is bad") if i in failed else (i, i / 10, None) for i in range(10)]
-    assert rows_of(out) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_retry_failed_scores_a_line_that_was_corrected_in_the_input(tmp_path, scorer, name):
-    source, out = tmp_path / "in.jsonl", tmp_path / needs(name)
+def test_a_line_that_was_corrected_in_the_input_is_scored(tmp_path, scorer):
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     run(write(source, [ROWS[1], "{", ROWS[2]]), "-o", out, "--on-error", "skip", code=3)
-    run(write(source, [ROWS[1], ROWS[5], ROWS[2]]), "-o", out, "--retry-failed")
-    assert [score for _, score, _ in rows_of(out)] == [0.1, 0.5, 0.2]
+    run(write(source, [ROWS[1], ROWS[5], ROWS[2]]), "-o", out)
+    assert scores_of(out) == [0.1, 0.5, 0.2]
     assert scorer.calls == [2, 1]
-
-
-def test_retry_failed_also_finishes_an_interrupted_run(tmp_path, monkeypatch, source):
-    out = tmp_path / "out.jsonl"
-    stopped = BadTwice(raises=KeyboardInterrupt(), at_call=4)
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: stopped)
-    run(source, "-o", out, "--on-error", "skip", "--batch-size", 2, code=130)
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer())
-    run(source, "-o", out, "--retry-failed")
-    assert scores_of(out) == [index / 10 for index in range(10)]
-
-
-def test_retry_failed_and_overwrite_exclude_each_other(tmp_path, source):
-    result = run(source, "-o", tmp_path / "out.jsonl", "--retry-failed", "--overwrite", code=2)
-    assert "--overwrite and --retry-failed exclude each other" in result.stderr
 
 
 # --- files -------------------------------------------------------------------------------------------------------
