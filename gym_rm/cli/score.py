@@ -31,7 +31,7 @@ def score(
         typer.Option(
             "--output",
             "-o",
-            help="File to write: .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet; - for JSON lines to standard output.",
+            help="File to write: .jsonl, .csv or .parquet; - for JSON lines to standard output.",
         ),
     ] = "-",
     on_error: Annotated[

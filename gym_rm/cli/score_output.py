@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import filecmp
-import gzip
 import io
 import json
 import os
@@ -21,7 +20,7 @@ from gym_rm.types import Provenance
 # Fields of the provenance that must be equal for all lines of one output.
 SAME_SCORES = ("scorer", "model", "revision", "template_hash", "dtype", "settings")
 
-FORMATS = (("jsonl", ""), ("jsonl", ".gz"), ("csv", ""), ("csv", ".gz"), ("parquet", ""))
+FORMATS = (("jsonl", ""), ("csv", ""), ("parquet", ""))
 
 WithFields: TypeAlias = Callable[[Mapping[str, Any]], bytes]
 """A function that returns a line of the input with added fields."""
@@ -58,7 +57,7 @@ class FileOutput:
     are added. Its first line has the settings and the provenance of the scores.
 
     Args:
-        path: file to write: JSON lines or CSV, also with `.gz`, or Parquet.
+        path: file to write: JSON lines, CSV or Parquet.
         source: the input; None for standard input.
         key: name of the added field.
         settings: settings that affect the scores; stored scores must have the same settings.
@@ -141,13 +140,9 @@ class FileOutput:
             new.replace(self._path)
 
     def _write_rows(self, lines: Lines, file: IO[bytes]) -> None:
-        stored_as, compression = format_of(self._path)
-        names = added_names(self._key)
+        stored_as, names = format_of(self._path)[0], added_names(self._key)
         if stored_as == "parquet":
             write_parquet(lines, file, self._source, names)
-        elif compression:
-            with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as compressed:
-                write_text(lines, compressed, stored_as, names)  # type: ignore[arg-type]
         else:
             write_text(lines, file, stored_as, names)
 
@@ -206,7 +201,7 @@ def _check_output(path: Path) -> None:
         raise ConfigError(f"output must be a file, or - for standard output, got {str(path)!r}.")
     stored_as, compression = format_of(path)
     if (stored_as, compression) not in FORMATS:
-        raise ConfigError(f"output must end in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet, got {str(path)!r}.")
+        raise ConfigError(f"output must end in .jsonl, .csv or .parquet, got {str(path)!r}.")
     if stored_as == "parquet":
         import_pyarrow(f"writing {path}")
 

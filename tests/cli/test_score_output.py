@@ -1,6 +1,5 @@
 """Outputs are locked, resumed, retried and replaced without losing a score or mixing two runs."""
 
-import gzip
 import json
 import os
 import shutil
@@ -13,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import gym_rm
 from tests.cli.command import ROWS, LengthScorer, read, run, scores_of, write
 
-NAMES = ["out.jsonl.gz", "out.parquet"]
+NAMES = ["out.jsonl", "out.parquet"]
 
 
 @pytest.fixture
@@ -282,9 +281,3 @@ def test_scores_that_cannot_be_written_in_the_format_stay_stored(tmp_path, score
     assert "surrogates not allowed" in result.stderr
     assert "They are in" in result.stderr
     assert read(tmp_path / "out.csv.scores")[1]["score"] == 0.1
-
-
-def test_a_compressed_output_is_an_ordinary_gzip_file(tmp_path, scorer, source):
-    run(source, "-o", tmp_path / "out.jsonl.gz")
-    run(source, "-o", tmp_path / "out.jsonl")
-    assert gzip.decompress((tmp_path / "out.jsonl.gz").read_bytes()) == (tmp_path / "out.jsonl").read_bytes()
