@@ -18,67 +18,62 @@ from gym_rm.planning.plan import (
     TimePart,
 )
 from gym_rm.planning.quantities import GIB, Basis
+from tests.planning import plans
 
 KINDS = {"h100_sxm": 80 * GIB, "h200_sxm": 141 * GIB, "rtx_4090": 24 * GIB}
 
 
 def component(name: str, role: Role, *, gpus: int, tp: int = 1, fsdp: int = 1, **changes: Any) -> ComponentPlan:
     """A component of 8 billion parameters on `gpus` GPUs."""
-    values: dict[str, Any] = {
-        "model": "Qwen/Qwen3-8B",
-        "parameters": 8_190_735_360,
-        "dtype": "bfloat16",
-        "max_num_batched_tokens": 16384,
-        "max_num_seqs": 256 if role is Role.GENERATION else None,
-        "gradient_checkpointing": True if role.trains else None,
-        "sleeps": False,
-    }
-    return ComponentPlan(
-        name=name,
-        role=role,
-        tensor_parallel_size=tp,
-        fsdp_size=fsdp,
-        num_replicas=gpus // tp // fsdp,
-        **{**values, **changes},
-    )
+    slots = 256 if role is Role.GENERATION else None
+    values = {"model": "Qwen/Qwen3-8B", "parameters": 8_190_735_360, "max_num_seqs": slots, "sleeps": False}
+    sizes = {"tensor_parallel_size": tp, "fsdp_size": fsdp, "num_replicas": gpus // tp // fsdp}
+    return plans.component(name, role, **{**values, **sizes, **changes})
 
 
-def item(name: str, owner: str, gib: float, basis: Basis = Basis.FORMULA) -> MemoryItem:
-    """An item of memory."""
-    return MemoryItem(name, owner, gib * GIB, basis, "made by hand")
+def items(owner: str, **gib: float) -> list[MemoryItem]:
+    """Items of memory by name; the fragmentation is an assumption."""
+    basis = {"fragmentation": Basis.ASSUMPTION}
+    return [
+        MemoryItem(name, owner, size * GIB, basis.get(name, Basis.FORMULA), "made by hand")
+        for name, size in gib.items()
+    ]
 
 
 def memory(phase: Phase, owner: str, persistent: list[MemoryItem], **instants: list[MemoryItem]) -> PhaseMemory:
     """Memory of a phase; `optimizer_step` is the instant `optimizer step`."""
     reserved = MemoryItem("reserved", "", 1.25 * GIB, Basis.ASSUMPTION, "CUDA context and workspaces")
-    found = tuple(Instant(name.replace("_", " "), tuple(items)) for name, items in instants.items())
+    found = tuple(Instant(name.replace("_", " "), tuple(each)) for name, each in instants.items())
     return PhaseMemory(phase, owner, (*persistent, reserved), found)
 
 
-def work(phase: Phase, owner: str, pool: str, seconds: float, main: str) -> PhaseTime:
-    """Time of which `main` takes three quarters."""
-    parts = (
-        TimePart(main, 0.75 * seconds, Basis.TABLE, "table of h100_sxm"),
-        TimePart("kernel launches", 0.25 * seconds, Basis.ASSUMPTION, "5 microseconds each"),
-    )
-    return PhaseTime(phase, owner, pool, seconds, parts)
+def pool(
+    name: str,
+    gpu: str,
+    gpus: tuple[Address, ...],
+    components: tuple[ComponentPlan, ...],
+    bars: tuple[PhaseMemory, ...],
+    works: list[tuple[Phase, str, float, str]],
+) -> tuple[PoolPlan, list[PhaseTime]]:
+    """A pool and its work: phase, component, seconds, and what takes three quarters of them."""
+    times = []
+    for phase, owner, seconds, main in works:
+        launches = TimePart("kernel launches", 0.25 * seconds, Basis.ASSUMPTION, "5 microseconds each")
+        parts = (TimePart(main, 0.75 * seconds, Basis.TABLE, "table of h100_sxm"), launches)
+        times.append(PhaseTime(phase, owner, name, seconds, parts))
+    busy = sum(time.seconds for time in times)
+    return PoolPlan(name, gpu, KINDS[gpu], gpus, components, bars, busy), times
 
 
-def addresses(first: int, count: int, per_node: int) -> tuple[Address, ...]:
-    """GPUs `first` to `first + count - 1`, numbered through all nodes."""
-    return tuple(Address(number // per_node, number % per_node) for number in range(first, first + count))
-
-
-def finish(pools: list[PoolPlan], times: list[PhaseTime], *, nodes: tuple[int, ...], **changes: Any) -> Plan:
-    """The plan of pools whose work is in `times`."""
-    phases = [phase for phase in Phase if any(time.phase is phase for time in times)]
-    sums = {
-        phase: max(sum(t.seconds for t in times if t.phase is phase and t.pool == pool.name) for pool in pools)
-        for phase in phases
-    }
+def finish(pools: list[tuple[PoolPlan, list[PhaseTime]]], nodes: tuple[int, ...], **changes: Any) -> Plan:
+    """The plan of pools with their work."""
+    sums: dict[Phase, float] = {}
+    for phase in Phase:
+        longest = max(sum(time.seconds for time in times if time.phase is phase) for _, times in pools)
+        sums |= {phase: longest} if longest else {}
     values: dict[str, Any] = {
         "name": "example",
-        "cluster": f"{len(nodes)} x {nodes[0]} {pools[0].gpu}",
+        "cluster": f"{len(nodes)} x {nodes[0]} {pools[0][0].gpu}",
         "step_seconds": sum(sums.values()),
         "conversations": 512,
         "unique_tokens": 512 * 600.0,
@@ -88,142 +83,135 @@ def finish(pools: list[PoolPlan], times: list[PhaseTime], *, nodes: tuple[int, .
         "exact": True,
         "notes": ("lengths are assumed: 512 tokens for every reply",),
     }
-    values |= changes
-    return Plan(nodes=nodes, pools=tuple(pools), times=tuple(times), phase_seconds=tuple(sums.items()), **values)
+    return Plan(
+        nodes=nodes,
+        pools=tuple(made for made, _ in pools),
+        times=tuple(time for _, times in pools for time in times),
+        phase_seconds=tuple(sums.items()),
+        **(values | changes),
+    )
+
+
+def addresses(first: int, count: int, per_node: int) -> tuple[Address, ...]:
+    """GPUs `first` to `first + count - 1`, numbered through all nodes."""
+    return tuple(Address(number // per_node, number % per_node) for number in range(first, first + count))
 
 
 def together(nodes: int = 1, per_node: int = 8, *, gpu: str = "h100_sxm", scale: float = 1.0, **changes: Any) -> Plan:
     """All components take turns on all GPUs. `scale` multiplies the sizes of the weights."""
-    gpus, name = nodes * per_node, "policy+generation+helpful"
-    fsdp = min(gpus, 8)
-    tp = 2 if gpus > 1 else 1
-    shares = {"policy": 15.3 * scale / fsdp, "generation": 15.3 * scale / tp, "helpful": 14.1 * scale}
-    optimizer = [item("optimizer", "policy", 91.5 * scale / fsdp)]
-    held = [item("weights", "policy", shares["policy"]), *optimizer]
-    own = {name: item("weights", name, share) for name, share in shares.items()}
-    cache = item("kv_cache", "generation", 31 * scale)
-    forward = [item("activations", "helpful", 1.9 * scale), item("fragmentation", "helpful", 0.2 * scale)]
-    backward = [
-        item("activations", "policy", 6.1 * scale),
-        item("logits", "policy", 4.6 * scale),
-        item("fragmentation", "policy", 1.1 * scale, Basis.ASSUMPTION),
-    ]
+    gpus, one = nodes * per_node, scale
+    fsdp, tp, seconds = min(gpus, 8), 2 if gpus > 1 else 1, 8 / gpus
+    held = items("policy", weights=15.3 * one / fsdp, optimizer=91.5 * one / fsdp)
+    forward = {"activations": 6.1 * one, "logits": 4.6 * one}
     bars = (
         memory(
             Phase.GENERATE,
             "generation",
-            [*held, own["generation"], cache],
-            decode=[item("activations", "generation", 1.2 * scale)],
+            held + items("generation", weights=15.3 * one / tp, kv_cache=31 * one),
+            decode=items("generation", activations=1.2 * one),
         ),
-        memory(Phase.SCORE, "helpful", [*held, own["helpful"]], forward=forward),
-        memory(Phase.SCORE, "policy", held, forward=backward[:2]),
+        memory(
+            Phase.SCORE,
+            "helpful",
+            held + items("helpful", weights=14.1 * one),
+            forward=items("helpful", activations=1.9 * one, fragmentation=0.2 * one),
+        ),
+        memory(Phase.SCORE, "policy", held, forward=items("policy", **forward)),
         memory(
             Phase.UPDATE,
             "policy",
-            [*held, item("gradients", "policy", 30.5 * scale / fsdp)],
-            optimizer_step=[item("communication", "policy", 0.4)],
-            backward=backward,
+            held + items("policy", gradients=30.5 * one / fsdp),
+            optimizer_step=items("policy", communication=0.4),
+            backward=items("policy", **forward, fragmentation=1.1 * one),
         ),
     )
-    seconds = 8 / gpus
-    times = [
-        work(Phase.WAKE, "generation", name, 0.9, "host link"),
-        work(Phase.GENERATE, "generation", name, 21.4 * seconds, "memory bandwidth"),
-        work(Phase.SCORE, "helpful", name, 3.3 * seconds, "matrix products"),
-        work(Phase.SCORE, "policy", name, 3.1 * seconds, "matrix products"),
-        work(Phase.UPDATE, "policy", name, 11.2 * seconds, "matrix products"),
-        work(Phase.SYNC, "policy", name, 0.4, "network"),
+    works = [
+        (Phase.WAKE, "generation", 0.9, "host link"),
+        (Phase.GENERATE, "generation", 21.4 * seconds, "memory bandwidth"),
+        (Phase.SCORE, "helpful", 3.3 * seconds, "matrix products"),
+        (Phase.SCORE, "policy", 3.1 * seconds, "matrix products"),
+        (Phase.UPDATE, "policy", 11.2 * seconds, "matrix products"),
+        (Phase.SYNC, "policy", 0.4, "network"),
     ]
-    components = (
+    parts = (
         component("policy", Role.POLICY, gpus=gpus, fsdp=fsdp),
         component("generation", Role.GENERATION, gpus=gpus, tp=tp, sleeps=True),
         component("helpful", Role.REWARD_MODEL, gpus=gpus, model="Skywork/Skywork-Reward-V2-Llama-3.1-8B", sleeps=True),
     )
-    busy = sum(time.seconds for time in times)
-    pool = PoolPlan(name, gpu, KINDS[gpu], addresses(0, gpus, per_node), components, bars, busy)
-    return finish([pool], times, nodes=(per_node,) * nodes, **changes)
+    made = pool("policy+generation+helpful", gpu, addresses(0, gpus, per_node), parts, bars, works)
+    return finish([made], (per_node,) * nodes, **changes)
 
 
 def apart(nodes: int = 4, per_node: int = 8, *, gpu: str = "h200_sxm", unused: int = 0, **changes: Any) -> Plan:
     """Training on half of the GPUs, generation on a quarter, two reward models on the rest, without `unused` GPUs."""
     gpus = nodes * per_node
-    half, quarter = gpus // 2, gpus // 4
-    sizes = {"policy": half, "generation": quarter, "rewards": gpus - half - quarter - unused}
-    first, pools, times = 0, [], []
-    parts: dict[str, tuple[ComponentPlan, ...]] = {
-        "policy": (
+    half, quarter, seconds = gpus // 2, gpus // 4, 32 / gpus
+    rest = gpus - half - quarter - unused
+    held = items("policy", weights=1.9, optimizer=11.4)
+    kept = items("helpful", weights=64.7) + items("safe", weights=14)
+    matmul = "matrix products"
+    training = pool(
+        "policy",
+        gpu,
+        addresses(0, half, per_node),
+        (
             component("policy", Role.POLICY, gpus=half, fsdp=8),
             component("reference", Role.REFERENCE, gpus=half, sleeps=True),
         ),
-        "generation": (component("generation", Role.GENERATION, gpus=quarter, tp=2),),
-        "rewards": tuple(
-            component(name, Role.REWARD_MODEL, gpus=sizes["rewards"], tp=tp, model=model, parameters=size)
-            for name, tp, model, size in (
-                ("helpful", 2, "nvidia/Llama-3.3-Nemotron-70B-Reward", 69_500_000_000),
-                ("safe", 1, "Skywork/Skywork-Reward-V2-Llama-3.1-8B", 7_500_000_000),
-            )
-        ),
-    }
-    seconds = 32 / gpus
-    held = [item("weights", "policy", 1.9), item("optimizer", "policy", 11.4)]
-    bars = {
-        "policy": (
-            memory(
-                Phase.SCORE, "policy", held, forward=[item("activations", "policy", 4), item("logits", "policy", 9)]
-            ),
+        (
+            memory(Phase.SCORE, "policy", held, forward=items("policy", activations=4, logits=9)),
             memory(
                 Phase.SCORE,
                 "reference",
-                [*held, item("weights", "reference", 15.3)],
-                forward=[item("activations", "reference", 4), item("logits", "reference", 9)],
+                held + items("reference", weights=15.3),
+                forward=items("reference", activations=4, logits=9),
             ),
             memory(
                 Phase.UPDATE,
                 "policy",
-                [*held, item("gradients", "policy", 3.8)],
-                backward=[item("activations", "policy", 22), item("logits", "policy", 18)],
+                held + items("policy", gradients=3.8),
+                backward=items("policy", activations=22, logits=18),
             ),
         ),
-        "generation": (
+        [
+            (Phase.SCORE, "policy", 1.1 * seconds, matmul),
+            (Phase.SCORE, "reference", 1.1 * seconds, matmul),
+            (Phase.UPDATE, "policy", 3.9 * seconds, matmul),
+            (Phase.SYNC, "policy", 0.3 * seconds, "network"),
+        ],
+    )
+    generation = pool(
+        "generation",
+        gpu,
+        addresses(half, quarter, per_node),
+        (component("generation", Role.GENERATION, gpus=quarter, tp=2),),
+        (
             memory(
                 Phase.GENERATE,
                 "generation",
-                [item("weights", "generation", 7.6), item("kv_cache", "generation", 96)],
-                decode=[item("activations", "generation", 3.1)],
+                items("generation", weights=7.6, kv_cache=96),
+                decode=items("generation", activations=3.1),
             ),
         ),
-        "rewards": (
-            memory(
-                Phase.SCORE,
-                "helpful",
-                [item("weights", "helpful", 64.7), item("weights", "safe", 14)],
-                forward=[item("activations", "helpful", 6.5)],
-            ),
-            memory(
-                Phase.SCORE,
-                "safe",
-                [item("weights", "helpful", 64.7), item("weights", "safe", 14)],
-                forward=[item("activations", "safe", 1.9)],
-            ),
+        [
+            (Phase.GENERATE, "generation", 14.2 * seconds, "memory bandwidth"),
+            (Phase.SYNC, "generation", 0.3 * seconds, "network"),
+        ],
+    )
+    large = {"model": "nvidia/Llama-3.3-Nemotron-70B-Reward", "parameters": 69_500_000_000}
+    small = {"model": "Skywork/Skywork-Reward-V2-Llama-3.1-8B", "parameters": 7_500_000_000}
+    rewards = pool(
+        "rewards",
+        gpu,
+        addresses(half + quarter, rest, per_node),
+        (
+            component("helpful", Role.REWARD_MODEL, gpus=rest, tp=2, **large),
+            component("safe", Role.REWARD_MODEL, gpus=rest, **small),
         ),
-    }
-    works = {
-        "policy": [
-            (Phase.SCORE, "policy", 1.1, "matrix products"),
-            (Phase.SCORE, "reference", 1.1, "matrix products"),
-            (Phase.UPDATE, "policy", 3.9, "matrix products"),
-            (Phase.SYNC, "policy", 0.3, "network"),
-        ],
-        "generation": [
-            (Phase.GENERATE, "generation", 14.2, "memory bandwidth"),
-            (Phase.SYNC, "generation", 0.3, "network"),
-        ],
-        "rewards": [(Phase.SCORE, "helpful", 5.2, "matrix products"), (Phase.SCORE, "safe", 0.7, "matrix products")],
-    }
-    for name, size in sizes.items():
-        mine = [work(phase, owner, name, length * seconds, main) for phase, owner, length, main in works[name]]
-        busy = sum(time.seconds for time in mine)
-        pools.append(PoolPlan(name, gpu, KINDS[gpu], addresses(first, size, per_node), parts[name], bars[name], busy))
-        times += mine
-        first += size
-    return finish(pools, times, nodes=(per_node,) * nodes, **changes)
+        (
+            memory(Phase.SCORE, "helpful", kept, forward=items("helpful", activations=6.5)),
+            memory(Phase.SCORE, "safe", kept, forward=items("safe", activations=1.9)),
+        ),
+        [(Phase.SCORE, "helpful", 5.2 * seconds, matmul), (Phase.SCORE, "safe", 0.7 * seconds, matmul)],
+    )
+    return finish([training, generation, rewards], (per_node,) * nodes, **changes)
