@@ -118,8 +118,9 @@ def test_a_parquet_column_of_mixed_values_is_an_error_that_keeps_the_scores(tmp_
     assert len(read(tmp_path / "out.parquet.scores")) == 3
 
 
-@pytest.mark.parametrize("given", ["in.jsonl", "in.parquet", "in.csv"])
-@pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.jsonl"])
+@pytest.mark.parametrize(
+    ("given", "name"), [("in.jsonl", "out.csv"), ("in.parquet", "out.jsonl"), ("in.csv", "out.parquet")]
+)
 def test_an_input_without_rows_gives_an_output_without_rows(tmp_path, scorer, given, name):
     if given == "in.parquet":
         pyarrow = pytest.importorskip("pyarrow")

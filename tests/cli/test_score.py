@@ -201,10 +201,6 @@ def exact_match(conversations, prompts):
     said = [conversation[-1]["content"].rpartition(" ")[2].replace(",", "") for conversation in conversations]
     rewards = [float(one == other) for one, other in zip(said, answers)]
     return Scores.from_rewards(rewards, errors=errors).raise_for_errors().rewards
-
-def fragile_match(conversations, prompts):
-    pairs = zip(conversations, prompts)
-    return [float(conversation[-1]["content"].endswith(prompt.answer)) for conversation, prompt in pairs]
 '''
 GRADED = [
     {"id": "a", "prompt": "What is 2 + 2?", "response": "It is 4", "answer": "4"},
@@ -218,9 +214,9 @@ def verify(tmp_path):
     """Function that runs the command in a folder with `my_verifier.py` and returns exit code and stderr."""
     (tmp_path / "my_verifier.py").write_text(VERIFIER)
 
-    def verify(source, *options, name="exact_match"):
+    def verify(source, *options):
         # Without -P, "-m" adds the working directory to sys.path.
-        command = [sys.executable, "-P", "-m", "gym_rm", "score", source, "--reward-model", f"my_verifier:{name}"]
+        command = [sys.executable, "-P", "-m", "gym_rm", "score", source, "--reward-model", "my_verifier:exact_match"]
         process = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True)
         return process.returncode, process.stderr
 
@@ -239,21 +235,6 @@ def test_a_row_without_an_answer_gets_an_error_and_the_others_their_scores(tmp_p
     assert (code, stderr) == (3, "1 of 3 lines have no score; their field score_error has the reason.\n")
     assert scores_of(tmp_path / "out.jsonl") == [1.0, None, [1.0, 0.0]]
     assert [row.get("score_error") for row in read(tmp_path / "out.jsonl")] == [None, "row b has no answer", None]
-
-
-def test_a_row_without_an_answer_stops_the_run_after_the_rows_before_it(tmp_path, verify):
-    write(tmp_path / "in.jsonl", GRADED)
-    assert verify("in.jsonl", "-o", "out.jsonl") == (1, "error: in.jsonl line 2: row b has no answer\n")
-    assert [entry["score"] for entry in read(tmp_path / "out.jsonl.scores")[1:]] == [1.0]
-
-
-def test_an_exception_of_a_verifier_is_printed_with_its_lines(tmp_path, verify):
-    write(tmp_path / "in.jsonl", GRADED)
-    code, stderr = verify("in.jsonl", "-o", "out.jsonl", "--batch-size", "1", name="fragile_match")
-    assert code == 1
-    assert "TypeError: endswith first arg must be str or a tuple of str, not NoneType" in stderr
-    assert "while scoring in.jsonl line 2 to in.jsonl line 2" in stderr
-    assert [entry["score"] for entry in read(tmp_path / "out.jsonl.scores")[1:]] == [1.0]
 
 
 @needs_data

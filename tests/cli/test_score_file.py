@@ -74,11 +74,6 @@ def test_skip_writes_the_error_and_continues(tmp_path, scorer):
     assert "score_error" not in out[4]
 
 
-def test_skip_continues_if_all_lines_are_invalid(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", ["{", "}"]), "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
-    assert scores_of(tmp_path / "out.jsonl") == [None, None]
-
-
 @given(
     st.lists(
         st.dictionaries(
@@ -131,12 +126,6 @@ def test_key_renames_the_added_fields(tmp_path, scorer):
 
 
 # --- files -------------------------------------------------------------------------------------------------------
-
-
-def test_gzipped_input_is_read(tmp_path, scorer):
-    (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(write(tmp_path / "in.jsonl", ROWS).read_bytes()))
-    run(tmp_path / "in.jsonl.gz", "-o", tmp_path / "out.jsonl")
-    assert len(read(tmp_path / "out.jsonl")) == 10
 
 
 def test_standard_input_is_written_to_standard_output(scorer):
@@ -230,12 +219,6 @@ def test_a_corrected_line_is_scored_by_the_next_run(tmp_path, scorer):
     run(write(tmp_path / "in.jsonl", [ROWS[1], "{", ROWS[2]]), "-o", tmp_path / "out.jsonl", code=1)
     run(write(tmp_path / "in.jsonl", [ROWS[1], ROWS[3], ROWS[2]]), "-o", tmp_path / "out.jsonl")
     assert scores_of(tmp_path / "out.jsonl") == [0.1, 0.3, 0.2]
-
-
-def test_lines_without_a_score_are_counted_in_later_runs(tmp_path, scorer):
-    source = write(tmp_path / "in.jsonl", ["{", *ROWS])
-    for _ in range(2):
-        run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
 
 
 def test_a_finished_run_does_not_call_the_scorer(tmp_path, scorer):

@@ -86,15 +86,6 @@ def test_search_finds_what_trying_everything_finds(gpus, memory, asynchronous):
         assert found.exact
 
 
-@hypothesis.given(gpus=SMALL, memory=MEMORIES, size=strategies.sampled_from([0.25, 1.0, 2.0]))
-@hypothesis.settings(max_examples=8, deadline=None)
-def test_scoring_alone_agrees_with_trying_everything(gpus, memory, size):
-    request = scoring(cluster(*gpus, memory=memory), size=size, models=2)
-    found = search(request)
-    expected = brute_force(request)
-    assert (math.inf if found is None else found.step_seconds) == pytest.approx(expected, rel=1e-12)
-
-
 @hypothesis.given(
     gpus=strategies.sampled_from([(1,), (4,), (8,), (2, 2), (8, 8), (4, 2)]),
     memory=MEMORIES,
