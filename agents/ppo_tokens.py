@@ -223,7 +223,7 @@ def main() -> None:
     for field in fields(Args):
         parser.add_argument(f"--{field.name.replace('_', '-')}", type=field.type, default=field.default)
     args = Args(**vars(parser.parse_args()))
-    scorer = gym_rm.load_scorer(cache_size=20_000)  # the agent writes the same replies many times
+    scorer = gym_rm.load_scorer()
     score = train(args, scorer)
     print(f"mean return of greedy replies: {score:.3f}, of the best possible replies: {best_return(args, scorer):.3f}")
 

@@ -191,7 +191,7 @@ def main():
     print("python", *sys.argv, end="\n\n")
     print("| agent | seed | greedy return | best return | share | steps | scored / needed | seconds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    scorer = load_scorer(cache_size=100_000)
+    scorer = load_scorer()
     curves = {}
     for name, best, train in runs(scorer):
         if args.only not in name:

@@ -7,8 +7,6 @@ page uses. A block marked ```` ```python no-run ```` is skipped. tests/adapters/
 import functools
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -208,17 +206,3 @@ def test_the_page_of_the_environment_lists_every_keyword():
     names = re.findall(r"`(\w+)`", " ".join(keywords))
     options = list(ParallelOptions.model_fields)
     assert names == [name for name in EnvSettings.model_fields if name not in options] + options
-
-
-@pytest.mark.slow
-def test_the_world_of_torchrun_on_the_page_about_scaling_runs(tmp_path):
-    (block,) = re.findall(r"^```bash\n(.*?)^```", text_of(DOCS / "scaling.md"), re.MULTILINE | re.DOTALL)
-    command = block.replace("torchrun ", f"{sys.executable} -m torch.distributed.run ")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ran = subprocess.run(
-        ["sh", "-ec", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    assert "rank 0" in ran.stdout
-    assert "rank 1" in ran.stdout
-    assert len(re.findall(r"-?\d+\.\d+", ran.stdout)) == 2

@@ -173,8 +173,8 @@ def test_the_error_of_an_unknown_kind_suggests_a_similar_one():
         ({"kind": ["x"]}, r"^kind must be a text, got list \['x'\]"),
         ({"kind": None}, "^kind must be a text, got NoneType None"),
         ({"kind": "decoder", "max_length": "abc"}, "max_length must be an integer of at least 1, got str 'abc'"),
-        ({"cache_size": "abc"}, "cache_size must be an integer of at least 0, got str 'abc'"),
-        ({"cache_size": True}, "cache_size must be an integer of at least 0, got bool True"),
+        ({"prefix_cache_tokens": "abc"}, "prefix_cache_tokens must be an integer of at least 0, got str 'abc'"),
+        ({"prefix_cache_tokens": True}, "prefix_cache_tokens must be an integer of at least 0, got bool True"),
         ({"kind": "decoder", "batch_invariant": True}, "batch_invariant"),
         (
             {"kind": "weighted", "scorers": [length], "weights": {"scorer_0": "x"}},

@@ -28,8 +28,7 @@ from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.schedule import Budget, RunResult, Scheduler, checked_budget
-from gym_rm.engine.score_cache import ScoreCache
+from gym_rm.engine.schedule import Budget, Scheduler, checked_budget
 from gym_rm.engine.score_call import RenderedRow, ScoreCall
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.rendered_texts import encode_text
@@ -57,8 +56,6 @@ class EngineOptions(Config):
     in the scores (see `benchmarks/README.md`)."""
     tree: Flag = True
     """Merge shared prefixes into token trees; False turns this off, for comparisons and measurements."""
-    cache_size: NonNegativeInt = 0
-    """Number of scored sequences to keep across calls, looked up by their token ids; 0 turns the score cache off."""
     prefix_cache_tokens: NonNegativeInt = 0
     """Number of tokens whose keys and values are kept across calls, so that the next turn of a dialogue computes only
     its new tokens; 0 turns the prefix cache off. Scores do not change."""
@@ -158,7 +155,6 @@ class RewardModelScorer:
             self.renderer.max_length = self.info.max_positions
         self.layout: Layout = self.info.layout
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
-        self._cache = ScoreCache(engine.cache_size)
         self._lock = threading.RLock()
         self._merging: MicroBatchingScorer | None = None
         self.provenance = Provenance(
@@ -178,7 +174,6 @@ class RewardModelScorer:
                 "max_length": self.renderer.max_length,
                 "overlong": self.renderer.overlong,
                 **({} if self.info.quantization is None else {"quantization": self.info.quantization}),
-                **({} if self.info.device_map is None else {"device_map": self.info.device_map}),
                 **{name: size for name in SIZES if (size := getattr(parallel, name)) > 1},
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
                 **self.renderer.settings,
@@ -226,10 +221,7 @@ class RewardModelScorer:
         check_rows(conversations, prompts)
         with self._lock:
             start = time.perf_counter()
-            call = self._plan(self._render(conversations, turns))
-            seconds = time.perf_counter() - start
-            result = self._scheduler.run(list(call.tokens.values()), self.executor)
-            return self._collect(call, result, seconds, all_turns=turns == "all")
+            return self._run(self._render(conversations, turns), start, all_turns=turns == "all")
 
     async def score_async(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations without blocking the event loop; calls that wait at the same time share batches.
@@ -266,10 +258,8 @@ class RewardModelScorer:
             )
         with self._lock:
             start = time.perf_counter()
-            call = self._plan(_each(texts, lambda text: [encode_text(self.renderer, text, add_special_tokens)]))
-            seconds = time.perf_counter() - start
-            result = self._scheduler.run(list(call.tokens.values()), self.executor)
-            return self._collect(call, result, seconds)
+            rendered = _each(texts, lambda text: [encode_text(self.renderer, text, add_special_tokens)])
+            return self._run(rendered, start)
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -291,7 +281,6 @@ class RewardModelScorer:
         """
         with self._lock:
             self.executor.update_weights(weights)
-            self.clear_cache()
             model = self.provenance.model if isinstance(weights, Mapping) else str(weights)
             self.provenance = dataclasses.replace(self.provenance, model=model, revision=None)
 
@@ -308,7 +297,6 @@ class RewardModelScorer:
     def clear_cache(self) -> None:
         """Clear everything computed from earlier weights; needed only if `ChangeCounter` cannot notice a change."""
         with self._lock:
-            self._cache.clear()
             self.executor.clear_cache()
 
     def close(self) -> None:
@@ -318,7 +306,6 @@ class RewardModelScorer:
         if merging is not None:
             merging.close()
         with self._lock:
-            self._cache.clear()
             self.executor.close()
 
     # --- the steps of a call -----------------------------------------------------------------------------------
@@ -329,16 +316,12 @@ class RewardModelScorer:
         encoded = self.renderer.encode(conversations)
         return [row if isinstance(row, ConversationError) else [row] for row in encoded]
 
-    def _plan(self, rendered: list[RenderedRow]) -> ScoreCall:
-        sequences = [sequence for row in rendered if not isinstance(row, ConversationError) for sequence in row]
-        if self._cache.size:
-            self._cache.keep_for(self.executor.weights_version())
-        scored = self._cache.find(sequences)
-        return ScoreCall.plan(self.kind, self.info, rendered, sequences, scored, self.renderer.tokenizer)
-
-    def _collect(self, call: ScoreCall, result: RunResult, seconds: float, *, all_turns: bool = False) -> Scores:
+    def _run(self, rendered: list[RenderedRow], start: float, *, all_turns: bool = False) -> Scores:
+        """Score rendered rows; `start` is the time of `time.perf_counter` at which the call began."""
+        call = ScoreCall.plan(self.kind, self.info, rendered, self.renderer.tokenizer)
+        seconds = time.perf_counter() - start
+        result = self._scheduler.run(list(call.tokens.values()), self.executor)
         call.reduce(result)
-        self._cache.add(call.sequences, call.scored)
         if any(sequence.truncated_tokens for sequence in call.sequences):
             warn_once(
                 f"conversations longer than max_length={self.renderer.max_length} are cut "

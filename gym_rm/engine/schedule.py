@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gym_rm.checks import integer
-from gym_rm.engine.executors.executor import BatchResult, CollectiveExecutor, Executor, ModelInfo
+from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_padded, plan_trees
 from gym_rm.errors import ConfigError, logger, warn_once
 from gym_rm.scores import FloatArray
@@ -57,12 +57,6 @@ class RunResult:
     failures: dict[int, str] = field(default_factory=dict)
     workload: Workload = field(default_factory=Workload)
 
-    def take(self, sequences: Sequence[TokenSequence], rows: slice) -> RunResult:
-        """Return the result of some of the sequences, with the workload of all."""
-        starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
-        failures = {m - rows.start: self.failures[m] for m in range(rows.start, rows.stop) if m in self.failures}
-        return RunResult(self.values[starts[rows.start] : starts[rows.stop]], failures, self.workload)
-
 
 class Scheduler:
     """Plans sequences into batches of at most `budget` tokens and runs them through an executor.
@@ -101,9 +95,6 @@ class Scheduler:
             sequences: M sequences.
             executor: executor that runs the batches.
         """
-        own = None
-        if isinstance(executor, CollectiveExecutor):
-            sequences, own = executor.gather(sequences)
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
         before = self._budget
@@ -130,7 +121,7 @@ class Scheduler:
                 f"out of memory with max_num_batched_tokens={before}; continuing with {self._budget}. Scores do not "
                 f"change. Pass max_num_batched_tokens={self._budget} if this happens again."
             )
-        return result if own is None else result.take(sequences, own)
+        return result
 
     def _first_attempts(self, sequences: Sequence[TokenSequence], result: RunResult) -> list[Attempt]:
         """Return attempts: sequences within the budget, longer ones with a larger budget, and those that run alone."""

@@ -11,14 +11,30 @@ import numpy as np
 from gym_rm.engine.executors.executor import ModelInfo
 from gym_rm.engine.kinds import Kind
 from gym_rm.engine.schedule import RunResult
-from gym_rm.engine.score_cache import ScoredSequence
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import TokenSequence
 from gym_rm.errors import ConversationError
-from gym_rm.scores import Scores
+from gym_rm.scores import FloatArray, Scores
 
 RenderedRow: TypeAlias = list[Rendered] | ConversationError
 """The sequences of a conversation (one per turn that is scored), or why it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSequence:
+    """Score of one token sequence, or its error.
+
+    Attributes:
+        reward: the reward; NaN if there is an error.
+        components: float32 `[H]`, the reward's components.
+        error: reason of a missing score, or None.
+        steps: float32 `[K]`, one reward per step of the sequence; None for kinds without step rewards.
+    """
+
+    reward: float
+    components: FloatArray
+    error: str | None = None
+    steps: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +56,11 @@ class ScoreCall:
     tokens: dict[int, TokenSequence]
 
     @classmethod
-    def plan(
-        cls,
-        kind: Kind,
-        info: ModelInfo,
-        rendered: Sequence[RenderedRow],
-        sequences: Sequence[Rendered],
-        scored: dict[int, ScoredSequence],
-        tokenizer: Any,
-    ) -> ScoreCall:
-        """Find the positions to read in the sequences without a score; one that cannot be read gets an error."""
-        tokens = {}
+    def plan(cls, kind: Kind, info: ModelInfo, rendered: Sequence[RenderedRow], tokenizer: Any) -> ScoreCall:
+        """Find the positions to read in the sequences of conversations; one that cannot be read gets an error."""
+        sequences = [sequence for row in rendered if not isinstance(row, ConversationError) for sequence in row]
+        tokens, scored = {}, {}
         for m, sequence in enumerate(sequences):
-            if m in scored:
-                continue
             try:
                 check_tokens(sequence, info, tokenizer)
                 positions = kind.read_positions(sequence)

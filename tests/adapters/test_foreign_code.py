@@ -47,7 +47,7 @@ def test_a_script_in_the_style_of_the_sb3_zoo_learns(tmp_path):
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
 
-    scorer = gym_rm.load_scorer(cache_size=1000)
+    scorer = gym_rm.load_scorer()
     kwargs = {"prompts": task_prompts(CANDIDATES), "window": WINDOW, "reward_model": scorer}
     hyperparameters = {"n_steps": 32, "batch_size": 64, "n_epochs": 4, "learning_rate": 1e-3, "ent_coef": 0.02}
     envs = make_vec_env(CANDIDATES, n_envs=8, seed=0, env_kwargs=kwargs, monitor_dir=str(tmp_path))

@@ -52,7 +52,7 @@ class Shared:
     """A server of a scorer that counts its conversations, and the URL that runners get."""
 
     def __init__(self):
-        self.scorer, self.calls = gym_rm.load_scorer(cache_size=1000), []
+        self.scorer, self.calls = gym_rm.load_scorer(), []
         self.server = RewardServer(self, port=0).start()
         self.calls.clear()  # of the known conversations
         self.url = self.server.url

@@ -19,7 +19,7 @@ each_view = pytest.mark.parametrize("env_id", [CANDIDATES, TOKENS])
 
 @pytest.fixture(scope="module")
 def scorer():
-    return load_scorer(cache_size=50_000)
+    return load_scorer()
 
 
 def cart_pole(num_envs=3, mode=AutoresetMode.SAME_STEP):

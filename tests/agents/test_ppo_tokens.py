@@ -10,7 +10,7 @@ class Counting:
     """Scorer that counts the conversations of its calls."""
 
     def __init__(self):
-        self.scorer = load_scorer(cache_size=20_000)
+        self.scorer = load_scorer()
         self.num_conversations = 0
 
     def __deepcopy__(self, memo):

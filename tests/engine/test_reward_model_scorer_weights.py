@@ -64,7 +64,7 @@ def test_scores_follow_a_model_in_training(saved_model, real_conversations):
     folder = saved_model("qwen3", attention_dropout=0.5)
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     model.train()
-    scorer = gym_rm.RewardModelScorer(model, tokenizer, cache_size=100)
+    scorer = gym_rm.RewardModelScorer(model, tokenizer)
     assert scorer.layout == "tree"
     before = scorer.score(real_conversations).rewards
     np.testing.assert_allclose(before, tiny_models.plain_rewards(folder, real_conversations), atol=TOLERANCE)
@@ -95,7 +95,7 @@ def test_scores_follow_a_model_in_training(saved_model, real_conversations):
 @pytest.mark.parametrize("through_data", [False, True])
 def test_changed_weights_clear_the_caches(architecture, options, through_data, two_folders, real_conversations):
     old, new = two_folders(architecture)
-    model, _, scorer = handed_over(old, cache_size=100, **options)
+    model, _, scorer = handed_over(old, **options)
     before = scorer.score(real_conversations).rewards
     with torch.no_grad():
         trained = AutoModelForSequenceClassification.from_pretrained(new)
@@ -111,7 +111,6 @@ def test_changed_weights_clear_the_caches(architecture, options, through_data, t
 LOADED = [
     ("qwen3", {}),
     ("qwen3", {"tree": False}),
-    ("qwen3", {"cache_size": 100}),
     ("qwen3", {"prefix_cache_tokens": 4000}),
     ("qwen3", {"quantization": "int8"}),
     ("bert", {}),
@@ -224,7 +223,7 @@ def test_weights_with_an_invalid_tensor_change_nothing(wrong, options, two_folde
     "other", ["one layer less", "another configuration", "another architecture", "no checkpoint", "no folder"]
 )
 def test_a_folder_that_does_not_fit_changes_nothing(other, two_folders, tmp_path, saved_model, real_conversations):
-    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], cache_size=100)
+    scorer = gym_rm.load_scorer(two_folders("qwen3")[0])
     (model,) = scorer.executor.models
     before, rewards, provenance = bits(model), scorer.score(real_conversations).rewards, scorer.provenance
     folder = {
@@ -271,9 +270,8 @@ def test_score_wakes_a_sleeping_scorer(saved_model, real_conversations):
     assert scorer.score(real_conversations).rewards.tolist() == before.tolist()
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8", "cache_size": 10}])
-def test_a_closed_scorer_raises(options, two_folders, real_conversations):
-    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], **options)
+def test_a_closed_scorer_raises(two_folders, real_conversations):
+    scorer = gym_rm.load_scorer(two_folders("qwen3")[0], quantization="int8")
     scorer.score(real_conversations)
     scorer.close()
     scorer.close()
@@ -283,9 +281,7 @@ def test_a_closed_scorer_raises(options, two_folders, real_conversations):
         scorer.update_weights(two_folders("qwen3")[1])
 
 
-@pytest.mark.parametrize(
-    "options", [{"cache_size": 10}, {"prefix_cache_tokens": 4000}, {"quantization": "int8"}, {"tree": False}]
-)
+@pytest.mark.parametrize("options", [{"prefix_cache_tokens": 4000}, {"quantization": "int8"}, {"tree": False}])
 def test_a_pickled_scorer_does_not_share_weights_with_the_original(options, two_folders, real_conversations):
     old, new = two_folders("qwen3")
     scorer = gym_rm.load_scorer(old, **options)

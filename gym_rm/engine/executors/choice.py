@@ -11,7 +11,7 @@ from gym_rm.engine.executors.executor import Executor, LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.executors.processes import ProcessReplica
-from gym_rm.engine.executors.ranks import WorldExecutor, check_shards, in_foreign_world
+from gym_rm.engine.executors.ranks import check_shards
 from gym_rm.engine.executors.replicas import ReplicatedExecutor, require_sendable
 from gym_rm.engine.loading.checkpoint import ModelFiles
 from gym_rm.engine.loading.device_and_dtype import resolve_device
@@ -49,13 +49,6 @@ def choose_executor(executor: Executor | str | None, options: ParallelOptions, s
         from gym_rm.engine.executors.ray import RayExecutor  # Ray is an extra
 
         return RayExecutor(options)
-    if spec.num_ranks > 1 and in_foreign_world():
-        if options.num_replicas > 1:
-            raise ConfigError(
-                f"num_replicas={options.num_replicas}: the ranks of this world (torchrun, accelerate launch) hold one "
-                "copy of the model; leave it out, or score with a server (docs/scaling.md)."
-            )
-        return WorldExecutor()
     require_gpus(spec, options.num_replicas)
     return ReplicatedExecutor(options, functools.partial(ProcessReplica, num_replicas=options.num_replicas))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from gym_rm.engine.kinds.readouts import Readout
-from gym_rm.engine.token_tree import Batch, Layout, TokenSequence
+from gym_rm.engine.token_tree import Batch, Layout
 from gym_rm.scores import FloatArray
 
 if TYPE_CHECKING:  # so that planning batches does not import torch
@@ -80,7 +80,6 @@ class ModelInfo:
         attention: attention implementation of transformers; the layout `"tree"` uses gym_rm's own instead.
         batch_invariance: how equal the values of a sequence were in different batches, see `Forward`.
         num_replicas: number of copies of the model that run batches at the same time.
-        device_map: device of each part of the model, if accelerate placed them; otherwise None.
     """
 
     layout: Layout
@@ -100,7 +99,6 @@ class ModelInfo:
     attention: str | None = None
     batch_invariance: str | None = None
     num_replicas: int = 1
-    device_map: Mapping[str, str] | None = None
 
     @property
     def max_width(self) -> int | None:
@@ -157,23 +155,10 @@ class Executor(Protocol):
         """Move the weights back to the device."""
         ...
 
-    def weights_version(self) -> int:
-        """Return a number that changes when the weights change; values computed before are then stale."""
-        ...
-
     def clear_cache(self) -> None:
-        """Clear everything computed from the weights; needed after changes that `weights_version` does not notice."""
+        """Clear everything computed from the weights; needed after changes that `ChangeCounter` does not notice."""
         ...
 
     def close(self) -> None:
         """Release the model and everything that was started for it; closing twice is allowed."""
-        ...
-
-
-@runtime_checkable
-class CollectiveExecutor(Executor, Protocol):
-    """An executor of several processes that are called separately, and run the sequences of all of them together."""
-
-    def gather(self, sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], slice]:
-        """Return the sequences of all processes, in the same order in each, and which of them are this process's."""
         ...

@@ -106,7 +106,7 @@ class LocalExecutor:
             forward = check_invariance(candidate, forward, self._try_all, chunks)
         self._set_forward(forward)
         self._require_prefix_cache(forward)
-        self._version = self.weights_version()
+        self._clear_stale()
         self._threads = torch.get_num_threads()
         if forward.layout == "one_by_one":
             warn_once(
@@ -143,7 +143,6 @@ class LocalExecutor:
                     computed = model.values(batch)
                 except Exception as error:  # returned as the result of this batch
                     failure = _failure(error)
-                failure = self._agree(failure)
                 if failure is not None:
                     _free_memory()  # after the except block, when the failed forward's tensors are released
                     results.append(failure)
@@ -205,13 +204,6 @@ class LocalExecutor:
                 tensor.data = tensor.data.to(device, non_blocking=True)
             self._asleep = None
 
-    def weights_version(self) -> int:
-        """See `Executor.weights_version` and `ChangeCounter`."""
-        model, spec = self._loaded(), self._spec
-        assert spec is not None
-        sources = zip(spec.sources, model.models, strict=True)
-        return self._changes.count([own if isinstance(source, ModelFiles) else source for source, own in sources])
-
     def clear_cache(self) -> None:
         """Clear the prefix cache."""
         if self._prefix_cache is not None:
@@ -239,10 +231,6 @@ class LocalExecutor:
         return self._loaded().models
 
     # --- parts -------------------------------------------------------------------------------------------------
-
-    def _agree(self, failure: BatchResult | None) -> BatchResult | None:
-        """Return the failure of a batch, or None; executors of several processes compare it with that of the others."""
-        return failure
 
     def _loaded(self) -> RewardModel:
         if self._model is None:
@@ -293,7 +281,13 @@ class LocalExecutor:
 
     def _clear_stale(self) -> None:
         """Clear keys and values of earlier weights."""
-        if self._prefix_cache is not None and (version := self.weights_version()) != self._version:
+        if self._prefix_cache is None:
+            return
+        model, spec = self._loaded(), self._spec
+        assert spec is not None
+        sources = zip(spec.sources, model.models, strict=True)
+        version = self._changes.count([own if isinstance(source, ModelFiles) else source for source, own in sources])
+        if version != self._version:
             self._prefix_cache.clear()
             self._version = version
 

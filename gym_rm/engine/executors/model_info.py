@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -12,7 +10,7 @@ from gym_rm.engine.backbones.decoder import num_embeddings, num_positions
 from gym_rm.engine.backbones.devices import device_of
 from gym_rm.engine.backbones.reward_model import RewardModel
 from gym_rm.engine.backbones.sharded import ranks_of
-from gym_rm.engine.executors.executor import LoadSpec, ModelInfo, ModelSource
+from gym_rm.engine.executors.executor import LoadSpec, ModelInfo
 from gym_rm.engine.loading.checkpoint import ModelFiles
 from gym_rm.engine.loading.trial import longest_shared
 
@@ -38,7 +36,6 @@ def model_info(loaded: RewardModel, spec: LoadSpec) -> ModelInfo:
         torch=torch.__version__,
         transformers=transformers.__version__,
         attention=str(model.config._attn_implementation),
-        device_map=_device_map(spec.model, model),
     )
 
 
@@ -61,14 +58,6 @@ def _revision(spec: LoadSpec) -> str | None:
         for source in spec.sources
     ]
     return " and ".join(str(revision) for revision in revisions) if any(revisions) else None
-
-
-def _device_map(source: ModelSource, model: PreTrainedModel) -> Mapping[str, str] | None:
-    """Return where accelerate put the parts of a model; None if nobody asked it to."""
-    placed = getattr(model, "hf_device_map", None)
-    if placed is None and isinstance(source, ModelFiles) and source.options.device_map is not None:
-        placed = {"": device_of(model)}  # everything fits on one device
-    return None if placed is None else {name: str(device) for name, device in placed.items()}
 
 
 def _automatic_budget(model: PreTrainedModel) -> int:

@@ -1,36 +1,30 @@
-"""Executors of a rank: one process of several that hold a model together, tensor parallel.
+"""Executor of a rank: one process of several that hold a model together, tensor parallel.
 
-Every rank runs the same batches in the same order and gets the same values, bit for bit. A `RankExecutor` runs in a
-process that was started for it and gets its batches from there. A `WorldExecutor` runs in a process that torchrun or
-`accelerate launch` started, and gets the conversations of all ranks of its group.
+Every rank runs the same batches in the same order and gets the same values, bit for bit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from gym_rm.engine.executors.executor import BatchResult, Executor, LoadSpec, ModelInfo
+from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.loading.checkpoint import ModelFiles
 from gym_rm.engine.loading.device_and_dtype import resolve_device
 from gym_rm.engine.loading.sharding import require_divisible
 from gym_rm.engine.loading.trial import FAILURES
-from gym_rm.engine.token_tree import TokenSequence
-from gym_rm.errors import ConfigError, GymRMError, RemoteError, brief
+from gym_rm.errors import ConfigError, GymRMError
 
 JOIN_SECONDS = 600  # maximum time until all ranks of a group have started
-# Maximum time that a rank waits for the others in one operation; a group with a driver is stopped by it before.
-COLLECTIVE_SECONDS = 1800
-AGREE_SECONDS = 300  # maximum time that a rank of a world waits for the others after a batch
+COLLECTIVE_SECONDS = 1800  # maximum time of one operation of all ranks; the driver stops a group before
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,91 +99,6 @@ class RankExecutor(LocalExecutor):
             return super().load(spec)
 
 
-class WorldExecutor(LocalExecutor):
-    """Executor in a world that torchrun or `accelerate launch` started: its ranks hold the model together.
-
-    All ranks must load the model and call `score` equally often, as for every collective operation of
-    torch.distributed. The conversations of all of them are scored together, and each rank gets the scores of its own.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._group: dist.ProcessGroup | None = None
-        self._after_batch: dist.ProcessGroup | None = None
-        self._broken: str | None = None
-
-    def load(self, spec: LoadSpec) -> ModelInfo:
-        """See `Executor.load`.
-
-        Raises:
-            ConfigError: the world has another number of ranks than the model.
-        """
-        if not dist.is_initialized():
-            _join_world()
-        world = dist.get_world_size()
-        if world != spec.num_ranks:
-            raise ConfigError(
-                f"this process belongs to a world of {world} ranks, which must hold the model together; pass "
-                f"tensor_parallel_size={world}, or score with a server (docs/scaling.md)."
-            )
-        self._group, self._after_batch = (
-            dist.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-            for seconds in (COLLECTIVE_SECONDS, AGREE_SECONDS)
-        )
-        self._tensor_parallel_size = spec.tensor_parallel_size
-        with _refusing(spec):
-            return super().load(spec)
-
-    def gather(self, sequences: Sequence[TokenSequence]) -> tuple[list[TokenSequence], slice]:
-        """Return the sequences of all ranks of the world, and which of them are this rank's."""
-        assert self._group is not None
-        if self._broken is not None:
-            raise RemoteError(self._broken)
-        index = dist.get_rank()
-        parts: list[Any] = [None] * dist.get_world_size()
-        try:
-            dist.all_gather_object(parts, list(sequences), group=self._group)
-        except RuntimeError as error:
-            raise RemoteError(
-                f"rank {index} scored, but the other ranks that hold the model with it did not within "
-                f"{COLLECTIVE_SECONDS} seconds, or one of them ended ({error}); all of them must call score equally "
-                "often, also with an empty list."
-            ) from error
-        first = sum(map(len, parts[:index]))
-        return [each for part in parts for each in part], slice(first, first + len(sequences))
-
-    def _agree(self, failure: BatchResult | None) -> BatchResult | None:
-        """Return the failure that a batch has in all ranks, or None.
-
-        Raises:
-            RemoteError: only some ranks failed. The others wait in the middle of the batch, or have its sums, so
-                nothing that the ranks computed after it would be right.
-        """
-        failures: list[BatchResult | None] = [None] * dist.get_world_size()
-        try:
-            dist.all_gather_object(failures, failure, group=self._after_batch)
-        except RuntimeError as error:
-            own = "" if failure is None else f"{failure.error}; "
-            reason = f"{own}the others did not finish the batch within {AGREE_SECONDS} seconds: {brief(error)}"
-        else:
-            errors = {i: each.error for i, each in enumerate(failures) if each is not None}
-            if len(errors) in (0, len(failures)):
-                return failures[0]
-            reason = "; ".join(f"rank {i} of {len(failures)} failed alone: {each}" for i, each in errors.items())
-        self._broken = (
-            f"a batch failed in some of the ranks that hold the model together, and rank {dist.get_rank()} cannot "
-            f"score any more ({reason}); start the program again."
-        )
-        raise RemoteError(self._broken)
-
-
-def in_foreign_world() -> bool:
-    """Return whether this process was started as one of several ranks, by torchrun or a similar launcher."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size() > 1
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
-
-
 @contextlib.contextmanager
 def _refusing(spec: LoadSpec) -> Iterator[None]:
     """Raise ConfigError if the forward of transformers does not run on divided weights."""
@@ -226,10 +135,3 @@ def _join(rank: Rank, device: torch.device) -> None:
         device_id=torch.device("cuda", rank.device_index) if device.type == "cuda" else None,
     )
     dist.barrier()
-
-
-def _join_world() -> None:
-    """Join the world that the launcher describes in the environment."""
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")

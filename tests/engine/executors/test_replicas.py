@@ -15,10 +15,9 @@ import gym_rm
 from gym_rm.engine.executors.executor import BatchResult, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.parallel_options import ParallelOptions
-from gym_rm.engine.executors.pool import MAX_FAILURES, ReplicaStats
 from gym_rm.engine.executors.processes import ProcessReplica
 from gym_rm.engine.executors.replica import ReplicaFailed
-from gym_rm.engine.executors.replicas import ReplicatedExecutor
+from gym_rm.engine.executors.replicas import MAX_FAILURES, ReplicatedExecutor, ReplicaStats
 from gym_rm.engine.schedule import Scheduler
 from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError, RemoteError
@@ -33,8 +32,6 @@ class FakeReplica:
 
     Happens: an exception, a BatchResult, or a number of seconds to hang.
     """
-
-    killed = False  # by weights
 
     def __init__(self, plan=lambda batch, call: None, info=INFO, starts=()):
         self.plan, self.info, self.starts = plan, info, list(starts)
@@ -63,9 +60,6 @@ class FakeReplica:
 
     def call(self, method, *arguments, seconds):
         self.calls.append((method, *arguments))
-        if arguments == ("kills the first replica",) and not FakeReplica.killed:
-            FakeReplica.killed = True
-            raise ReplicaFailed("killed by SIGKILL")
         if arguments == ("does not fit",):
             raise ConfigError("does not fit")
 
@@ -142,12 +136,13 @@ def test_a_replica_that_dies_is_started_again_and_loses_nothing(pool):
     until(lambda: executor.stats == ReplicaStats(batches=20, failures=1, restarts=1))
 
 
-def test_an_idle_replica_that_dies_is_started_again(pool):
+def test_an_idle_replica_that_died_is_started_again_by_the_next_call(pool):
     replica = FakeReplica()
     executor = pool([replica])
     replica.kill()
-    until(lambda: executor.stats.restarts == 1)
-    assert replica.alive()
+    given = batches(2)
+    assert fetched(executor.run(given)) == sums(given)
+    assert executor.stats == ReplicaStats(batches=2, restarts=1)
 
 
 def test_the_batch_of_a_silent_replica_runs_elsewhere(pool):
@@ -180,20 +175,19 @@ def test_a_conversation_that_kills_every_replica_is_named_and_the_others_are_sco
 
 
 def test_replicas_that_always_die_are_given_up_with_an_error_for_every_batch(pool, monkeypatch):
-    monkeypatch.setattr("gym_rm.engine.executors.pool.PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("gym_rm.engine.executors.replicas.PAUSE_SECONDS", 0.001)
     executor = pool([FakeReplica(lambda batch, call: ReplicaFailed("killed by SIGSEGV")) for _ in range(2)])
     results = executor.run(batches(40))
     assert {each.values is None for each in results} == {True}
     assert "all 2 replicas have failed (replica 0: killed by SIGSEGV" in results[-1].error
     assert "load a new scorer" in executor.run(batches(1))[0].error
-    for call in (lambda: executor.update_weights({}), executor.sleep):
-        with pytest.raises(RemoteError, match="all 2 replicas have failed"):
-            call()
+    with pytest.raises(RemoteError, match="all 2 replicas have failed"):
+        executor.update_weights({})
     assert executor.stats.failures == 2 * MAX_FAILURES
 
 
 def test_the_other_replicas_continue_when_one_cannot_start_again(pool, monkeypatch):
-    monkeypatch.setattr("gym_rm.engine.executors.pool.PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("gym_rm.engine.executors.replicas.PAUSE_SECONDS", 0.001)
     broken = FakeReplica(dies(1), starts=[None, *[ReplicaFailed("no GPU")] * 99])
     executor = pool([broken, FakeReplica(lambda batch, call: 0.01)])
     given = batches(20)
@@ -230,13 +224,12 @@ def test_weights_are_given_to_all_replicas_and_to_those_that_start_later(pool):
     replicas = [FakeReplica(), FakeReplica()]
     executor = pool(replicas)
     weights = {"a": torch.ones(2)}
-    version = executor.weights_version()
     executor.update_weights(weights)
     weights["a"] += 1
-    assert executor.weights_version() != version
     assert [len(each.calls) for each in replicas] == [1, 1]
     for each in replicas:
         each.kill()
+    executor.run(batches(4))
     until(lambda: [len(each.calls) for each in replicas] == [2, 2])
     assert {method for each in replicas for method, _ in each.calls} == {"update_weights"}
     assert [each.calls[-1][1]["a"].tolist() for each in replicas] == [[1, 1]] * 2
@@ -245,25 +238,37 @@ def test_weights_are_given_to_all_replicas_and_to_those_that_start_later(pool):
 def test_weights_that_do_not_fit_change_nothing(pool):
     replicas = [FakeReplica(), FakeReplica()]
     executor = pool(replicas)
-    version = executor.weights_version()
     with pytest.raises(ConfigError, match="does not fit"):
         executor.update_weights("does not fit")
-    assert executor.weights_version() == version
     replicas[0].kill()
+    executor.run(batches(4))
     until(lambda: executor.stats.restarts == 1)
     assert len(replicas[0].calls) + len(replicas[1].calls) == 1
 
 
-def test_a_replica_that_starts_while_the_others_sleep_sleeps_too(pool):
-    replica = FakeReplica()
-    executor = pool([replica, FakeReplica()])
+def test_sleep_wake_and_clear_cache_reach_the_replicas_that_run(pool):
+    replicas = [FakeReplica(), FakeReplica()]
+    executor = pool(replicas)
+    replicas[1].kill()
     executor.sleep()
-    replica.kill()
-    until(lambda: replica.calls == [("sleep",), ("sleep",)])
     executor.wake()
-    assert replica.calls[-1] == ("wake",)
     executor.clear_cache()
-    assert replica.calls[-1] == ("clear_cache",)
+    assert [each.calls for each in replicas] == [[("sleep",), ("wake",), ("clear_cache",)], []]
+
+
+def test_a_replica_that_fails_with_weights_that_another_has_taken_starts_again_with_them(pool):
+    class Failing(FakeReplica):
+        def call(self, method, *arguments, seconds):
+            super().call(method, *arguments, seconds=seconds)
+            if len(self.calls) == 1:
+                raise ReplicaFailed("killed by SIGKILL")
+
+    replica = Failing()
+    executor = pool([FakeReplica(), replica])
+    executor.update_weights({"a": torch.ones(2)})
+    assert not replica.alive()
+    executor.run(batches(4))
+    until(lambda: len(replica.calls) == 2 and replica.alive())
 
 
 # --- load and close
@@ -386,6 +391,7 @@ def test_new_weights_and_sleep_reach_processes_also_those_that_start_again(saved
         scorer.update_weights(other)
         scorer.sleep()
         os.kill(scorer.executor.replicas[0].process_ids[0], signal.SIGKILL)
+        assert np.array_equal(scorer.score(real_conversations).rewards, expected)
         until(lambda: scorer.executor.stats.restarts == 1, 60)
         assert np.array_equal(scorer.score(real_conversations).rewards, expected)
         state = dict(torch.nn.Module.state_dict(_model(saved_model("qwen3"))))
@@ -404,14 +410,3 @@ def _model(folder):
     from transformers import AutoModelForSequenceClassification
 
     return AutoModelForSequenceClassification.from_pretrained(folder)
-
-
-def test_a_replica_does_not_start_again_with_files_that_have_changed(pool, tmp_path, monkeypatch):
-    monkeypatch.setattr("gym_rm.engine.executors.pool.PAUSE_SECONDS", 0.001)
-    (tmp_path / "model.safetensors").write_bytes(b"1")
-    replica = FakeReplica()
-    executor = pool([replica])
-    executor.update_weights(str(tmp_path))
-    (tmp_path / "model.safetensors").write_bytes(b"22")
-    replica.kill()
-    until(lambda: "have changed since update_weights" in (executor.run(batches(1))[0].error or ""))

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -166,7 +164,7 @@ def test_sizes_that_do_not_divide_the_heads_are_refused(architecture, size, mess
         check_shards(spec_of(saved_model(architecture), tensor_parallel_size=size))
 
 
-# --- memory, and worlds of torchrun ------------------------------------------------------------------------------
+# --- memory ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -180,108 +178,6 @@ def test_reading_takes_a_rank_less_than_two_thirds_of_the_memory_of_the_whole_mo
     (alone,) = peaks(str(tmp_path / "model"), {}, tmp_path)
     for rank in peaks(str(tmp_path / "model"), TENSOR_PARALLEL, tmp_path):
         assert rank < 0.65 * alone
-
-
-WORLD = """
-import sys
-from pathlib import Path
-import numpy as np, torch, torch.distributed as dist
-import gym_rm
-from tests.conftest import rows, user, assistant
-
-torch.set_num_threads(1)
-folder, option, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
-graded = rows("gsm8k_graded")
-conversations = [[user(r["question"]), assistant(s["text"])] for r in graded[:4] for s in r["solutions"]]
-scorer = gym_rm.load_scorer(folder, **{option: size})
-rank = dist.get_rank()
-mine = conversations[rank : 3 * rank + 2]  # different numbers of conversations
-got = scorer.score(mine).rewards
-want = gym_rm.load_scorer(folder).score(mine).rewards
-assert np.abs(got - want).max() < (1e-5 if option == "tensor_parallel_size" else 1e-12), (got, want)
-assert scorer.score([]).rewards.size == 0
-sys.stdout.write(f"rank {rank} has {len(mine)} scores\\n")  # in one piece
-dist.destroy_process_group()
-"""
-
-
-LATE = """
-import sys, time
-import torch.distributed as dist
-import gym_rm
-from gym_rm.engine.executors import ranks
-
-dist.init_process_group("gloo")
-ranks.COLLECTIVE_SECONDS = 10
-try:
-    scorer = gym_rm.load_scorer(sys.argv[1], tensor_parallel_size=2)
-    if dist.get_rank() == 0:
-        scorer.score([[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]])
-    time.sleep(20)
-except Exception as error:
-    sys.stdout.write(f"{type(error).__name__} {error}\\n")
-"""
-
-
-BROKEN = """
-import sys
-import torch.distributed as dist
-import gym_rm
-from gym_rm.engine.backbones.sharded import Ranks
-from gym_rm.engine.executors import ranks
-
-ranks.AGREE_SECONDS = 2
-scorer = gym_rm.load_scorer(sys.argv[1], tensor_parallel_size=2)
-add, calls = Ranks.sum, []
-
-
-def fails_once(ranks, x):
-    calls.append(x)
-    if len(calls) == 3:
-        raise MemoryError("no memory in one rank")
-    return add(ranks, x)
-
-
-if dist.get_rank() == 1:
-    Ranks.sum = fails_once
-for _ in range(2):
-    try:
-        print("rank", dist.get_rank(), scorer.score([[{"role": "user", "content": "2 + 2?"}]]).rewards)
-    except Exception as error:
-        print(f"rank {dist.get_rank()} {type(error).__name__} {error}\\n", end="")
-"""
-
-
-def torchrun(ranks, *arguments, tmp_path, script=WORLD):
-    (tmp_path / "world.py").write_text(script)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return subprocess.run(
-        [*command, str(tmp_path / "world.py"), *map(str, arguments)], capture_output=True, text=True, timeout=300
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["tensor_parallel_size"])
-def test_a_world_of_torchrun_is_used(option, saved_model, tmp_path, gsm8k_groups):
-    done = torchrun(2, saved_model("qwen3"), option, 2, tmp_path=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == [
-        f"rank {rank} has {2 * rank + 2} scores" for rank in range(2)
-    ]
-
-
-@pytest.mark.slow
-def test_a_rank_that_the_others_leave_alone_gets_an_error(saved_model, tmp_path):
-    done = torchrun(2, saved_model("qwen3"), tmp_path=tmp_path, script=LATE)
-    assert "RemoteError rank 0 scored, but the other ranks" in done.stdout, done.stderr[-3000:]
-
-
-@pytest.mark.slow
-def test_no_rank_returns_scores_after_a_batch_that_failed_in_one_rank_alone(saved_model, tmp_path):
-    done = torchrun(2, saved_model("qwen3"), tmp_path=tmp_path, script=BROKEN)
-    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
-    assert [line[:18] for line in lines] == ["rank 0 RemoteError"] * 2 + ["rank 1 RemoteError"] * 2, done.stderr[-3000:]
-    assert "no memory in one rank" in lines[2]
 
 
 # --- through the front door --------------------------------------------------------------------------------------
