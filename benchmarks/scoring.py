@@ -6,7 +6,7 @@
 Every round runs all methods one after the other in one process, so that other load on the machine affects all methods.
 The table shows medians over the rounds. The time of every method includes chat templates and tokenisation:
 
-- `ours`: gym_rm. `packed`: gym_rm without sharing prefixes. `8-bit`: gym_rm with 8-bit matrix products (int8 on a CPU,
+- `ours`: gym_rm. `8-bit`: gym_rm with 8-bit matrix products (int8 on a CPU,
   fp8 on a GPU), which have rounding errors (see precision.py).
 - `sorted` and `arrival`: transformers in padded batches of 32, sorted by length or in the order of arrival.
 - `trl` (`GRPOTrainer._calculate_rewards`) and `s-t` (`CrossEncoder.predict` of sentence-transformers), if installed.
@@ -40,7 +40,6 @@ from workloads import Conversation
 import gym_rm
 from gym_rm.engine.executors.model_info import bytes_per_token
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
-from gym_rm.engine.token_tree import TokenSequence, plan_trees
 
 Method = Callable[[Sequence[Conversation]], "np.ndarray[Any, Any]"]
 
@@ -61,19 +60,6 @@ def padded(model: PreTrainedModel, tokenizer: Any, *, sort: bool, batch_size: in
             )
             rewards[chosen] = model(**batch.to(model.device)).logits[:, 0].float().cpu()
         return rewards.numpy()
-
-    return score
-
-
-def packed(scorer: RewardModelScorer) -> Method:
-    """Score with the engine of gym_rm and the same token budget, without sharing prefixes."""
-
-    def score(conversations: Sequence[Conversation]) -> np.ndarray[Any, Any]:
-        ids = [rendered.input_ids for rendered in scorer.renderer.encode(conversations)]
-        sequences = [TokenSequence(one, np.array([len(one) - 1])) for one in ids]
-        plan = plan_trees(sequences, max_num_batched_tokens=scorer.max_num_batched_tokens, share=False)
-        values = [result.values for result in scorer.executor.run(plan.batches)]
-        return np.concatenate(values)[plan.value_index, 0]
 
     return score
 
@@ -194,7 +180,6 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
     scorer = RewardModelScorer(model, tokenizer)
     methods: dict[str, Method] = {
         "ours": lambda conversations: scorer.score(conversations).rewards,
-        "packed": packed(scorer),
         "sorted": padded(model, tokenizer, sort=True),
         "arrival": padded(model, tokenizer, sort=False),
         "8-bit": eight_bit(model, tokenizer),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,7 +18,6 @@ from transformers import PreTrainedModel
 
 from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
 from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE
-from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
 from gym_rm.engine.executors.parallel_options import ParallelOptions
@@ -31,7 +29,6 @@ from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, Scheduler, checked_budget
 from gym_rm.engine.score_call import RenderedRow, ScoreCall
 from gym_rm.engine.text.rendered import Rendered
-from gym_rm.engine.text.rendered_texts import encode_text
 from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.text.text_options import TextOptions
 from gym_rm.engine.token_tree import Layout
@@ -156,7 +153,6 @@ class RewardModelScorer:
         self.layout: Layout = self.info.layout
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
         self._lock = threading.RLock()
-        self._merging: MicroBatchingScorer | None = None
         self.provenance = Provenance(
             scorer=type(self).__name__,
             model=facts.name,
@@ -183,9 +179,9 @@ class RewardModelScorer:
         logger.info("scoring with %s", self.provenance)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Clear the caches and return the state without the lock and the thread of `score_async`."""
+        """Clear the caches and return the state without the lock."""
         self.clear_cache()
-        return {**{name: value for name, value in self.__dict__.items() if name != "_lock"}, "_merging": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -223,20 +219,6 @@ class RewardModelScorer:
             start = time.perf_counter()
             return self._run(self._render(conversations, turns), start, all_turns=turns == "all")
 
-    async def score_async(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
-        """Score N conversations without blocking the event loop; calls that wait at the same time share batches.
-
-        Raises:
-            ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
-        """
-        with self._lock:
-            if self._merging is None:
-                # A proxy and a finalizer, so that the thread does not keep a scorer that nobody holds.
-                self._merging = MicroBatchingScorer(weakref.proxy(self))
-                weakref.finalize(self, self._merging.close)
-            merging = self._merging
-        return await merging.score_async(conversations, prompts)
-
     def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
 
@@ -258,7 +240,7 @@ class RewardModelScorer:
             )
         with self._lock:
             start = time.perf_counter()
-            rendered = _each(texts, lambda text: [encode_text(self.renderer, text, add_special_tokens)])
+            rendered = _each(texts, lambda text: [self.renderer.encode_text(text, add_special_tokens)])
             return self._run(rendered, start)
 
     @property
@@ -300,11 +282,7 @@ class RewardModelScorer:
             self.executor.clear_cache()
 
     def close(self) -> None:
-        """Release the model; closing twice is allowed. Calls of `score_async` that wait are scored first."""
-        with self._lock:
-            merging, self._merging = self._merging, None
-        if merging is not None:
-            merging.close()
+        """Release the model; closing twice is allowed."""
         with self._lock:
             self.executor.close()
 

@@ -132,15 +132,11 @@ class BatchPlan:
         value_index: int64 `[sum K]`, index into the stacked values of all batches; first the reads of the first
             sequence, then those of the second, and so on.
         batch_of: int64 `[M]`, index of each sequence's batch.
-        unique_tokens: number of tokens that the model computes, without padding.
-        padded_tokens: number of padding tokens that the model computes.
     """
 
     batches: tuple[Batch, ...]
     value_index: IntArray
     batch_of: IntArray
-    unique_tokens: int
-    padded_tokens: int
 
 
 def plan_trees(
@@ -148,7 +144,6 @@ def plan_trees(
     *,
     max_num_batched_tokens: int,
     groups: Sequence[int] | None = None,
-    share: bool = True,
     alone: bool = False,
 ) -> BatchPlan:
     """Pack sequences into prefix trees under a token budget, in linear time after one sort.
@@ -158,7 +153,6 @@ def plan_trees(
         max_num_batched_tokens: token budget of each tree.
         groups: `[M]`, group of each sequence, such as a preference pair or a GRPO group. The sequences of a group go
             into one tree, unless the group alone exceeds the budget. None for no groups.
-        share: whether prefixes are merged; False stores every sequence in full.
         alone: put every sequence into a tree of its own.
 
     Raises:
@@ -167,10 +161,10 @@ def plan_trees(
     _check_lengths(sequences, max_num_batched_tokens)
     ids = [sequence.input_ids for sequence in sequences]
     order = _sorted_order(sequences)
-    shared = _shared_with_previous(ids, order) if share else [0] * len(order)
+    shared = _shared_with_previous(ids, order)
     first_of_unit = [True] * len(order)
     if groups is not None:
-        order, shared, first_of_unit = _keep_groups_whole(ids, order, shared, groups, max_num_batched_tokens, share)
+        order, shared, first_of_unit = _keep_groups_whole(ids, order, shared, groups, max_num_batched_tokens)
 
     read_starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
     value_index = np.empty(read_starts[-1], dtype=np.int64)
@@ -189,7 +183,7 @@ def plan_trees(
         batch_of[rows] = len(trees)
         trees.append(builder.build(read_indices))
         num_values += len(read_indices)
-    return BatchPlan(tuple(trees), value_index, batch_of, sum(len(tree) for tree in trees), 0)
+    return BatchPlan(tuple(trees), value_index, batch_of)
 
 
 def padded_width(length: int, limit: int | None) -> int:
@@ -238,7 +232,7 @@ def plan_padded(
     value_index = np.empty(read_starts[-1], dtype=np.int64)
     batch_of = np.empty(len(sequences), dtype=np.int64)
     batches: list[PaddedBatch] = []
-    num_values = unique_tokens = padded_tokens = 0
+    num_values = 0
     start = 0
     while start < len(equal):
         stop = start + 1
@@ -262,10 +256,8 @@ def plan_padded(
             num_values += len(positions)
         seconds = [len(m.input_ids) if m.second_segment is None else m.second_segment for m in members]
         batches.append(PaddedBatch(input_ids, lengths, np.array(seconds, dtype=np.int64), np.concatenate(reads)))
-        unique_tokens += int(lengths.sum())
-        padded_tokens += int(input_ids.size - lengths.sum())
         start = stop
-    return BatchPlan(tuple(batches), value_index, batch_of, unique_tokens, padded_tokens)
+    return BatchPlan(tuple(batches), value_index, batch_of)
 
 
 def _check_lengths(sequences: Sequence[TokenSequence], budget: int) -> None:
@@ -298,7 +290,6 @@ def _keep_groups_whole(
     shared: list[int],
     groups: Sequence[int],
     budget: int,
-    share: bool,
 ) -> tuple[list[int], list[int], list[bool]]:
     """Order the rows so that those of a group follow each other; mark the first row of each unit that must not be cut.
 
@@ -328,7 +319,7 @@ def _keep_groups_whole(
             units += by_group.values()
         start = k + 1
     order = [row for unit in units for row in unit]
-    shared = _shared_with_previous(ids, order) if share else [0] * len(order)
+    shared = _shared_with_previous(ids, order)
     first_of_unit = [k == 0 for unit in units for k in range(len(unit))]
     # In a group larger than the budget, every row is a unit, so that the group can be cut.
     start = 0

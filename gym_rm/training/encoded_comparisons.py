@@ -156,7 +156,7 @@ def _example(
                     )
     margin = np.nan if comparison.margin is None else comparison.margin
     total = sum(len(each.input_ids) for each in sequences)
-    unique = plan_trees(sequences, max_num_batched_tokens=total).unique_tokens
+    unique = sum(batch.num_tokens for batch in plan_trees(sequences, max_num_batched_tokens=total).batches)
     return EncodedComparison(sequences, ranks, margin, targets, labels, unique)
 
 

@@ -334,23 +334,3 @@ def test_coroutines_of_several_loops_share_batches():
         results = list(threads.map(lambda _: asyncio.run(ask()), range(4)))
     assert results == [[k + 1 for k in range(20)]] * 4
     scorer.close()
-
-
-def test_a_reward_model_scores_coroutines_in_shared_batches(scorer_of, real_conversations):
-    scorer = scorer_of("qwen3")
-    expected = scorer.score(real_conversations).rewards
-
-    async def ask():
-        return await asyncio.gather(*(scorer.score_async([each]) for each in real_conversations))
-
-    assert np.array_equal([scores.rewards[0] for scores in asyncio.run(ask())], expected)
-    assert scorer._merging.num_batches < len(real_conversations)
-
-
-def test_a_reward_model_that_nobody_holds_ends_its_thread(saved_model, real_conversations):
-    scorer = gym_rm.load_scorer(saved_model("qwen3"))
-    asyncio.run(scorer.score_async(real_conversations[:1]))
-    thread = scorer._merging._thread
-    del scorer
-    thread.join(10)
-    assert not thread.is_alive()

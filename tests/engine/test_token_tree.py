@@ -1,5 +1,3 @@
-from itertools import combinations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,20 +64,17 @@ def test_every_value_is_read_after_the_tokens_of_its_sequence(data):
 
 
 @given(st.data())
-def test_trees_are_within_the_budget_and_not_padded(data):
+def test_trees_are_within_the_budget(data):
     sequences = data.draw(families())
     budget = data.draw(budgets(sequences))
     plan = plan_trees(sequences, max_num_batched_tokens=budget)
     assert all(0 < len(tree) <= budget for tree in plan.batches)
-    assert plan.unique_tokens == sum(map(len, plan.batches))
-    assert plan.padded_tokens == 0
 
 
 @given(families())
 def test_a_tree_contains_every_shared_prefix_once(sequences):
-    plan = plan_trees(sequences, max_num_batched_tokens=10_000)
-    assert len(plan.batches) == 1
-    assert plan.unique_tokens == len(nodes_of(sequences))
+    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000).batches
+    assert len(tree) == len(nodes_of(sequences))
 
 
 @given(families())
@@ -113,17 +108,9 @@ def test_attention_over_a_tree_is_causal_attention_of_every_sequence(sequences):
         assert np.flatnonzero(attends[index]).tolist() == ancestors[::-1] == tree.ancestors(index).tolist()
 
 
-@given(st.data())
-def test_packing_without_sharing_stores_every_token(data):
-    sequences = data.draw(families())
-    plan = plan_trees(sequences, max_num_batched_tokens=data.draw(budgets(sequences)), share=False)
-    assert values_of(plan, past_in_tree) == expected_values(sequences)
-    assert plan.unique_tokens == sum(len(each.input_ids) for each in sequences)
-
-
-@given(families(), st.booleans())
-def test_every_sequence_alone_is_a_tree_without_a_branch(sequences, share):
-    plan = plan_trees(sequences, max_num_batched_tokens=longest(sequences), share=share, alone=True)
+@given(families())
+def test_every_sequence_alone_is_a_tree_without_a_branch(sequences):
+    plan = plan_trees(sequences, max_num_batched_tokens=longest(sequences), alone=True)
     assert values_of(plan, past_in_tree) == expected_values(sequences)
     assert len(plan.batches) == len(sequences)
     assert sorted(plan.batch_of) == list(range(len(sequences)))
@@ -149,27 +136,13 @@ def test_padded_batches_contain_every_distinct_sequence_once(data, limit, alone,
     rows = [tuple(batch.input_ids[k, :n]) for batch in plan.batches for k, n in enumerate(batch.lengths)]
     assert sorted(rows) == sorted({tuple(each.input_ids) for each in sequences})
     assert all(batch.input_ids.size <= budget or len(batch.lengths) == 1 for batch in plan.batches)
-    assert plan.unique_tokens == sum(map(len, rows))
-    assert plan.padded_tokens == sum(batch.input_ids.size for batch in plan.batches) - plan.unique_tokens
     assert not alone or all(len(batch.lengths) == 1 for batch in plan.batches)
-    assert not exact or plan.padded_tokens == 0
+    assert not exact or all(batch.input_ids.size == batch.num_tokens for batch in plan.batches)
 
 
 @pytest.mark.parametrize(
     ("length", "limit", "width"),
-    [
-        (1, None, 32),
-        (31, None, 32),
-        (32, None, 64),
-        (33, None, 64),
-        (64, None, 96),
-        (31, 32, 32),
-        (32, 32, 32),
-        (33, 40, 40),
-        (40, 40, 40),
-        (41, 40, 41),
-        (20, 24, 24),
-    ],
+    [(31, None, 32), (32, None, 64), (32, 32, 32), (33, 40, 40), (41, 40, 41)],
 )
 def test_a_width_is_the_next_multiple_above_the_length_up_to_the_limit(length, limit, width):
     assert padded_width(length, limit) == width
@@ -195,9 +168,10 @@ def test_rows_with_and_without_padding_do_not_share_a_batch(data, limit):
 
 def test_padding_is_less_than_a_step_per_sequence_and_one():
     sequences = [sequence([1] * length) for length in range(1, 200)]
-    plan = plan_padded(sequences, max_num_batched_tokens=1000)
-    assert plan.padded_tokens <= 32 * len(sequences)
-    assert plan.padded_tokens < 0.2 * plan.unique_tokens
+    batches = plan_padded(sequences, max_num_batched_tokens=1000).batches
+    padding = sum(batch.input_ids.size - batch.num_tokens for batch in batches)
+    assert padding <= 32 * len(sequences)
+    assert padding < 0.2 * sum(batch.num_tokens for batch in batches)
 
 
 def test_ids_of_any_size_sort_as_numbers():
@@ -217,7 +191,7 @@ def test_trees_are_cut_where_sequences_share_least():
 
 def test_the_plan_of_no_sequences_is_empty():
     for plan in (plan_trees([], max_num_batched_tokens=1), plan_padded([], max_num_batched_tokens=1)):
-        assert (plan.batches, plan.value_index.tolist(), plan.unique_tokens, plan.padded_tokens) == ((), [], 0, 0)
+        assert (plan.batches, plan.value_index.tolist()) == ((), [])
 
 
 @pytest.mark.parametrize("plan", [plan_trees, plan_padded])
@@ -226,21 +200,6 @@ def test_a_sequence_of_invalid_length_is_an_error(plan):
         plan([sequence([1]), sequence([1, 2, 3, 4])], max_num_batched_tokens=3)
     with pytest.raises(ValueError, match="sequence 0 has 0 tokens"):
         plan([sequence([], reads=[])], max_num_batched_tokens=3)
-
-
-@given(families(max_size=8))
-def test_two_sequences_share_exactly_their_common_prefix(sequences):
-    """In the tree, two sequences have only the tokens of their common prefix in common."""
-    plan = plan_trees(sequences, max_num_batched_tokens=10_000)
-    (tree,) = plan.batches
-    ends = np.cumsum([len(each.read_positions) for each in sequences]) - 1
-    branches = [tree.ancestors(tree.read_indices[plan.value_index[end]]) for end in ends]
-    for (one, a), (other, b) in combinations(zip(branches, sequences, strict=True), 2):
-        ids, others = a.input_ids[: a.read_positions[-1] + 1], b.input_ids[: b.read_positions[-1] + 1]
-        limit = min(len(ids), len(others))
-        different = np.flatnonzero(ids[:limit] != others[:limit])
-        shared = different[0] if len(different) else limit
-        assert set(one) & set(other) == set(one[:shared])
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
@@ -267,7 +226,8 @@ def test_a_group_is_cut_only_if_it_exceeds_the_budget_on_its_own(data):
 def test_groups_that_fit_one_tree_add_no_tokens(data):
     sequences = data.draw(families())
     groups = [data.draw(st.integers(0, 3)) for _ in sequences]
-    assert plan_trees(sequences, max_num_batched_tokens=10_000, groups=groups).unique_tokens == len(nodes_of(sequences))
+    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000, groups=groups).batches
+    assert len(tree) == len(nodes_of(sequences))
 
 
 def test_a_group_larger_than_the_budget_is_cut():

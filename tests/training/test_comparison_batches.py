@@ -13,7 +13,7 @@ from gym_rm.training.encoded_comparisons import EncodedComparison
 def example(*texts):
     sequences = tuple(TokenSequence(np.array(ids, dtype=np.int32), np.array([len(ids) - 1])) for ids in texts)
     total = sum(map(len, texts))
-    unique = plan_trees(sequences, max_num_batched_tokens=total).unique_tokens
+    unique = sum(batch.num_tokens for batch in plan_trees(sequences, max_num_batched_tokens=total).batches)
     nothing = np.empty(0)
     return EncodedComparison(sequences, np.arange(len(texts), dtype=float), np.nan, nothing, nothing, unique)
 

@@ -120,10 +120,6 @@ class ControlTokens:
             )
         return encoding
 
-    def tokenize(self, named: str) -> list[int]:
-        """Return the ids of a part of `HiddenText.named`."""
-        return self._tokenizer.encode(named, add_special_tokens=False).ids
-
     def encode_pair(self, first: str, second: str) -> Encoding:
         """Encode a pair of texts, with the tokenizer's own special tokens around them and none inside them."""
         return self._tokenizer.encode(first, second, add_special_tokens=True)

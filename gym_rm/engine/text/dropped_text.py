@@ -94,8 +94,7 @@ class DroppedText:
     """
 
     def __init__(self, template: str) -> None:
-        self.literals = frozenset(_literals(template))
-        kept = {text for text in self.literals if text.strip() and len(text) <= LONGEST_LITERAL}
+        kept = {text for text in _literals(template) if text.strip() and len(text) <= LONGEST_LITERAL}
         kept -= {text for text in kept if len(text) == 1 and text.isalnum()}
         ordered = sorted(kept, key=lambda text: (-len(text), text))
         self._split = re.compile(f"({'|'.join(map(re.escape, ordered)) or '(?!)'})")

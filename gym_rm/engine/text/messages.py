@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from gym_rm.errors import ConversationError, nearest, warn_once
+from gym_rm.errors import ConversationError, warn_once
 from gym_rm.types import Conversation, Message
 
 ROLE = re.compile(r"\w[\w.-]*( [\w.-]+)*")
 COMMON_ROLES = frozenset({"system", "user", "assistant"})
-# Many templates do not name these roles, and write any role as it is.
-KNOWN_ROLES = COMMON_ROLES | {"tool", "developer", "function", "ipython"}
 
 
 def check_conversation(conversation: Any) -> Conversation:
@@ -90,23 +88,11 @@ def reply_text(conversation: Sequence[Mapping[str, Any]]) -> str:
     return content
 
 
-def warn_about_roles(roles: Sequence[str], named: Collection[str] | None, *, answers: bool) -> None:
-    """Warn about roles that are probably misspelled, and about a conversation without a reply at its end.
-
-    Args:
-        roles: roles of the messages.
-        named: texts in the source of the chat template; None without a template.
-        answers: whether the model answers the last message, instead of rating it.
-    """
-    for role in roles if named is not None else ():
-        if role not in KNOWN_ROLES and role not in (named or ()):
-            warn_once(
-                f"a message has the role {role[:80]!r}, which the chat template does not name, so the model may not "
-                f"know it.{nearest(role[:80], KNOWN_ROLES)} All models know the roles 'system', 'user' and 'assistant'."
-            )
-    if roles[-1] != "assistant" and not answers:
+def warn_without_reply(role: str) -> None:
+    """Warn about a conversation whose last message has another role than `"assistant"`."""
+    if role != "assistant":
         warn_once(
-            f"a conversation ends with a message of the role {roles[-1][:80]!r}, so there is no reply to score. Reward "
+            f"a conversation ends with a message of the role {role[:80]!r}, so there is no reply to score. Reward "
             "models are trained on conversations that end with a reply; add it as a message with the role 'assistant'."
         )
 

@@ -17,10 +17,16 @@ import numpy as np
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens, HiddenText
 from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, pack
-from gym_rm.engine.text.encoded_text import EncodedText
 from gym_rm.engine.text.input_format import InputFormat
-from gym_rm.engine.text.messages import check_conversation, extra_fields, joined, texts_of, warn_about_roles
-from gym_rm.engine.text.overlong import fit
+from gym_rm.engine.text.messages import (
+    check_conversation,
+    check_text,
+    extra_fields,
+    joined,
+    texts_of,
+    warn_without_reply,
+)
+from gym_rm.engine.text.overlong import fit, too_long
 from gym_rm.engine.text.rendered import Rendered, TokenIds, common_prefix
 from gym_rm.engine.text.special_tokens import SpecialTokens
 from gym_rm.engine.text.templates import ChatTemplate
@@ -132,46 +138,38 @@ class Renderer:
         """Render a conversation up to each of its assistant turns, and up to its end.
 
         The last entry is equal to the result of `encode`, and each of the others to that of a conversation that ends
-        there. Only what follows the last control token that the text of a turn and the whole text have in common is
-        tokenised, so the time grows with the length of the dialogue; the template writes every turn.
+        there.
 
         Raises:
             ConversationError: a turn cannot be rendered.
         """
         conversation = self._check(conversation)
         stops = [k + 1 for k, message in enumerate(conversation[:-1]) if message["role"] == "assistant"]
-        # If the kind adds text to the last turn (a question, step tokens), turns have no long common prefix.
-        shares = self.input_format == InputFormat(self.input_format.encoder) and self.tokenizer.is_fast
-        if not shares or self.chat_template is None:
-            turns = [conversation[:stop] for stop in (*stops, len(conversation))]
-            return [self._fit(turn, self._render(turn)) for turn in turns]
-        whole = self._write(conversation)
-        encoded = self._encoded(whole)
-        results = []
-        for stop in stops:
-            turn = conversation[:stop]
-            written = self._write(turn, hide=whole.hidden is not None)
-            if (written.hidden is None) != (whole.hidden is None):  # only the shorter text forms a control token
-                results.append(self._fit(turn, self._render(turn, written)))
-                continue
-            ids = encoded.ids_of(written.text if written.hidden is None else written.hidden.named)
-            results.append(self._fit(turn, self._annotate(turn, written.text, self._special.add(ids))))
-        last = self._annotate(conversation, whole.text, self._special.add(encoded.ids))
-        return [*results, self._fit(conversation, last)]
+        turns = []
+        for rendered in self.encode([conversation[:stop] for stop in (*stops, len(conversation))]):
+            if isinstance(rendered, ConversationError):
+                raise rendered
+            turns.append(rendered)
+        return turns
 
-    def _encoded(self, written: _Text) -> EncodedText:
-        if written.hidden is None:
-            encoding = self.tokenizer(written.text, add_special_tokens=False, return_offsets_mapping=True)
-            ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
-            return EncodedText(written.text, ids, offsets, self._control.ids, self._tokenize_bare)
-        encoded = self._control.encode(written.hidden)
-        return EncodedText(
-            written.hidden.named, encoded.ids, encoded.offsets, self._control.ids, self._control.tokenize
-        )
+    def encode_text(self, text: str | Sequence[int], add_special_tokens: bool) -> Rendered:
+        """Return a text that the caller rendered, or its token ids, as a sequence to score; no template is applied.
 
-    def _tokenize_bare(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
+        Raises:
+            ConversationError: the text is empty, not text, or longer than `max_length`, or an id is negative.
+        """
+        if isinstance(text, str):
+            check_text(text, "the text")
+            ids = self.tokenize([text], add_special_tokens)[0]
+        else:
+            ids = np.array(text, dtype=np.int32)
+        if not len(ids):
+            raise ConversationError("the text has no tokens.")
+        if ids.min() < 0:
+            raise ConversationError(f"token ids must not be negative; got {ids.min()}.")
+        if self.max_length is not None and len(ids) > self.max_length:
+            raise too_long(len(ids), self.max_length, "error")
+        return Rendered(ids)
 
     def control_tokens_in(self, text: str) -> tuple[str, ...]:
         """Return the control tokens that the tokenizer would find in a text. `encode` reads them as plain text."""
@@ -188,13 +186,14 @@ class Renderer:
             prompt = self._special.add(np.array(self._control.encode(hidden).ids, dtype=np.int32))
         return common_prefix(prompt, rendered.input_ids)
 
-    def tokenize(self, texts: list[str]) -> list[TokenIds]:
-        """Return the token ids of rendered texts, with the special tokens of the tokenizer that they lack."""
+    def tokenize(self, texts: list[str], add_special_tokens: bool = True) -> list[TokenIds]:
+        """Return the token ids of rendered texts, with the special tokens of the tokenizer that they lack, or as is."""
         if not texts:
             return []
         options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
         encoded = self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"]
-        return [self._special.add(np.array(ids, dtype=np.int32)) for ids in encoded]
+        bare = [np.array(ids, dtype=np.int32) for ids in encoded]
+        return [self._special.add(ids) for ids in bare] if add_special_tokens else bare
 
     def _check(self, conversation: Conversation) -> Conversation:
         """Return the conversation with text parts joined; raise ConversationError if it is invalid."""
@@ -211,14 +210,13 @@ class Renderer:
                         f"message {index} contains {mark!r}, a turn mark of the chat template, so it could forge a "
                         "turn; change the message, or pass forged_turns='allow' to score it."
                     )
-        named = None if self.chat_template is None else self._dropped.literals
-        answers = self.input_format.generation_prompt and self.input_format.question is None
-        warn_about_roles([message["role"] for message in conversation], named, answers=answers)
+        if not self.input_format.generation_prompt or self.input_format.question is not None:
+            warn_without_reply(conversation[-1]["role"])
         return conversation
 
-    def _write(self, conversation: Conversation, *, hide: bool = False) -> _Text:
+    def _write(self, conversation: Conversation) -> _Text:
         """Return the text that the template writes, with hidden control tokens if messages contain or form one."""
-        if not hide and not any(self._control.find(text) for message in conversation for text in texts_of(message)):
+        if not any(self._control.find(text) for message in conversation for text in texts_of(message)):
             text = self._template.write(conversation)
             if self._control.find(text) == self._shape(conversation).control_tokens:
                 return _Text(text)

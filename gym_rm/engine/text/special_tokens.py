@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gym_rm.engine.text.rendered import TokenIds
-from gym_rm.errors import ConfigError, warn_once
+from gym_rm.errors import warn_once
 
 
 class SpecialTokens:
@@ -17,27 +17,20 @@ class SpecialTokens:
         tokenizer: a Hugging Face tokenizer.
         add_bos: the option of this name, see `TextOptions`.
         encoder: whether the model is an encoder.
-
-    Raises:
-        ConfigError: `add_bos` is True, but the tokenizer has no BOS token.
     """
 
-    def __init__(self, tokenizer: Any, *, add_bos: bool | None, encoder: bool) -> None:
-        if add_bos and tokenizer.bos_token_id is None:
-            raise ConfigError("add_bos=True, but the tokenizer has no BOS token; leave add_bos unset.")
+    def __init__(self, tokenizer: Any, *, add_bos: bool, encoder: bool) -> None:
         bare = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer("a", add_special_tokens=True)["input_ids"]
         start = next((k for k in range(len(whole)) if whole[k : k + len(bare)] == bare), 0)
         before, after = whole[:start], whole[start + len(bare) :] if encoder else []
-        if add_bos and not encoder:
-            before = [tokenizer.bos_token_id]
-        elif add_bos is False:
+        if not add_bos:
             before, after = [], []
         self._prefix = np.array(before, dtype=np.int32)
         self._suffix = np.array(after, dtype=np.int32)
         self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id
         self._warning = None
-        if add_bos is None and not encoder:
+        if not encoder:
             self._warning = (
                 f"the chat template of {tokenizer.name_or_path!r} writes no BOS, but its tokenizer adds one, so a BOS "
                 "is added. Pass add_bos=False to score conversations without a BOS."

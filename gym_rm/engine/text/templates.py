@@ -117,9 +117,6 @@ class ChatTemplate:
         Args:
             find: function that returns the control tokens in a text.
             forged_turns: the option of this name, see `TextOptions`.
-
-        Raises:
-            ConfigError: messages with such a mark cannot be refused, as `forged_turns` demands.
         """
         marks = re.split("|".join(CONTENTS), self._short)[1:-1]
         plain = tuple(dict.fromkeys(mark.strip() or mark for mark in marks if not find(mark)))
@@ -128,11 +125,6 @@ class ChatTemplate:
                 f"the chat template of {self._tokenizer.name_or_path!r} marks turns with plain text {list(plain)}, so "
                 "a message that contains such a mark can forge a turn. Pass forged_turns='error' to report an error "
                 "for these messages."
-            )
-        elif not all(map(str.strip, plain)):
-            raise ConfigError(
-                "forged_turns='error' cannot be used, because the chat template has only white space between two "
-                f"messages ({list(plain)}), which ordinary messages contain; pass forged_turns='allow'."
             )
         return plain
 

@@ -19,9 +19,9 @@ class TextOptions(Config):
     """Jinja source of the chat template, or the path of a file with it; None for the tokenizer's own."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Extra variables for the chat template (`enable_thinking=False`, ...)."""
-    add_bos: Flag | None = None
-    """Whether to add a BOS token if the template wrote none. None adds one if the tokenizer itself does, True always,
-    False never. A second BOS is never added."""
+    add_bos: Flag = True
+    """Whether to add the BOS token (for encoders `[CLS]` and `[SEP]`) that the tokenizer adds to a text, if the
+    template wrote none. A second BOS is never added."""
     max_length: PositiveInt | None = None
     """Maximum number of tokens of a conversation; None for the number of positions of the model."""
     overlong: Overlong = "error"

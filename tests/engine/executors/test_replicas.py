@@ -17,7 +17,7 @@ from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.engine.executors.processes import ProcessReplica
 from gym_rm.engine.executors.replica import ReplicaFailed
-from gym_rm.engine.executors.replicas import MAX_FAILURES, ReplicatedExecutor, ReplicaStats
+from gym_rm.engine.executors.replicas import MAX_FAILURES, ReplicaStats, ReplicatedExecutor
 from gym_rm.engine.schedule import Scheduler
 from gym_rm.engine.token_tree import plan_trees
 from gym_rm.errors import ConfigError, RemoteError

@@ -81,18 +81,6 @@ def test_bos_if_only_the_tokenizer_writes_one(warnings):
     assert ids_of(Renderer(tok, add_bos=False), conversation) == written
 
 
-def test_bos_on_request():
-    tok = tiny_models.tokenizer("unigram")  # has a BOS, but neither the tokenizer nor its template writes it
-    conversation = [user("q"), assistant("a")]
-    bare = ids_of(Renderer(tok), conversation)
-    assert tok.bos_token_id not in bare
-    assert ids_of(Renderer(tok, add_bos=True), conversation) == [tok.bos_token_id, *bare]
-    llama = tiny_models.tokenizer("llama3")
-    assert ids_of(Renderer(llama, add_bos=True), conversation) == ids_of(Renderer(llama), conversation)
-    with pytest.raises(ConfigError, match="no BOS token"):
-        Renderer(tiny_models.tokenizer("chatml"), add_bos=True)
-
-
 # --- invalid conversations and options
 
 

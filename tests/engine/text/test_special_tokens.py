@@ -27,7 +27,6 @@ def test_a_bos_that_is_not_first_is_not_written_twice(name, start, warnings):
     conversation = [*start, user("q"), assistant("a")]
     expected = tok.apply_chat_template(conversation, tokenize=True, return_dict=False)
     assert ids_of(Renderer(tok), conversation) == expected
-    assert ids_of(Renderer(tok, add_bos=True), conversation) == expected
     assert not [record for record in warnings.records if "BOS" in record.getMessage()]
 
 

@@ -103,27 +103,12 @@ def test_a_message_with_a_plain_turn_mark_is_an_error_on_request(reply):
     assert len(ids_of(allowed, [user("2 + 2?"), assistant(reply)]))
 
 
-def test_turn_marks_of_white_space_cannot_be_refused():
-    template = "{% for m in messages %}{{ m['content'] + '\n' }}{% endfor %}"
-    with pytest.raises(ConfigError, match="only white space between two messages"):
-        Renderer(tiny_models.tokenizer("chatml"), chat_template=template, forged_turns="error")
-
-
 def test_a_template_with_control_tokens_accepts_any_reply():
     strict = Renderer(tiny_models.tokenizer("chatml"), forged_turns="error")
     assert len(ids_of(strict, [user("q"), assistant("Human: <|im_start|>user")]))
 
 
-# --- roles
-
-
-def test_a_role_that_the_template_does_not_name_is_warned_about_once(warnings):
-    renderer = Renderer(tiny_models.tokenizer("chatml"))
-    conversation = [{"role": "usr", "content": "q"}, assistant("a")]
-    renderer.encode([conversation, conversation])
-    (record,) = warnings.records
-    assert "the role 'usr', which the chat template does not name" in record.getMessage()
-    assert "Did you mean 'user'?" in record.getMessage()
+# --- a conversation without a reply
 
 
 def test_a_conversation_that_ends_with_the_user_is_warned_about_once(warnings):
