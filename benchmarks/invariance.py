@@ -108,7 +108,7 @@ def ours(scorer: RewardModelScorer, cached: RewardModelScorer | None, conversati
         chosen = scorer if cached is None or batch.cache == "off" else cached
         if batch.cache == "empty":
             chosen.clear_cache()
-        chosen.max_num_batched_tokens = batch.budget
+        chosen._scheduler.budget = batch.budget
         scores = chosen.score([conversations[row] for row in batch.rows], turns=batch.turns)  # type: ignore[arg-type]
         return list(scores.rewards[:, None] if scores.turn_rewards is None else scores.turn_rewards)
 

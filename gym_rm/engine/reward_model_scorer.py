@@ -248,10 +248,6 @@ class RewardModelScorer:
         """Maximum number of tokens in one forward; halved after running out of memory."""
         return self._scheduler.budget
 
-    @max_num_batched_tokens.setter
-    def max_num_batched_tokens(self, budget: int) -> None:
-        self._scheduler.budget = budget
-
     def update_weights(self, weights: Weights) -> None:
         """Replace the weights and clear the caches.
 

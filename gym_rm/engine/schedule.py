@@ -66,6 +66,9 @@ class Scheduler:
         layout: layout of the batches.
         budget: maximum number of tokens in a batch, padding included; `"auto"` uses the budget of `info`.
 
+    Attributes:
+        budget: maximum number of tokens in a batch; halved after running out of memory.
+
     Raises:
         ConfigError: the budget is not a positive integer.
     """
@@ -78,16 +81,6 @@ class Scheduler:
         self._limit = None if checked == "auto" else checked
         self.budget = info.max_num_batched_tokens if checked == "auto" else checked
 
-    @property
-    def budget(self) -> int:
-        """Maximum number of tokens in a batch; halved after running out of memory."""
-        return self._budget
-
-    @budget.setter
-    def budget(self, budget: int) -> None:
-        self._budget = integer("max_num_batched_tokens", budget, minimum=1)
-        self._limit = None if self._limit is None else self._budget
-
     def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
         """Run M sequences and return their values; a failed batch affects only its own sequences.
 
@@ -97,7 +90,7 @@ class Scheduler:
         """
         starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
         result = RunResult(np.full((starts[-1], self._info.num_values), np.nan, dtype=np.float32))
-        before = self._budget
+        before = self.budget
         pending = self._first_attempts(sequences, result)
         while pending:
             attempt = pending.pop()
@@ -114,12 +107,12 @@ class Scheduler:
                 logger.warning("%d of %d sequences failed (%s); running each alone", len(broken), len(rows), reason)
                 pending.append(Attempt(broken, max(len(sequences[m].input_ids) for m in broken), alone=True))
             pending += self._smaller_attempts(too_large, attempt.budget, sequences)
-        if self._budget < before and len(result.failures) == len(sequences):
-            self._budget = before  # less memory would not have helped
-        elif self._budget < before:
+        if self.budget < before and len(result.failures) == len(sequences):
+            self.budget = before  # less memory would not have helped
+        elif self.budget < before:
             warn_once(
-                f"out of memory with max_num_batched_tokens={before}; continuing with {self._budget}. Scores do not "
-                f"change. Pass max_num_batched_tokens={self._budget} if this happens again."
+                f"out of memory with max_num_batched_tokens={before}; continuing with {self.budget}. Scores do not "
+                f"change. Pass max_num_batched_tokens={self.budget} if this happens again."
             )
         return result
 
@@ -138,11 +131,11 @@ class Scheduler:
             elif self._info.longest_shared is not None and length > self._info.longest_shared:
                 apart.append(m)
             else:
-                (short if length <= self._budget else long).append(m)
+                (short if length <= self.budget else long).append(m)
         longest = max((len(sequences[m].input_ids) for m in apart), default=0)
-        larger = self._budget + max((len(sequences[m].input_ids) for m in long), default=0)
+        larger = self.budget + max((len(sequences[m].input_ids) for m in long), default=0)
         larger = larger if self._limit is None else min(larger, self._limit)
-        attempts = (Attempt(apart, longest, alone=True), Attempt(long, larger), Attempt(short, self._budget))
+        attempts = (Attempt(apart, longest, alone=True), Attempt(long, larger), Attempt(short, self.budget))
         return [attempt for attempt in attempts if attempt.rows]
 
     def _smaller_attempts(self, rows: list[int], budget: int, sequences: Sequence[TokenSequence]) -> list[Attempt]:
@@ -150,9 +143,9 @@ class Scheduler:
         if not rows:
             return []
         smaller = 0  # the batch was already larger than the budget: run every row alone
-        if budget <= self._budget:
+        if budget <= self.budget:
             smaller = budget // 2
-            self._budget = max(1, smaller)
+            self.budget = max(1, smaller)
         short = [m for m in rows if len(sequences[m].input_ids) <= smaller]
         alone = [Attempt([m], len(sequences[m].input_ids)) for m in rows if m not in set(short)]
         return [*alone, Attempt(short, smaller)] if short else alone

@@ -204,7 +204,7 @@ def plan_padded(
     alone: bool = False,
     exact: bool = False,
 ) -> BatchPlan:
-    """Pack distinct sequences into padded batches under a token budget; a sequence's width depends only on its length.
+    """Pack sequences into padded batches under a token budget; a sequence's width depends only on its length.
 
     Args:
         sequences: M sequences.
@@ -217,43 +217,38 @@ def plan_padded(
         ValueError: a sequence is empty or longer than the budget.
     """
     _check_lengths(sequences, max_num_batched_tokens)
-    distinct: dict[tuple[bytes, int | None], list[int]] = {}
-    for row, sequence in enumerate(sequences):
-        distinct.setdefault((sequence.input_ids.tobytes(), sequence.second_segment), []).append(row)
 
-    def width_of(rows: list[int]) -> tuple[int, bool]:
-        length = len(sequences[rows[0]].input_ids)
+    def width_of(row: int) -> tuple[int, bool]:
+        length = len(sequences[row].input_ids)
         width = length if exact else padded_width(length, max_width)
         return width, length == width
 
-    equal = sorted(distinct.values(), key=width_of)
-
+    order = sorted(range(len(sequences)), key=width_of)
     read_starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
     value_index = np.empty(read_starts[-1], dtype=np.int64)
     batch_of = np.empty(len(sequences), dtype=np.int64)
     batches: list[PaddedBatch] = []
     num_values = 0
     start = 0
-    while start < len(equal):
+    while start < len(order):
         stop = start + 1
-        width, full = width_of(equal[start])
+        width, full = width_of(order[start])
         most = 1 if alone else max(1, max_num_batched_tokens // width)
-        while stop < len(equal) and stop - start < most and width_of(equal[stop]) == (width, full):
+        while stop < len(order) and stop - start < most and width_of(order[stop]) == (width, full):
             stop += 1
-        members = [sequences[rows[0]] for rows in equal[start:stop]]
+        rows = order[start:stop]
+        members = [sequences[row] for row in rows]
         lengths = np.array([len(member.input_ids) for member in members], dtype=np.int64)
         input_ids = np.zeros((len(members), width), dtype=np.int32)
         for k, member in enumerate(members):
             input_ids[k, : lengths[k]] = member.input_ids
         reads = []
-        for k, rows in enumerate(equal[start:stop]):
-            positions = np.unique(np.concatenate([sequences[row].read_positions for row in rows]))
+        for k, row in enumerate(rows):
+            positions = sequences[row].read_positions
             reads.append(np.stack([np.full_like(positions, k), positions], axis=1))
-            for row in rows:
-                found = np.searchsorted(positions, sequences[row].read_positions)
-                value_index[read_starts[row] : read_starts[row + 1]] = num_values + found
-            batch_of[rows] = len(batches)
+            value_index[read_starts[row] : read_starts[row + 1]] = num_values + np.arange(len(positions))
             num_values += len(positions)
+        batch_of[rows] = len(batches)
         seconds = [len(m.input_ids) if m.second_segment is None else m.second_segment for m in members]
         batches.append(PaddedBatch(input_ids, lengths, np.array(seconds, dtype=np.int64), np.concatenate(reads)))
         start = stop

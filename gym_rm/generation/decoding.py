@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,25 +25,6 @@ from gym_rm.engine.loading.trial import longest_shared
 from gym_rm.generation.completions import TokenIds
 
 PROMPT_TOKENS = 16_384  # of prompts that are computed at a time
-
-
-class Decoder(Protocol):
-    """Computes the next token's logits of rows that grow by one token at a time."""
-
-    def start(self, prompts: Sequence[TokenIds], prompt_of_row: NDArray[np.int64], max_new_tokens: int) -> Tensor:
-        """Compute P prompts and return the logits `[P, V]` of their next tokens.
-
-        Args:
-            prompts: P distinct prompts.
-            prompt_of_row: `[R]`, index of the prompt with which each row begins; every prompt has a row.
-            max_new_tokens: most tokens that the rows grow by.
-        """
-
-    def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to each row, int64 `[R]`, and return the logits `[R, V]` of the next ones."""
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep only these rows, an ascending int64 index."""
 
 
 def lean_obstacle(model: Any) -> str | None:
@@ -75,7 +56,13 @@ class LeanDecoder:
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[TokenIds], prompt_of_row: NDArray[np.int64], max_new_tokens: int) -> Tensor:
-        """Compute the prompts; see `Decoder`."""
+        """Compute P prompts and return the logits `[P, V]` of their next tokens.
+
+        Args:
+            prompts: P distinct prompts.
+            prompt_of_row: `[R]`, index of the prompt with which each row begins; every prompt has a row.
+            max_new_tokens: most tokens that the rows grow by.
+        """
         weight, attention = self._backbone.embed_tokens.weight, self._backbone.layers[0].self_attn
         lengths = np.array([len(prompt) for prompt in prompts])
         self._lengths = torch.as_tensor(lengths, device=weight.device)
@@ -105,7 +92,7 @@ class LeanDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to each row; see `Decoder`."""
+        """Append one token to each row, int64 `[R]`, and return the logits `[R, V]` of the next ones."""
         at = self._row_lengths + self._steps
         self._biases: dict[int | None, Tensor | None] = {None: self._open}
         self._steps += 1
@@ -114,7 +101,7 @@ class LeanDecoder:
 
     @torch.inference_mode()
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows; see `Decoder`."""
+        """Keep only these rows, an ascending int64 index."""
         self._prompt_of_row = self._prompt_of_row[rows.cpu().numpy()]
         self._arrange_rows(rows if self._slot_of_row is None else self._slot_of_row[rows])
 

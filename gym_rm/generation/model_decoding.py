@@ -29,7 +29,7 @@ class ModelDecoder:
 
     @torch.no_grad()
     def start(self, prompts: Sequence[TokenIds], prompt_of_row: NDArray[np.int64], max_new_tokens: int) -> Tensor:
-        """Compute the prompts; see `Decoder`."""
+        """Compute the prompts; see `LeanDecoder`."""
         device = self.model.get_input_embeddings().weight.device
         lengths = np.array([len(prompt) for prompt in prompts])
         longest = int(lengths.max())
@@ -49,7 +49,7 @@ class ModelDecoder:
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
-        """Append a token to each row; see `Decoder`."""
+        """Append a token to each row; see `LeanDecoder`."""
         self._length += 1
         logits = self._forward(tokens[:, None], self._positions[:, None])
         self._positions += 1
@@ -57,7 +57,7 @@ class ModelDecoder:
 
     @torch.no_grad()
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows; see `Decoder`."""
+        """Keep only these rows; see `LeanDecoder`."""
         self._mask, self._positions = self._mask[rows], self._positions[rows]
         self._cache.reorder_cache(rows)
 

@@ -12,7 +12,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from gym_rm.generation.completions import NOTHING, Completion, TokenIds
 from gym_rm.generation.decoding import LeanDecoder, lean_obstacle
 from gym_rm.generation.model_decoding import ModelDecoder
 
-Generation = Literal["auto", "lean", "transformers"]
 STEPS_BETWEEN_CHECKS = 8  # of which rows ended, on a GPU, where each check waits for the device
 ENDED = 0.125  # share of the rows that must have ended before the others move together
 
@@ -40,7 +39,6 @@ class LocalSampler:
         max_new_tokens: most tokens in a completion; fewer if the model has fewer positions left.
         temperature: sampling temperature; 0 takes the most likely token, with log-probabilities at temperature 1.
         max_num_seqs: number of completions sampled at a time; None for all.
-        generation: how to compute. `auto` is `lean` where it equals the model's own forward, else `transformers`.
         own_copy: whether to sample from a copy of the model, which only `update_weights` changes. Otherwise the model
             itself is read, also after an optimizer changed it.
         device: device of the copy; None for the model's. Only with `own_copy`.
@@ -61,7 +59,6 @@ class LocalSampler:
         max_new_tokens: int,
         temperature: float = 1.0,
         max_num_seqs: int | None = None,
-        generation: Generation = "auto",
         own_copy: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
@@ -79,7 +76,6 @@ class LocalSampler:
         self.ends = end_tokens(model, tokenizer)
         self.version = 0
         self._own_copy = own_copy
-        self._generation = generation
         self._decoder: LeanDecoder | ModelDecoder | None = None
 
     def sample(
@@ -244,27 +240,19 @@ class LocalSampler:
         if self._decoder is not None:
             return self._decoder
         name = type(self.model).__name__
-        if self._generation != "transformers":
-            obstacle = lean_obstacle(self.model)
-            if obstacle is None:
-                self._decoder = LeanDecoder(self.model)
-                difference = trial(self.model, self._decoder)
-                if difference > _tolerance(self.model):
-                    self._decoder = None
-                    obstacle = f"the log-probabilities of {name} would differ from its forward's by {difference:.1e}"
-                    logger.warning("lean decoding is off: %s", obstacle)
-            if self._decoder is None and self._generation == "lean":
-                raise ConfigError(f"generation='lean' is impossible: {obstacle}; use generation='auto'.")
-        if self._decoder is None:
-            self._decoder = ModelDecoder(self.model)
-            difference = trial(self.model, self._decoder)
-            if difference > _tolerance(self.model):
-                self._decoder = None
-                raise ConfigError(
-                    f"{name} cannot sample in this process: with its cache and padding, log-probabilities differ from "
-                    f"its forward's by {difference:.1e}; use a server (sampling.engine='vllm')."
-                )
-        return self._decoder
+        decoders: list[LeanDecoder | ModelDecoder] = [ModelDecoder(self.model)]
+        if lean_obstacle(self.model) is None:
+            decoders.insert(0, LeanDecoder(self.model))
+        for decoder in decoders:
+            difference = trial(self.model, decoder)
+            if difference <= _tolerance(self.model):
+                self._decoder = decoder
+                return decoder
+            logger.warning("%s differs from the forward of %s by %.1e", type(decoder).__name__, name, difference)
+        raise ConfigError(
+            f"{name} cannot sample in this process: with its cache and padding, log-probabilities differ from its "
+            f"forward's by {difference:.1e}; use a server (sampling.engine='vllm')."
+        )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:

@@ -37,9 +37,9 @@ class SamplingSettings(Config):
     """Sampling temperature; log-probabilities are computed at this temperature too."""
     max_num_seqs: PositiveInt | None = None
     """Number of completions sampled at a time; null for all."""
-    engine: Literal["auto", "lean", "transformers", "vllm", "sglang"] = "auto"
-    """`lean` is the package's own decoding of Llama-like models, and `auto` uses it where it equals the model's own
-    forward; `transformers` is the model's own forward; `vllm` and `sglang` are servers at `server`."""
+    engine: Literal["auto", "vllm", "sglang"] = "auto"
+    """`auto` samples in this process, for Llama-like models with the package's own decoding where it equals the model's
+    own; `vllm` and `sglang` are servers at `server`."""
     server: str | None = None
     """Address of an OpenAI-compatible server that samples, such as http://127.0.0.1:8000. It gets new weights through
     files in `weights_folder`, so both must see this folder."""

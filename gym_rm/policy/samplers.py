@@ -97,14 +97,13 @@ def held_out_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
 
 
 def _local(settings: GRPOSettings, learner: Learner, *, own_copy: bool) -> PolicySampler:
-    options, name = settings.sampling, settings.sampling.engine
+    options = settings.sampling
     sampler = LocalSampler(
         learner.unsharded,
         learner.start.tokenizer,
         max_new_tokens=options.max_new_tokens or 512,
         temperature=options.temperature,
         max_num_seqs=options.max_num_seqs,
-        generation="auto" if name == "vllm" or name == "sglang" else name,
         own_copy=own_copy,
         device=learner.device if own_copy else None,
     )

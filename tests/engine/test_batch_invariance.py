@@ -54,11 +54,11 @@ def bit_equal(scorer):
 def score_with_budget(scorer, conversations, budget):
     """Return scores of batches of at most so many tokens."""
     scorer = getattr(scorer, "scorer", scorer)
-    before, scorer.max_num_batched_tokens = scorer.max_num_batched_tokens, budget
+    before, scorer._scheduler.budget = scorer.max_num_batched_tokens, budget
     try:
         return scorer.score(conversations)
     finally:
-        scorer.max_num_batched_tokens = before
+        scorer._scheduler.budget = before
 
 
 def shuffled(conversations, seed, count=24):
@@ -178,11 +178,11 @@ def test_a_score_of_every_kind_does_not_depend_on_the_batch(make, rows, budget, 
     scorer, conversations, expected = scorer_of_kind(make)
     assert bit_equal(scorer)
     inner = getattr(scorer, "scorer", scorer)
-    before, inner.max_num_batched_tokens = inner.max_num_batched_tokens, budget
+    before, inner._scheduler.budget = inner.max_num_batched_tokens, budget
     try:
         scores = scorer.score([conversations[row] for row in rows])
     finally:
-        inner.max_num_batched_tokens = before
+        inner._scheduler.budget = before
     assert scores.rewards.tolist() == [expected[row].rewards[0] for row in rows]
     for name, values in scores.components.items():
         assert values.tolist() == [expected[row].components[name][0] for row in rows]

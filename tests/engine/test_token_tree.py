@@ -128,13 +128,13 @@ limits = st.none() | st.integers(1, 100)
 
 
 @given(st.data(), limits, st.booleans(), st.booleans())
-def test_padded_batches_contain_every_distinct_sequence_once(data, limit, alone, exact):
+def test_padded_batches_contain_every_sequence(data, limit, alone, exact):
     sequences = data.draw(families())
     budget = data.draw(budgets(sequences))
     plan = plan_padded(sequences, max_num_batched_tokens=budget, max_width=limit, alone=alone, exact=exact)
     assert values_of(plan, past_in_rectangle) == expected_values(sequences)
     rows = [tuple(batch.input_ids[k, :n]) for batch in plan.batches for k, n in enumerate(batch.lengths)]
-    assert sorted(rows) == sorted({tuple(each.input_ids) for each in sequences})
+    assert sorted(rows) == sorted(tuple(each.input_ids) for each in sequences)
     assert all(batch.input_ids.size <= budget or len(batch.lengths) == 1 for batch in plan.batches)
     assert not alone or all(len(batch.lengths) == 1 for batch in plan.batches)
     assert not exact or all(batch.input_ids.size == batch.num_tokens for batch in plan.batches)

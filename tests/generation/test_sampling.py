@@ -82,11 +82,10 @@ def test_random_numbers_belong_to_their_seed():
     assert (together < 1).all()
 
 
-@pytest.mark.parametrize("generation", ["lean", "transformers"])
-def test_log_probs_are_those_of_the_plain_forward(embedded, generation):
+def test_log_probs_are_those_of_the_plain_forward(embedded):
     model, tokenizer, texts = embedded
     rows = [text for text in texts for _ in range(4)]
-    sampler = LocalSampler(model, tokenizer, max_new_tokens=24, temperature=0.9, generation=generation)
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=24, temperature=0.9)
     completions = sampler.sample(rows, seeds=range(len(rows)))
     assert largest_error(model, rows, completions, 0.9) < 1e-4
     assert completions[0].log_probs.dtype == np.float32
@@ -254,9 +253,7 @@ def test_diverged_weights_are_an_error():
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
     with pytest.raises(GymRMError, match="not finite"):
-        LocalSampler(model, tokenizer, max_new_tokens=2, generation="transformers").sample(
-            prompts(tokenizer, (3,)), seeds=[0]
-        )
+        LocalSampler(model, tokenizer, max_new_tokens=2).sample(prompts(tokenizer, (3,)), seeds=[0])
 
 
 def test_bfloat16_models_are_sampled():
@@ -291,7 +288,5 @@ def test_what_cannot_be_sampled_is_refused():
     with pytest.raises(ConfigError, match="MiniMaxForCausalLM cannot sample in this process"):
         LocalSampler(model, tokenizer, max_new_tokens=2).sample(prompts(tokenizer, (3,)), seeds=[0])
     model, tokenizer = policy("gpt2")
-    with pytest.raises(ConfigError, match="lean' is impossible: GPT2LMHeadModel"):
-        LocalSampler(model, tokenizer, max_new_tokens=2, generation="lean").sample(prompts(tokenizer, (3,)), seeds=[0])
     with pytest.raises(ConfigError, match="own_copy"):
         LocalSampler(model, tokenizer, max_new_tokens=2, device="cpu")

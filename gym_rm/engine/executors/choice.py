@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 
 import torch
 
@@ -54,16 +53,12 @@ def choose_executor(executor: Executor | str | None, options: ParallelOptions, s
 
 
 def _where(executor: str | None, asked: list[str]) -> str:
-    """Return one of `NAMES`: Ray for several processes if this process is connected to it."""
+    """Return one of `NAMES`."""
     if executor is not None and executor not in NAMES:
         raise ConfigError(f"executor must be one of {list(NAMES)}, got {executor!r}.{nearest(executor, NAMES)}")
     if executor == "local" and asked:
         raise ConfigError(f"executor='local' runs the model in this process; leave out {' and '.join(asked)}.")
-    if executor is not None:
-        return executor
-    if not asked:
-        return "local"
-    return "ray" if _connected_to_ray() else "processes"
+    return executor or ("processes" if asked else "local")
 
 
 def require_gpus(spec: LoadSpec, num_replicas: int) -> None:
@@ -77,9 +72,3 @@ def require_gpus(spec: LoadSpec, num_replicas: int) -> None:
             f"num_replicas={num_replicas} with {spec.num_ranks} ranks each needs {needed} GPUs, but this process sees "
             f"{visible}; pass a smaller num_replicas, or device='cpu'."
         )
-
-
-def _connected_to_ray() -> bool:
-    """Return whether this process is connected to Ray; does not import Ray."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(getattr(ray, "is_initialized", bool)())

@@ -90,13 +90,14 @@ class Member:
         self._requests.put(request)
         return future
 
-    def end(self) -> None:
-        """End the replica and the thread."""
+    def end(self) -> bool:
+        """End the replica, and the thread once it has nothing to do; return whether the thread has ended."""
         self._requests.put(None)
         self.replica.kill()
-        while self._thread.is_alive() and self._thread is not threading.current_thread():
-            self.replica.kill()  # again, if it was just starting
+        if self._thread is not threading.current_thread():
             self._thread.join(0.1)
+            return not self._thread.is_alive()
+        return True
 
 
 def _serve(requests: queue.SimpleQueue[Callable[[], None] | None]) -> None:
@@ -399,8 +400,8 @@ class ReplicatedExecutor:
 def _close(members: Sequence[Member], closed: threading.Event, process: int) -> None:
     if os.getpid() == process:  # a forked process must not end the replicas of its parent
         closed.set()
-        for member in members:
-            member.end()
+        while not all([member.end() for member in members]):  # again, if a replica was just starting
+            pass
 
 
 def kept_weights(weights: Weights) -> Weights:

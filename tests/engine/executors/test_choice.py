@@ -38,8 +38,7 @@ def choose(saved_model):
         ("processes", {"num_replicas": 3}, ReplicatedExecutor),
     ],
 )
-def test_the_executor_follows_from_the_options(executor, options, expected, choose, monkeypatch):
-    monkeypatch.setattr("gym_rm.engine.executors.choice._connected_to_ray", lambda: False)
+def test_the_executor_follows_from_the_options(executor, options, expected, choose):
     assert type(choose(executor, **options)) is expected
 
 

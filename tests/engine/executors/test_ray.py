@@ -48,7 +48,7 @@ def test_killed_and_stopped_ranks_and_a_lost_node_change_no_bit(cluster, saved_m
     """The four failures in one test, because starting ranks takes seconds."""
     folder = saved_model("qwen3")
     expected = gym_rm.load_scorer(folder).score(real_conversations).rewards
-    scorer = gym_rm.load_scorer(folder, num_replicas=2, batch_timeout=4.0)  # "auto" finds Ray
+    scorer = gym_rm.load_scorer(folder, executor="ray", num_replicas=2, batch_timeout=4.0)
     executor = scorer.executor
     assert isinstance(executor, RayExecutor)
     groups = groups_in_use()
