@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import pydantic
 from transformers import PreTrainedModel
 
+from gym_rm.checks import integer
 from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
 from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE
 from gym_rm.engine.executors.choice import choose_executor
@@ -26,7 +27,7 @@ from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.schedule import Budget, Scheduler, checked_budget
+from gym_rm.engine.schedule import Budget, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.renderer import Renderer, Turns
@@ -43,10 +44,14 @@ SIZES = ("tensor_parallel_size", "num_replicas")  # options that `Provenance.set
 Item = TypeVar("Item")
 
 
+def _budget(value: Any) -> Budget:
+    return "auto" if value == "auto" else integer("max_num_batched_tokens", value, minimum=1)
+
+
 class EngineOptions(Config):
     """Options for running a reward model."""
 
-    max_num_batched_tokens: Annotated[Budget, pydantic.PlainValidator(checked_budget)] = "auto"
+    max_num_batched_tokens: Annotated[Budget, pydantic.PlainValidator(_budget)] = "auto"
     """Maximum number of tokens in one forward, padding included; `"auto"` chooses it by the device's free memory."""
     quantization: Literal["int8", "fp8"] | None = None
     """`"int8"` (CPU) or `"fp8"` (GPU) computes the backbone's matrix products in 8 bits: faster, with a rounding error

@@ -12,14 +12,13 @@ import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from gym_rm.checks import integer
 from gym_rm.engine.executors.executor import BatchResult, Executor, ModelInfo
 from gym_rm.engine.token_tree import Batch, BatchPlan, IntArray, Layout, TokenSequence, plan_padded, plan_trees
-from gym_rm.errors import ConfigError, logger, warn_once
+from gym_rm.errors import logger, warn_once
 from gym_rm.scores import FloatArray
 from gym_rm.types import Workload
 
@@ -68,18 +67,14 @@ class Scheduler:
 
     Attributes:
         budget: maximum number of tokens in a batch; halved after running out of memory.
-
-    Raises:
-        ConfigError: the budget is not a positive integer.
     """
 
     def __init__(self, info: ModelInfo, *, layout: Layout, budget: Budget = "auto") -> None:
         self.layout = layout
         self._info = info
-        checked = checked_budget(budget)
         # The automatic budget is not a limit: longer sequences run in a larger batch of their own.
-        self._limit = None if checked == "auto" else checked
-        self.budget = info.max_num_batched_tokens if checked == "auto" else checked
+        self._limit = None if budget == "auto" else budget
+        self.budget = info.max_num_batched_tokens if budget == "auto" else budget
 
     def run(self, sequences: Sequence[TokenSequence], executor: Executor) -> RunResult:
         """Run M sequences and return their values; a failed batch affects only its own sequences.
@@ -243,17 +238,3 @@ def _cost(
         plan_seconds=plan_seconds,
         run_seconds=run_seconds,
     )
-
-
-def checked_budget(budget: Any) -> Budget:
-    """Return a token budget if it is valid.
-
-    Raises:
-        ConfigError: the budget is neither a positive integer nor `"auto"`.
-    """
-    if isinstance(budget, str) and budget == "auto":
-        return "auto"
-    try:
-        return integer("max_num_batched_tokens", budget, minimum=1)
-    except ConfigError as error:
-        raise ConfigError(f"{error} Or pass 'auto'.") from None

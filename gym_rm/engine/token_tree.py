@@ -164,7 +164,7 @@ def plan_trees(
     shared = _shared_with_previous(ids, order)
     first_of_unit = [True] * len(order)
     if groups is not None:
-        order, shared, first_of_unit = _keep_groups_whole(ids, order, shared, groups, max_num_batched_tokens)
+        order, shared, first_of_unit = _keep_groups_whole(ids, order, groups, max_num_batched_tokens)
 
     read_starts = np.cumsum([0] + [len(sequence.read_positions) for sequence in sequences])
     value_index = np.empty(read_starts[-1], dtype=np.int64)
@@ -280,49 +280,26 @@ def _shared_with_previous(ids: Sequence[NDArray[np.int32]], order: Sequence[int]
 
 
 def _keep_groups_whole(
-    ids: Sequence[NDArray[np.int32]],
-    order: list[int],
-    shared: list[int],
-    groups: Sequence[int],
-    budget: int,
+    ids: Sequence[NDArray[np.int32]], order: Sequence[int], groups: Sequence[int], budget: int
 ) -> tuple[list[int], list[int], list[bool]]:
-    """Order the rows so that those of a group follow each other; mark the first row of each unit that must not be cut.
-
-    The sorted order interleaves groups with the same prompt. Such groups form one unit if they fit the budget together,
-    because they share tokens; otherwise each group is a unit of its own.
+    """Order the rows so that those of a group follow each other, and mark the rows before which trees may be cut.
 
     Returns:
-        The order, the shared prefix lengths in this order, and whether a row is the first of its unit.
+        The order, the shared prefix lengths in this order, and whether a row is the first of its group; if a group is
+        larger than the budget, every row of it.
     """
     if len(groups) != len(ids):
         raise ValueError(f"groups must have one entry for each of the {len(ids)} sequences, got {len(groups)}.")
-    last = {groups[row]: k for k, row in enumerate(order)}
-    units: list[list[int]] = []
-    start = end = 0
-    for k, row in enumerate(order):
-        end = max(end, last[groups[row]])
-        if k < end:
-            continue
-        unit = order[start : k + 1]
-        tokens = sum(len(ids[row]) for row in unit) - sum(shared[start + 1 : k + 1])
-        if tokens <= budget:
-            units.append(unit)
-        else:
-            by_group: dict[int, list[int]] = {}
-            for member in unit:
-                by_group.setdefault(groups[member], []).append(member)
-            units += by_group.values()
-        start = k + 1
-    order = [row for unit in units for row in unit]
+    by_group: dict[int, list[int]] = {}
+    for row in order:
+        by_group.setdefault(groups[row], []).append(row)
+    order = [row for rows in by_group.values() for row in rows]
     shared = _shared_with_previous(ids, order)
-    first_of_unit = [k == 0 for unit in units for k in range(len(unit))]
-    # In a group larger than the budget, every row is a unit, so that the group can be cut.
-    start = 0
-    for unit in units:
-        stop = start + len(unit)
-        if sum(len(ids[row]) for row in unit) - sum(shared[start + 1 : stop]) > budget:
-            first_of_unit[start:stop] = [True] * len(unit)
-        start = stop
+    first_of_unit: list[bool] = []
+    for rows in by_group.values():
+        start = len(first_of_unit)
+        tokens = sum(len(ids[row]) for row in rows) - sum(shared[start + 1 : start + len(rows)])
+        first_of_unit += [k == 0 or tokens > budget for k in range(len(rows))]
     return order, shared, first_of_unit
 
 

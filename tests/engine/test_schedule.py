@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from gym_rm.engine.executors.executor import BatchResult, ModelInfo
 from gym_rm.engine.schedule import Scheduler
 from gym_rm.engine.token_tree import TokenSequence, TokenTree, padded_width
-from gym_rm.errors import ConfigError
 
 AUTOMATIC = 2048
 
@@ -198,15 +197,6 @@ def test_sequences_that_run_again_alone_keep_their_layout(layout, alone):
     result = scheduler(layout=layout).run(sequences, executor)
     assert result.values.tolist() == sums(sequences)
     assert shapes(executor.batches[1:]) == [alone] * 4
-
-
-@pytest.mark.parametrize("budget", [0, -5, 1.5, True, "lots"])
-def test_an_invalid_budget_is_refused(budget):
-    runner = scheduler()
-    with pytest.raises(ConfigError, match="max_num_batched_tokens must be an integer of at least 1"):
-        runner.budget = budget
-    with pytest.raises(ConfigError, match=r"max_num_batched_tokens must be an integer of at least 1.*Or pass 'auto'"):
-        scheduler(budget)
 
 
 def test_scheduling_loads_no_torch():

@@ -222,14 +222,6 @@ def test_a_group_is_cut_only_if_it_exceeds_the_budget_on_its_own(data):
         assert len(trees) == 1 or tokens_of_group(sequences, groups, group) > budget
 
 
-@given(st.data())
-def test_groups_that_fit_one_tree_add_no_tokens(data):
-    sequences = data.draw(families())
-    groups = [data.draw(st.integers(0, 3)) for _ in sequences]
-    (tree,) = plan_trees(sequences, max_num_batched_tokens=10_000, groups=groups).batches
-    assert len(tree) == len(nodes_of(sequences))
-
-
 def test_a_group_larger_than_the_budget_is_cut():
     ids = [[1] * 10 + [20 + g] * 5 for g in range(6)]
     plan = plan_trees([sequence(each) for each in ids], max_num_batched_tokens=30, groups=[7] * 6)

@@ -30,8 +30,10 @@ def test_dropped_rows_are_named_with_their_reasons(saved_model, tmp_path, caplog
 
 
 def test_cut_conversations_are_counted(saved_model, tmp_path, caplog):
-    rows = [*pairs(4), {"prompt": "Long " * 100, "chosen": "yes", "rejected": "no"}]
-    kwargs = "model.reward_model_kwargs={max_length: 128, overlong: truncate_left}"
+    turns = [("user", "Long " * 100), ("assistant", "So?"), ("user", "Short.")]
+    prompt = [{"role": role, "content": text} for role, text in turns]
+    rows = [*pairs(4), {"prompt": prompt, "chosen": "yes", "rejected": "no"}]
+    kwargs = "model.reward_model_kwargs={max_length: 128, overlong: drop_turns}"
     trainer = Trainer(settings_of(tmp_path, saved_model("qwen3"), rows, kwargs))
     assert trainer.training.tokens_cut > 100
     assert "training: 2 conversations were cut by" in caplog.text

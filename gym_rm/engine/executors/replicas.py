@@ -400,8 +400,9 @@ class ReplicatedExecutor:
 def _close(members: Sequence[Member], closed: threading.Event, process: int) -> None:
     if os.getpid() == process:  # a forked process must not end the replicas of its parent
         closed.set()
-        while not all([member.end() for member in members]):  # again, if a replica was just starting
-            pass
+        left = list(members)
+        while left:  # again, if a replica was just starting
+            left = [member for member in left if not member.end()]
 
 
 def kept_weights(weights: Weights) -> Weights:

@@ -12,6 +12,7 @@ from gym_rm.types import Conversation, Message
 
 ROLE = re.compile(r"\w[\w.-]*( [\w.-]+)*")
 COMMON_ROLES = frozenset({"system", "user", "assistant"})
+KNOWN_ROLES = COMMON_ROLES | {"tool", "developer", "function", "ipython"}
 
 
 def check_conversation(conversation: Any) -> Conversation:

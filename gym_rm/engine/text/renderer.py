@@ -26,7 +26,7 @@ from gym_rm.engine.text.messages import (
     texts_of,
     warn_without_reply,
 )
-from gym_rm.engine.text.overlong import fit, too_long
+from gym_rm.engine.text.overlong import drop_turns, too_long
 from gym_rm.engine.text.rendered import Rendered, TokenIds, common_prefix
 from gym_rm.engine.text.special_tokens import SpecialTokens
 from gym_rm.engine.text.templates import ChatTemplate
@@ -89,7 +89,6 @@ class Renderer:
             settings.chat_template,
             input_format=self.input_format,
             variables=settings.chat_template_kwargs or {},
-            date=settings.date,
         )
         self.chat_template = self._template.source
         self.template_hash = self._template.hash
@@ -168,7 +167,7 @@ class Renderer:
         if ids.min() < 0:
             raise ConversationError(f"token ids must not be negative; got {ids.min()}.")
         if self.max_length is not None and len(ids) > self.max_length:
-            raise too_long(len(ids), self.max_length, "error")
+            raise too_long(len(ids), self.max_length)
         return Rendered(ids)
 
     def control_tokens_in(self, text: str) -> tuple[str, ...]:
@@ -309,13 +308,8 @@ class Renderer:
         """Apply the options `max_length` and `overlong`."""
         if not len(rendered.input_ids):
             raise ConversationError("the conversation has no tokens, because the chat template wrote nothing.")
-        if self.max_length is None:
+        if self.max_length is None or len(rendered.input_ids) <= self.max_length:
             return rendered
-        return fit(
-            conversation,
-            rendered,
-            max_length=self.max_length,
-            overlong=self.overlong,
-            head=self._special.head(rendered.input_ids),
-            render=self._render,
-        )
+        if self.overlong == "error":
+            raise too_long(len(rendered.input_ids), self.max_length)
+        return drop_turns(conversation, rendered, self.max_length, self._render)

@@ -28,7 +28,7 @@ class SpecialTokens:
             before, after = [], []
         self._prefix = np.array(before, dtype=np.int32)
         self._suffix = np.array(after, dtype=np.int32)
-        self._bos, self._eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self._eos = tokenizer.eos_token_id
         self._warning = None
         if not encoder:
             self._warning = (
@@ -48,13 +48,6 @@ class SpecialTokens:
         if len(self._suffix) and ids[-1] != self._suffix[-1]:
             parts.append(self._suffix)
         return np.concatenate(parts) if len(parts) > 1 else ids
-
-    def head(self, ids: TokenIds) -> slice:
-        """Return the positions of the special tokens before the messages: the BOS, or the prefix of an encoder."""
-        if len(self._prefix) and np.array_equal(ids[: len(self._prefix)], self._prefix):
-            return slice(0, len(self._prefix))
-        start = None if self._bos is None else self._find(ids, self._bos)
-        return slice(0, 0) if start is None else slice(start, start + 1)
 
     def _find(self, ids: TokenIds, token: int) -> int | None:
         """Return the position of the BOS that the template wrote; it may come after white space or a system block."""

@@ -17,7 +17,7 @@ from gym_rm.errors import ConfigError, ConversationError, warn_once
 from gym_rm.types import Conversation, Message
 
 DATE = datetime.date(2024, 7, 26)
-"""Default date for templates that write today's date. It is fixed so that scores do not depend on the day."""
+"""Date for templates that write today's date. It is fixed so that scores do not depend on the day."""
 
 TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2", ".txt")
 
@@ -43,7 +43,6 @@ class ChatTemplate:
         source: Jinja source; None for the tokenizer's own.
         input_format: text that the kind of reward model reads in addition to the messages.
         variables: extra variables for the template.
-        date: date for templates that write today's date.
 
     Attributes:
         source: Jinja source, or None for an encoder without a chat template, which writes nothing.
@@ -62,7 +61,6 @@ class ChatTemplate:
         *,
         input_format: InputFormat,
         variables: Mapping[str, Any],
-        date: datetime.date,
     ) -> None:
         source = source or own_template(tokenizer)
         if source is None and not input_format.encoder:
@@ -74,8 +72,8 @@ class ChatTemplate:
         self._input_format = input_format
         self._variables = variables
         self.hash = None if source is None else hashlib.sha256(source.encode()).hexdigest()[:16]
-        self.date = date if source is not None and "strftime_now" in source else None
-        self.source = freeze_date(source, date) if source is not None and self.date is not None else source
+        self.date = DATE if source is not None and "strftime_now" in source else None
+        self.source = freeze_date(source, DATE) if source is not None and self.date is not None else source
         short = [text for text in map(self._try_to_write, SHORT_EXAMPLES) if text is not None][:1]
         long = [text for text in map(self._try_to_write, LONG_EXAMPLES) if text is not None]
         self._short = "".join(short)
@@ -170,14 +168,6 @@ def own_template(tokenizer: Any) -> str | None:
     return template or None
 
 
-def parse_date(date: datetime.date | str) -> datetime.date:
-    """Return a date, given as a date or as ISO text such as `"2024-07-26"`."""
-    try:
-        return datetime.date.fromisoformat(date) if isinstance(date, str) else date
-    except ValueError as error:
-        raise ConfigError(f"date must be a date or ISO text such as {str(DATE)!r}; got {date!r}.") from error
-
-
 def freeze_date(template: str, date: datetime.date) -> str:
     """Return the template with its own `strftime_now`, which always formats the given date."""
     codes = [*(f"-{code}" for code in "dmHIMS"), *"aAwdbBhmyYCHkIlpMSsfjuUWVgGcxXDFTReztZnrE", "%"]
@@ -185,6 +175,6 @@ def freeze_date(template: str, date: datetime.date) -> str:
     frozen = f"{{% macro strftime_now(format) %}}{{{{ format{replacements} }}}}{{% endmacro %}}\n{template}"
     warn_once(
         f"the chat template writes today's date, so scores would change from day to day; the fixed date {date} is "
-        "used instead. Pass date= for another date."
+        "used instead. Pass a chat_template= that contains another date to change it."
     )
     return frozen

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import Annotated, Any, Literal
 
 import pydantic
 
 from gym_rm.config import Config, Flag, PositiveInt
 from gym_rm.engine.text.overlong import Overlong
-from gym_rm.engine.text.templates import DATE, parse_date, read_template
+from gym_rm.engine.text.templates import read_template
 
 
 class TextOptions(Config):
@@ -27,8 +26,7 @@ class TextOptions(Config):
     overlong: Overlong = "error"
     """What to do with a conversation longer than `max_length`. `"error"` reports an error, because the score of a
     shortened conversation may be misleading. `"drop_turns"` removes the oldest turns and keeps the system message, the
-    last user message and the reply. `"truncate_left"` removes the oldest tokens, except BOS or [CLS]. The number of
-    removed tokens is in `Scores.truncated_tokens`."""
+    last user message and the reply. The number of removed tokens is in `Scores.truncated_tokens`."""
     dropped_text: Literal["error", "warn"] = "error"
     """What to do if the chat template does not write a message or a field at all, or not all of the last message (many
     drop everything before `</think>`, some drop system messages). `"error"` reports an error, because the model would
@@ -38,5 +36,3 @@ class TextOptions(Config):
     """What to do with a message that contains a turn mark of a template whose turn marks are plain text (`Human:`). The
     model cannot tell it from a real turn. `"allow"` scores it, `"error"` reports an error. Has no effect if the
     template marks turns with control tokens, which a message cannot write."""
-    date: Annotated[datetime.date, pydantic.BeforeValidator(parse_date)] = DATE
-    """Date for templates that write today's date: a date, or ISO text such as `"2024-07-26"`."""

@@ -18,7 +18,7 @@ def test_a_reward_model_is_read_as_its_scorer_reads_it():
 
 
 def test_long_conversations_are_counted_and_not_cut():
-    reader = reader_of_reward_model(max_length=5, overlong="truncate_left")
+    reader = reader_of_reward_model(max_length=5, overlong="drop_turns")
     (rendered,) = reader.renderer.encode([CONVERSATION])
     assert (reader.max_length, rendered.truncated_tokens) == (5, 0)
 

@@ -49,20 +49,6 @@ def test_a_bos_that_the_template_writes_only_sometimes_is_added_otherwise(warnin
     assert "writes no BOS" in warnings.text
 
 
-@pytest.mark.parametrize("name", NOT_FIRST)
-def test_truncating_from_the_left_keeps_a_bos_that_is_not_first(name):
-    tok = bos_adding("llama3", chat_template=NOT_FIRST[name])
-    conversation = [user("What is the sum of 12 and 30?"), assistant("It is 42.")]
-    ids = ids_of(Renderer(tok), conversation)
-    others = [token for token in ids if token != tok.bos_token_id]
-    for limit in range(2, len(ids)):
-        (cut,) = Renderer(tok, max_length=limit, overlong="truncate_left").encode([conversation])
-        kept = cut.input_ids.tolist()
-        assert kept.count(tok.bos_token_id) == 1
-        assert [token for token in kept if token != tok.bos_token_id] == others[len(others) - limit + 1 :]
-        assert cut.truncated_tokens == len(ids) - limit
-
-
 def test_a_cls_that_the_template_writes_is_not_added():
     template = "{% for m in messages %}{{ '[CLS] ' + m['content'] + ' [SEP] ' }}{% endfor %}"
     from gym_rm.engine.text.input_format import InputFormat
