@@ -216,10 +216,12 @@ class ReplicatedExecutor:
         try:
             starts = [member.ask(self._start) for member in self._members]
             concurrent.futures.wait(starts, return_when=concurrent.futures.FIRST_EXCEPTION)
-            errors = {i: each.exception() for i, each in enumerate(starts) if each.done() and each.exception()}
-            for i, error in sorted(errors.items(), key=lambda item: not isinstance(item[1], ConfigError)):
-                refused = isinstance(error, ConfigError)
-                raise error if refused else RemoteError(f"replica {i}: {error}; its output is above.")
+            errors = {i: error for i, each in enumerate(starts) if each.done() and (error := each.exception())}
+            for error in errors.values():
+                if isinstance(error, ConfigError):
+                    raise error
+            for i, error in errors.items():
+                raise RemoteError(f"replica {i}: {error}; its output is above.")
         except BaseException:
             self.close()
             raise
