@@ -220,7 +220,7 @@ def test_dropped_characters_are_in_the_infos(saved_model):
     ("options", "reason"),
     [
         ({"max_num_batched_tokens": 0}, "max_num_batched_tokens must be an integer of at least 1, got 0"),
-        ({"max_num_batched_tokens": "lots"}, "max_num_batched_tokens must be.*Or pass 'auto'"),
+        ({"max_num_batched_tokens": "lots"}, "max_num_batched_tokens must be an integer"),
         ({"max_num_batched_tokens": 1.5}, "max_num_batched_tokens must be"),
         ({"max_num_batched_tokens": True}, "max_num_batched_tokens must be"),
         ({"max_length": 0}, "max_length must be an integer of at least 1, got 0"),
