@@ -264,8 +264,8 @@ def _check_partial_reset(envs: Envs, seed: int) -> None:
     mask[0] = True
     before, _ = envs.reset(seed=seed)
     after, infos = envs.reset(options={"reset_mask": mask.copy()})
-    others = [list(iterate(envs.observation_space, each))[1:] for each in (before, after)]
-    assert data_equivalence(*others), "a partial reset must not change other rows."
+    earlier, later = (list(iterate(envs.observation_space, each))[1:] for each in (before, after))
+    assert data_equivalence(earlier, later), "a partial reset must not change other rows."
     for name in (name for name in infos if name.startswith("_")):
         assert not infos[name][1:].any(), f"a partial reset has infos[{name!r}] for rows that were not reset."
     for value in (mask.tolist(), mask.astype(np.int64), np.zeros_like(mask), np.append(mask, True)):

@@ -51,7 +51,7 @@ def infos_of_row(infos: Mapping[str, Any], row: int) -> Infos:
 
 
 RESERVED = frozenset(
-    {"prompt_id", "answer", "group_id", "score_ok", "num_tokens", "truncated_tokens", "components", "metrics"}
+    {"prompt_id", "answer", "group_id", "score_ok", "num_tokens", "truncated_tokens", "components"}
     | {"final_obs", "final_info", "episode"}
 )
 """Names of infos that the environment and Gymnasium's wrappers set themselves."""

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gym_rm.envs.episodes import Episode, PromptOrders
-from gym_rm.envs.infos import Infos, Mask, StepScores, add_group, add_values
-from gym_rm.reports.metrics import RunningMetrics
+from gym_rm.envs.infos import Infos, Mask, StepScores, add_values
 from gym_rm.types import Message, copy_conversation
 
 Observations: TypeAlias = tuple[list[Message], ...]
@@ -24,7 +23,6 @@ class EnvState:
         episodes: `[N]`, the conversations in progress; empty before the first reset.
         over: bool `[N]`, environments whose episode has ended and that wait for a reset.
         scores: scores of the last step.
-        running: statistics of the rewards of each episode.
         transcripts: `[N]`, for rendering.
         view: state of a numeric view around the environment, or None.
     """
@@ -33,7 +31,6 @@ class EnvState:
     episodes: tuple[Episode, ...]
     over: Mask
     scores: StepScores
-    running: RunningMetrics
     transcripts: tuple[str, ...]
     view: Any = None
 
@@ -52,19 +49,6 @@ class EnvState:
             numbers = np.array([episode.number for episode in self.episodes])
             add_values(infos, "group_id", group + numbers * len(self.orders.orders), rows)
 
-    def add_scores(self, infos: Infos, rows: Mask) -> None:
-        """Add the infos of the scores of `rows`, and the statistics of their episodes."""
-        self.scores.add_to(infos, rows)
-        metrics: Infos = {}
-        add_values(metrics, "count", self.running.count, rows)
-        for name, values in self.running.statistics().items():
-            add_values(metrics, name, values, rows & (self.running.count > 0))
-        totals: Infos = {}
-        for name, values in self.running.component_totals.items():
-            add_values(totals, name, values, rows & ~np.isnan(values))
-        add_group(metrics, "component_totals", totals)
-        add_group(infos, "metrics", metrics)
-
     def add_final(self, infos: Infos, done: Mask) -> None:
         """Add the conversations and infos of the episodes in `done`, which have just ended."""
         if done.any():
@@ -73,6 +57,6 @@ class EnvState:
                 observations[row] = copy_conversation(self.episodes[row].messages)
             final: Infos = {}
             self.add_episodes(final, done)
-            self.add_scores(final, done)
+            self.scores.add_to(final, done)
             infos["final_obs"], infos["_final_obs"] = observations, done.copy()
             infos["final_info"], infos["_final_info"] = final, done.copy()

@@ -34,7 +34,7 @@ from gym_rm.envs.settings import (
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
-from gym_rm.reports.metrics import RewardMetrics, RunningMetrics
+from gym_rm.reports.metrics import RewardMetrics
 from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
 from gym_rm.scores import Scores, ScoringError
@@ -52,9 +52,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
     - `prompt_id`; `answer` if the prompt has one; with `group_size > 1` also `group_id` (int64), which is equal only
       for the episodes of one group that answer the same prompt;
     - for rows that were scored: `score_ok` (bool), `num_tokens`, `truncated_tokens` (int64), `components` (float64)
-      and the scorer's own infos;
-    - for rows whose reply was used: `metrics`, the `count`, `mean`, `std`, `min`, `max` and `total` of the scores of
-      the episode so far, and the `component_totals`.
+      and the scorer's own infos.
 
     Args:
         num_envs: N, the number of environments.
@@ -124,7 +122,6 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             episodes=(),
             over=np.zeros(self.num_envs, dtype=np.bool_),
             scores=StepScores.of(Scores.from_rewards([]), [], self.num_envs, None),
-            running=RunningMetrics(self.num_envs),
             transcripts=("",) * self.num_envs,
         )
 
@@ -260,17 +257,15 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             user: list[Message] = [] if turn.user is None else [{"role": "user", "content": turn.user}]
             before = episodes[row]
             episodes[row] = Episode(before.prompt, before.number, [*messages, *user], before.num_replies + 1)
-        running = old.running.copy()
-        running.add(scores.rewards, scores.ok, scores.scores.components)
-        state = replace(old, episodes=tuple(episodes), scores=scores, running=running, view=None)
+        state = replace(old, episodes=tuple(episodes), scores=scores, view=None)
         infos: Infos = {}
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             state = replace(state, transcripts=self._transcripts(state, playing, done))
             state.add_final(infos, done)
-            state.add_scores(infos, playing & ~done)
+            scores.add_to(infos, playing & ~done)
             state = self._restart(state, done)
         else:
-            state.add_scores(infos, playing)
+            scores.add_to(infos, playing)
             state = replace(self._restart(state, starting), over=(old.over & ~starting) | done)
             state = replace(state, transcripts=self._transcripts(state, rows, done))
         state.add_episodes(infos, rows)
@@ -329,10 +324,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         """Return the indices of the prompts to start from, integers `[N]`."""
         if options.get("prompt_indices") is None:
             return None
-        try:
-            indices = np.asarray(options["prompt_indices"])
-        except ValueError:  # lists of different lengths
-            indices = np.empty(0)
+        indices = np.asarray(options["prompt_indices"])
         if indices.shape != (self.num_envs,) or indices.dtype.kind not in "iu":
             raise ConfigError(
                 f"options['prompt_indices'] must be {self.num_envs} integers, one for each environment, got "
@@ -399,9 +391,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         for row, (number, index) in zip(np.flatnonzero(rows).tolist(), started, strict=True):
             prompt = self.prompts[index]
             episodes[row] = Episode(prompt, number, list(prompt.messages))
-        running = state.running.copy()
-        running.clear(rows)
-        return replace(state, orders=orders, episodes=tuple(episodes), running=running)
+        return replace(state, orders=orders, episodes=tuple(episodes))
 
     def _transcripts(self, state: EnvState, rows: Mask, done: Mask | None = None) -> tuple[str, ...]:
         """Return the transcripts of all environments, with new ones for `rows`; `done` is None after a reset."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -94,65 +93,6 @@ def _finite_std(values: NDArray[np.float64]) -> float | None:
     with np.errstate(over="ignore"):
         std = float(values.std())
     return std if np.isfinite(std) else None
-
-
-class RunningMetrics:
-    """Running statistics of the rewards of N episodes, updated after every scored turn.
-
-    Uses Welford's update (Technometrics 4, 1962), which is more precise than sums of squares.
-
-    Attributes:
-        count: int64 `[N]`, number of rewards of each episode since the last `clear`.
-        component_totals: float64 `[N]` by component: sum of its finite values in the episode; NaN if there is none.
-    """
-
-    def __init__(self, num_envs: int) -> None:
-        self.count = np.zeros(num_envs, dtype=np.int64)
-        self.component_totals: dict[str, NDArray[np.float64]] = {}
-        self._total, self._mean, self._squares, self._min, self._max = np.zeros((5, num_envs))
-
-    def copy(self) -> RunningMetrics:
-        """Return a copy that can be updated independently."""
-        twin = copy.copy(self)
-        for name, value in vars(self).items():
-            setattr(twin, name, {k: v.copy() for k, v in value.items()} if isinstance(value, dict) else value.copy())
-        return twin
-
-    def clear(self, rows: NDArray[np.bool_]) -> None:
-        """Reset the statistics of the rows in the mask `[N]`."""
-        self.count[rows] = 0
-        self._total[rows] = 0
-        for statistic, start in ((self._mean, 0), (self._squares, 0), (self._min, np.inf), (self._max, -np.inf)):
-            statistic[rows] = start
-        for totals in self.component_totals.values():
-            totals[rows] = np.nan
-
-    def add(
-        self,
-        rewards: NDArray[np.float64],
-        rows: NDArray[np.bool_],
-        components: Mapping[str, NDArray[np.float64]] | None = None,
-    ) -> None:
-        """Add `rewards[row]` and the components for the rows in the mask; all are `[N]`."""
-        values = rewards[rows]
-        self._total[rows] += values
-        for name, component in (components or {}).items():
-            totals = self.component_totals.setdefault(name, np.full(rewards.shape, np.nan))
-            added = rows & np.isfinite(component)
-            totals[added] = np.where(np.isnan(totals[added]), 0.0, totals[added]) + component[added]
-        self.count[rows] += 1
-        deviation = values - self._mean[rows]
-        self._mean[rows] += deviation / self.count[rows]
-        with np.errstate(over="ignore"):  # the std of rewards above 1e154 is inf
-            self._squares[rows] += deviation * (values - self._mean[rows])
-        self._min[rows] = np.minimum(self._min[rows], values)
-        self._max[rows] = np.maximum(self._max[rows], values)
-
-    def statistics(self) -> dict[str, NDArray[np.float64]]:
-        """Return mean, std (divisor N), min, max and total, float64 `[N]` each; undefined where `count` is 0."""
-        std = np.sqrt(self._squares / np.maximum(self.count, 1))
-        extremes = {"min": self._min.copy(), "max": self._max.copy()}
-        return {"mean": self._mean.copy(), "std": std, **extremes, "total": self._total.copy()}
 
 
 def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:

@@ -28,7 +28,6 @@ def test_next_step_scores_only_rows_that_do_not_restart():
     *_, infos = envs.step(["ignored", "yy"])
     assert [len(call) for call in recorder.calls] == [2, 1]
     assert infos["_score_ok"].tolist() == [False, True]
-    assert infos["_metrics"].tolist() == [False, True]
     assert infos["_prompt_id"].tolist() == [True, True]
 
 
@@ -59,7 +58,7 @@ def test_rows_left_out_of_a_step_do_not_change():
     assert [len(call) for call in recorder.calls] == [1]
     assert (after[0], after[2]) == (before[0], before[2])
     assert after[1][-1]["content"] == "why?"
-    assert infos["_prompt_id"].tolist() == infos["_metrics"].tolist() == [False, True, False]
+    assert infos["_prompt_id"].tolist() == [False, True, False]
 
 
 def test_next_step_does_not_restart_a_row_that_is_left_out_of_the_step():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.reports.metrics import RunningMetrics, correlation, reward_metrics
+from gym_rm.reports.metrics import correlation, reward_metrics
 
 FINITE = st.floats(-1e6, 1e6)
 
@@ -82,40 +82,3 @@ def test_components_are_averaged_over_the_scored_rows():
 def test_columns_of_another_length_raise_value_error():
     with pytest.raises(ValueError, match="one entry per reward"):
         reward_metrics([1.0, 2.0], num_tokens=[1])
-
-
-@given(st.lists(st.tuples(FINITE, st.booleans()), min_size=1, max_size=20))
-def test_running_statistics_equal_numpy(steps):
-    running, seen = RunningMetrics(2), ([], [])
-    running.clear(np.array([True, True]))
-    for reward, second in steps:
-        row = int(second)
-        running.add(np.full(2, reward), np.arange(2) == row)
-        seen[row].append(reward)
-    statistics = running.statistics()
-    for row in (0, 1):
-        assert running.count[row] == len(seen[row])
-        for name in ("mean", "std", "min", "max") if seen[row] else ():
-            assert statistics[name][row] == pytest.approx(getattr(np, name)(seen[row]), abs=1e-6)
-
-
-def test_a_copy_is_updated_independently():
-    running, both = RunningMetrics(2), np.array([True, True])
-    running.clear(both)
-    twin = running.copy()
-    twin.add(np.array([1.0, 2.0]), both, {"length": np.array([3.0, np.nan])})
-    assert running.count.tolist() == [0, 0]
-    assert twin.statistics()["total"].tolist() == [1.0, 2.0]
-    np.testing.assert_array_equal(twin.component_totals["length"], [3.0, np.nan])
-    assert not running.component_totals
-
-
-def test_clearing_one_row_does_not_change_the_others():
-    running = RunningMetrics(2)
-    both = np.array([True, True])
-    running.clear(both)
-    running.add(np.array([1.0, 2.0]), both)
-    running.clear(np.array([True, False]))
-    running.add(np.array([5.0, 4.0]), both)
-    assert running.count.tolist() == [1, 2]
-    assert running.statistics()["mean"].tolist() == [5.0, 3.0]
