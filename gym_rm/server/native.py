@@ -18,16 +18,6 @@ from gym_rm.server.responses import RequestError, json_response
 from gym_rm.server.service import Service
 from gym_rm.types import Message, Prompt
 
-ACTIVATIONS = {
-    "/v1/rewards": "none",
-    "/classify": "sigmoid, or none with use_activation=false; none for a body with text or input_ids (SGLang)",
-    "/score": "sigmoid, or none with use_activation=false",
-    "/rerank": "sigmoid, or none with use_activation=false",
-    "/pooling": "sigmoid, or none with use_activation=false",
-    "/v1/embeddings": "none",
-    "/get_reward": "none for rewards, sigmoid for scores",
-}
-
 
 class PromptBody(RequestBody):
     """One entry of `prompts`."""
@@ -97,13 +87,11 @@ async def weights(body: WeightsBody, request: Request) -> Response:
 async def info(request: Request) -> Response:
     """Return the model, how it scores, the limits, and known conversations with their rewards."""
     service: Service = request.app.state.service
-    hidden = {"/get_reward"} if service.options.policy_tokenizer is None else set()
     return json_response(
         {
             "model": service.model,
             "provenance": _provenance(service),
             "limits": service.limits.to_dict(),
-            "activations": {route: text for route, text in ACTIVATIONS.items() if route not in hidden},
             "calibration": service.calibration,
         }
     )

@@ -21,8 +21,7 @@ class ServerLimits:
         max_conversations: maximum number of conversations (or texts, or pairs) of a request.
         max_queue: maximum number of conversations that are accepted and not yet answered; more get status 429.
         max_memory_bytes: maximum size of all request bodies that are read or scored at the same time.
-        request_timeout: seconds after which an accepted request fails with status 503. A request can ask for less with
-            the header `X-Request-Timeout`.
+        request_timeout: seconds after which an accepted request fails with status 503.
         body_timeout: seconds for the body of a request to arrive; later, it gets status 408.
         header_timeout: seconds for the headers of a request to arrive; later, the connection is closed.
         drain_timeout: seconds after SIGTERM for accepted requests to be answered.

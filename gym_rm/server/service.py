@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import math
 import threading
 import time
 import traceback
@@ -87,7 +86,6 @@ class Service:
                 f"{'max_conversations' if self.limits.max_conversations <= self.limits.max_queue else 'max_queue'}="
                 f"{self.limits.most_conversations}; send several requests.",
             )
-        timeout = self.timeout(request)
         if self._queued + len(inputs) > self.limits.max_queue:
             raise RequestError(
                 "queue_full",
@@ -95,7 +93,7 @@ class Service:
                 retry_after=1,
             )
         with self._queue(len(inputs)):
-            return await self._wait(self.batching.submit(inputs, prompts), request, timeout)
+            return await self._wait(self.batching.submit(inputs, prompts), request)
 
     def rendered_texts(self, texts: TextInput, *, add_special_tokens: bool = True) -> list[RenderedText]:
         """Return the inputs of a field with rendered texts or token ids.
@@ -118,19 +116,6 @@ class Service:
         if not values or not all(values):
             raise RequestError("invalid_request", "the input is empty; expected at least one text or token.", "input")
         return [RenderedText(value, add_special_tokens and isinstance(value, str)) for value in values]
-
-    def timeout(self, request: Request) -> float:
-        """Return the seconds that a request may take: `request_timeout`, or less if the request asks for it."""
-        text = request.headers.get("x-request-timeout")
-        if text is None:
-            return self.limits.request_timeout
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        if not (math.isfinite(seconds) and seconds > 0):
-            raise RequestError("invalid_request", "the header X-Request-Timeout must be a positive number of seconds.")
-        return min(seconds, self.limits.request_timeout)
 
     def draining(self) -> RequestError:
         """Return the refusal of a server that is about to stop."""
@@ -186,9 +171,9 @@ class Service:
             self._queued -= size
             self.metrics.queue.set(self._queued)
 
-    async def _wait(self, future: concurrent.futures.Future[Scores], request: Request, timeout: float) -> Scores:
+    async def _wait(self, future: concurrent.futures.Future[Scores], request: Request) -> Scores:
         """Return the scores of a waiting request; a client that has gone or waited too long leaves the queue."""
-        waiting = asyncio.wrap_future(future)
+        waiting, timeout = asyncio.wrap_future(future), self.limits.request_timeout
         self._waiting.add(waiting)
         gone = asyncio.ensure_future(request.receive())  # after the body, the only other message is a disconnect
         try:

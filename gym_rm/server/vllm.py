@@ -1,8 +1,7 @@
 """vLLM's pooling routes: `/classify`, `/score`, `/rerank` and `/pooling`, in the shapes of vLLM 0.33.
 
-The value of a text is its reward through a sigmoid, or the reward itself with `use_activation=false`. Reward models
-with several heads have one value per head, as vLLM has one per label: through a softmax, or plain. Fields that would
-change or cut the text, because it is the one the model was trained on, are unknown or accept only their default.
+The value of a text is its reward through a sigmoid, or the reward itself with `use_activation=false`. Fields that
+would change or cut the text, because it is the one the model was trained on, are unknown or accept only their default.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import uuid
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pydantic
 from fastapi import Body
 from starlette.requests import Request
@@ -129,11 +127,10 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
         return await sglang.classify(body, request)
     service: Service = request.app.state.service
     scores = await _score_inputs(service, body, request)
-    data = []
-    for row in range(len(scores)):
-        labels, values = _values(service, scores, row, body)
-        best = int(np.argmax(values))
-        data.append({"index": row, "label": labels[best], "probs": values, "num_classes": len(values)})
+    data = [
+        {"index": row, "label": "LABEL_0", "probs": [_value(scores, row, body)], "num_classes": 1}
+        for row in range(len(scores))
+    ]
     return _reply(service, "classify", body, data, scores)
 
 
@@ -172,10 +169,9 @@ async def pooling(body: PoolingBody, request: Request) -> Response:
     """Values of texts or of one conversation, as numbers or base64."""
     service: Service = request.app.state.service
     scores = await _score_inputs(service, body, request)
-    values = [_values(service, scores, row, body)[1] for row in range(len(scores))]
     data = [
-        {"index": row, "object": "pooling", "data": sglang.encode(numbers, body.encoding_format)}
-        for row, numbers in enumerate(values)
+        {"index": row, "object": "pooling", "data": sglang.encode([_value(scores, row, body)], body.encoding_format)}
+        for row in range(len(scores))
     ]
     return _reply(service, "pooling", body, data, scores)
 
@@ -205,18 +201,6 @@ def _listed(value: str | list[str]) -> list[str]:
 def _value(scores: Scores, row: int, body: VLLMBody) -> float:
     reward = float(scores.rewards[row])
     return reward if body.use_activation is False else sigmoid(reward)
-
-
-def _values(service: Service, scores: Scores, row: int, body: VLLMBody) -> tuple[list[str], list[float]]:
-    """Return the labels and their values: one, or one per head of a reward model with several heads."""
-    kind = getattr(getattr(service.scorer, "kind", None), "name", None)
-    if kind != "multi_head" or len(scores.components) < 2:
-        return ["LABEL_0"], [_value(scores, row, body)]
-    values = np.array([component[row] for component in scores.components.values()])
-    if body.use_activation is not False:
-        values = np.exp(values - values.max())
-        values /= values.sum()
-    return list(scores.components), values.tolist()
 
 
 def _reply(service: Service, route: str, body: VLLMBody, data: list[dict[str, Any]], scores: Scores) -> Response:

@@ -136,7 +136,6 @@ def test_info_has_the_model_the_limits_and_known_conversations(model_client, emb
     assert info["model"] == "embedded"
     assert info["provenance"] == json.loads(json.dumps(dataclasses.asdict(embedded.provenance)))
     assert info["limits"]["max_conversations"] == 1024
-    assert info["activations"]["/v1/embeddings"] == "none"
     known = info["calibration"]
     assert known["rewards"] == embedded.score(known["conversations"]).rewards.tolist()
 

@@ -142,24 +142,6 @@ def test_pooling_refuses_what_a_reward_model_does_not_have(model_client, field):
     assert model_client.post("/pooling", json={"input": "a", **field}).status_code == 400
 
 
-def test_the_heads_of_a_multi_head_model_are_its_labels(serving, tmp_path):
-    import tiny_models
-
-    import gym_rm
-
-    names = {0: "helpfulness", 1: "verbosity"}
-    tiny_models.save_reward_model(tmp_path, num_labels=2, id2label=names)
-    scorer = gym_rm.load_scorer(str(tmp_path), kind="multi_head", weights={"helpfulness": 1.0, "verbosity": -0.5})
-    components = scorer.score([chat("a", "b")]).components
-    with serving(scorer) as (_, client):
-        raw = client.post("/classify", json={"messages": chat("a", "b"), "use_activation": False}).json()["data"][0]
-        soft = client.post("/classify", json={"messages": chat("a", "b")}).json()["data"][0]
-    assert raw["probs"] == [float(values[0]) for values in components.values()]
-    assert raw["num_classes"] == 2
-    assert sum(soft["probs"]) == pytest.approx(1)
-    assert soft["label"] == list(components)[int(np.argmax(raw["probs"]))]
-
-
 @pytest.mark.parametrize("path", ["/classify", "/pooling"])
 def test_a_scorer_without_a_text_model_refuses_rendered_texts(client, path):
     reply = client.post(path, json={"input": "a"})
