@@ -6,9 +6,11 @@ import collections
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
+from gym_rm.config import parse_settings
 from gym_rm.errors import ConfigError
 from gym_rm.sandbox.child import Child, Launch
 from gym_rm.sandbox.layers import choose, launch
@@ -20,11 +22,11 @@ class Sandbox:
     """Interpreters that run code of strangers, each for one session.
 
     `layer` is "auto" (bubblewrap, else landlock), "bubblewrap", "landlock", or "unsafe", which `allow_unsafe=True` must
-    permit; what was chosen is `Sandbox.layer`. `num_workers` interpreters wait warm (None: one per core); sessions
-    may be taken by several threads. `interpreter` is the Python to run (None: this one if it can be read, else the
-    system's). With `packages`, such as ("numpy",), code can import all packages that are installed for it; without, its
-    standard library only. The waiting interpreters have imported these packages already. Raises ConfigError if no
-    layer works here.
+    permit; what was chosen is `Sandbox.layer`. `limits` are `SandboxLimits`, or some of their fields. `num_workers`
+    interpreters wait warm (None: one per core); sessions may be taken by several threads. `interpreter` is the Python
+    to run (None: this one if it can be read, else the system's). With `packages`, such as ("numpy",), code can import
+    all packages that are installed for it; without, its standard library only. The waiting interpreters have imported
+    these packages already. Raises ConfigError if no layer works here.
 
     >>> with Sandbox() as sandbox, sandbox.session() as session:
     ...     _ = session.execute("def double(x): return 2 * x")
@@ -37,14 +39,14 @@ class Sandbox:
         *,
         layer: str = "auto",
         allow_unsafe: bool = False,
-        limits: SandboxLimits | None = None,
+        limits: SandboxLimits | Mapping[str, Any] | None = None,
         num_workers: int | None = None,
         interpreter: str | None = None,
         packages: Sequence[str] = (),
     ) -> None:
         if num_workers is not None and (isinstance(num_workers, bool) or num_workers < 1):
             raise ConfigError(f"num_workers of the sandbox must be at least 1, not {num_workers!r}.")
-        self.limits = limits or SandboxLimits()
+        self.limits = limits if isinstance(limits, SandboxLimits) else parse_settings(SandboxLimits, limits or {})
         if isinstance(packages, str) or not all(isinstance(each, str) and each.isidentifier() for each in packages):
             raise ConfigError(f"packages must be a list of names to import, such as ['numpy'], not {packages!r:.80}.")
         self.layer, self._interpreter = choose(layer, allow_unsafe, interpreter, tuple(packages))

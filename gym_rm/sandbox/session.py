@@ -77,7 +77,7 @@ class SandboxSession:
     def configure(self, limits: SandboxLimits) -> dict[str, Any]:
         """Shut the process in under these limits, and return what it says was applied. Raises SandboxError."""
         self._limits = limits
-        settings = {**dataclasses.asdict(limits), **self._launch.settings}
+        settings = {**limits.model_dump(), **self._launch.settings}
         deadline = time.monotonic() + START_SECONDS
         message = self._exchange(encode(settings, limit=SETTINGS_LIMIT), deadline)
         if isinstance(message, SandboxReply):

@@ -1,19 +1,21 @@
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.sandbox import SandboxLimits
+from gym_rm.sandbox import Sandbox
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "limits",
     [
-        ("wall_seconds", 0),
-        ("wall_seconds", float("nan")),
-        ("cpu_seconds", 1.5),
-        ("memory_bytes", 1),
-        ("cpu_seconds", True),
+        {"wall_seconds": 0},
+        {"wall_seconds": float("nan")},
+        {"cpu_seconds": 1.5},
+        {"memory_bytes": 1},
+        {"cpu_seconds": True},
+        {"memory": 1 << 30},
     ],
 )
-def test_values_that_limit_nothing_or_everything_are_refused(name, value):
-    with pytest.raises(ConfigError, match=f"{name} of the sandbox must be"):
-        SandboxLimits(**{name: value})
+def test_values_that_limit_nothing_or_everything_are_refused(limits):
+    (name,) = limits
+    with pytest.raises(ConfigError, match=name):
+        Sandbox(limits=limits)

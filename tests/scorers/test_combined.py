@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
-from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.scorers.combined import EnsembleScorer
 from gym_rm.scorers.weighted import WeightedScorer
 from gym_rm.testing import check_scorer
@@ -61,11 +60,6 @@ def unless_three(conversations):
     return [None if c[-1]["content"] == "three" else 1.0 for c in conversations]
 
 
-@pytest.fixture(scope="module")
-def embedded():
-    return gym_rm.load_scorer()
-
-
 def test_a_weighted_sum_returns_its_components_by_name():
     scores = WeightedScorer({"length": length, "vowels": vowels}, weights={"length": 1, "vowels": -2}).score(
         CONVERSATIONS
@@ -75,10 +69,6 @@ def test_a_weighted_sum_returns_its_components_by_name():
     assert scores.components["vowels"].tolist() == [2, 2, 0, 4]
     assert scores.provenance.settings["weights"] == {"length": 1.0, "vowels": -2.0}
     assert set(scores.provenance.settings["scorers"]) == {"length", "vowels"}
-
-
-def test_weights_default_to_one():
-    assert WeightedScorer([length, vowels]).score(CONVERSATIONS).rewards.tolist() == [5, 7, 0, 13]
 
 
 def test_weights_of_components_of_a_scorer(tmp_path):
@@ -128,17 +118,6 @@ def test_ensemble_reductions(reduction, expected):
     scores = EnsembleScorer({"a": length, "b": vowels}, reduction=reduction).score(CONVERSATIONS)
     assert scores.rewards.tolist() == expected
     assert scores.components["b"].tolist() == [2, 2, 0, 4]
-
-
-def test_an_ensemble_of_checkpoints(tmp_path):
-    folders = [str(tiny_models.save_reward_model(tmp_path / str(seed), seed=seed)) for seed in range(3)]
-    scores = gym_rm.load_scorer({"kind": "ensemble", "scorers": folders, "reduction": "mean_minus_std"}).score(
-        CONVERSATIONS
-    )
-    alone = np.stack([gym_rm.load_scorer(folder).score(CONVERSATIONS).rewards for folder in folders])
-    np.testing.assert_allclose(scores.rewards, alone.mean(axis=0) - alone.std(axis=0), atol=1e-6)
-    assert list(scores.components) == ["scorer_0", "scorer_1", "scorer_2"]
-    assert (scores.num_tokens > 0).all()
 
 
 @given(st.floats(-3, 3), st.floats(0, 3))
@@ -221,14 +200,6 @@ def test_every_scorer_receives_the_prompts(combine, prompts):
     assert one.asked == other.asked == inner.asked == [prompts]
 
 
-def test_a_missing_prompt_is_a_missing_score_if_a_scorer_requires_prompts(embedded):
-    with pytest.raises(ScoringError) as caught:
-        WeightedScorer({"right": right, "quality": embedded}).score(CONVERSATIONS, [*PROMPTS[:2], None, PROMPTS[3]])
-    assert caught.value.rows == (2,)
-    assert caught.value.scores.errors[2].startswith("right: the reward function right requires the prompt")
-    assert np.isfinite(caught.value.scores.components["quality"]).all()
-
-
 def test_an_episode_ends_if_any_scorer_ends_it():
     scorers = {"one": PromptRecorder(ends="o"), "other": PromptRecorder(ends="s"), "silent": PromptRecorder()}
     assert WeightedScorer(scorers).score(CONVERSATIONS).terminations.tolist() == [True, False, False, True]
@@ -272,12 +243,6 @@ def test_a_scorer_that_cannot_be_loaded_releases_the_others(saved_model):
     with pytest.raises(ConfigError):
         gym_rm.load_scorer({"kind": "weighted", "scorers": {"model": saved_model(), "other": 3}})
     assert gym_rm.scorer._shared == before
-
-
-def test_the_repr_names_the_scorers_and_the_settings():
-    scorer = WeightedScorer({"length": length}, weights={"length": 2})
-    assert repr(scorer) == "WeightedScorer({'length': FunctionScorer(length)}, weights={'length': 2.0})"
-    assert repr(MicroBatchingScorer(scorer)) == f"MicroBatchingScorer({scorer!r})"
 
 
 def test_clear_cache_reaches_every_scorer_that_has_one():

@@ -1,13 +1,17 @@
-"""A plain function as a scorer: accepted signatures and the arguments of the call."""
+"""A plain function as a scorer: accepted signatures, the arguments of the call, and its return values."""
 
 import copy
 import functools
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm import ConfigError, Prompt, ScoringError, load_scorer
+from gym_rm import ConfigError, Prompt, Scores, ScoringError, load_scorer
 from gym_rm.scorers.function import FunctionScorer
 from gym_rm.testing import check_scorer
 
@@ -56,25 +60,14 @@ def keyword_only(conversations, *, prompts):
     return right(conversations, prompts)
 
 
-def another_name(conversations, rows):
-    return right(conversations, rows)
-
-
 def with_a_default(conversations, prompts=None):
-    return right(conversations, prompts)
-
-
-def after_another_default(conversations, strict=True, prompts=None):
-    assert strict is True
     return right(conversations, prompts)
 
 
 WITH_PROMPTS = {
     "second parameter": right,
-    "second parameter of another name": another_name,
     "keyword only": keyword_only,
     "default": with_a_default,
-    "default after another one": after_another_default,
     "callable object": Verifier(),
     "bound method": Verifier().method,
     "partial": functools.partial(scaled, 1.0),
@@ -129,10 +122,6 @@ def test_functions_that_do_not_receive_prompts(form):
     assert scorer.score([]).rewards.shape == (0,)
 
 
-def no_parameter():
-    return []
-
-
 def one_too_many(conversations, prompts, tokenizer):
     return right(conversations, prompts)
 
@@ -141,17 +130,13 @@ def another_required_keyword(conversations, *, tokenizer):
     return length(conversations)
 
 
-def only_keywords(*, conversations, prompts):
-    return right(conversations, prompts)
-
-
 @pytest.mark.parametrize(
     ("function", "parameters"),
     [
-        (no_parameter, r"\[\]"),
+        (lambda: [0.0], r"\[\]"),
         (one_too_many, r"\['conversations', 'prompts', 'tokenizer'\]"),
         (another_required_keyword, r"\['conversations', 'tokenizer'\]"),
-        (only_keywords, r"\['conversations', 'prompts'\]"),
+        (lambda conversations, prompts, /: [], r"\['conversations', 'prompts'\]"),
         (lambda **options: [], r"\['options'\]"),
     ],
 )
@@ -168,22 +153,14 @@ def test_a_function_with_other_parameters_raises_config_error_at_load(function, 
 
 
 def test_a_row_without_a_prompt_has_an_error_if_the_function_requires_prompts():
+    with pytest.raises(ScoringError, match="3 of 3"):
+        FunctionScorer(right).score(SAID)
     with pytest.raises(ScoringError) as caught:
         FunctionScorer(right).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
     assert caught.value.rows == (1,)
     assert caught.value.scores.rewards[[0, 2]].tolist() == [1, 1]
     reason = "the reward function right requires the prompt of this conversation, but it is missing; pass prompts="
     assert caught.value.scores.errors == (None, reason, None)
-
-
-def test_a_function_that_requires_prompts_is_not_called_without_prompts():
-    def crash(conversations, prompts):
-        raise AssertionError("called without prompts")
-
-    for prompts in (None, [None] * 3):
-        with pytest.raises(ScoringError) as caught:
-            FunctionScorer(crash).score(SAID, prompts)
-        assert caught.value.rows == (0, 1, 2)
 
 
 def test_a_function_with_optional_prompts_receives_none_for_missing_prompts():
@@ -197,12 +174,6 @@ def test_a_function_with_optional_prompts_receives_none_for_missing_prompts():
     scorer.score(SAID)
     scorer.score(SAID, [PROMPTS[0], None, None])
     assert seen == [None, ["one", None, None]]
-
-
-@pytest.mark.parametrize("function", [length, right])
-def test_the_number_of_prompts_must_equal_the_number_of_conversations(function):
-    with pytest.raises(ConfigError, match="prompts must have one entry per conversation, got 2 entries for 3"):
-        FunctionScorer(function).score(SAID, PROMPTS[:2])
 
 
 def test_a_function_may_change_its_arguments():
@@ -248,38 +219,6 @@ def test_a_verifier_passes_check_scorer():
     check_scorer(FunctionScorer(length))
 
 
-def test_a_deep_copy_is_the_scorer_itself():
-    scorer = FunctionScorer(length)
-    assert copy.deepcopy(scorer) is scorer
-
-
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (length, "length"),
-        (Lengths().method, "Lengths.method"),
-        (Lengths(), "Lengths"),
-        (functools.partial(length), "length"),
-    ],
-)
-def test_the_provenance_names_the_function(function, name):
-    provenance = FunctionScorer(function).score(SAID).provenance
-    assert provenance.scorer == "FunctionScorer"
-    assert provenance.model == f"{__name__}:{name}"
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda prompts, completions, **columns: [0.0],
-        lambda conversations, prompts, /: [0.0],
-    ],
-)
-def test_a_function_whose_prompts_are_not_second_is_refused(function):
-    with pytest.raises(ConfigError, match=r"must take \(conversations\) or \(conversations, prompts\)"):
-        FunctionScorer(function)
-
-
 def test_the_user_simulator_of_a_callable_object_is_kept():
     class Verifier:
         def __call__(self, conversations):
@@ -300,7 +239,103 @@ def test_the_provenance_has_the_module_and_a_digest_of_its_source(function):
     assert provenance.revision.startswith("sha256:")
 
 
-def test_a_function_without_a_source_file_has_no_revision():
-    namespace = {}
-    exec("def reward(conversations): return [1.0]", namespace)
-    assert FunctionScorer(namespace["reward"]).score(SAID[:1]).provenance.revision is None
+# --- numbers
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        [1, 0.1, 1e300],
+        np.array([1.0, 0.0, 1.0], dtype=np.float16),
+        [np.float32(1), np.int8(0), np.bool_(True)],
+        torch.tensor([1, 0, 1], dtype=torch.bfloat16),
+        [Decimal("1"), Fraction(0), 1],
+    ],
+    ids=lambda returned: f"{type(returned).__name__} of {type(next(iter(returned))).__name__}",
+)
+def test_a_function_may_return_any_list_of_numbers(returned):
+    scores = FunctionScorer(lambda conversations: returned).score(SAID)
+    assert scores.rewards.dtype == np.float64
+    assert scores.rewards.tolist() == [float(value) for value in returned]
+
+
+def test_none_and_infinity_give_missing_scores():
+    with pytest.raises(ScoringError) as caught:
+        load_scorer(lambda conversations: [1.0, None, float("inf")]).score(SAID)
+    scores = caught.value.scores
+    assert scores.rewards[0] == 1.0
+    assert np.isnan(scores.rewards[1:]).all()
+    assert scores.errors == (None, "the reward function returned None", "the reward is inf")
+
+
+# --- invalid return values
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0], "must return one value per conversation, got 1 values for 3"),
+        (
+            0.5,
+            "returned float 0.5 for 3 conversations; it must return a list with one number or None per conversation",
+        ),
+        ("123", "returned str '123' for 3 conversations"),
+        ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0} for 3 conversations"),
+        (
+            [1.0, [2.0], 3.0],
+            r"returned list \[2.0\] for conversation 1; it must return a number, or None for a missing score",
+        ),
+        ([1.0, 2.0, "good"], "returned str 'good' for conversation 2"),
+    ],
+)
+def test_a_function_must_return_a_number_for_every_conversation(returned, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_scorer(lambda conversations: returned).score(SAID)
+    assert "the reward function test_a_function_must_return" in str(caught.value)
+
+
+# --- returned scores
+
+
+def graded(conversations):
+    """Return scores with components, terminations and infos."""
+    replies = [conversation[-1]["content"] for conversation in conversations]
+    return Scores.from_rewards(
+        length(conversations),
+        components={"length": np.array(length(conversations), dtype=np.float32)},
+        terminations=[reply == "one" for reply in replies],
+        infos={"reply": np.array(replies, dtype=object)},
+    )
+
+
+def test_a_function_may_return_scores():
+    scores = FunctionScorer(graded).score(SAID)
+    assert scores.rewards.tolist() == [3, 5, 0]
+    assert scores.components["length"].tolist() == [3, 5, 0]
+    assert scores.terminations.tolist() == [True, False, False]
+    assert scores.infos["reply"].tolist() == ["one", "three", ""]
+    assert (scores.provenance.scorer, scores.provenance.model) == ("FunctionScorer", f"{__name__}:graded")
+    check_scorer(FunctionScorer(graded))
+
+
+def test_returned_scores_are_assigned_to_the_rows_with_a_prompt():
+    with pytest.raises(ScoringError) as caught:
+        FunctionScorer(lambda conversations, prompts: graded(conversations)).score(SAID, [PROMPTS[0], None, PROMPTS[2]])
+    scores = caught.value.scores
+    assert caught.value.rows == (1,)
+    assert "requires the prompt of this conversation" in scores.errors[1]
+    assert scores.rewards_or_none() == [3, None, 0]
+    assert scores.terminations.tolist() == [True, False, False]
+    assert scores.infos["reply"].tolist() == ["one", None, ""]
+
+
+def failed_in_the_middle(conversations):
+    return Scores.from_rewards([1.0, np.nan, 2.0], errors=[None, "no number in the reply", None])
+
+
+def test_errors_of_returned_scores_are_kept():
+    with pytest.raises(ScoringError) as caught:
+        FunctionScorer(failed_in_the_middle).score(SAID)
+    assert caught.value.rows == (1,)
+    assert caught.value.scores.errors == (None, "no number in the reply", None)
+    assert caught.value.scores.rewards_or_none() == [1.0, None, 2.0]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gym_rm.checks import boolean, integer, positive
-from gym_rm.sandbox.limits import SandboxLimits
+from gym_rm.checks import positive
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.scorers.code.replies import reply_blocks
@@ -22,6 +20,8 @@ from gym_rm.types import Conversation, Message, Prompt
 
 MOST_CHARACTERS = 10_000
 """Length of a result; the rest is cut off."""
+MOST_SESSIONS = 128
+"""Most episodes whose process is kept; the one that was not used for the longest time ends."""
 LOST = "The variables of this block are lost."
 """Part of a result that says that the state is the one before the block."""
 _REASONS = {
@@ -47,10 +47,8 @@ class CodeInterpreter:
     again. As many conversations of a call run at the same time as the sandbox has workers.
 
     Args:
-        sandbox: sandbox to use, which stays open in `close`; None for a new one from the following options.
+        sandbox: sandbox to use, which stays open in `close`; None for a new one from the options.
         timeout: seconds for the code of one reply; also for executing earlier ones again.
-        max_sessions: most episodes whose process is kept; the one that was not used for the longest time ends.
-        limits: fields of `SandboxLimits` to change.
         options: see `Sandbox`.
 
     Raises:
@@ -70,18 +68,13 @@ class CodeInterpreter:
         *,
         sandbox: Sandbox | None = None,
         timeout: float = 10.0,
-        max_sessions: int = 128,
-        allow_unsafe: bool = False,
-        limits: Mapping[str, Any] | SandboxLimits | None = None,
         **options: Any,
     ) -> None:
         self._timeout = positive("timeout", timeout)
-        self._max_sessions = integer("max_sessions", max_sessions, minimum=0)
         self._owned = sandbox is None
-        allowed = boolean("allow_unsafe", allow_unsafe)
-        self._sandbox = sandbox or Sandbox(allow_unsafe=allowed, limits=SandboxLimits.parse(limits), **options)
+        self._sandbox = sandbox or Sandbox(**options)
         # An episode may use more CPU time than one run: the time of each turn is limited instead.
-        self._limits = dataclasses.replace(self._sandbox.limits, cpu_seconds=24 * 3600)
+        self._limits = self._sandbox.limits.model_copy(update={"cpu_seconds": 24 * 3600})
         self._lock = threading.Lock()
         self._kept: list[tuple[str, SandboxSession]] = []  # by the messages before the next reply, oldest first
 
@@ -125,7 +118,7 @@ class CodeInterpreter:
         if reply.status in _KEEPS_STATE:
             with self._lock:
                 self._kept.append((_key([*conversation, {"role": "user", "content": result}]), session))
-            self._end_all_but(self._max_sessions)
+            self._end_all_but(MOST_SESSIONS)
         else:
             session.close()
         return result

@@ -123,7 +123,7 @@ class TestRunner:
         if session is not None:
             session.close()
         # One session may serve many rows: the time of each is limited by its deadline.
-        session = self._sandbox.session(dataclasses.replace(self._sandbox.limits, cpu_seconds=24 * 3600))
+        session = self._sandbox.session(self._sandbox.limits.model_copy(update={"cpu_seconds": 24 * 3600}))
         session.execute(TESTS_PROGRAM, main=False, host=solution.serve, deadline=end)
         return session
 
@@ -131,12 +131,11 @@ class TestRunner:
         passed, message, verdict, stdout = 0, "", "", ""
         limits = self._sandbox.limits
         for given, expected in tests.cases:
-            allowed = dataclasses.replace(
-                limits,
-                output_bytes=max(limits.output_bytes, 2 * len(expected.encode("utf-8", "replace"))),
-                reply_bytes=max(limits.reply_bytes, 2 * len(given.encode("utf-8", "replace")) + 2**20),
-            )
-            with self._sandbox.session(allowed) as session:
+            large = {
+                "output_bytes": max(limits.output_bytes, 2 * len(expected.encode("utf-8", "replace"))),
+                "reply_bytes": max(limits.reply_bytes, 2 * len(given.encode("utf-8", "replace")) + 2**20),
+            }
+            with self._sandbox.session(limits.model_copy(update=large)) as session:
                 reply = SandboxReply("ok")
                 for source in sources:
                     reply = session.execute(source, stdin=given, deadline=end)

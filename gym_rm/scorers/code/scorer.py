@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import time
@@ -13,7 +12,6 @@ from typing import Any, Literal
 from gym_rm.checks import boolean, finite, one_of, positive
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError, brief
-from gym_rm.sandbox.limits import SandboxLimits
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.scorer import check_rows
 from gym_rm.scorers.code.interpreter import CodeInterpreter
@@ -44,7 +42,6 @@ class CodeScorer:
     Args:
         reward: `"all"`: 1.0 if all tests pass, else 0.0; `"fraction"`: the share of the tests that pass.
         timeout: seconds for one row.
-        step_timeout: seconds for one call of `score`; rows that are not finished then have no score. None: no limit.
         layer, allow_unsafe, num_workers, interpreter, packages: see `Sandbox`. As many rows run at the same time as
             there are workers.
         limits: fields of `SandboxLimits` to change, for example `{"memory_bytes": 2**30}`.
@@ -70,10 +67,9 @@ class CodeScorer:
         *,
         reward: Literal["all", "fraction"] = "all",
         timeout: float = 10.0,
-        step_timeout: float | None = None,
         layer: str = "auto",
         allow_unsafe: bool = False,
-        limits: Mapping[str, Any] | SandboxLimits | None = None,
+        limits: Mapping[str, Any] | None = None,
         num_workers: int | None = None,
         interpreter: str | None = None,
         packages: Sequence[str] = (),
@@ -83,15 +79,13 @@ class CodeScorer:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self.reward = one_of("reward", reward, ("all", "fraction"))
         self.timeout = positive("timeout", timeout)
-        self.step_timeout = None if step_timeout is None else positive("step_timeout", step_timeout)
         self.packages = list(packages)
         self.tolerance = None if tolerance is None else finite("tolerance", tolerance)
-        self.limits = SandboxLimits.parse(limits, cpu_seconds=max(5, math.ceil(self.timeout)))
         boolean("execute", execute)
         self._sandbox = Sandbox(
             layer=layer,
             allow_unsafe=boolean("allow_unsafe", allow_unsafe),
-            limits=self.limits,
+            limits={"cpu_seconds": max(5, math.ceil(self.timeout)), **(limits or {})},
             num_workers=num_workers,
             interpreter=interpreter,
             packages=packages,
@@ -126,7 +120,6 @@ class CodeScorer:
                 from outside twice.
         """
         check_rows(conversations, prompts)
-        step_end = math.inf if self.step_timeout is None else time.monotonic() + self.step_timeout
         verdicts: dict[int, CodeVerdict] = {}
         jobs: dict[RowTests, dict[str, list[int]]] = {}  # rows by their tests and their code
         for row, conversation in enumerate(conversations):
@@ -139,7 +132,7 @@ class CodeScorer:
 
         def grade(job: tuple[str, RowTests, list[int]]) -> None:
             code, tests, rows = job
-            verdicts.update(dict.fromkeys(rows, self._grade(code, tests, runner, step_end)))
+            verdicts.update(dict.fromkeys(rows, self._grade(code, tests, runner)))
 
         executor = ThreadPoolExecutor(self._sandbox.num_workers, thread_name_prefix="gym_rm code")
         try:
@@ -171,18 +164,11 @@ class CodeScorer:
             return CodeVerdict("syntax_error", 0, tests.total, message=f"the code cannot be encoded: {error}"[:200])
         return code, tests
 
-    def _grade(self, code: str, tests: RowTests, runner: TestRunner, step_end: float) -> CodeVerdict:
-        start = time.monotonic()
-        late = f"the row was not finished within step_timeout={self.step_timeout} seconds"
-        if start >= step_end:
-            return CodeVerdict.failed(late, tests.total)
+    def _grade(self, code: str, tests: RowTests, runner: TestRunner) -> CodeVerdict:
         try:
-            verdict = runner.run(solution_parts(code, tests), tests, min(start + self.timeout, step_end))
+            return runner.run(solution_parts(code, tests), tests, time.monotonic() + self.timeout)
         except Exception as error:  # of this package or of the machine: never a reward of the reply
             return CodeVerdict.failed(f"the code could not be run: {brief(error)}", tests.total)
-        if verdict.verdict == "time" and time.monotonic() >= step_end and step_end < start + self.timeout:
-            return CodeVerdict.failed(late, tests.total)
-        return verdict
 
     def _scores(self, verdicts: Sequence[CodeVerdict]) -> Scores:
         return Scores.from_rewards(
@@ -208,8 +194,7 @@ class CodeScorer:
             "sandbox": self._sandbox.layer,
             "reward": self.reward,
             "timeout": self.timeout,
-            "step_timeout": self.step_timeout,
-            "limits": dataclasses.asdict(self.limits),
+            "limits": self._sandbox.limits.model_dump(),
             "tolerance": self.tolerance,
             "packages": self.packages,
         }

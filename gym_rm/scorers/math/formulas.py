@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import signal
 import threading
@@ -23,7 +22,6 @@ PROGRAM = Path(__file__).with_name("guest_formulas.py")
 MOST_ROWS = 2000  # of one session; sympy keeps caches
 WALL_SECONDS = 4.0  # for each second of processor time; a row that takes longer waits for a busy machine
 MEMORY_BYTES = 2**30  # of address space; an answer that needs more is unparsable
-_LATE = "not graded within step_timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +73,20 @@ class FormulaComparer:
         while self._idle:
             self._idle.pop()[0].close()
 
-    def compare(self, pairs: Sequence[FormulaPair], deadline: float = math.inf) -> list[FormulaVerdict]:
-        """Return one verdict per row. Rows that are not finished at the deadline (monotonic time) have an error."""
+    def compare(self, pairs: Sequence[FormulaPair]) -> list[FormulaVerdict]:
+        """Return one verdict per row."""
         if self._owner != os.getpid():  # after a fork; the sessions belong to the parent
             self._idle, self._owner, self._lock = [], os.getpid(), threading.Lock()
         with ThreadPoolExecutor(
             min(self._sandbox.num_workers, len(pairs)), thread_name_prefix="gym_rm math"
         ) as threads:
-            return list(threads.map(lambda pair: self._compare(pair, deadline), pairs))
+            return list(threads.map(self._compare, pairs))
 
-    def _compare(self, pair: FormulaPair, deadline: float) -> FormulaVerdict:
+    def _compare(self, pair: FormulaPair) -> FormulaVerdict:
         """Return the verdict of one row. A row that others hindered is tried once more."""
         for _ in range(2):
-            if time.monotonic() >= deadline:
-                break
             session, rows = self._take()
-            verdict = self._compare_in(session, pair, deadline)
+            verdict = self._compare_in(session, pair)
             if session.alive and rows > 1:
                 with self._lock:
                     self._idle.append((session, rows - 1))
@@ -98,21 +94,19 @@ class FormulaComparer:
                 session.close()
             if verdict is not None:
                 return verdict
-        if time.monotonic() >= deadline:
-            return FormulaVerdict(error=_LATE)
         return FormulaVerdict(error="the process that compares formulas was killed twice, or got no processor time")
 
-    def _compare_in(self, session: SandboxSession, pair: FormulaPair, deadline: float) -> FormulaVerdict | None:
+    def _compare_in(self, session: SandboxSession, pair: FormulaPair) -> FormulaVerdict | None:
         """Return the verdict of one row, or None if the process was killed, or waited too long for a processor."""
         references = list(pair.references)
-        reply = self._call(session, "read_references", [references], deadline)
+        reply = self._call(session, "read_references", [references])
         if reply.status in ("killed", "time"):
             return None
         if _out_of_time(reply):
             return FormulaVerdict(error=f"the reference answer was not parsed within {self._timeout} s")
         if reply.status != "ok" or reply.value is not True:
             return FormulaVerdict(error="the reference answer cannot be parsed")
-        reply = self._call(session, "compare", [references, pair.answer], deadline)
+        reply = self._call(session, "compare", [references, pair.answer])
         if reply.status in ("killed", "time"):
             return None
         if _out_of_time(reply):
@@ -120,8 +114,8 @@ class FormulaComparer:
         known = reply.status == "ok" and reply.value in ("right", "wrong", "unparsable")
         return FormulaVerdict(reply.value if known else "unparsable")
 
-    def _call(self, session: SandboxSession, name: str, arguments: list[Any], deadline: float) -> SandboxReply:
-        end = min(deadline, time.monotonic() + WALL_SECONDS * self._timeout)
+    def _call(self, session: SandboxSession, name: str, arguments: list[Any]) -> SandboxReply:
+        end = time.monotonic() + WALL_SECONDS * self._timeout
         return session.call(name, [*arguments, self._timeout], deadline=end)
 
     def _take(self) -> tuple[SandboxSession, int]:

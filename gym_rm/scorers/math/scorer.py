@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +70,6 @@ class MathScorer:
             last number or formula), or `"choice"` (a letter).
         timeout: seconds of processor time for the comparison of one formula. The verdict is then `timeout`. A row
             that waits for a busy machine is compared again, and has an error after four times as long.
-        step_timeout: seconds for one call of `score`; rows that are not finished then have an error. None for no limit.
         num_workers: number of processes; None for one per available core, at most 8.
 
     Raises:
@@ -90,13 +88,11 @@ class MathScorer:
         *,
         style: Style = "auto",
         timeout: float = 5.0,
-        step_timeout: float | None = None,
         num_workers: int | None = None,
     ) -> None:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self._style: str = one_of("style", style, STYLES)
         self._timeout = positive("timeout", timeout)
-        self._step_timeout = math.inf if step_timeout is None else positive("step_timeout", step_timeout)
         count = min(8, available_cores()) if num_workers is None else num_workers
         self._num_workers = integer("num_workers", count, minimum=1)
         self._comparer: FormulaComparer | None = None
@@ -123,14 +119,13 @@ class MathScorer:
         """Grade the last assistant turn of N conversations.
 
         Raises:
-            ScoringError: a row has no reference answer, or one that cannot be parsed; it was not finished within
-                `step_timeout`; or its process was killed, or did not run, twice.
+            ScoringError: a row has no reference answer, or one that cannot be parsed; or its process was killed, or did
+                not run, twice.
         """
-        deadline = time.monotonic() + self._step_timeout
         check_rows(conversations, prompts)
         given = prompts if prompts is not None else [None] * len(conversations)
         rows = [self._row(each, prompt) for each, prompt in zip(conversations, given, strict=True)]
-        self._compare(rows, deadline)
+        self._compare(rows)
         rewards = [math.nan if row.verdict is None else float(row.verdict == "right") for row in rows]
         infos = {
             "verdict": _objects(row.verdict for row in rows),
@@ -140,14 +135,14 @@ class MathScorer:
         scores = Scores.from_rewards(rewards, errors=errors, infos=infos, provenance=self._provenance)
         return scores.raise_for_errors()
 
-    def _compare(self, rows: Sequence[_Row], deadline: float) -> None:
+    def _compare(self, rows: Sequence[_Row]) -> None:
         """Set verdicts or errors of rows with formulas. Equal formulas are compared once."""
         unique = list(dict.fromkeys(row.formulas for row in rows if row.formulas is not None))
         if not unique:
             return
         if self._comparer is None:
             self._comparer = FormulaComparer(num_workers=self._num_workers, timeout=self._timeout)
-        verdicts = dict(zip(unique, self._comparer.compare(unique, deadline), strict=True))
+        verdicts = dict(zip(unique, self._comparer.compare(unique), strict=True))
         for row in rows:
             if row.formulas is not None:
                 row.verdict, row.error = verdicts[row.formulas].verdict, verdicts[row.formulas].error

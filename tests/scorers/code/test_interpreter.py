@@ -11,7 +11,6 @@ from sandbox.test_sandbox import children as descendants
 
 from gym_rm.errors import ConfigError
 from gym_rm.scorers.code.interpreter import CodeInterpreter
-from gym_rm.scorers.code.scorer import CodeScorer
 from gym_rm.types import Prompt
 
 PROMPT = Prompt((user("?"),), "p")
@@ -44,15 +43,12 @@ def chat(run, *replies, prompt=PROMPT):
         ("'text'", "<result>text</result>"),
         ("class A:\n    def __str__(self): return 'an a'\nA()", "<result>an a</result>"),
         ("1 / 0", "<result>ZeroDivisionError: division by zero</result>"),
+        ("1 1", "<result>SyntaxError: invalid syntax (<code>, line 1)</result>"),
         ("import sys\nprint('e', file=sys.stderr)", "<result>e</result>"),
     ],
 )
 def test_results_have_the_form_of_nemo(interpreter, code, result):
     assert chat(interpreter, f"I run <code>{code}</code>") == [result]
-
-
-def test_an_error_of_syntax_is_a_result(interpreter):
-    assert "SyntaxError" in chat(interpreter, "<code>1 +</code>")[0]
 
 
 def test_every_value_is_a_result_that_an_environment_accepts(interpreter):
@@ -97,13 +93,6 @@ def test_variables_persist_in_each_of_many_episodes(interpreter):
     assert interpreter(second[::-1], prompts[::-1], None) == [f"<result>{10 * k}</result>" for k in range(5)][::-1]
 
 
-def test_equal_episodes_do_not_share_variables(interpreter):
-    first = [*PROMPT.messages, assistant("<code>x = [0]</code>")]
-    second = [*first, user("<result></result>"), assistant("<code>x.append(1)\nlen(x)</code>")]
-    assert interpreter([first, first], [PROMPT, PROMPT], None) == ["<result></result>"] * 2
-    assert interpreter([second, second], [PROMPT, PROMPT], None) == ["<result>2</result>"] * 2
-
-
 def test_a_branch_of_an_episode_starts_from_the_state_before_it(interpreter):
     first = [*PROMPT.messages, assistant("<code>x = 1</code>")]
     interpreter([first], [PROMPT], None)
@@ -111,9 +100,10 @@ def test_a_branch_of_an_episode_starts_from_the_state_before_it(interpreter):
     assert [interpreter([change], [PROMPT], None) for _ in range(3)] == [["<result>2</result>"]] * 3
 
 
-def test_sessions_that_were_evicted_are_rebuilt_from_the_conversation():
+def test_sessions_that_were_evicted_are_rebuilt_from_the_conversation(monkeypatch):
+    monkeypatch.setattr("gym_rm.scorers.code.interpreter.MOST_SESSIONS", 0)
     before = descendants()
-    run = CodeInterpreter(allow_unsafe=True, max_sessions=0, num_workers=1)
+    run = CodeInterpreter(allow_unsafe=True, num_workers=1)
     assert chat(run, "<code>x = 20</code>", "<code>x += 1</code>", "<code>x * 2</code>")[-1] == "<result>42</result>"
     run.close()
     assert not descendants() - before
@@ -167,12 +157,7 @@ def test_episodes_of_an_environment_run_code_and_are_graded_at_their_end():
     envs.close()
 
 
-def test_a_scorer_without_execute_has_no_responder():
-    with CodeScorer(allow_unsafe=True, num_workers=1) as scorer:
-        assert scorer.respond is None
-
-
-@pytest.mark.parametrize("options", [{"timeout": 0}, {"max_sessions": -1}, {"limits": {"no": 1}}])
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"limits": {"no": 1}}])
 def test_invalid_options_are_refused(options):
     with pytest.raises(ConfigError):
         CodeInterpreter(allow_unsafe=True, **options)

@@ -308,15 +308,6 @@ def test_endless_loops_cost_their_limit_and_rows_keep_their_order(fast):
     assert scores.rewards.tolist() == [1, 0, 0, 1, 0, 1]
 
 
-def test_rows_that_are_not_finished_at_the_step_timeout_have_no_score():
-    with CodeScorer(allow_unsafe=True, timeout=30, step_timeout=1.5, num_workers=1) as scorer:
-        codes = ["def double(x): return 2 * x", "def double(x):\n    while True: pass", "def double(x): return x"]
-        prompt = Prompt((user("?"),), "p", metadata=DOUBLE)
-        scores = try_score(scorer, [[user("?"), assistant(code)] for code in codes], [prompt] * 3)
-    assert scores.failed_rows == (1, 2)
-    assert "step_timeout=1.5" in scores.errors[2]
-
-
 def test_a_row_whose_process_is_killed_is_run_again():
     before = descendants()
     with CodeScorer(allow_unsafe=True, timeout=20, num_workers=1) as scorer:

@@ -96,10 +96,6 @@ def test_fields_of_a_rubric_are_filled_in_once():
     assert written.count("End with this line") == 1
 
 
-def test_a_rubric_without_the_form_of_the_verdict_gets_it():
-    assert body(question("4", text="Rate {reply}")).endswith(": n")
-
-
 def test_metadata_that_a_row_lacks_is_an_error():
     with pytest.raises(ConversationError, match=r"metadata\.hint"):
         question("4", text="{reply} {metadata.hint}")
@@ -117,10 +113,6 @@ def test_a_missing_reference_leaves_no_trace():
 def test_a_rubric_that_does_not_show_what_to_judge_is_refused(text, mode):
     with pytest.raises(ConfigError, match="must show"):
         rubric(text, mode=mode)
-
-
-def test_without_marks_the_verdict_has_none():
-    assert body(question("4", marked=False)).endswith("\nScore: n")
 
 
 def test_the_digest_changes_with_the_rubric():

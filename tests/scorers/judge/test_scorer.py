@@ -85,12 +85,6 @@ def test_a_judge_in_this_process_keeps_the_contract_of_scorers(random_judge):
     judge.close()
 
 
-def test_a_judge_that_compares_keeps_the_contract_of_scorers(tmp_path):
-    judge = JudgeScorer(chain_models.save_comparing_judge(tmp_path), mode="pairwise", marked=False, temperature=1.0)
-    conversations = ask("4", "five", "", "It is 4.")
-    check_scorer(judge, conversations, prompts(4, reference_reply="four"), atol=0.0)
-
-
 def test_a_reply_that_is_too_long_for_the_judge_is_an_error_of_its_row(random_judge):
     judge = JudgeScorer(random_judge, marked=False, max_new_tokens=8)
     scores = try_score(judge, ask("4", "long " * 100_000, "5"))
@@ -185,12 +179,6 @@ def test_a_row_without_a_verdict_is_an_error_and_others_keep_their_score(answer,
     assert len(model.conversations) == 5
 
 
-def test_a_failure_of_the_judge_is_not_asked_for_again():
-    scores, model = score(lambda *_: ChatReply(error="it is too long"), ask("4"))
-    assert "it is too long" in scores.errors[0]
-    assert len(model.conversations) == 1
-
-
 def test_nothing_is_asked_after_the_time_is_over():
     def slow(replies, mark, _):
         time.sleep(0.15)
@@ -231,12 +219,6 @@ def test_samples_are_averaged_and_their_disagreement_is_told():
     assert scores.rewards.tolist() == [3.0, 5.0]
     np.testing.assert_allclose(scores.infos["disagreement"], [np.std([1, 2, 6]), 0.0])
     assert len(set(model.seeds)) == 6
-
-
-def test_a_row_of_which_one_sample_has_no_verdict_is_an_error():
-    numbers = iter([1, 2, "x", "x"])
-    scores, _ = score(lambda r, mark, _: f"Score {mark}: {next(numbers)}", ask("a"), samples=3, max_retries=1)
-    assert scores.failed_rows == (0,)
 
 
 def test_the_reference_answer_is_shown_unless_it_is_not_wanted():

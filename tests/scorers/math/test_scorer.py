@@ -75,7 +75,8 @@ def test_references_may_be_worked_solutions():
 
 
 def test_other_right_answers_may_be_in_the_metadata():
-    assert verdicts(MathScorer(), ("4", "5"), ("4", "6"), answers=["5"]) == ["right", "wrong"]
+    for others in (["5"], np.array(["5"])):
+        assert verdicts(MathScorer(), ("4", "5"), ("4", "6"), answers=others) == ["right", "wrong"]
 
 
 def test_a_list_of_candidates_is_not_right():
@@ -99,18 +100,15 @@ def test_a_comma_is_a_decimal_one_if_the_reference_is_one_number():
     assert verdicts(MathScorer(), ("1500", box("1,500")), ("1.5", box("1,500"))) == ["right", "wrong"]
 
 
-def test_both_signs_of_the_empty_set_are_equal():
-    assert verdicts(MathScorer(), ("\\emptyset", box("\\varnothing"))) == ["right"]
-
-
 def test_words_and_letters_are_compared_without_case_and_markup():
     pairs = [
         ("Paris", "Answer: **paris**."),
         ("\\text{even}", box("\\text{Even}")),
+        ("\\emptyset", box("\\varnothing")),
         ("C", "The answer is (C)."),
         ("C", "B"),
     ]
-    assert verdicts(MathScorer(), *pairs) == ["right", "right", "right", "wrong"]
+    assert verdicts(MathScorer(), *pairs) == ["right"] * 4 + ["wrong"]
 
 
 def test_choice_needs_a_letter_as_reference():
@@ -122,7 +120,6 @@ def test_choice_needs_a_letter_as_reference():
     [
         ({"style": "boxes"}, "style must be one of"),
         ({"timeout": 0}, "timeout must be greater than 0"),
-        ({"step_timeout": -1}, "step_timeout must be greater than 0"),
         ({"num_workers": 0}, "num_workers must be an integer of at least 1"),
     ],
 )
@@ -244,32 +241,9 @@ def test_a_formula_that_gets_no_processor_time_is_an_error_and_no_verdict(monkey
     scorer.close()
 
 
-@pytest.mark.slow
-def test_a_step_ends_at_its_own_limit(scorer):
-    late = MathScorer(num_workers=1, timeout=60.0, step_timeout=4.0)
-    began = time.monotonic()
-    scores = grade(late, SLOW, ("4", "4"))
-    assert time.monotonic() - began < 6
-    assert scores.errors == ("not graded within step_timeout", None)
-    late.close()
-
-
 # --- processes ---------------------------------------------------------------------------------------------------
 
 SLOW = ("x+1", box("+".join(f"\\int_0^{k} e^{{\\sin(x^x)}} dx" for k in range(1, 9))))
-
-
-@pytest.mark.slow
-def test_a_row_whose_process_is_killed_is_tried_again():
-    before = descendants()
-    scorer = MathScorer(num_workers=1, timeout=4.0)
-    assert verdicts(scorer, ("x+1", box("1+x"))) == ["right"]
-    killer = threading.Timer(1.0, lambda: [os.kill(pid, signal.SIGKILL) for pid in descendants() - before])
-    killer.start()
-    assert verdicts(scorer, SLOW, ("x+1", box("x"))) == ["timeout", "wrong"]
-    killer.join()
-    scorer.close()
-    assert not descendants() - before
 
 
 @pytest.mark.slow
@@ -338,10 +312,6 @@ def test_copies_share_processes_and_pickles_keep_options():
     assert copy.deepcopy(scorer) is scorer
     again = pickle.loads(pickle.dumps(scorer))
     assert verdicts(again, ("4", "It is 4.")) == ["no_answer"]
-
-
-def test_other_answers_may_be_an_array():
-    assert grade(MathScorer(), ("4", "It is 6."), answers=np.array(["5", "6"])).rewards.tolist() == [1.0]
 
 
 def test_an_answer_of_another_type_is_named():
