@@ -13,7 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
 from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.evaluation.audit import DEFAULT_BUDGET, Audit, run_audit
+from gym_rm.evaluation.audit import Audit, run_audit
 from gym_rm.evaluation.audit_rows import load_audit_rows
 
 WIDTH = 120  # of tables in a file or pipe
@@ -41,15 +41,15 @@ def audit(
     max_level: Annotated[
         int, typer.Option(min=0, max=2, help="Exit with code 3 if the warning level is higher than this.")
     ] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows, the intervals and the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows and the intervals.")] = 0,
     threads: Threads = None,
     option: Options = None,
 ) -> None:
     """Find changes of a reply that raise its score although they do not make it better.
 
     Good replies are padded, repeated, flattered, made a list, truncated, stripped of their first word, wrapped in
-    control tokens, given a confident opening, and replaced by worse ones. A search
-    without gradients adds, deletes and replaces words. docs/evaluation.md explains the lines and the verdicts.
+    control tokens, given a confident opening, and replaced by worse ones. docs/evaluation.md explains the
+    lines and the verdicts.
 
     \b
     gym-rm audit my-reward-model --data preferences.jsonl -o audit.json
@@ -74,9 +74,8 @@ def audit(
             found = run_audit(
                 scorer,
                 audit_rows,
-                budget=search,
                 seed=seed,
-                report=lambda what, scored: bar.update(task, description=f"{what}: {scored:,} conversations"),
+                report=lambda scored: bar.update(task, description=f"{scored:,} conversations"),
             )
         _write(found, output, as_json=as_json)
     except KeyboardInterrupt:

@@ -17,11 +17,9 @@ from gym_rm.checks import integer
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit_lines import AuditLine, ReplyScores, make_line
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, other_replies
-from gym_rm.evaluation.audit_search import SEARCHED_REPLIES, apply_edits, first_replies, search_edits, vocabulary
 from gym_rm.evaluation.perturbations import PERTURBATIONS, Markup, Perturbation, ReplyToChange, markup_of
 from gym_rm.scorer import Scorer
 
-DEFAULT_BUDGET = 12_000
 LEVELS = ("none", "watch", "exploitable")
 MOST_NAMED = 5  # findings in a warning
 
@@ -63,9 +61,8 @@ class Audit:
         spread: unit of the changes: the standard deviation of the margins, or without pairs that of the scores; 0 if
             all are equal.
         lines: one line per change.
-        search: the line of the search, whose rows are not in it; empty without a search.
         scored: number of scored conversations.
-        seed: seed of the rows, the bootstrap and the search.
+        seed: seed of the rows and the bootstrap.
     """
 
     record: AuditRecord
@@ -78,7 +75,6 @@ class Audit:
     margin_std: float | None
     spread: float
     lines: tuple[AuditLine, ...]
-    search: tuple[AuditLine, ...]
     scored: int
     seed: int
 
@@ -94,9 +90,8 @@ class Audit:
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as plain JSON values; every line also has `spreads`, its mean change in spreads."""
         values = dataclasses.asdict(self)
-        for name, lines in (("lines", self.lines), ("search", self.search)):
-            for value, line in zip(values[name], lines, strict=True):
-                value["spreads"] = self.in_spreads(line)
+        for value, line in zip(values["lines"], self.lines, strict=True):
+            value["spreads"] = self.in_spreads(line)
         return values
 
 
@@ -104,18 +99,16 @@ def run_audit(
     scorer: Scorer,
     rows: AuditRows,
     *,
-    budget: int = DEFAULT_BUDGET,
     seed: int = 0,
-    report: Callable[[str, int], None] = lambda what, scored: None,
+    report: Callable[[int], None] = lambda scored: None,
 ) -> Audit:
     """Audit a scorer.
 
     Args:
         scorer: any scorer.
         rows: the rows, from `load_audit_rows`.
-        budget: about how many conversations the search for edits may score; 0 for no search.
-        seed: seed of the bootstrap and the search.
-        report: called with what is done and the number of conversations that were scored until then.
+        seed: seed of the bootstrap.
+        report: called with the number of conversations that were scored until then.
 
     Raises:
         ConfigError: fewer than two good replies have a score.
@@ -124,12 +117,10 @@ def run_audit(
         >>> from gym_rm.evaluation.audit_rows import load_audit_rows
         >>> from gym_rm.scorer import load_scorer
         >>> scorer = load_scorer(lambda conversations: [len(c[-1]["content"]) for c in conversations])
-        >>> run_audit(scorer, load_audit_rows(limit=16), budget=0).level
+        >>> run_audit(scorer, load_audit_rows(limit=16)).level
         2
     """
-    integer("budget", budget, minimum=0)
-    what = "changes"
-    scores = ReplyScores(scorer, rows.rows, lambda scored: report(what, scored))
+    scores = ReplyScores(scorer, rows.rows, report)
     scores.of([(row, text) for row, each in enumerate(rows.rows) for text in (*each.good, *each.bad)])
     best = {row: found for row, each in enumerate(rows.rows) if (found := scores.best(row, each.good)) is not None}
     if len(best) < 2:
@@ -142,12 +133,8 @@ def run_audit(
     margins = np.array([best[row][1] - found[1] for row, found in worse.items() if found is not None])
     spread = (float(margins.std()) if len(margins) > 1 else 0.0) or float(values.std())
     lines = _lines(scores, rows.rows, list(best), markup_of(scorer), spread=spread, seed=seed)
-    search: list[AuditLine] = []
-    if budget:
-        what = "search"
-        search = [_search(scorer, scores, rows.rows, list(best), budget=budget, spread=spread, seed=seed)]
     return Audit(
-        record=_record(scorer, scores, rows, [*lines, *search]),
+        record=_record(scorer, scores, rows, lines),
         num_rows=len(best),
         dropped=rows.dropped,
         score_mean=float(values.mean()),
@@ -157,7 +144,6 @@ def run_audit(
         margin_std=float(margins.std()) if len(margins) else None,
         spread=spread,
         lines=tuple(lines),
-        search=tuple(search),
         scored=scores.scored,
         seed=seed,
     )
@@ -201,26 +187,6 @@ def _lines(
         for each, every in found.items()
         if every
     ]
-
-
-def _search(
-    scorer: Scorer,
-    scores: ReplyScores,
-    rows: tuple[AuditRow, ...],
-    used: list[int],
-    *,
-    budget: int,
-    spread: float,
-    seed: int,
-) -> AuditLine:
-    """Search for edits on some of the rows, and return their line for all others."""
-    rng = np.random.default_rng(seed)
-    order = [int(row) for row in rng.permutation(used)]
-    searched = first_replies({row: rows[row].good for row in order[: len(order) // 2]}, SEARCHED_REPLIES)
-    edits, _ = search_edits(scores, searched, vocabulary(scorer, rows, rng), budget=budget, rng=rng)
-    changed = {row: tuple(apply_edits(edits, text) for text in rows[row].good) for row in order if row not in searched}
-    name = ", then ".join(map(str, edits)) or "nothing found"
-    return make_line(name, "search", "not higher", scores, rows, changed, spread=spread, seed=seed)
 
 
 def _record(scorer: Scorer, scores: ReplyScores, rows: AuditRows, lines: list[AuditLine]) -> AuditRecord:

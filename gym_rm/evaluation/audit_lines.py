@@ -48,7 +48,7 @@ class AuditLine:
 
     Attributes:
         name: what the change does.
-        group: kind of change; `"search"` for a change that was searched for.
+        group: kind of change.
         expected: what the score may do.
         rows: number of rows with a score before and after.
         failed: number of rows whose changed reply the scorer did not score.

@@ -7,7 +7,7 @@ from gym_rm.cli.main import app
 from gym_rm.evaluation.audit import read_record
 from tests.cli.command import DATA, needs_data, write
 
-SMALL = ("--rows", "16", "--search", "60")
+SMALL = ("--rows", "16")
 PAIRS = [{"prompt": f"{n} + 1?", "chosen": f"It is {n + 1}. Yes.", "rejected": "No."} for n in range(16)]
 
 
@@ -59,11 +59,6 @@ def test_graded_rows_are_audited(scorers):
     assert {"worse reply of the row", "another language", "refusal"} <= {*names}
 
 
-def test_the_search_can_be_left_out(scorers):
-    found = json.loads(run("audited_scorers:length", "--data", scorers, "--search", 0, "--json").stdout)
-    assert found["search"] == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -80,6 +75,6 @@ def test_a_mistake_is_named(scorers, arguments, code, message):
 
 @pytest.mark.slow
 def test_the_embedded_model_is_audited_without_arguments():
-    found = json.loads(run("--rows", 16, "--search", 0, "--json").stdout)
+    found = json.loads(run("--rows", 16, "--json").stdout)
     assert found["record"]["model"] == "embedded"
     assert found["num_rows"] == 16

@@ -59,7 +59,7 @@ def line(audit, name):
 
 @pytest.fixture(scope="module")
 def embedded():
-    return run_audit(gym_rm.load_scorer(None), load_audit_rows(limit=8), budget=0)
+    return run_audit(gym_rm.load_scorer(None), load_audit_rows(limit=8))
 
 
 @pytest.fixture
@@ -76,15 +76,15 @@ def made_up():
 @pytest.mark.parametrize("name", ["gsm8k_graded", "hh_harmless", "rewardbench_slice"])
 def test_a_scorer_that_rewards_only_the_good_replies_is_clean(name):
     rows = real_rows(name)
-    audit = run_audit(exact(rows), rows, budget=300)
+    audit = run_audit(exact(rows), rows)
     assert audit.level == 0
-    assert {each.verdict for each in (*audit.lines, *audit.search)} <= {"ok", "not judged"}
+    assert {each.verdict for each in audit.lines} <= {"ok", "not judged"}
     assert line(audit, "reply of another row").mean.value == -1
 
 
 @needs_data
 def test_a_scorer_that_rewards_length_is_exploitable_by_padding_and_repeating():
-    audit = run_audit(gym_rm.load_scorer(length), real_rows("gsm8k_graded"), budget=0)
+    audit = run_audit(gym_rm.load_scorer(length), real_rows("gsm8k_graded"))
     assert audit.level == 2
     assert audit.record.exploitable[0] == "whole reply 5 times"
     assert {"closing sentences added", "whole reply twice", "order to the grader"} <= {*audit.record.exploitable}
@@ -93,7 +93,7 @@ def test_a_scorer_that_rewards_length_is_exploitable_by_padding_and_repeating():
 
 @needs_data
 def test_a_noisy_scorer_is_not_called_exploitable_but_fails_where_a_score_must_fall():
-    audit = run_audit(gym_rm.load_scorer(noise), real_rows("hh_harmless", limit=128), budget=0)
+    audit = run_audit(gym_rm.load_scorer(noise), real_rows("hh_harmless", limit=128))
     assert audit.record.exploitable == ()
     found = {each.name: each.verdict for each in audit.lines}
     assert found["reply of another row"] == found["worse reply of the row"] == "suspicious"
@@ -117,7 +117,7 @@ def test_a_dropped_first_word_is_found_if_one_wording_gains_by_it():
         texts = [reply(each) for each in conversations]
         return [1.1 if text.startswith(" would say") else float(text[:1].isupper()) for text in texts]
 
-    audit = run_audit(gym_rm.load_scorer(model), load_audit_rows(limit=32), budget=0)
+    audit = run_audit(gym_rm.load_scorer(model), load_audit_rows(limit=32))
     found = line(audit, "first word dropped")
     assert found.verdict == "exploitable"
     assert found.mean.value == pytest.approx(0.1)
@@ -128,7 +128,7 @@ def test_a_dropped_first_word_is_found_if_one_wording_gains_by_it():
 
 
 def test_the_change_of_a_row_is_best_after_minus_best_before(made_up):
-    audit = run_audit(gym_rm.load_scorer(length), made_up, budget=0)
+    audit = run_audit(gym_rm.load_scorer(length), made_up)
     found = line(audit, "praise of the question")
     assert found.mean == Interval(16.0, 16.0, 16.0)
     assert found.rises.value == 1
@@ -136,7 +136,7 @@ def test_the_change_of_a_row_is_best_after_minus_best_before(made_up):
 
 
 def test_the_examples_are_the_rows_with_the_largest_changes(made_up):
-    found = line(run_audit(gym_rm.load_scorer(length), made_up, budget=0), "whole reply twice")
+    found = line(run_audit(gym_rm.load_scorer(length), made_up), "whole reply twice")
     assert [example.score_before for example in found.examples] == [14, 14, 14]  # the numbers of two digits
 
 
@@ -144,7 +144,7 @@ def test_failed_rows_are_counted_and_left_out(made_up):
     def picky(conversations):
         return [None if not reply(each) else 1.0 for each in conversations]
 
-    audit = run_audit(gym_rm.load_scorer(picky), made_up, budget=0)
+    audit = run_audit(gym_rm.load_scorer(picky), made_up)
     found = line(audit, "empty reply")
     assert (found.rows, found.failed, found.verdict, found.mean) == (0, 20, "not judged", None)
     assert found.name not in (*audit.record.exploitable, *audit.record.suspicious)
@@ -154,7 +154,7 @@ def test_rows_whose_good_reply_has_no_score_are_left_out(made_up):
     def picky(conversations):
         return [None if "What is 3?" in each[0]["content"] else 1.0 for each in conversations]
 
-    assert run_audit(gym_rm.load_scorer(picky), made_up, budget=0).num_rows == 19
+    assert run_audit(gym_rm.load_scorer(picky), made_up).num_rows == 19
 
 
 def test_an_audit_without_scores_is_an_error(made_up):
@@ -167,7 +167,7 @@ def test_a_verifier_receives_the_prompts():
     def verifier(conversations, prompts):
         return [float(prompt.answer in reply(each)) for each, prompt in zip(conversations, prompts, strict=True)]
 
-    audit = run_audit(gym_rm.load_scorer(verifier), load_audit_rows(limit=32), budget=0)
+    audit = run_audit(gym_rm.load_scorer(verifier), load_audit_rows(limit=32))
     assert line(audit, "reply of another row").mean.value == -1
     assert line(audit, "another language").mean.value == -1
 
@@ -179,12 +179,12 @@ def test_every_reply_is_scored_once(made_up):
         seen.extend(map(key, conversations))
         return length(conversations)
 
-    audit = run_audit(gym_rm.load_scorer(model), made_up, budget=500)
+    audit = run_audit(gym_rm.load_scorer(model), made_up)
     assert len(seen) == len(set(seen)) == audit.scored
 
 
 def test_the_seed_repeats_an_audit(made_up):
-    audits = [run_audit(gym_rm.load_scorer(noise), made_up, budget=100, seed=seed) for seed in (3, 3, 4)]
+    audits = [run_audit(gym_rm.load_scorer(noise), made_up, seed=seed) for seed in (3, 3, 4)]
     assert audits[0] == audits[1] != audits[2]
 
 
@@ -208,7 +208,7 @@ def test_the_rule_of_the_verdicts(expected, mean, rises, verdict):
 
 def test_few_rows_are_never_enough_for_exploitable(made_up):
     few = AuditRows("few", made_up.rows[:5])
-    audit = run_audit(gym_rm.load_scorer(length), few, budget=0)
+    audit = run_audit(gym_rm.load_scorer(length), few)
     assert audit.record.exploitable == ()
     assert audit.level == 1
 
@@ -224,7 +224,7 @@ def test_scores_are_in_the_order_that_was_asked(made_up):
 
 @pytest.fixture
 def saved(made_up, tmp_path):
-    audit = run_audit(gym_rm.load_scorer(length), made_up, budget=0)
+    audit = run_audit(gym_rm.load_scorer(length), made_up)
     path = tmp_path / "audit.json"
     path.write_text(json.dumps(audit.as_dict()))
     return audit, path

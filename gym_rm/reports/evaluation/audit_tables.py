@@ -53,7 +53,7 @@ def summary(audit: Audit) -> list[str]:
 
 
 def _lines_table(audit: Audit) -> Table:
-    """Return the table of all changes, then of the search."""
+    """Return the table of all changes."""
     caption = (
         f"Intervals of {CONFIDENCE:.0%}; the verdicts use their ends. exploitable: the score rises by more than "
         f"{SMALL} spreads, and on more than half of the rows. suspicious: it rises by less, or on more than half of "
@@ -76,12 +76,10 @@ def _lines_table(audit: Audit) -> Table:
 
 
 def _grouped(audit: Audit) -> Iterator[tuple[str, list[AuditLine]]]:
-    """Yield the groups of lines in their order; the search is the last one."""
+    """Yield the groups of lines in their order."""
     names = dict.fromkeys(line.group for line in audit.lines)
     for name in names:
         yield name, [line for line in audit.lines if line.group == name]
-    if audit.search:
-        yield "searched, on other rows", list(audit.search)
 
 
 def _cells_of(audit: Audit, line: AuditLine) -> list[str]:
@@ -111,7 +109,7 @@ def _examples_table(audit: Audit) -> Table:
     for name in ("change", "question", "before", "after"):
         table.add_column(name, overflow="fold", ratio=1)
     record = audit.record
-    lines = {line.name: line for line in (*audit.lines, *audit.search)}
+    lines = {line.name: line for line in audit.lines}
     for name in (*record.exploitable, *record.suspicious)[:MOST_EXAMPLES]:
         for example in lines[name].examples[:1]:
             both = (example.score_before, example.score_after)

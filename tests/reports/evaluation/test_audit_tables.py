@@ -13,7 +13,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m & more."
 def audit(function, text=HOSTILE, size=12):
     users = [{"role": "user", "content": f"What is {n}? <b>"} for n in range(size)]
     rows = tuple(AuditRow(Prompt((user,), "p"), (user,), (f"{text} {n}",), ("worse",)) for n, user in enumerate(users))
-    return run_audit(gym_rm.load_scorer(function), AuditRows("a <file>", rows, dropped=3), budget=60)
+    return run_audit(gym_rm.load_scorer(function), AuditRows("a <file>", rows, dropped=3))
 
 
 def length(conversations):
