@@ -255,7 +255,6 @@ def train(settings: GRPOSettings, console: Console) -> Stop | None:
         max_staleness=settings.max_staleness,
         num_steps=settings.steps,
         step=run.step,
-        made=run.pending,
     )
     describe(settings, learner, scorer, console, len(prompts), len(held_out), run.step)
     with contextlib.ExitStack() as stack:
@@ -280,7 +279,7 @@ def train(settings: GRPOSettings, console: Console) -> Stop | None:
                 measure()
             stop = run.stop_for(signal_heard())
             if stop is not None or run.is_due(settings.checkpoint.save_every or settings.eval.every):
-                run.save(upcoming)
+                run.save()
         if stop is None:
             run.finish()
     return stop

@@ -10,7 +10,6 @@ differ in the baseline that they subtract and in what they divide by.
 | `dr_grpo` | `r - mean` | Dr. GRPO, arXiv 2503.20783, section 3 |
 | `rloo` | `r - mean of the others` | RLOO, arXiv 2402.14740 |
 | `leave_one_out` | `(r - mean of the others) / std` of the whole group | `rloo`, divided as in `grpo` |
-| `reinforce_plus_plus` | `r - mean` of the group, whitened over the batch | REINFORCE++, arXiv 2501.03262 |
 | `gdpo` | weighted sum of each component's `grpo`, whitened over the batch | GDPO, arXiv 2601.05242 |
 
 The order of rows changes no bit. An advantage is exactly 0 for a row that failed (its reward is not finite), which is
@@ -46,7 +45,7 @@ def estimate_advantages(
     Args:
         rewards: `[B]`, of all ranks.
         groups: `[B]`, equal for the replies to a prompt.
-        estimator: one of `GROUP_ESTIMATORS`, `reinforce_plus_plus` or `gdpo`.
+        estimator: one of `GROUP_ESTIMATORS`, or `gdpo`.
         std_floor: lower bound of what divides. At the noise of the rewards, a group that differs only by noise gets
             small advantages.
         components: parts of the reward by name, `[B]` each, for `gdpo`.
@@ -60,8 +59,6 @@ def estimate_advantages(
         raise ConfigError(f"rewards must be within +-{LARGEST_REWARD:g}, got {largest:g}; scale them down.")
     if estimator == "gdpo":
         return gdpo(rewards, groups, components or {}, component_weights or {}, std_floor)
-    if estimator == "reinforce_plus_plus":
-        return reinforce_plus_plus(rewards, groups, std_floor)
     advantages = np.zeros(len(rewards))
     for rows in groups_with_signal(rewards, groups):
         advantages[rows] = GROUP_ESTIMATORS[estimator](rewards[rows], std_floor)
@@ -108,20 +105,6 @@ GROUP_ESTIMATORS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "leave_one_o
 
 
 # --- over a batch ----------------------------------------------------------------------------------------------------
-
-
-def reinforce_plus_plus(rewards: Array, groups: NDArray[Any], std_floor: float) -> Array:
-    """`r - mean of the group`, whitened over the batch (REINFORCE++ with a baseline, arXiv 2501.03262).
-
-    Groups without a signal are left out of the batch statistics, so that they stay at exactly 0.
-    """
-    advantages = np.zeros(len(rewards))
-    if members := groups_with_signal(rewards, groups):
-        for rows in members:
-            advantages[rows] = centred(rewards[rows])
-        rows = np.concatenate(members)
-        advantages[rows] = grpo(advantages[rows], std_floor)
-    return advantages
 
 
 def gdpo(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 from torch import Tensor
 
-from gym_rm.policy.rollouts import Rollout, from_plain, to_plain
+from gym_rm.policy.rollouts import Rollout
 
 Weights = Mapping[str, Tensor] | None
 
@@ -17,7 +16,7 @@ class AsyncRollouts:
     """Rollouts of a run, in the order of steps, each made with weights of a known step.
 
     Step t is made with the weights after step t - 1 - `max_staleness` (or the first ones), whatever the timing, so that
-    a run repeats itself exactly. With 0, a step is made when it is asked for.
+    a run repeats itself exactly if it is not interrupted. With 0, a step is made when it is asked for.
 
     Args:
         make: returns the rollouts of a step, given the new weights, if there are any, and their step.
@@ -25,7 +24,6 @@ class AsyncRollouts:
         max_staleness: number of steps to be ahead.
         num_steps: number of steps of the run.
         step: number of steps that are done.
-        made: rollouts that were made before a run was interrupted, by step.
 
     Example:
         >>> rollouts = AsyncRollouts(lambda *about: [], lambda: None, max_staleness=1, num_steps=2, step=0)
@@ -42,15 +40,10 @@ class AsyncRollouts:
         max_staleness: int,
         num_steps: int,
         step: int,
-        made: Mapping[int, Sequence[Rollout]] | None = None,
     ) -> None:
         self._make, self._weights, self._num_steps, self._ahead = make, weights, num_steps, max_staleness
         self._thread = ThreadPoolExecutor(1, "rollouts") if max_staleness else None
         self._waiting: dict[int, Future[Sequence[Rollout]]] = {}
-        for made_step, of_step in (made or {}).items():
-            ready: Future[Sequence[Rollout]] = Future()
-            ready.set_result(of_step)
-            self._waiting[made_step] = ready
         current = weights() if self._thread else None
         for next_step in range(step + 1, step + 1 + max_staleness):
             self._start(next_step, current, step)
@@ -66,25 +59,11 @@ class AsyncRollouts:
         self._start(step + self._ahead, self._weights(), step - 1)
         return self._waiting.pop(step).result()
 
-    def pending(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the rollouts of the next steps as values of JSON, for a checkpoint; waits for them.
-
-        Steps that failed are left out: they are made again.
-        """
-        made = {step: future for step, future in self._waiting.items() if future.exception() is None}
-        return {str(step): [to_plain(rollout) for rollout in future.result()] for step, future in made.items()}
-
     def close(self) -> None:
         """Wait for the rollout in progress, and drop those that were not started."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
     def _start(self, step: int, weights: Weights, version: int) -> None:
-        if self._thread is not None and step <= self._num_steps and step not in self._waiting:
+        if self._thread is not None and step <= self._num_steps:
             self._waiting[step] = self._thread.submit(self._make, step, weights, version)
-
-
-def read_pending(ranks: Sequence[Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[int, list[Rollout]]:
-    """Return the rollouts of `AsyncRollouts.pending` of all ranks, by step, if no rank lacks it."""
-    steps = sorted(set.intersection(*({int(step) for step in of_rank} for of_rank in ranks)))
-    return {step: [from_plain(rollout) for of_rank in ranks for rollout in of_rank[str(step)]] for step in steps}

@@ -37,12 +37,12 @@ class SamplingSettings(Config):
     """Sampling temperature; log-probabilities are computed at this temperature too."""
     max_num_seqs: PositiveInt | None = None
     """Number of completions sampled at a time; null for all."""
-    engine: Literal["auto", "vllm", "sglang"] = "auto"
+    engine: Literal["auto", "vllm"] = "auto"
     """`auto` samples in this process, for Llama-like models with the package's own decoding where it equals the model's
-    own; `vllm` and `sglang` are servers at `server`."""
+    own; `vllm` is a server at `server`."""
     server: str | None = None
-    """Address of an OpenAI-compatible server that samples, such as http://127.0.0.1:8000. It gets new weights through
-    files in `weights_folder`, so both must see this folder."""
+    """Address of the server of vLLM that samples, such as http://127.0.0.1:8000. It gets new weights through files in
+    `weights_folder`, so both must see this folder."""
     server_key: str | None = None
     """Name of the environment variable with the key of the server."""
     weights_folder: str | None = None
@@ -50,10 +50,10 @@ class SamplingSettings(Config):
 
     @pydantic.model_validator(mode="after")
     def _require_server(self) -> SamplingSettings:
-        if (self.engine in ("vllm", "sglang")) != (self.server is not None):
+        if (self.engine == "vllm") != (self.server is not None):
             raise ValueError(
-                f"engine={self.engine!r} and server={self.server!r} do not fit: the engines vllm and sglang need the "
-                "address of their server, and the others have none"
+                f"engine={self.engine!r} and server={self.server!r} do not fit: the engine vllm needs the address of "
+                "its server, and the others have none"
             )
         return self
 
@@ -92,7 +92,7 @@ class RolloutEnvSettings(Config):
 class AdvantageSettings(Config):
     """How rewards become advantages."""
 
-    estimator: Literal["grpo", "dr_grpo", "rloo", "leave_one_out", "reinforce_plus_plus", "gdpo"] = "grpo"
+    estimator: Literal["grpo", "dr_grpo", "rloo", "leave_one_out", "gdpo"] = "grpo"
     """Estimator, see `gym_rm.policy.advantages`. `gdpo` needs a scorer with several components."""
     std_floor: float = Field(default=0.1, gt=0)
     """Lower bound on the standard deviation that divides advantages, so that groups whose rewards differ only by noise,
@@ -170,8 +170,8 @@ class PolicyCheckpointSettings(Config):
 
     save_every: PositiveInt | None = None
     """Steps between checkpoints to resume from; null for `eval.every`. Every run also saves on SIGTERM."""
-    keep_best: NonNegativeInt = 1
-    """Number of policies to keep by `metric`, besides the last checkpoint."""
+    keep_best: Flag = True
+    """Keep the best policy by `metric`, besides the last one."""
     metric: Literal["reward_mean", "accuracy"] | None = None
     """Metric of the held-out prompts; null for accuracy if the prompts have answers, else reward_mean."""
 
@@ -188,7 +188,8 @@ class GRPOSettings(Config):
     """Number of steps. A step samples completions, scores them and updates the policy."""
     max_staleness: NonNegativeInt = 0
     """Number of updates by which the weights that sample may be behind those that learn. Above 0, the next steps are
-    sampled and scored while the policy is updated."""
+    sampled and scored while the policy is updated. A run that resumes samples its next steps with the weights of its
+    checkpoint."""
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where to send metrics, besides `metrics.csv`."""
     threads: PositiveInt | None = None

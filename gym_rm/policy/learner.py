@@ -29,8 +29,7 @@ from gym_rm.policy.trained_policy import TrainedPolicy, open_policy, save_policy
 from gym_rm.policy.turn_batches import PolicyBatch, policy_batches
 from gym_rm.training.checkpoints import atomic_folder
 from gym_rm.training.layouts import choose_layout
-from gym_rm.training.parallel import make_accelerator, reshard, shard
-from gym_rm.training.parallel_model import ParallelModel, token_budget
+from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, shard, token_budget
 
 
 class Learner(ParallelModel):

@@ -1,10 +1,9 @@
-"""Sampling of completions by a server of vLLM or SGLang, which gets new weights through files.
+"""Sampling of completions by a server of vLLM, which gets new weights through files.
 
-vLLM (routes and fields as in 0.33): `/v1/completions` with token ids, `return_token_ids` and `logprobs`; new weights
-through `/collective_rpc` (`reload_weights`) and `/reset_prefix_cache`, which exist if the server runs with
+Routes and fields are those of vLLM 0.33: `/v1/completions` with token ids, `return_token_ids` and `logprobs`; new
+weights through `/collective_rpc` (`reload_weights`) and `/reset_prefix_cache`, which exist if the server runs with
 `VLLM_SERVER_DEV_MODE=1`. `--logprobs-mode processed_logprobs` makes its log-probabilities those at the sampling
-temperature. SGLang (0.5): `/generate` with `input_ids` and `return_logprob`; new weights through
-`/update_weights_from_disk`, which flushes the prefix cache.
+temperature.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +37,7 @@ class RemoteSampler:
 
     Args:
         url: address of the server.
-        engine: `"vllm"` or `"sglang"`.
-        model: name under which vLLM serves the model; None for SGLang.
+        model: name under which the server serves the policy.
         tokenizer: tokenizer of the policy, which writes the texts.
         ends: ids of the tokens that end a completion, see `end_tokens`.
         save: `save(folder, weights)` writes a Hugging Face folder with these weights.
@@ -63,8 +61,7 @@ class RemoteSampler:
         self,
         url: str,
         *,
-        engine: Literal["vllm", "sglang"],
-        model: str | None,
+        model: str,
         tokenizer: Any,
         ends: Sequence[int],
         save: Callable[[Path, Mapping[str, Tensor]], None],
@@ -78,17 +75,13 @@ class RemoteSampler:
         timeout: float = 600.0,
         max_retries: int = 5,
     ) -> None:
-        if engine not in ("vllm", "sglang"):
-            raise ConfigError(f"engine must be 'vllm' or 'sglang', got {engine!r}.")
         if temperature <= 0:
             raise ConfigError(f"temperature must be above 0, got {temperature}.")
-        if engine == "vllm" and model is None:
-            raise ConfigError("engine='vllm' needs model=, the name under which the server serves the policy.")
         try:
             from gym_rm.http_client.client import HTTPClient
         except ImportError as error:
             raise ConfigError("a server as sampler needs httpx: pip install 'gym-rm[server]'.") from error
-        self.url, self.engine, self.model = url.rstrip("/"), engine, model
+        self.url, self.model = url.rstrip("/"), model
         self.tokenizer, self.max_new_tokens, self.temperature = tokenizer, max_new_tokens, temperature
         self.version: int | None = None
         self._ends = sorted(ends)
@@ -124,7 +117,7 @@ class RemoteSampler:
         with atomic_folder(folder) as unfinished:
             self._save(unfinished, weights)
         self._trusted = False
-        self._client.run(self._load(folder, version))
+        self._client.run(self._load(folder))
         self.version = version
         for old in self._folder.glob("version-*"):
             if old != folder and old.absolute() != folder:
@@ -145,11 +138,11 @@ class RemoteSampler:
             expected = np.asarray(self._calibrate(prompt, completion.token_ids), dtype=np.float64)
             difference = float(np.abs(expected - completion.log_probs).mean())
             if not difference <= self._tolerance:
-                hint = " or has no --logprobs-mode processed_logprobs" if self.engine == "vllm" else ""
                 raise ConfigError(
                     f"{self.url} has other log-probabilities than the trainer for weights of version {self.version}: "
                     f"they differ by {difference:.3g} on average, more than {self._tolerance}. It did not load the new "
-                    f"weights, filters tokens{hint}; compare its model and options with the policy's."
+                    "weights, filters tokens or has no --logprobs-mode processed_logprobs; compare its model and "
+                    "options with the policy's."
                 )
         self._trusted = True
 
@@ -176,9 +169,9 @@ class RemoteSampler:
         self, row: int, prompt: TokenIds, seed: int, deadline: float
     ) -> tuple[TokenIds, NDArray[np.float32], bool]:
         """Return the token ids and log-probabilities of one completion, and whether it ended."""
-        path, body = self._request(prompt.tolist(), seed)
+        body = json.dumps(self._request(prompt.tolist(), seed)).encode()
         try:
-            reply, _ = await self._client.send(path, json.dumps(body).encode(), read=_parse, deadline=deadline)
+            reply, _ = await self._client.send("/v1/completions", body, read=_parse, deadline=deadline)
             return self._read(reply, prompt)
         except Refused as error:
             raise ConfigError(f"row {row} ({len(prompt)} tokens): {self.url} refused it: {error}.") from error
@@ -187,15 +180,12 @@ class RemoteSampler:
         except _Unusable as error:
             raise ConfigError(f"row {row}: the reply of {self.url} cannot be used: {error}.") from error
 
-    def _request(self, prompt: list[int], seed: int) -> tuple[str, dict[str, Any]]:
-        """Return path and body; every option is set, because servers read others from the checkpoint."""
+    def _request(self, prompt: list[int], seed: int) -> dict[str, Any]:
+        """Return the body; every option is set, because the server reads others from the checkpoint."""
         filters: dict[str, Any] = {"temperature": self.temperature, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
         filters |= {"repetition_penalty": 1.0, "stop_token_ids": self._ends, "skip_special_tokens": False}
-        if self.engine == "sglang":
-            sampling = filters | {"max_new_tokens": self.max_new_tokens, "sampling_seed": seed}
-            return "/generate", {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
         options = {"max_tokens": self.max_new_tokens, "seed": seed, "logprobs": 0, "return_token_ids": True}
-        return "/v1/completions", {"model": self.model, "prompt": prompt} | filters | options
+        return {"model": self.model, "prompt": prompt} | filters | options
 
     def _read(self, reply: Any, prompt: TokenIds) -> tuple[TokenIds, NDArray[np.float32], bool]:
         """Return the completion of a reply.
@@ -204,19 +194,13 @@ class RemoteSampler:
             _Unusable: something is missing or wrong.
         """
         try:
-            if self.engine == "sglang":
-                meta = reply["meta_info"]
-                pairs, reason = meta["output_token_logprobs"], meta["finish_reason"]["type"]
-                ids, log_probs, seen = [pair[1] for pair in pairs], [pair[0] for pair in pairs], None
-            else:
-                (choice,) = reply["choices"]
-                ids, log_probs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-                reason, seen = choice["finish_reason"], choice.get("prompt_token_ids")
+            (choice,) = reply["choices"]
+            ids, log_probs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+            reason, seen = choice["finish_reason"], choice.get("prompt_token_ids")
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise _Unusable(
                 f"it has no token ids, log-probabilities or finish_reason ({type(error).__name__}: {error}); the "
-                "server may be too old, or another engine than engine="
-                f"{self.engine!r}"
+                "server may be too old, or not vLLM"
             ) from error
         if seen is not None and seen != prompt.tolist():
             raise _Unusable(f"the server completed another prompt, of {len(seen)} instead of {len(prompt)} tokens")
@@ -234,24 +218,19 @@ class RemoteSampler:
             raise _Unusable(f"finish_reason={reason!r}, but its last token is {ids[-1]}, and {self._ends} end a reply")
         return np.array(ids, dtype=np.int32), np.array(log_probs, dtype=np.float32), finished
 
-    async def _load(self, folder: Path, version: int) -> None:
+    async def _load(self, folder: Path) -> None:
         """Make the server load the folder."""
         deadline = asyncio.get_running_loop().time() + self._timeout
-        requests: list[tuple[str, dict[str, Any]]]
-        if self.engine == "sglang":
-            body = {"model_path": str(folder), "flush_cache": True, "weight_version": str(version)}
-            requests = [("/update_weights_from_disk", body)]
-        else:
-            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            requests = [("/collective_rpc", body), ("/reset_prefix_cache", {})]
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         try:
-            for path, body in requests:
-                reply, _ = await self._client.send(path, json.dumps(body).encode(), read=_parse, deadline=deadline)
+            for path, each in (("/collective_rpc", body), ("/reset_prefix_cache", {})):
+                reply, _ = await self._client.send(path, json.dumps(each).encode(), read=_parse, deadline=deadline)
                 if isinstance(reply, dict) and reply.get("success") is False:
                     raise ConfigError(f"{self.url}{path} failed for {str(folder)!r}: {reply.get('message', reply)}")
         except NoSuchRoute as error:
-            needs = "start it with VLLM_SERVER_DEV_MODE=1" if self.engine == "vllm" else "use SGLang 0.5 or newer"
-            raise ConfigError(f"{self.url} cannot load weights from files ({error}); {needs}.") from error
+            raise ConfigError(
+                f"{self.url} cannot load weights from files ({error}); start it with VLLM_SERVER_DEV_MODE=1."
+            ) from error
         except Refused as error:
             raise ConfigError(f"{self.url} did not load the weights in {str(folder)!r}: {error}.") from error
 

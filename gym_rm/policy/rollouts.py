@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,26 +151,6 @@ class Samples:
         for turns, of_turns in values:
             ordered[self.tokens_of(turns)] = of_turns.float().cpu().numpy()
         return ordered
-
-
-def to_plain(rollout: Rollout) -> dict[str, Any]:
-    """Return a rollout as values of JSON, for a checkpoint."""
-
-    def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in items}
-
-    return dataclasses.asdict(rollout, dict_factory=plain)
-
-
-def from_plain(values: Mapping[str, Any]) -> Rollout:
-    """Return the rollout of `to_plain`."""
-    turns = []
-    for turn in values["turns"]:
-        given = turn["completion"]
-        token_ids, log_probs = np.array(given["token_ids"], np.int32), np.array(given["log_probs"], np.float32)
-        completion = Completion(token_ids, log_probs, given["finished"], given["text"])
-        turns.append(RolloutTurn(np.array(turn["prompt"], np.int32), completion, turn["reward"]))
-    return Rollout(**{**values, "turns": tuple(turns)})
 
 
 class RolloutBatch:

@@ -1,4 +1,4 @@
-"""The folder of a GRPO run: metrics, conversations, checkpoints and the best policies, and what a run resumes from."""
+"""The folder of a GRPO run: metrics, conversations, checkpoints and the best policy, and what a run resumes from."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gym_rm.errors import ConfigError
-from gym_rm.policy.async_rollouts import AsyncRollouts, read_pending
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.rollouts import Rollout
 from gym_rm.reports.rollout_metrics import rollout_metrics
 from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
-from gym_rm.training.best_checkpoints import BestModels
-from gym_rm.training.checkpoints import checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
-from gym_rm.training.parallel import start_trackers
+from gym_rm.training.checkpoints import BestModel, checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
+from gym_rm.training.parallel_model import start_trackers
 from gym_rm.training.reward_model_settings import flat_settings
 from gym_rm.types import Prompt
 
@@ -49,7 +47,6 @@ class RunFolder:
 
     Attributes:
         step: number of steps that are done.
-        pending: rollouts of the next steps that were made before an interruption, by step.
 
     Raises:
         ConfigError: the folder is used by another process, or has a run with other settings.
@@ -67,8 +64,8 @@ class RunFolder:
             raise ConfigError("checkpoint.metric='accuracy': the held-out prompts have no answers; use reward_mean.")
         if learner.is_main:
             lock_folder(self.folder)
-        self.best = BestModels(self.folder / "best", most=settings.checkpoint.keep_best, higher_is_better=True)
-        self.step, self.pending = 0, dict[int, list[Rollout]]()
+        self.best = BestModel(self.folder / "best", higher_is_better=True)
+        self.step = 0
         checkpoint = checkpoint_to_resume(self.folder, self._identity)
         if checkpoint is not None:
             if checkpoint.step > settings.steps:
@@ -76,8 +73,8 @@ class RunFolder:
                     f"{str(self.folder)!r} has {checkpoint.step} steps already, more than steps={settings.steps}."
                 )
             learner.restore(checkpoint)
-            self.step, self.best.values = checkpoint.step, dict(checkpoint.kept)
-            self.pending = self._of_rank(read_pending(checkpoint.state["pending"]))
+            self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
+        self._first = self.step
         self.writer: RunWriter | None = None
         if learner.is_main:
             plain = settings.model_dump(mode="json")
@@ -107,7 +104,7 @@ class RunFolder:
         """
         every = self.learner.gathered(list(zip(rollouts, advantages, strict=True)))
         of_all = [rollout for rollout, _ in every]
-        staleness = min(self.step - 1, self.settings.max_staleness)
+        staleness = min(self.step - self._first - 1, self.settings.max_staleness)
         values: dict[str, Any] = {**rollout_metrics(of_all), "staleness": staleness, **metrics}
         if self.settings.advantage.dynamic_sampling:
             values["extra_batches"] = max(rollout.attempt for rollout in of_all)
@@ -119,20 +116,19 @@ class RunFolder:
         return values
 
     def log_held_out(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
-        """Write and return the metrics of the rollouts of a measurement, and keep the policy if it is of the best."""
+        """Write and return the metrics of the rollouts of a measurement, and keep the policy if it is the best."""
         metrics = rollout_metrics(rollouts)
         self._log("held_out", metrics)
         for rollout in rollouts:
             self._add_conversation("held_out", rollout, None)
         value = metrics.get(self.metric)
         if self.step and value is not None and self.settings.checkpoint.keep_best:
-            self.best.offer(self.step, value, self.learner.export, is_main=self.learner.is_main)
+            self.best.offer(value, self.learner.export)
         return metrics
 
-    def save(self, rollouts: AsyncRollouts) -> None:
+    def save(self) -> None:
         """Write a checkpoint to resume from; the lines of its step must be written before."""
-        state = {"pending": self.learner.gathered([rollouts.pending()])}
-        checkpoint = self.learner.checkpoint(self.step, settings=self._identity, kept=self.best.values, state=state)
+        checkpoint = self.learner.checkpoint(self.step, settings=self._identity, state={"best": self.best.value})
         if self.learner.is_main:
             save_checkpoint(self.folder, checkpoint)
         self.learner.accelerator.wait_for_everyone()
@@ -177,12 +173,6 @@ class RunFolder:
                 components=rollout.components,
                 verdicts=rollout.verdicts,
             )
-
-    def _of_rank(self, pending: Mapping[int, Sequence[Rollout]]) -> dict[int, list[Rollout]]:
-        """Return this rank's share of rollouts, also if they were made by another number of processes."""
-        share = self.settings.env.num_prompts // self.learner.world
-        first = self.learner.rank * share
-        return {step: [r for r in made if first <= r.group < first + share] for step, made in pending.items()}
 
 
 def curve_settings(settings: GRPOSettings) -> dict[str, Any]:

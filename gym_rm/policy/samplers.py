@@ -63,9 +63,11 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
         ConfigError: the server cannot be used.
     """
     options, name = settings.sampling, settings.sampling.engine
-    if name != "vllm" and name != "sglang":
+    if name != "vllm":
         return _local(settings, learner, own_copy=settings.optimizer.fsdp or settings.max_staleness > 0)
     assert options.server is not None
+    if settings.policy.model is None:
+        raise ConfigError("sampling.engine='vllm' needs policy.model, the name under which the server serves it.")
     if settings.policy.lora is not None:
         raise ConfigError(f"sampling.engine={name!r} cannot be used with policy.lora; use another engine.")
     if settings.max_staleness and learner.world > 1:
@@ -76,7 +78,6 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
     folder = Path(options.weights_folder or f"{settings.output}/weights")
     server = RemoteSampler(
         options.server,
-        engine=name,
         model=settings.policy.model,
         tokenizer=learner.start.tokenizer,
         ends=end_tokens(learner.start.model, learner.start.tokenizer),

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,7 @@ class Checkpoint:
         optimizer: states of the optimizers, by `parameter name/state name`.
         version: number of updates that are done.
         settings: what a run must share to resume from here.
-        kept: values of the metric of the models that were kept, by step.
-        state: other plain values.
+        state: other plain values, such as the metric of the best model.
     """
 
     step: int
@@ -46,7 +46,6 @@ class Checkpoint:
     optimizer: Mapping[str, Tensor]
     version: int
     settings: Mapping[str, Any]
-    kept: Mapping[int, float]
     state: Mapping[str, Any]
 
 
@@ -77,6 +76,41 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     unfinished.rename(folder)
     _flush(folder.parent)
     shutil.rmtree(before, ignore_errors=True)
+
+
+class BestModel:
+    """The best model of a run by a metric.
+
+    Args:
+        folder: where it is written.
+        higher_is_better: whether a higher value of the metric is better.
+
+    Attributes:
+        value: its metric; None if there is no model yet.
+
+    Example:
+        >>> best = BestModel(Path("run/best"), higher_is_better=True)
+        >>> [best.offer(value, lambda folder: None) for value in (0.5, 0.7, 0.1)]
+        [True, True, False]
+    """
+
+    def __init__(self, folder: Path, *, higher_is_better: bool) -> None:
+        self.folder, self.higher_is_better = folder, higher_is_better
+        self.value: float | None = None
+
+    def offer(self, value: float, export: Callable[[Path], None]) -> bool:
+        """Write the model in place of the best one if its metric is better; return whether it is.
+
+        Args:
+            value: its metric; NaN is never better.
+            export: writes the model to a folder; all ranks must call this.
+        """
+        before = -math.inf if self.value is None else self.value if self.higher_is_better else -self.value
+        if not (value if self.higher_is_better else -value) > before:
+            return False
+        export(self.folder)
+        self.value = value
+        return True
 
 
 _locks: dict[Path, int] = {}  # descriptors of the folders that this process has locked
@@ -130,7 +164,6 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint) -> Path:
             "step": checkpoint.step,
             "version": checkpoint.version,
             "settings": checkpoint.settings,
-            "kept": {str(step): value for step, value in checkpoint.kept.items()},
             "state": checkpoint.state,
         }
         (unfinished / STATE).write_text(json.dumps(state), encoding="utf-8")
@@ -170,7 +203,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """
     try:
         values = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        values["kept"] = {int(step): float(value) for step, value in values["kept"].items()}
         return Checkpoint(model=load_file(folder / MODEL), optimizer=load_file(folder / OPTIMIZER), **values)
     except Exception as error:  # safetensors has errors of its own
         raise ConfigError(

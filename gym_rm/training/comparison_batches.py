@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gym_rm.engine.token_tree import Batch, IntArray, plan_padded, plan_trees
-from gym_rm.training.encoded_comparisons import EncodedComparison
+from gym_rm.training.comparison_sets import EncodedComparison
 
 
 @dataclass(frozen=True, slots=True)

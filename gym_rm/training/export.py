@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gym_rm.config import to_yaml
 from gym_rm.training.checkpoints import atomic_folder
-from gym_rm.training.encoded_comparisons import EncodedSet
+from gym_rm.training.comparison_sets import EncodedSet
 from gym_rm.training.reward_model_settings import RewardModelTraining, flat_settings
 from gym_rm.training.trained_reward_model import StartModel
 

@@ -20,7 +20,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.evaluation.pairs import FloatArray, pair_metrics
 from gym_rm.training import losses
 from gym_rm.training.comparison_batches import MicroBatch
-from gym_rm.training.encoded_comparisons import EncodedComparison
+from gym_rm.training.comparison_sets import EncodedComparison
 from gym_rm.training.reward_model_settings import RewardLossSettings
 
 

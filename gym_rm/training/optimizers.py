@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import AdamW, Muon, Optimizer
 
 from gym_rm.errors import ConfigError
-from gym_rm.training.parallel import copy_into
 from gym_rm.training.reward_model_settings import OptimizerSettings
 
-EIGHT_BIT_PARTS = ("codes", "scale")
 MASTER = "master"  # name of the float32 copy among the states
 HEADS_AND_TABLES = ("embed", "wte", "wpe", "score", "classifier", "classification_head", "logits_proj")
 
@@ -88,17 +86,7 @@ def _adamw(parameters: Sequence[nn.Parameter], settings: OptimizerSettings) -> O
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     filled = [group for group in groups if group["params"]]
-    numbers: dict[str, Any] = {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
-    if settings.name == "adamw_8bit":
-        try:
-            from torchao.optim import AdamW8bit
-        except ImportError as error:
-            raise ConfigError(
-                f"optimizer.name='adamw_8bit' needs torchao: pip install 'gym-rm[torchao]' ({error})."
-            ) from error
-        eight_bit: Optimizer = AdamW8bit(filled, **numbers)
-        return eight_bit
-    return AdamW(filled, fused=True, **numbers)
+    return AdamW(filled, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
 
 
 def set_learning_rates(
@@ -109,10 +97,7 @@ def set_learning_rates(
     for optimizer in optimizers:
         full = settings.muon_learning_rate if isinstance(optimizer, Muon) else settings.learning_rate
         for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(full * factor)  # torchao compiles the update
-            else:
-                group["lr"] = full * factor
+            group["lr"] = full * factor
     return settings.learning_rate * factor
 
 
@@ -139,10 +124,7 @@ def optimizer_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Itera
             if tensor is not parameter:
                 yield f"{name}/{MASTER}", tensor.detach()
             for key, value in optimizer.state.get(tensor, {}).items():
-                if hasattr(value, "codes"):  # 8 bits, in blocks with a scale each
-                    yield from ((f"{name}/{key}.{part}", getattr(value, part)) for part in EIGHT_BIT_PARTS)
-                else:
-                    yield f"{name}/{key}", value
+                yield f"{name}/{key}", value
 
 
 def load_optimizer_state(module: nn.Module, optimizers: Sequence[Optimizer], states: Mapping[str, Tensor]) -> None:
@@ -154,15 +136,20 @@ def load_optimizer_state(module: nn.Module, optimizers: Sequence[Optimizer], sta
     for entry, value in states.items():
         name, _, key = entry.rpartition("/")
         optimizer, tensor = owners[parameters[name]]
-        state, (of, _, part) = optimizer.state[tensor], key.partition(".")
+        state = optimizer.state[tensor]
         if key == MASTER:
             copy_into(tensor, value)
-        elif part:
-            if of not in state:
-                state[of] = optimizer._new_buffer(tensor, of == "exp_avg")  # type: ignore[attr-defined]
-            copy_into(getattr(state[of], part), value)
         elif value.shape == tensor.shape:
             state[key] = torch.zeros_like(tensor)
             copy_into(state[key], value)
         else:  # the number of steps
             state[key] = value.to(tensor.device, copy=True)
+
+
+def copy_into(target: Tensor, source: Tensor) -> None:
+    """Copy a whole tensor into a tensor that may be sharded."""
+    source = source.to(target.device, target.dtype)
+    if isinstance(target, DTensor):
+        source = distribute_tensor(source, target.device_mesh, target.placements)
+    with torch.no_grad():
+        target.copy_(source)

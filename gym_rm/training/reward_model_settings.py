@@ -76,9 +76,8 @@ class RewardLossSettings(Config):
 class OptimizerSettings(Config):
     """Settings of the optimizer."""
 
-    name: Literal["adamw", "adamw_8bit", "muon"] = "adamw"
-    """`adamw_8bit` keeps AdamW's averages in 8 bits (arXiv 2110.02861; needs torchao). `muon` is Muon
-    (`torch.optim.Muon`) for the matrices inside the layers, and AdamW for everything else."""
+    name: Literal["adamw", "muon"] = "adamw"
+    """`muon` is Muon (`torch.optim.Muon`) for the matrices inside the layers, and AdamW for everything else."""
     learning_rate: float = Field(default=2e-6, gt=0)
     """Learning rate of AdamW after the warm-up."""
     muon_learning_rate: float = Field(default=0.01, gt=0)
@@ -123,8 +122,8 @@ class RewardCheckpointSettings(Config):
 
     save_every: PositiveInt | None = None
     """Steps between checkpoints to resume from; null for `evaluate_every`. Every run also saves on SIGTERM."""
-    keep_best: NonNegativeInt = 1
-    """Number of models to keep by `metric`, besides the last checkpoint."""
+    keep_best: Flag = True
+    """Keep the best model by `metric`, besides the last one."""
     metric: str | None = None
     """Metric of a validation set, such as `held_out/accuracy`; null for the loss of the first set."""
 

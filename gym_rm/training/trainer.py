@@ -24,8 +24,8 @@ from gym_rm.engine.loading.trial import longest_shared
 from gym_rm.errors import ConfigError, logger
 from gym_rm.reports.curves import Curve
 from gym_rm.reports.runs import CHANGED_SETTINGS, SETTINGS
-from gym_rm.training.best_checkpoints import BestModels
 from gym_rm.training.checkpoints import (
+    BestModel,
     checkpoint_to_resume,
     lock_folder,
     release_folder,
@@ -33,13 +33,11 @@ from gym_rm.training.checkpoints import (
     write_atomically,
 )
 from gym_rm.training.comparison_batches import MicroBatch, micro_batches, share_of_rank, steps_of
-from gym_rm.training.comparison_sets import read_sets, warn_about_drops
-from gym_rm.training.encoded_comparisons import EncodedComparison
+from gym_rm.training.comparison_sets import EncodedComparison, read_sets, warn_about_drops
 from gym_rm.training.export import export
 from gym_rm.training.layouts import choose_layout, enable_checkpointing
 from gym_rm.training.objectives import Outcomes, make_objective
-from gym_rm.training.parallel import make_accelerator, reshard, start_trackers
-from gym_rm.training.parallel_model import ParallelModel, token_budget
+from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, start_trackers, token_budget
 from gym_rm.training.reward_model_settings import RewardModelTraining, curve_settings
 from gym_rm.training.stop_signals import STOPPED, heard_signals
 from gym_rm.training.trained_reward_model import StartModel, TrainedModel, open_model, output_names
@@ -98,7 +96,9 @@ class Trainer:
         self.folder = Path(name)
         self.start: StartModel = open_model(settings.model, seed=settings.seed)
         self.objective = make_objective(settings.loss, self.start.kind, output_names(self.start))
-        self.sets = read_sets(settings.data, self.start, self.objective, seed=settings.seed)
+        self.sets = read_sets(
+            settings.data, self.start, self.objective.settings, self.objective.objectives, seed=settings.seed
+        )
         self.training, *self.validation = self.sets
         self.steps = list(
             steps_of(
@@ -114,7 +114,7 @@ class Trainer:
         self.measured: dict[str, dict[str, float]] = {}
         self._require_metric_of_a_set()
         higher = bool(self.validation) and not self.metric[1].startswith(LOWER_IS_BETTER)
-        self.best = BestModels(self.folder / "best", most=settings.checkpoint.keep_best, higher_is_better=higher)
+        self.best = BestModel(self.folder / "best", higher_is_better=higher)
         if self.accelerator.is_main_process:
             lock_folder(self.folder)
         self._resume()
@@ -184,7 +184,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, dict[str, float]]:
-        """Measure on all validation sets; return the metrics of each, and keep the model if it is among the best."""
+        """Measure on all validation sets; return the metrics of each, and keep the model if it is the best."""
         measured: dict[str, dict[str, float]] = {}
         for each in self.validation:
             measured[each.name] = self._gathered(self.outcomes(each.examples)).metrics()
@@ -209,8 +209,8 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint to resume from."""
-        state = {"measured": self.measured}
-        checkpoint = self.model.checkpoint(self.step, settings=self._identity(), kept=self.best.values, state=state)
+        state = {"measured": self.measured, "best": self.best.value}
+        checkpoint = self.model.checkpoint(self.step, settings=self._identity(), state=state)
         if self.accelerator.is_main_process:
             save_checkpoint(self.folder, checkpoint)
         self.accelerator.wait_for_everyone()
@@ -220,7 +220,8 @@ class Trainer:
         self._export(self.folder / "final")
         self.accelerator.end_training()
         release_folder(self.folder)
-        return Finished(self.folder, self.folder / "final", self.best.folder_of_best, self.measured, self.step)
+        best = None if self.best.value is None else self.best.folder
+        return Finished(self.folder, self.folder / "final", best, self.measured, self.step)
 
     # --- the parts of a step ---------------------------------------------------------------------------------------
 
@@ -301,11 +302,11 @@ class Trainer:
         checkpoint = checkpoint_to_resume(self.folder, self._identity())
         if checkpoint is not None:
             self.model.restore(checkpoint)
-            self.step, self.best.values = checkpoint.step, dict(checkpoint.kept)
+            self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
             self.measured = dict(checkpoint.state["measured"])
 
     def _identity(self) -> dict[str, Any]:
-        """Return what must be the same to resume a run: settings, training data, and the metric of the best models."""
+        """Return what must be the same to resume a run: settings, training data, and the metric of the best model."""
         metric = "/".join(self.metric) if self.validation else None
         contents = self.training.digest()
         return {**curve_settings(self.settings), "contents of data.train": contents, "checkpoint.metric": metric}
@@ -332,12 +333,11 @@ class Trainer:
 
     def _keep_if_best(self) -> None:
         set_name, metric = self.metric
-        if metric not in self.measured[set_name] and not self.best.values:
+        if metric not in self.measured[set_name] and self.best.value is None:
             known = ", ".join(f"{set_name}/{key}" for key in self.measured[set_name])
             raise ConfigError(f"checkpoint.metric={set_name}/{metric} is not measured; known: {known}.")
-        if self.best.most and self.step and metric in self.measured[set_name]:
-            value, is_main = self.measured[set_name][metric], self.accelerator.is_main_process
-            self.best.offer(self.step, value, self._export, is_main=is_main)
+        if self.settings.checkpoint.keep_best and self.step and metric in self.measured[set_name]:
+            self.best.offer(self.measured[set_name][metric], self._export)
 
 
 def _seed_of(*numbers: int) -> int:

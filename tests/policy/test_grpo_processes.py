@@ -114,7 +114,7 @@ def steps_of(run):
 
 
 def test_a_process_killed_by_sigkill_resumes_to_the_same_end(tmp_path):
-    options = ("max_staleness=1", "steps=6")
+    options = ("steps=6",)
     finished(f"output={tmp_path / 'whole'}", *options)
     run = tmp_path / "run"
     for step in (1, 3):
@@ -157,16 +157,16 @@ def test_a_second_interrupt_ends_the_process_at_once(tmp_path):
 
 @pytest.mark.parametrize("fsdp", [False, True])
 def test_two_processes_of_which_one_is_killed_resume_with_another_number(fsdp, tmp_path):
-    """The scorer of one process kills it in the fourth step; rollouts that were pending are divided anew."""
+    """The scorer of one process kills it in the fourth step."""
     (tmp_path / "dying.py").write_text(
         "import os, signal\ncalls = []\n"
         "def score(conversations):\n"
         "    calls.append(1)\n"
-        "    if len(calls) == 6 and os.environ.get('RANK') == '1':\n"
+        "    if len(calls) == 5 and os.environ.get('RANK') == '1':\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return [float(len(messages[-1]['content']) % 7) for messages in conversations]\n"
     )
-    options = ("env.reward_model=dying:score", "max_staleness=1")
+    options = ("env.reward_model=dying:score",)
     run = tmp_path / "run"
     sharded = ("optimizer.fsdp=true",) if fsdp else ()
     killed = start(f"output={run}", *options, *sharded, processes=2, path=tmp_path)

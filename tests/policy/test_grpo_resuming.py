@@ -13,7 +13,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.generation.sampling import LocalSampler
 from gym_rm.policy import learner, run_folder
 from gym_rm.policy.learner import Learner
-from gym_rm.training import best_checkpoints, checkpoints
+from gym_rm.training import checkpoints
 from tests.policy.policy_runs import require_same_run, train
 
 
@@ -49,7 +49,6 @@ MOMENTS = {
     "while it learns": (Learner, "update", 3),
     "in a measurement": (LocalSampler, "sample", 4),
     "while the best policy is written": (learner, "save_policy", 1),
-    "while others are removed": (best_checkpoints.shutil, "rmtree", 3),
     "before a checkpoint": (run_folder, "save_checkpoint", 2),
     "while the weights of a checkpoint are written": (checkpoints, "save_file", 4),
     "while a checkpoint reaches the disk": (checkpoints, "_flush", 12),
@@ -57,7 +56,7 @@ MOMENTS = {
 }
 
 
-QUICK = ("while it learns", "before a checkpoint", "while others are removed")
+QUICK = ("while it learns", "before a checkpoint", "while the best policy is written")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +78,6 @@ def test_a_killed_run_resumes_to_the_same_end(moment, tmp_path, monkeypatch, uni
 @pytest.mark.parametrize(
     "options",
     [
-        ("max_staleness=1",),
-        ("max_staleness=2", "loss.kl_coef=0.1"),
         ("advantage.dynamic_sampling=2", "optimizer.updates_per_step=2", "optimizer.epochs=2"),
         ("policy.dtype=bfloat16", "policy.gradient_checkpointing=true", "optimizer.schedule=linear"),
     ],

@@ -1,4 +1,4 @@
-"""A server as sampler, against a small server that answers in the shapes of vLLM and SGLang with a real policy."""
+"""A server as sampler, against a small server that answers in the shapes of vLLM with a real policy."""
 
 import json
 import threading
@@ -22,11 +22,11 @@ from gym_rm.policy.remote_sampler import RemoteSampler
 class Engine:
     """State of the server: its policy, what it was asked, and what it does wrong."""
 
-    def __init__(self, name):
-        self.name = name
+    def __init__(self):
         self.model, self.tokenizer = policy()
         self.requests = []
         self.faults = []  # statuses of the next replies
+        self.has_routes_for_weights = True
         self.loads = True  # whether it really loads weights that it says it loaded
         self.change = lambda reply: reply
         self.lock = threading.Lock()
@@ -38,15 +38,9 @@ class Engine:
             self.requests.append((path, body))
             if self.faults:
                 return self.faults.pop(0), {"error": {"message": "too much"}}
-            routes = {
-                "vllm": {
-                    "/v1/completions": self.completion,
-                    "/collective_rpc": self.reload,
-                    "/reset_prefix_cache": done,
-                },
-                "sglang": {"/generate": self.generate, "/update_weights_from_disk": self.update},
-            }[self.name]
-            return (200, self.change(routes[path](body))) if path in routes else (404, {"detail": "Not Found"})
+            routes = {"/v1/completions": self.completion, "/collective_rpc": self.reload, "/reset_prefix_cache": done}
+            known = path in routes and (self.has_routes_for_weights or path == "/v1/completions")
+            return (200, self.change(routes[path](body))) if known else (404, {"detail": "Not Found"})
 
     def sample(self, ids, seed, options, longest):
         assert (options["top_p"], options["top_k"], options["skip_special_tokens"]) == (1.0, -1, False)
@@ -71,23 +65,10 @@ class Engine:
         }
         return {"object": "text_completion", "choices": [choice]}
 
-    def generate(self, body):
-        assert body["return_logprob"]
-        sampling = body["sampling_params"]
-        found = self.sample(body["input_ids"], sampling["sampling_seed"], sampling, sampling["max_new_tokens"])
-        pairs = zip(found.log_probs.tolist(), found.token_ids.tolist(), strict=True)
-        reason = {"type": "stop" if found.finished else "length"}
-        meta = {"finish_reason": reason, "output_token_logprobs": [[value, token, None] for value, token in pairs]}
-        return {"text": found.text, "meta_info": meta}
-
     def reload(self, body):
         assert body["method"] == "reload_weights"
         self.load(body["kwargs"]["weights_path"])
         return {"results": [None]}
-
-    def update(self, body):
-        self.load(body["model_path"])
-        return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
     def load(self, folder):
         weights = load_file(f"{folder}/model.safetensors")
@@ -131,9 +112,9 @@ def serve(engine):
         thread.join()
 
 
-@pytest.fixture(params=["vllm", "sglang"])
-def engine(request):
-    return Engine(request.param)
+@pytest.fixture
+def engine():
+    return Engine()
 
 
 @pytest.fixture
@@ -145,13 +126,9 @@ def connect(engine, tmp_path):
             tokenizer=engine.tokenizer,
             ends=end_tokens(engine.model, engine.tokenizer),
             **{"model": "policy", "save": save, "weights_folder": tmp_path, "max_new_tokens": 6, "max_retries": 2}
-            | {"timeout": 60.0, "engine": engine.name}
+            | {"timeout": 60.0}
             | options,
         )
-
-
-def asked(engine, path):
-    return [body for found, body in engine.requests if found == path]
 
 
 def trainer(seed):
@@ -179,11 +156,7 @@ def test_new_weights_reach_the_server_through_a_folder(engine, connect, tmp_path
     assert largest_error(model, rows, sampler.sample(rows, seeds=[0]), 0.8) < 1e-4
     assert [folder.name for folder in tmp_path.iterdir()] == ["version-00000002"]
     paths = [path for path, _ in engine.requests]
-    if engine.name == "vllm":
-        assert paths.index("/collective_rpc") < paths.index("/reset_prefix_cache") < paths.index("/v1/completions")
-    else:
-        assert asked(engine, "/update_weights_from_disk")[1]["weight_version"] == "2"
-        assert asked(engine, "/update_weights_from_disk")[1]["flush_cache"]
+    assert paths.index("/collective_rpc") < paths.index("/reset_prefix_cache") < paths.index("/v1/completions")
 
 
 def test_a_server_that_keeps_old_weights_is_noticed(engine, connect):
@@ -224,33 +197,13 @@ def test_a_refused_row_is_named(engine, connect):
     assert len(engine.requests) == 1
 
 
-def without_log_probs(reply):
-    if "choices" in reply:
-        reply["choices"][0]["logprobs"] = None
-    else:
-        del reply["meta_info"]["output_token_logprobs"]
-    return reply
+def with_choice(**changes):
+    """Return a change of a reply, given functions of what is there."""
 
-
-def with_tokens(change):
     def changed(reply):
-        if "choices" in reply:
-            reply["choices"][0]["token_ids"] = change(reply["choices"][0]["token_ids"])
-        else:
-            pairs = reply["meta_info"]["output_token_logprobs"]
-            tokens = change([pair[1] for pair in pairs])
-            reply["meta_info"]["output_token_logprobs"] = [[-1.0, token, None] for token in tokens]
-        return reply
-
-    return changed
-
-
-def with_reason(reason):
-    def changed(reply):
-        if "choices" in reply:
-            reply["choices"][0]["finish_reason"] = reason
-        else:
-            reply["meta_info"]["finish_reason"] = {"type": reason}
+        choice = reply["choices"][0]
+        for name, change in changes.items():
+            choice[name] = change(choice[name])
         return reply
 
     return changed
@@ -259,11 +212,11 @@ def with_reason(reason):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without_log_probs, "no token ids, log-probabilities or finish_reason"),
-        (with_tokens(lambda tokens: [10**6, *tokens[1:]]), "are not ids of the policy's"),
-        (with_tokens(lambda tokens: []), "are not ids of the policy's"),
-        (with_tokens(lambda tokens: tokens * 9), "log-probabilities|of at most 6 tokens"),
-        (with_reason("abort"), "finish_reason='abort'"),
+        (with_choice(logprobs=lambda found: None), "no token ids, log-probabilities or finish_reason"),
+        (with_choice(token_ids=lambda tokens: [10**6, *tokens[1:]]), "are not ids of the policy's"),
+        (with_choice(token_ids=lambda tokens: []), "are not ids of the policy's"),
+        (with_choice(token_ids=lambda tokens: tokens * 9), "log-probabilities|of at most 6 tokens"),
+        (with_choice(finish_reason=lambda reason: "abort"), "finish_reason='abort'"),
         (lambda reply: [reply], "no token ids, log-probabilities or finish_reason"),
     ],
 )
@@ -275,9 +228,6 @@ def test_replies_that_cannot_be_used_are_named(engine, connect, change, message)
 
 
 def test_a_server_that_changes_prompts_is_noticed(engine, connect):
-    if engine.name == "sglang":
-        pytest.skip("SGLang does not return the prompt")
-
     def changed(reply):
         reply["choices"][0]["prompt_token_ids"].insert(0, 1)
         return reply
@@ -288,11 +238,9 @@ def test_a_server_that_changes_prompts_is_noticed(engine, connect):
 
 
 def test_a_server_that_cannot_load_weights_says_what_it_needs(engine, connect):
-    engine.name = "sglang" if engine.name == "vllm" else "vllm"  # the server has the other engine's routes
-    needs = "VLLM_SERVER_DEV_MODE=1" if engine.name == "sglang" else "SGLang 0.5"
-    sampler = connect(engine="vllm" if engine.name == "sglang" else "sglang")
-    with pytest.raises(ConfigError, match=needs):
-        sampler.update_weights({"weight": torch.zeros(1)}, version=1)
+    engine.has_routes_for_weights = False
+    with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
+        connect().update_weights({"weight": torch.zeros(1)}, version=1)
 
 
 def test_a_failed_load_is_an_error(engine, connect):
@@ -310,7 +258,6 @@ def test_the_sampler_works_in_an_event_loop(engine, connect):
     assert len(asyncio.run(sample())) == 1
 
 
-def test_options_are_checked(engine, connect):
-    for options in ({"temperature": 0.0}, {"engine": "other"}, {"engine": "vllm", "model": None}):
-        with pytest.raises(ConfigError):
-            connect(**options)
+def test_options_are_checked(connect):
+    with pytest.raises(ConfigError, match="temperature"):
+        connect(temperature=0.0)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gym_rm.engine.token_tree import TokenSequence, TokenTree, plan_trees
 from gym_rm.training.comparison_batches import micro_batches, share_of_rank, steps_of
-from gym_rm.training.encoded_comparisons import EncodedComparison
+from gym_rm.training.comparison_sets import EncodedComparison
 
 
 def example(*texts):

@@ -1,12 +1,9 @@
 """Float32 copies of low-precision weights, and the states of optimizers by name."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
-from gym_rm.errors import ConfigError
 from gym_rm.training.optimizers import load_optimizer_state, make_optimizers, optimizer_state, set_learning_rates
 from gym_rm.training.reward_model_settings import OptimizerSettings
 
@@ -63,10 +60,8 @@ def test_bfloat16_weights_alone_lose_small_updates():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["adamw", "muon", pytest.param("adamw_8bit", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_resumed_run_has_the_same_bits(name, dtype):
-    if name == "adamw_8bit":
-        pytest.importorskip("torchao")
     options = settings(name)
     whole = network(dtype)
     train(whole, make_optimizers(whole, options), options=options)
@@ -82,9 +77,3 @@ def test_a_resumed_run_has_the_same_bits(name, dtype):
     train(second, optimizers, options=options, steps=range(21, STEPS + 1))
     for name, expected in whole.state_dict().items():
         assert torch.equal(second.state_dict()[name], expected)
-
-
-def test_8_bit_states_need_torchao(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    with pytest.raises(ConfigError, match="torchao"):
-        make_optimizers(network(torch.float32), settings("adamw_8bit"))

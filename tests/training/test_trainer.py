@@ -253,11 +253,9 @@ def test_the_best_models_by_a_metric_are_kept(metric, saved_model, tmp_path, mon
     monkeypatch.setattr(Trainer, "evaluate", lambda self: (asked.append(1), evaluate(self), asked.clear())[1])
     monkeypatch.setattr(trainer_module.Outcomes, "metrics", planned)
     name = f"checkpoint.metric={json.dumps(metric)}"
-    _, finished = train(
-        tmp_path, saved_model("qwen3"), None, name, "checkpoint.keep_best=2", "data.validation_share=0.33", "epochs=4"
-    )
-    assert sorted(path.name for path in (finished.folder / "best").iterdir()) == ["step-00000002", "step-00000004"]
-    assert finished.best.name == "step-00000004"
+    _, finished = train(tmp_path, saved_model("qwen3"), None, name, "data.validation_share=0.33", "epochs=4")
+    assert finished.best == finished.folder / "best"
+    assert "for 4 steps" in (finished.best / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -282,7 +280,7 @@ def test_tensorboard_gets_the_metrics_also_without_an_output(saved_model, tmp_pa
 
 
 def test_a_tracker_that_is_not_installed_is_refused(saved_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("gym_rm.training.parallel.is_wandb_available", lambda: False)
+    monkeypatch.setattr("gym_rm.training.parallel_model.is_wandb_available", lambda: False)
     with pytest.raises(ConfigError, match="report_to='wandb' needs wandb"):
         Trainer(settings_of(tmp_path, saved_model("qwen3"), None, "report_to=wandb"))
 
