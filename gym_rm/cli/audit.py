@@ -32,10 +32,6 @@ def audit(
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=2, help="Most rows; a random sample of a larger file.")] = 128,
-    search: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="About how many conversations the search scores; 0 for no search."),
-    ] = DEFAULT_BUDGET,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the audit to a .json file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     max_level: Annotated[
