@@ -62,16 +62,16 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
     Raises:
         ConfigError: the server cannot be used.
     """
-    options, name = settings.sampling, settings.sampling.engine
-    if name != "vllm":
+    options = settings.sampling
+    if options.engine != "vllm":
         return _local(settings, learner, own_copy=settings.optimizer.fsdp or settings.max_staleness > 0)
     assert options.server is not None
     if settings.policy.model is None:
         raise ConfigError("sampling.engine='vllm' needs policy.model, the name under which the server serves it.")
     if settings.policy.lora is not None:
-        raise ConfigError(f"sampling.engine={name!r} cannot be used with policy.lora; use another engine.")
+        raise ConfigError(f"sampling.engine={options.engine!r} cannot be used with policy.lora; use another engine.")
     if settings.max_staleness and learner.world > 1:
-        raise ConfigError(f"sampling.engine={name!r} and several processes need max_staleness=0.")
+        raise ConfigError(f"sampling.engine={options.engine!r} and several processes need max_staleness=0.")
     key = os.environ.get(options.server_key) if options.server_key else None
     if options.server_key and key is None:
         raise ConfigError(f"sampling.server_key={options.server_key!r}: there is no such environment variable.")
