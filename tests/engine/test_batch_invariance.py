@@ -191,16 +191,6 @@ def test_a_score_of_every_kind_does_not_depend_on_the_batch(make, rows, budget, 
             assert steps.tolist() == expected[row].step_rewards[0].tolist()
 
 
-@pytest.mark.parametrize("make", [classifier, process, generative, implicit], ids=lambda make: make.__name__)
-def test_the_reward_of_a_turn_equals_the_score_of_the_conversation_cut_there(make, scorer_of_kind, hh_pairs):
-    scorer, _, _ = scorer_of_kind(make)
-    dialogues = [pair[0] for pair in hh_pairs if len(pair[0]) == 6][:4]
-    dialogues = [each for each in dialogues if all(m["content"].strip(" .") for m in each)]
-    scores = scorer.score(dialogues, turns="all")
-    for each, turn_rewards in zip(dialogues, scores.turn_rewards, strict=True):
-        assert turn_rewards.tolist() == alone(scorer, [each[:stop] for stop in (2, 4, 6)])
-
-
 # --- options
 
 

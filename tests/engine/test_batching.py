@@ -1,8 +1,6 @@
 """Merged calls: every caller gets the scores of its own rows."""
 
 import asyncio
-import copy
-import dataclasses
 import multiprocessing
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -74,45 +72,10 @@ def test_concurrent_calls_are_merged_and_return_their_own_rows(recorder):
     scorer.close()
 
 
-def test_a_missing_score_raises_only_in_its_own_call(recorder):
-    scorer = merged(recorder, 12)
-    with ThreadPoolExecutor(8) as pool:
-        futures = [pool.submit(scorer.score, [chat("q", reply), chat("q", "ok")]) for reply in ["a", "FAIL", "c"] * 2]
-    for future, failed in zip(futures, [False, True, False] * 2, strict=True):
-        if failed:
-            with pytest.raises(gym_rm.ScoringError) as caught:
-                future.result()
-            assert caught.value.rows == (0,)
-            assert caught.value.scores.rewards[1] == 0.5
-        else:
-            assert future.result().rewards.tolist() == [0.25, 0.5]
-    scorer.close()
-
-
-def test_an_exception_is_raised_only_in_its_own_call(recorder):
-    scorer = merged(recorder, 3)
-    with ThreadPoolExecutor(3) as pool:
-        futures = [pool.submit(scorer.score, [chat("q", reply)]) for reply in ["a", "CRASH", "c"]]
-    assert futures[0].result().rewards.tolist() == futures[2].result().rewards.tolist() == [0.25]
-    with pytest.raises(OSError, match="the scorer crashed"):
-        futures[1].result()
-    scorer.close()
-
-
 def test_a_batch_has_at_most_max_batch_size_conversations(recorder):
     scorer = MicroBatchingScorer(recorder, max_batch_size=4, max_wait=0.2)
     ask(scorer, ["x"] * 16)
     assert max(map(len, recorder.calls)) <= 4
-    scorer.close()
-
-
-def test_coroutines_can_await_scores(recorder):
-    async def ask_all():
-        return await asyncio.gather(*(asyncio.wrap_future(scorer.submit([chat("q", "x" * n)])) for n in range(32)))
-
-    scorer = merged(recorder, 32)
-    assert [scores.rewards[0] for scores in asyncio.run(ask_all())] == [n / 4 for n in range(32)]
-    assert len(recorder.calls) == 1
     scorer.close()
 
 
@@ -138,11 +101,6 @@ def test_close_scores_waiting_requests_and_later_requests_raise(recorder):
     assert [future.result().rewards.tolist() for future in futures] == [[1.0]] * 3
     with pytest.raises(RuntimeError, match="is closed"):
         scorer.score([chat("q", "a")])
-
-
-def test_a_deep_copy_is_the_scorer_itself(recorder):
-    scorer = MicroBatchingScorer(recorder)
-    assert copy.deepcopy(scorer) is scorer
 
 
 @pytest.mark.parametrize("options", [{"max_batch_size": 0}, {"max_batch_size": "a"}, {"max_wait": -1.0}])
@@ -181,34 +139,6 @@ def test_a_scorer_that_calls_its_own_batches_is_an_error():
     scorer = MicroBatchingScorer(gym_rm.load_scorer(lambda conversations: scorer.score(conversations).rewards))
     with pytest.raises(RuntimeError, match="would wait for itself"):
         scorer.submit([chat("q", "a")]).result(timeout=10)
-
-
-def test_every_caller_gets_every_column_of_its_rows():
-    class AllColumns(RecordingScorer):
-        def score(self, conversations, prompts=None):
-            replies = [conversation[-1]["content"] for conversation in conversations]
-            rows = tuple(np.full(len(reply), len(reply), dtype=np.float32) for reply in replies)
-            return dataclasses.replace(
-                super().score(conversations),
-                turn_rewards=rows,
-                step_rewards=rows,
-                terminations=np.array([reply == "bb" for reply in replies]),
-                infos={"reply": np.array(replies, dtype=object)},
-            )
-
-    requests = [([chat("q", "ccc"), chat("q", "a")], None), ([chat("q", "bb")], None)]
-    futures, asked = score_merged(AllColumns(), requests)
-    assert [replies for replies, _ in asked] == [["ccc", "a", "bb"]]
-    first, second = (future.result() for future in futures)
-    assert first.rewards.tolist() == [0.75, 0.25]
-    assert first.components["length"].tolist() == [3.0, 1.0]
-    assert first.num_tokens.tolist() == [4, 2]
-    assert first.errors == (None, None)
-    assert np.array_equal(first.truncated_tokens, [0, 0])
-    assert [turns.tolist() for turns in first.turn_rewards] == [[3, 3, 3], [1]]
-    assert [steps.tolist() for steps in second.step_rewards] == [[2, 2]]
-    assert (first.terminations.tolist(), second.terminations.tolist()) == ([False, False], [True])
-    assert (first.infos["reply"].tolist(), second.infos["reply"].tolist()) == (["ccc", "a"], ["bb"])
 
 
 # --- prompts
@@ -312,16 +242,6 @@ def test_a_scorer_that_was_used_before_a_fork_answers_in_the_forked_process():
 def awaited(scorer, sizes):
     """Return coroutines that score this many conversations each."""
     return [scorer.score_async([chat("q", "x" * (k + 1))] * size) for k, size in enumerate(sizes)]
-
-
-def test_coroutines_get_the_scores_of_their_own_rows():
-    scorer = MicroBatchingScorer(gym_rm.load_scorer(length))
-
-    async def ask():
-        return await asyncio.gather(*awaited(scorer, [1, 2, 5, 1, 0, 3]))  # 5 is more than may wait
-
-    assert [scores.rewards.tolist() for scores in asyncio.run(ask())] == [[1], [2] * 2, [3] * 5, [4], [], [6] * 3]
-    scorer.close()
 
 
 def test_coroutines_of_several_loops_share_batches():

@@ -190,15 +190,6 @@ def test_only_texts_longer_than_the_shared_context_run_alone(layout, expected):
     assert result.values.tolist() == sums(sequences)
 
 
-@pytest.mark.parametrize(("layout", "alone"), [("tree", (100,)), ("padded", (1, 128))])
-def test_sequences_that_run_again_alone_keep_their_layout(layout, alone):
-    sequences = [ending(random_ids(100, seed)) for seed in range(4)]
-    executor = PlainExecutor(fails=lambda batch, call: "once" if call == 1 else None)
-    result = scheduler(layout=layout).run(sequences, executor)
-    assert result.values.tolist() == sums(sequences)
-    assert shapes(executor.batches[1:]) == [alone] * 4
-
-
 def test_scheduling_loads_no_torch():
     modules = "gym_rm.engine.schedule, gym_rm.engine.kinds"
     code = f"import sys, {modules}; assert not {{'torch', 'transformers'}} & set(sys.modules)"

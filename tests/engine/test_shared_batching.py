@@ -1,23 +1,13 @@
 """One `MicroBatchingScorer` per process for equal settings or for one object."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from recording import RecordingScorer, chat
+from recording import RecordingScorer
 
-from gym_rm import Prompt
 from gym_rm.engine import batching
 from gym_rm.engine.batching import MicroBatchingScorer, shared_batching_scorer
-
-
-def prompt_of(answer):
-    return Prompt(tuple(chat("q")), f"q {answer}", answer=answer)
-
-
-def right(conversations, prompts):
-    return [float(c[-1]["content"] == prompt.answer) for c, prompt in zip(conversations, prompts, strict=True)]
 
 
 @pytest.fixture
@@ -57,17 +47,8 @@ def test_the_same_object_shares_one_scorer(nothing_shared, recorder):
     assert shared_batching_scorer(recorder, {}) is shared_batching_scorer(recorder, {})
     assert shared_batching_scorer(recorder, {}).scorer is recorder
     assert shared_batching_scorer(RecordingScorer(), {}) is not shared_batching_scorer(recorder, {})
-    assert shared_batching_scorer(right, {}) is shared_batching_scorer(right, {})
 
 
 def test_a_batching_scorer_is_returned_unchanged(nothing_shared, recorder):
     scorer = MicroBatchingScorer(recorder)
     assert shared_batching_scorer(scorer, {}) is scorer
-
-
-def test_a_shared_scorer_uses_the_prompts_of_each_caller(nothing_shared):
-    def ask_for(answer):
-        return shared_batching_scorer(right, {}).score([chat("q", "a")], [prompt_of(answer)]).rewards.tolist()
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask_for, "abababab")) == [[1.0], [0.0]] * 4

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_rm.generation import decoding
-from gym_rm.generation.decoding import LeanDecoder, Slots, _parts, lean_obstacle
+from gym_rm.generation.decoding import LeanDecoder, Slots, lean_obstacle
 from gym_rm.generation.model_decoding import ModelDecoder
 from gym_rm.generation.sampling import trial
 
@@ -60,11 +60,6 @@ def test_windows_of_some_layers_only():
     check(LeanDecoder(model), model, prompts(tokenizer, (6, 8)), [0, 1, 1], {}, 7)
 
 
-def test_biases_of_projections_are_used():
-    model, tokenizer = policy("llama", attention_bias=True, mlp_bias=True)
-    check(LeanDecoder(model), model, prompts(tokenizer, (6, 8)), [0, 1, 1], {}, 4)
-
-
 def test_scaled_rotary_positions_are_those_of_the_model():
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
     model, tokenizer = policy("llama", rope_parameters=rope)
@@ -81,12 +76,6 @@ def test_prompts_in_several_parts_equal_those_in_one(monkeypatch):
     monkeypatch.setattr(decoding, "PROMPT_TOKENS", 16)
     model, tokenizer = policy()
     check(LeanDecoder(model), model, prompts(tokenizer, (20, 9, 7, 3)), [0, 1, 2, 3], {}, 3)
-
-
-def test_parts_of_prompts_hold_few_tokens_and_every_prompt(monkeypatch):
-    monkeypatch.setattr(decoding, "PROMPT_TOKENS", 16)
-    parts = list(_parts(np.array([40, 8, 8, 8, 3, 3])))
-    assert parts == [slice(0, 1), slice(1, 3), slice(3, 5), slice(5, 6)]
 
 
 @settings(max_examples=30)

@@ -1,6 +1,5 @@
 """Chat models in this process."""
 
-import threading
 import time
 
 import chain_models
@@ -96,21 +95,6 @@ def test_a_busy_model_does_not_make_a_call_late(random_writer):
         (reply,) = model.reply([user("?")], seeds=[0], deadline=started + 0.2)
         assert time.monotonic() - started < 1
     assert "time" in reply.error
-
-
-def test_calls_of_several_threads_give_the_same_replies(random_writer):
-    model, found = LocalChatModel(random_writer, temperature=1.0), {}
-    conversations = [user(str(k)) for k in range(8)]
-
-    def ask(name):
-        found[name] = [reply.text for reply in model.reply(conversations, seeds=range(8))]
-
-    threads = [threading.Thread(target=ask, args=(name,)) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(texts == found[0] for texts in found.values())
 
 
 def test_a_closed_model_says_so(random_writer):

@@ -73,29 +73,6 @@ def test_a_failed_request_is_sent_again(app, fault):
     assert len(app.requests) == 2
 
 
-def test_the_server_decides_how_long_to_wait(app):
-    app.faults = [(429, {}, {"Retry-After": "0.6"})]
-    started = time.monotonic()
-    (reply,) = ask(app, "Hi", max_retries=0)
-    assert reply.error is None
-    assert 0.6 <= time.monotonic() - started < 3
-
-
-def test_a_server_that_asks_for_too_long_a_wait_is_not_waited_for(app):
-    app.always = (429, {}, {"Retry-After": "60"})
-    started = time.monotonic()
-    (reply,) = ask(app, "Hi", seconds=2.0)
-    assert "60" in reply.error
-    assert time.monotonic() - started < 2
-
-
-@pytest.mark.parametrize("fault", ["hang", "drip"])
-def test_an_attempt_that_takes_too_long_is_given_up_and_made_again(app, fault):
-    app.faults = [fault]
-    (reply,) = ask(app, "Hi", attempt_timeout=0.4)
-    assert reply.text == "You said: Hi"
-
-
 @pytest.mark.parametrize("fault", ["hang", "drip", (500, b""), BUSY, (200, b"{")])
 def test_a_server_that_never_answers_costs_no_more_than_the_time_of_the_call(app, fault):
     app.faults = [None]
@@ -105,14 +82,6 @@ def test_a_server_that_never_answers_costs_no_more_than_the_time_of_the_call(app
     assert time.monotonic() - started < 1.5
     assert sorted(reply.error is None for reply in replies) == [False, False, True]
     assert all(app.url in reply.error for reply in replies if reply.error)
-
-
-def test_retries_are_limited(app):
-    app.always = (500, b"broken")
-    (reply,) = ask(app, "Hi", max_retries=2)
-    assert "3 attempts failed" in reply.error
-    assert "broken" in reply.error
-    assert len(app.requests) == 3
 
 
 def test_a_refused_conversation_is_the_error_of_its_row(app):
@@ -171,10 +140,6 @@ def test_control_tokens_in_messages_are_not_sent(app, token):
     (sent,) = app.requests[0]["messages"]
     assert token not in sent["content"]
     assert sent["content"].replace(" ", "") == f"Good.{token}system:{token}{token[0]}{token}"
-
-
-def test_a_control_token_within_another_is_not_sent():
-    assert RemoteChatModel("http://127.0.0.1:1").plain("<|[INST]|>") == "< |[ INST ]| >"
 
 
 PIECES = st.sampled_from(

@@ -92,15 +92,6 @@ def test_log_probs_are_those_of_the_plain_forward(embedded):
     assert len({completion.text for completion in completions[:4]}) > 1
 
 
-def test_the_first_token_of_the_embedded_policy_has_its_distribution(embedded):
-    model, tokenizer, texts = embedded
-    sampler = LocalSampler(model, tokenizer, max_new_tokens=1)
-    tokens = [int(each.token_ids[0]) for each in sampler.sample([texts[0]] * 4000, seeds=range(4000))]
-    with torch.no_grad():
-        expected = model(input_ids=torch.tensor([texts[0].tolist()])).logits[0, -1].double().softmax(-1).numpy()
-    assert abs(chi_square(np.bincount(tokens, minlength=len(expected)), expected, 4000)) < 4
-
-
 def test_auto_takes_lean_decoding_where_it_is_right():
     model, tokenizer = policy("llama")
     sampler = LocalSampler(model, tokenizer, max_new_tokens=3)
@@ -188,19 +179,6 @@ def test_after_the_deadline_nothing_begins():
         prompts(tokenizer, (5,)), seeds=[0], deadline=0.0
     )
     assert (len(completion.token_ids), completion.finished, completion.text) == (0, False, "")
-
-
-def test_temperature_zero_takes_the_most_likely_tokens():
-    model, tokenizer = policy()
-    rows = prompts(tokenizer, (5, 9))
-    sampler = LocalSampler(model, tokenizer, max_new_tokens=5, temperature=0.7)
-    greedy = sampler.sample(rows, seeds=[0, 1], temperature=0)
-    assert same(greedy, sampler.sample(rows, seeds=[7, 8], temperature=0))
-    assert largest_error(model, rows, greedy, 1.0) < 1e-4
-    ids = torch.as_tensor(np.r_[rows[0], greedy[0].token_ids[:-1]].astype(np.int64))[None]
-    with torch.no_grad():
-        best = model(input_ids=ids).logits[0, len(rows[0]) - 1 :].argmax(-1)
-    assert best.tolist() == greedy[0].token_ids.tolist()
 
 
 def test_positions_limit_completions_and_prompts():

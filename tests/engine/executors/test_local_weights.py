@@ -1,5 +1,4 @@
 import copy
-import pickle
 
 import numpy as np
 import pytest
@@ -9,16 +8,6 @@ import torch
 from gym_rm.engine.kinds.readouts import TokenLogProbabilities
 from gym_rm.errors import ConfigError
 from tests.engine.executors.batches import executor_of, needs_gpu, trees, values_of
-
-
-@pytest.mark.parametrize("options", [{}, {"tree": False}, {"prefix_cache_tokens": 640}])
-def test_updated_weights_are_used_at_once(options, trained):
-    executor = executor_of(tiny_models.reward_model("qwen3"), **options)
-    before = values_of(executor, trees())
-    executor.update_weights(trained.state_dict())
-    expected = values_of(executor_of(trained, **options), trees())
-    assert np.array_equal(values_of(executor, trees()), expected)
-    assert np.abs(expected - before).max() > 1e-2
 
 
 def test_update_weights_does_not_change_the_reference(language_models):
@@ -42,37 +31,6 @@ def test_the_error_lists_weights_that_do_not_fit(trained):
     )
     with pytest.raises(ConfigError, match=reason):
         executor.update_weights(weights)
-
-
-def test_clear_cache_removes_everything_from_the_old_weights(trained):
-    options = {"prefix_cache_tokens": 640}
-    model = tiny_models.reward_model("qwen3")
-    executor = executor_of(model, **options)
-    values_of(executor, trees())
-    model.load_state_dict(trained.state_dict())
-    executor.clear_cache()
-    assert np.array_equal(values_of(executor, trees()), values_of(executor_of(trained, **options), trees()))
-
-
-def test_a_closed_executor_raises(model):
-    executor = executor_of(model)
-    executor.close()
-    executor.close()
-    for use in (lambda: executor.run(trees()), executor.sleep, lambda: executor.update_weights(model.state_dict())):
-        with pytest.raises(ConfigError, match=r"because it is closed or was not loaded"):
-            use()
-    executor.wake()
-    executor.clear_cache()
-
-
-@pytest.mark.parametrize("options", [{}, {"prefix_cache_tokens": 640}])
-@pytest.mark.parametrize("copied", [lambda executor: pickle.loads(pickle.dumps(executor)), copy.deepcopy])
-def test_a_copy_gives_the_same_values(copied, options, model):
-    executor = executor_of(model, **options)
-    expected = values_of(executor, trees())
-    again = copied(executor)
-    assert again.models[0] is not executor.models[0]
-    assert np.array_equal(values_of(again, trees()), expected)
 
 
 # --- sleep and wake

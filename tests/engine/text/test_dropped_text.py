@@ -144,14 +144,6 @@ def test_a_system_message_that_is_written_later_is_not_missing():
     assert dropped_of(template, conversation) == 0
 
 
-@pytest.mark.parametrize("last", [assistant("yes, I am sure of it"), assistant("yes")])
-def test_turns_of_a_dialogue_are_checked_like_conversations(last):
-    turns = renderer(THINKING).encode_turns([user("q"), assistant("<think>secret</think>four"), user("sure?"), last])
-    assert [turn.dropped_characters for turn in turns] == [0, 6]
-    with pytest.raises(ConversationError, match="does not write 13 characters of message 1, the last one"):
-        renderer(ANSWER_ONLY).encode_turns([user("q"), assistant("<think>secret</think>four"), user("sure?"), last])
-
-
 # --- tool calls and their results
 
 

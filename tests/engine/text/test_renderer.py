@@ -189,20 +189,3 @@ def test_every_turn_has_the_ids_of_the_conversation_up_to_it(style, texts, think
     stops += [len(conversation)] * (conversation[-1]["role"] != "assistant")
     turns = [rendered.input_ids.tolist() for rendered in renderer.encode_turns(conversation)]
     assert turns == [ids_of(renderer, conversation[:stop]) for stop in stops]
-
-
-def test_turns_with_control_tokens_in_them():
-    renderer = renderer_of("chatml")
-    conversation = [user("q"), assistant("a<|im_end|>"), user("<|im_start|>"), assistant("b")]
-    turns = [t.input_ids.tolist() for t in renderer.encode_turns(conversation)]
-    assert turns == [ids_of(renderer, conversation[:2]), ids_of(renderer, conversation)]
-
-
-def test_turns_of_a_text_pair():
-    renderer = Renderer(tiny_models.tokenizer("bert"), input_format=InputFormat(encoder=True))
-    conversation = [user("q"), assistant("a"), user("why?"), assistant("so")]
-    turns = renderer.encode_turns(conversation)
-    alone = [*renderer.encode([conversation[:2]]), *renderer.encode([conversation])]
-    assert [(t.input_ids.tolist(), t.second_segment) for t in turns] == [
-        (t.input_ids.tolist(), t.second_segment) for t in alone
-    ]
