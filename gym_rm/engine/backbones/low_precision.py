@@ -182,13 +182,10 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def _shape(value: object) -> tuple[int, ...] | str:
-    """Return the shape of a dense tensor of real numbers; for anything else, a description."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    if value.is_meta:
-        return "without data"
-    dense = value.layout is torch.strided and not value.is_quantized and not value.is_complex()
-    return tuple(value.shape) if dense else f"of layout {value.layout} and dtype {value.dtype}"
+    """Return the shape of a dense tensor of real numbers with data; for anything else, its type."""
+    if isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_meta or value.is_complex()):
+        return tuple(value.shape)
+    return type(value).__name__
 
 
 def quantization_of(model: nn.Module) -> Quantization | None:

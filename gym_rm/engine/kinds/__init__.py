@@ -47,6 +47,6 @@ def detect_kind(facts: ModelFacts) -> str:
     names = component_names(config, config.num_labels)
     raise ConfigError(
         f"{facts.name!r} has a head with {config.num_labels} outputs {list(names[:8])}, but a reward is one number; "
-        "pass kind='multi_head' with weights= ({label: weight}, a list, one label, 'mean' or 'sum'), or kind='process' "
-        "with step_token= if the outputs rate the steps of a reply."
+        "pass kind='multi_head' with weights= ({label: weight}, or a list), or kind='process' with step_token= if "
+        " the outputs rate the steps of a reply."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gym_rm.config import Config, Flag
+from gym_rm.config import Config
 from gym_rm.engine.kinds.decoder import LastTokenKind, padding_of
 from gym_rm.engine.kinds.kind import ModelFacts, Reduction, no_components
 from gym_rm.engine.kinds.readouts import TokenLogits
@@ -30,8 +30,6 @@ class GenerativeKind(LastTokenKind):
         """User message to add after the conversation; None to add none."""
         answers: tuple[str, str] = ("Yes", "No")
         """The good and the bad answer. Each must be a single token."""
-        generation_prompt: Flag = True
-        """Whether to add the template's generation prompt before the answer is read."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> GenerativeKind:
@@ -39,7 +37,7 @@ class GenerativeKind(LastTokenKind):
         good, bad = answer_tokens(facts.tokenizer, options.answers)
         return cls(
             TokenLogits((good, bad)),
-            InputFormat(question=options.question, generation_prompt=options.generation_prompt),
+            InputFormat(question=options.question, generation_prompt=True),
             settings={"question": options.question, "answers": list(options.answers)},
             pooling="last",
             padding=padding_of(facts.config),

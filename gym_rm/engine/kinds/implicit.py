@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gym_rm.config import Config, Finite, Flag
+from gym_rm.config import Config, Finite
 from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction
 from gym_rm.engine.kinds.readouts import TokenLogProbabilities
 from gym_rm.engine.text.input_format import InputFormat
@@ -28,13 +28,11 @@ class ImplicitKind(Kind):
 
     Attributes:
         beta: the beta of the DPO training.
-        length_normalised: whether to divide by the number of reply tokens, as in SimPO (arXiv 2405.14734).
     """
 
     name = "implicit"
 
     beta: float = 0.1
-    length_normalised: bool = False
 
     class Options(Config):
         """Options of `kind="implicit"`."""
@@ -43,8 +41,6 @@ class ImplicitKind(Kind):
         """The model before preference tuning: a folder, a hub id or a loaded model, with the same vocabulary."""
         beta: Finite = 0.1
         """The beta of the DPO training."""
-        length_normalised: Flag = False
-        """Whether to divide by the number of reply tokens, as in SimPO (arXiv 2405.14734)."""
 
     @classmethod
     def of(cls, facts: ModelFacts, options: Options) -> ImplicitKind:
@@ -54,9 +50,8 @@ class ImplicitKind(Kind):
             TokenLogProbabilities(),
             InputFormat(mark_reply=True),
             ("policy_logprob", "reference_logprob"),
-            {"beta": options.beta, "length_normalised": options.length_normalised, "reference": reference[:200]},
+            {"beta": options.beta, "reference": reference[:200]},
             options.beta,
-            options.length_normalised,
         )
 
     def read_positions(self, rendered: Rendered) -> IntArray:
@@ -68,9 +63,7 @@ class ImplicitKind(Kind):
         return positions
 
     def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Return rewards `[M]` and two log-probabilities `[M, 2]` of the replies (per token if length-normalised)."""
+        """Return rewards `[M]` and two log-probabilities `[M, 2]` of the replies."""
         sums = np.add.reduceat(values.astype(np.float64), starts[:-1], axis=0)
-        if self.length_normalised:
-            sums /= np.diff(starts)[:, None]
         rewards = self.beta * (sums[:, 0] - sums[:, 1])
         return Reduction(rewards.astype(np.float32), sums.astype(np.float32))

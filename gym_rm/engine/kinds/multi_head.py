@@ -18,7 +18,7 @@ from gym_rm.engine.token_tree import IntArray
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.scores import FloatArray
 
-Weights: TypeAlias = Mapping[str, float] | Sequence[float] | str
+Weights: TypeAlias = Mapping[str, float] | Sequence[float]
 
 
 def component_names(config: Any, size: int) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def weights_of(names: Sequence[str], weights: Weights) -> FloatArray:
 
     Args:
         names: names of the H components.
-        weights: a mapping by name (missing names get 0), a list, one name, `"mean"` or `"sum"`.
+        weights: a mapping by name (missing names get 0), or a list.
 
     Raises:
         ConfigError: a name is unknown, or the number of weights is not H.
@@ -45,22 +45,16 @@ def weights_of(names: Sequence[str], weights: Weights) -> FloatArray:
     """
     size = len(names)
     wrong = f"weights must be numbers by name, or one number for each of {list(names)}; got {weights!r:.200}."
-    if isinstance(weights, str):
-        whole = {"mean": np.full(size, 1 / size), "sum": np.ones(size)}
-        if weights in whole and weights not in names:
-            return whole[weights].astype(np.float32)
-        weights = {weights: 1.0}
     if isinstance(weights, Mapping):
         unknown = sorted(map(str, set(weights) - set(names)))
         if unknown:
             raise ConfigError(
-                f"weights has unknown components {unknown}; the model has {list(names)}."
-                + nearest(unknown[0], [*names, "mean", "sum"])
+                f"weights has unknown components {unknown}; the model has {list(names)}." + nearest(unknown[0], names)
             )
         if not weights:
             raise ConfigError(wrong)
         weights = [weights.get(name, 0.0) for name in names]
-    if not isinstance(weights, Sequence | np.ndarray) or len(weights) != size:
+    if isinstance(weights, str) or not isinstance(weights, Sequence | np.ndarray) or len(weights) != size:
         raise ConfigError(wrong)
     return np.array([finite(f"weights[{name!r}]", each) for name, each in zip(names, weights, strict=True)], np.float32)
 
@@ -81,8 +75,7 @@ class MultiHeadKind(LastTokenKind):
         """Options of `kind="multi_head"`."""
 
         weights: Any = None
-        """`{label: weight}` (missing labels get 0), a list, one label, `"mean"` or `"sum"`; None for
-        `objective_weights` in config.json."""
+        """`{label: weight}` (missing labels get 0), or a list; None for `objective_weights` in config.json."""
         head: str = "score"
         """Name of the head in the model. A model without this head must be a classifier with its own pooling."""
 
@@ -92,8 +85,7 @@ class MultiHeadKind(LastTokenKind):
         weights = options.weights if options.weights is not None else getattr(facts.config, "objective_weights", None)
         if weights is None:
             raise ConfigError(
-                "kind='multi_head' needs weights= ({label: weight}, a list, one label, 'mean' or 'sum') or "
-                "objective_weights in config.json."
+                "kind='multi_head' needs weights= ({label: weight}, or a list) or objective_weights in config.json."
             )
         decoder = options.head in facts.heads
         outputs = facts.outputs_of(options.head) if decoder else facts.config.num_labels

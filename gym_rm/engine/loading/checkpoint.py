@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -215,23 +215,15 @@ def load_model(
 
 def require_same_model(config: PreTrainedConfig, other: PreTrainedConfig, source: str) -> None:
     """Raise ConfigError if another checkpoint's configuration computes different values from the same weights."""
-    ours, theirs = (dict(_computing_fields(each.to_dict())) for each in (config, other))
-    different = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+    ours, theirs = (each.get_text_config().to_dict() for each in (config, other))
+    computing = (name for name in {*ours, *theirs} if COMPUTES.search(name) and not DOES_NOT_COMPUTE.search(name))
+    different = sorted(name for name in computing if ours.get(name) != theirs.get(name))
     if different:
         shown = "; ".join(f"{name}: {ours.get(name)!r:.80} and {theirs.get(name)!r:.80}" for name in different[:5])
         raise ConfigError(
             f"weights: the configuration of {source!r} differs from the loaded model's ({shown}); load it as a new "
             "scorer."
         )
-
-
-def _computing_fields(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a configuration that change what a model computes in scoring, by dotted name."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _computing_fields(value, f"{prefix}{name}.")
-        elif COMPUTES.search(f"{prefix}{name}") and not DOES_NOT_COMPUTE.search(name):
-            yield f"{prefix}{name}", value
 
 
 def _open(source: str, name: str, options: LoadOptions, adapter: Adapter | None) -> ModelFiles:

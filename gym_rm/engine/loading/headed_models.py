@@ -45,19 +45,11 @@ def headed_model(config: PreTrainedConfig, shapes: Shapes) -> type[PreTrainedMod
     attributes: dict[str, Any] = {
         "__init__": __init__,
         "__module__": __name__,
-        "__reduce__": lambda self: (_unpickled, (config, dict(shapes)), self.__dict__),
         "base_model_prefix": prefix,
         # Quantisation also skips these modules.
         "_keep_in_fp32_modules_strict": sorted(_by_first_name(shapes)),
     }
     return type(f"{backbone_class.__name__}WithHeads", (parent,), attributes)
-
-
-def _unpickled(config: PreTrainedConfig, shapes: Shapes) -> PreTrainedModel:
-    """Return an empty model for pickle, which cannot find a class that was made at run time by its name."""
-    model_class: Any = headed_model(config, shapes)
-    model: PreTrainedModel = model_class.__new__(model_class)
-    return model
 
 
 def outputs_of_heads(shapes: Shapes) -> dict[str, int]:

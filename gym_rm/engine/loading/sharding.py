@@ -28,12 +28,11 @@ def require_divisible(config: PreTrainedConfig, size: int, source: str) -> None:
             f"{config.model_type!r}); pass device_map='auto' to spread it over devices, or num_replicas={size} if it "
             "fits on one."
         )
-    heads = {name: _flat(getattr(config, name, None)) for name in ("num_attention_heads", "num_key_value_heads")}
-    wrong = {name: values for name, values in heads.items() if any(value % size for value in values)}
-    if wrong:
-        common = math.gcd(*(value for values in heads.values() for value in values))
+    heads = {name: getattr(config, name, None) or size for name in ("num_attention_heads", "num_key_value_heads")}
+    common = math.gcd(*heads.values())
+    if common % size:
         possible = [divisor for divisor in range(1, common + 1) if common % divisor == 0]
-        counts = ", ".join(f"{name}={_shown(values)}" for name, values in heads.items() if values)
+        counts = ", ".join(f"{name}={number}" for name, number in heads.items())
         raise ConfigError(
             f"tensor_parallel_size={size} cannot divide the heads of {source!r} ({counts}); sizes that can: {possible}."
         )
@@ -74,11 +73,3 @@ def _without_weights(model_class: Any, config: PreTrainedConfig) -> PreTrainedMo
         made = model_class.from_config(config) if hasattr(model_class, "from_config") else model_class(config)
     model: PreTrainedModel = made
     return model
-
-
-def _flat(value: Any) -> list[int]:
-    return [] if value is None else [int(each) for each in (value if isinstance(value, list | tuple) else [value])]
-
-
-def _shown(values: list[int]) -> int | list[int]:
-    return values[0] if len(values) == 1 else values

@@ -48,13 +48,6 @@ def test_the_reward_is_beta_times_the_log_ratio(tmp_path, architecture):
     assert scores.provenance.settings["reference"] == reference
 
 
-def test_length_normalised(tmp_path):
-    policy, reference = save_pair(tmp_path)
-    scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference, beta=2.0, length_normalised=True)
-    means = [plain_logprobs(policy, m).mean() - plain_logprobs(reference, m).mean() for m in PLAIN]
-    np.testing.assert_allclose(scorer.score(PLAIN).rewards, 2.0 * np.array(means), atol=1e-5)
-
-
 def test_control_tokens_in_a_prompt_do_not_move_the_start_of_the_reply(tmp_path):
     policy, reference = save_pair(tmp_path)
     scorer = gym_rm.load_scorer(policy, kind="implicit", reference=reference)
