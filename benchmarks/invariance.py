@@ -165,7 +165,7 @@ def main() -> None:
         if args.only not in name:
             continue
         model = make_model(name, len(tokenizer)).to(PRECISIONS[precision])
-        make_scorer: Callable[..., Any] = scoring.quantized if precision == "int8" else RewardModelScorer
+        make_scorer: Callable[..., Any] = scoring.quantized if precision == "int8" else scoring.loaded
         scorer = make_scorer(model, tokenizer)
         cached = make_scorer(model, tokenizer, prefix_cache_tokens=2048) if name == "qwen3" else None
         cells, first = compare(ours(scorer, cached, conversations), batches, len(conversations))

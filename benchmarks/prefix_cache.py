@@ -14,6 +14,7 @@ import sys
 import time
 
 import numpy as np
+import scoring
 import workloads
 from rich.console import Console
 from rich.table import Table
@@ -43,7 +44,7 @@ def main() -> None:
     seconds: dict[int, list[tuple[float, float]]] = {2: [], 4: [], 6: []}
     rows = {}
     for _ in range(args.rounds):
-        cached = RewardModelScorer(model, tokenizer, prefix_cache_tokens=100_000)
+        cached = scoring.loaded(model, tokenizer, prefix_cache_tokens=100_000)
         for messages, times in seconds.items():
             conversations = [dialogue[:messages] for dialogue in dialogues]
             started = time.perf_counter()

@@ -70,15 +70,18 @@ def eight_bit(model: PreTrainedModel, tokenizer: Any) -> Method:
     return lambda conversations: scorer.score(conversations).rewards
 
 
-def quantized(model: PreTrainedModel, tokenizer: Any, **options: Any) -> Any:
-    """Return a scorer of a model with 8-bit matrix products, whose layers are replaced when it is loaded."""
+def loaded(model: PreTrainedModel, tokenizer: Any, **options: Any) -> Any:
+    """Return a scorer of a copy of a model, for options that a model that is passed in cannot have."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        quantization = "fp8" if model.device.type == "cuda" else "int8"
         dtype = str(model.dtype).removeprefix("torch.")
-        device = str(model.device)
-        return gym_rm.load_scorer(folder, quantization=quantization, dtype=dtype, device=device, **options)
+        return gym_rm.load_scorer(folder, dtype=dtype, device=str(model.device), **options)
+
+
+def quantized(model: PreTrainedModel, tokenizer: Any, **options: Any) -> Any:
+    """Return a scorer of a model with 8-bit matrix products, whose layers are replaced when it is loaded."""
+    return loaded(model, tokenizer, quantization="fp8" if model.device.type == "cuda" else "int8", **options)
 
 
 def trl(model: PreTrainedModel, tokenizer: Any) -> Method:

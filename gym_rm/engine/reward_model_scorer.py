@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 from gym_rm.checks import integer
 from gym_rm.config import Config, Flag, NonNegativeInt, divide_settings
-from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE
 from gym_rm.engine.executors.choice import choose_executor
 from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelSource, Weights
 from gym_rm.engine.executors.parallel_options import ParallelOptions
@@ -136,9 +135,10 @@ class RewardModelScorer:
         engine, parallel, text, of_kind = divide_settings(
             options, *schemas, owner=f"a reward model of kind {kind!r}", others=loading
         )
-        if 0 < engine.prefix_cache_tokens < CACHE_BLOCK_SIZE:
+        if engine.prefix_cache_tokens and not isinstance(source, ModelFiles):
             raise ConfigError(
-                f"prefix_cache_tokens must be 0 or at least {CACHE_BLOCK_SIZE}; got {engine.prefix_cache_tokens}."
+                "prefix_cache_tokens needs a model whose weights nobody else changes: save yours with save_pretrained, "
+                "and pass its folder to gym_rm.load_scorer."
             )
         self.kind: Kind = KINDS[kind].of(facts, of_kind)
         self.renderer = Renderer(facts.tokenizer, input_format=self.kind.input_format, **dict(text))
@@ -278,7 +278,7 @@ class RewardModelScorer:
             self.executor.wake()
 
     def clear_cache(self) -> None:
-        """Clear everything computed from earlier weights; needed only if `ChangeCounter` cannot notice a change."""
+        """Clear the prefix cache, which `update_weights` does by itself."""
         with self._lock:
             self.executor.clear_cache()
 

@@ -23,7 +23,6 @@ CONVERSATIONS = [
 
 CASES = [
     ("qwen3", {}, "tree"),
-    ("qwen3", {"prefix_cache_tokens": 4000}, "tree"),
     ("qwen3", {"tree": False}, "padded"),
     ("gemma2", {}, "tree"),  # runs the model's own forward with tree attention
     ("bert", {}, "padded"),

@@ -88,12 +88,11 @@ def test_scores_follow_a_model_in_training(saved_model, real_conversations):
     [
         ("qwen3", {}),
         ("qwen3", {"tree": False}),
-        ("qwen3", {"prefix_cache_tokens": 4000}),
         ("bert", {}),
     ],
 )
 @pytest.mark.parametrize("through_data", [False, True])
-def test_changed_weights_clear_the_caches(architecture, options, through_data, two_folders, real_conversations):
+def test_changed_weights_count_at_once(architecture, options, through_data, two_folders, real_conversations):
     old, new = two_folders(architecture)
     model, _, scorer = handed_over(old, **options)
     before = scorer.score(real_conversations).rewards
@@ -168,6 +167,11 @@ def test_a_state_dict_updates_a_model_that_was_passed_in(two_folders, real_conve
         scorer.clear_cache()
     assert_same_bits(bits(model), bits(trained))
     assert list(map(id, model.parameters())) == parameters
+
+
+def test_a_model_that_was_passed_in_has_no_prefix_cache(two_folders):
+    with pytest.raises(ConfigError, match="prefix_cache_tokens needs a model whose weights nobody else changes"):
+        handed_over(two_folders("qwen3")[0], prefix_cache_tokens=4000)
 
 
 def test_a_folder_cannot_update_a_model_that_was_passed_in(two_folders):

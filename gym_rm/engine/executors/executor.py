@@ -48,11 +48,6 @@ class LoadSpec:
     tensor_parallel_size: int = 1
 
     @property
-    def num_ranks(self) -> int:
-        """Number of processes that hold the model together."""
-        return self.tensor_parallel_size
-
-    @property
     def sources(self) -> list[ModelSource]:
         """The model, and the reference model if there is one."""
         return [self.model] if self.reference is None else [self.model, self.reference]
@@ -156,7 +151,7 @@ class Executor(Protocol):
         ...
 
     def clear_cache(self) -> None:
-        """Clear everything computed from the weights; needed after changes that `ChangeCounter` does not notice."""
+        """Clear everything computed from the weights; needed if a caller changed those of a loaded model."""
         ...
 
     def close(self) -> None:

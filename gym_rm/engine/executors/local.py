@@ -16,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, chunks_to_try
-from gym_rm.engine.backbones.changes import ChangeCounter
 from gym_rm.engine.backbones.devices import device_of
 from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import assign_weights, quantization_of, quantize_layers
@@ -61,8 +60,6 @@ class LocalExecutor:
         self._prefix_cache: PrefixCache | None = None
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
-        self._changes = ChangeCounter()
-        self._version = 0
         self._threads = 0
         self._rows: BatchInvariant | contextlib.nullcontext[None] = contextlib.nullcontext()
         self._tensor_parallel_size = 1
@@ -106,7 +103,6 @@ class LocalExecutor:
             forward = check_invariance(candidate, forward, self._try_all, chunks)
         self._set_forward(forward)
         self._require_prefix_cache(forward)
-        self._clear_stale()
         self._threads = torch.get_num_threads()
         if forward.layout == "one_by_one":
             warn_once(
@@ -131,7 +127,6 @@ class LocalExecutor:
                 f"torch has {torch.get_num_threads()} threads, and had {self._threads} when the model was loaded; "
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
-        self._clear_stale()
         model = self._loaded()
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
@@ -215,7 +210,6 @@ class LocalExecutor:
             self.wake()  # move a model that was passed in back to its device
         self._model = self._spec = self._prefix_cache = None
         self._asleep, self._pinned = None, []
-        self._changes = ChangeCounter()
         _free_memory()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -223,7 +217,7 @@ class LocalExecutor:
         if self._asleep is not None:
             self.wake()
         self.clear_cache()
-        return {**self.__dict__, "_pinned": [], "_changes": ChangeCounter()}
+        return {**self.__dict__, "_pinned": []}
 
     @property
     def models(self) -> tuple[PreTrainedModel, ...]:
@@ -278,18 +272,6 @@ class LocalExecutor:
             self._prefix_cache.clear()
         values: FloatArray = torch.cat(parts).cpu().numpy()
         return values
-
-    def _clear_stale(self) -> None:
-        """Clear keys and values of earlier weights."""
-        if self._prefix_cache is None:
-            return
-        model, spec = self._loaded(), self._spec
-        assert spec is not None
-        sources = zip(spec.sources, model.models, strict=True)
-        version = self._changes.count([own if isinstance(source, ModelFiles) else source for source, own in sources])
-        if version != self._version:
-            self._prefix_cache.clear()
-            self._version = version
 
     def _reused_tokens(self) -> int:
         return 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens

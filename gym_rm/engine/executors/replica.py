@@ -32,7 +32,7 @@ class ReplicaFailed(Exception):
 
 
 class Replica(abc.ABC):
-    """One group of `LoadSpec.num_ranks` ranks that hold one model. One thread calls it; `kill` may come from any.
+    """One group of ranks that hold one model. One thread calls it; `kill` may come from any.
 
     Subclasses are the transport: they start the ranks, carry a request to all of them, and bring the answers back.
     """
@@ -47,7 +47,7 @@ class Replica(abc.ABC):
             ReplicaFailed: a rank died, did not answer within `seconds`, or the ranks disagree.
         """
         request = request_bytes("load", spec)
-        self._size = spec.num_ranks
+        self._size = spec.tensor_parallel_size
         try:
             self._start_ranks(spec)
             infos: list[ModelInfo] = _values("load", self._ask(request, seconds))
@@ -96,7 +96,7 @@ class Replica(abc.ABC):
 
     @abc.abstractmethod
     def _start_ranks(self, spec: LoadSpec) -> None:
-        """Start the processes of `spec.num_ranks` ranks, which wait for requests."""
+        """Start the processes of `spec.tensor_parallel_size` ranks, which wait for requests."""
 
     @abc.abstractmethod
     def _send(self, request: bytes) -> None:

@@ -126,7 +126,6 @@ def test_sleep_clears_the_prefix_cache(saved_model, hh_pairs):
 @pytest.mark.parametrize(
     ("architecture", "options", "message"),
     [
-        ("qwen3", {"prefix_cache_tokens": 3}, "0 or at least 16; got 3"),
         ("qwen3", {"tree": False}, "layout 'padded'"),
         ("gpt2", {}, r"a type in \['llama', 'mistral', 'qwen2', 'qwen3'\]"),
         ("bert", {}, "got BertForSequenceClassification"),
