@@ -1,0 +1,216 @@
+import pytest
+import torch
+from recording import NO_FALLBACK_REWARDS, RecordingScorer, chat
+
+from gym_rm import ConfigError, ScoringError
+from gym_rm.adapters.nemo_rl import EnvironmentReturn, RewardModelEnvironment, read_config
+
+RECIPE = {  # section reward_model of NeMo RL's grpo_rm_1B.yaml
+    "enabled": True,
+    "model_name": "Skywork/Skywork-Reward-V2-Qwen3-0.6B",
+    "tokenizer": {"name": "Skywork/Skywork-Reward-V2-Qwen3-0.6B"},
+    "precision": "bfloat16",
+    "batch_size": 4,
+    "checkpoint_path": None,
+    "max_model_len": 2048,
+    "offload_optimizer_for_logprob": False,
+    "resources": {"gpus_per_node": 1, "num_nodes": 1},
+    "reward_model_cfg": {"enabled": True, "reward_model_type": "bradley_terry"},
+    "dtensor_cfg": {
+        "enabled": True,
+        "_v2": True,
+        "cpu_offload": False,
+        "sequence_parallel": False,
+        "activation_checkpointing": False,
+        "tensor_parallel_size": 1,
+        "context_parallel_size": 1,
+        "custom_parallel_plan": None,
+    },
+    "dynamic_batching": {"enabled": False},
+    "sequence_packing": {"enabled": False},
+    "max_grad_norm": None,
+    "generation": None,
+}
+
+
+@pytest.fixture
+def environment(recorder):
+    return RewardModelEnvironment({"scorer": recorder})
+
+
+def log(*texts):
+    """Return a message log in the form of NeMo RL's rollouts, with the tokens of each message."""
+    return [{**message, "token_ids": torch.arange(3)} for message in chat(*texts)]
+
+
+def changed(**changes):
+    config = {**RECIPE, "dtensor_cfg": dict(RECIPE["dtensor_cfg"])}
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        config[section] = {**config[section], name: value} if name else value
+    return config
+
+
+# --- the interface -------------------------------------------------------------------------------------------------
+
+
+def test_step_returns_the_fields_that_nemo_rl_expects(environment, recorder):
+    result = environment.step([log("q", "four"), log("q", "a", "sure?", "it is four")], [{"any": 1}, None])
+    assert isinstance(result, EnvironmentReturn)
+    assert result._fields == ("observations", "metadata", "next_stop_strings", "rewards", "terminateds", "answers")
+    assert result.rewards.dtype is torch.float32
+    assert result.rewards.tolist() == [1.0, 2.5]
+    assert result.terminateds.dtype is torch.bool
+    assert result.terminateds.tolist() == [True, True]
+    assert result.metadata == result.next_stop_strings == [None, None]
+    assert result.observations == [{"role": "environment", "content": ""}] * 2
+    assert result.answers == ["four", "it is four"]
+    assert recorder.calls == [[chat("q", "four"), chat("q", "a", "sure?", "it is four")]]
+
+
+def test_tool_calls_of_a_log_reach_the_scorer(environment, recorder):
+    rollout = log("q", "a")
+    rollout[1]["tool_calls"] = [{"function": {"name": "sum", "arguments": "{}"}}]
+    environment.step([rollout], [None])
+    (conversation,) = recorder.calls[-1]
+    assert [sorted(message) for message in conversation] == [["content", "role"], ["content", "role", "tool_calls"]]
+
+
+@pytest.mark.parametrize("value", NO_FALLBACK_REWARDS)
+def test_an_invalid_fallback_reward_is_an_error_of_the_constructor(recorder, value):
+    with pytest.raises(ConfigError, match="fallback_reward must be"):
+        RewardModelEnvironment({"scorer": recorder}, fallback_reward=value)
+
+
+def test_a_log_without_a_score_is_an_error_or_gets_the_fallback_reward(environment):
+    with pytest.raises(ScoringError):
+        environment.step([log("q", "FAIL"), log("q", "four")], [None, None])
+    environment = RewardModelEnvironment({"scorer": RecordingScorer()}, fallback_reward=-2.0)
+    assert environment.step([log("q", "FAIL"), log("q", "four")], [None, None]).rewards.tolist() == [-2.0, 1.0]
+
+
+def test_rendered_prompts_need_the_policy_tokenizer(recorder, policy_path, environment):
+    prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    with pytest.raises(ConfigError, match="policy_tokenizer="):
+        environment.step([log(prompt, "four<|im_end|>")], [None])
+    environment = RewardModelEnvironment({"scorer": recorder}, policy_tokenizer=policy_path)
+    environment.step([log(prompt, "four<|im_end|>")], [None])
+    assert recorder.calls == [[chat("How much is 2 + 2?", "four")]]
+
+
+@pytest.mark.parametrize("name", ["total_reward", "rewards"])
+def test_metrics_have_the_names_of_nemo_rl(environment, name):
+    rewards = torch.tensor([1.0, 2.0, 6.0])
+    batch = {"message_log": [None] * 3, name: rewards}
+    same, metrics = environment.global_post_process_and_metrics(batch)
+    assert same is batch
+    assert metrics == {
+        "reward_model_env/num_samples": 3,
+        "reward_model_env/mean_reward": 3.0,
+        "reward_model_env/std_reward": pytest.approx(rewards.std().item()),
+        "reward_model_env/min_reward": 1.0,
+        "reward_model_env/max_reward": 6.0,
+    }
+
+
+def test_metrics_without_rewards_count_the_samples(environment):
+    batch = {"message_log": [None] * 3}
+    assert environment.global_post_process_and_metrics(batch)[1] == {"reward_model_env/num_samples": 3}
+
+
+def test_shutdown_can_be_repeated_and_leaves_the_callers_scorer_open(environment, recorder):
+    environment.shutdown()
+    environment.shutdown()
+    assert not recorder.closed
+
+
+def test_the_last_shutdown_closes_a_scorer_that_environments_share():
+    environments = [RewardModelEnvironment({"scorer": "recording:RecordingScorer"}) for _ in range(2)]
+    scorer = environments[0].scorer
+    assert environments[1].scorer is scorer
+    environments[0].shutdown()
+    environments[0].shutdown()
+    assert not scorer.closed
+    environments[1].shutdown()
+    assert scorer.closed
+
+
+# --- prompts for verifiers -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verifying(verifier):
+    return RewardModelEnvironment({"scorer": verifier})
+
+
+@pytest.mark.parametrize("key", ["ground_truth", "answer"])
+def test_the_metadata_of_each_log_reaches_a_verifier(verifying, verifier, key):
+    logs = [log("2 + 2?", "4"), log("3 + 3?", "5"), log("q", "a", "sure?", "yes")]
+    metadata = [{key: "4", "level": "easy"}, {key: "6", "id": "b"}, {key: "a"}]
+    assert verifying.step(logs, metadata).rewards.tolist() == [1.0, 0.0, 0.0]
+    assert [prompt.answer for prompt in verifier.prompts] == ["4", "6", "a"]
+    asked = [chat("2 + 2?"), chat("3 + 3?"), chat("q", "a", "sure?")]
+    assert [prompt.messages for prompt in verifier.prompts] == [tuple(messages) for messages in asked]
+    assert [prompt.prompt_id for prompt in verifier.prompts] == ["0", "b", "2"]
+    assert verifier.prompts[0].metadata["level"] == "easy"
+
+
+@pytest.mark.parametrize("metadata", [None, [None], [{}], ["4"]])
+def test_a_log_without_metadata_is_an_error_for_a_verifier(verifying, metadata):
+    with pytest.raises(ScoringError, match="row 0"):
+        verifying.step([log("q", "4")], metadata)
+
+
+def test_a_wrong_number_of_metadata_is_an_error(verifying):
+    with pytest.raises(ConfigError, match="one entry for each of the 2 message logs, got 1"):
+        verifying.step([log("q", "4")] * 2, [{"ground_truth": "4"}])
+
+
+def test_a_rendered_prompt_keeps_its_metadata(verifier, policy_path):
+    environment = RewardModelEnvironment({"scorer": verifier}, policy_tokenizer=policy_path)
+    prompt = "<|im_start|>user\nHow much is 2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    assert environment.step([log(prompt, "4<|im_end|>")], [{"ground_truth": "4"}]).rewards.tolist() == [1.0]
+    assert verifier.prompts[0].messages == tuple(chat("How much is 2 + 2?"))
+
+
+def test_a_section_of_the_kind_math_grades_answers():
+    environment = RewardModelEnvironment({"enabled": True, "kind": "math"})
+    metadata = [{"ground_truth": "40"}, {"ground_truth": 40.0}, {"ground_truth": "40"}]
+    logs = [log("90 - 50?", reply) for reply in ("It is 40.", "\\boxed{40}", "It is 37.")]
+    assert environment.step(logs, metadata).rewards.tolist() == [1.0, 1.0, 0.0]
+    environment.shutdown()
+
+
+# --- the configuration ---------------------------------------------------------------------------------------------
+
+
+def test_the_configuration_of_nemo_rls_recipe_is_accepted():
+    assert read_config(RECIPE) == {"reward_model": RECIPE["model_name"], "dtype": "bfloat16", "max_length": 2048}
+
+
+def test_chat_templates_are_read_from_files_and_texts(tmp_path):
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ messages }}")
+    tokenizer = {**RECIPE["tokenizer"], "chat_template_kwargs": {"enable_thinking": False}}
+    for given, expected in (("default", None), (str(file), "{{ messages }}"), ("{{ inline }}", "{{ inline }}")):
+        options = read_config(changed(tokenizer={**tokenizer, "chat_template": given}))
+        assert options.get("chat_template") == expected
+        assert options["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_the_error_names_every_unsupported_setting():
+    config = changed(checkpoint_path="/dcp", dtensor_cfg__tensor_parallel_size=4, tokenizer__name="another")
+    with pytest.raises(ConfigError) as caught:
+        read_config(config)
+    assert all(name in str(caught.value) for name in ("checkpoint_path", "tensor_parallel_size", "'another'"))
+    with pytest.raises(ConfigError, match="model_name must be"):
+        read_config(changed(model_name=None))
+
+
+def test_a_configuration_loads_the_reward_model(policy_path, embedded_scorer):
+    folder = policy_path.replace("policy", "reward_model")
+    config = changed(model_name=folder, tokenizer={"name": folder}, precision="float32", max_model_len=256)
+    environment = RewardModelEnvironment(config)
+    conversations = [chat("How much is 90 - 50?", reply) for reply in ("It is 40.", "It is 37.")]
+    rewards = environment.step(conversations, [None] * 2).rewards
+    assert rewards.tolist() == embedded_scorer.score(conversations).rewards.tolist()
