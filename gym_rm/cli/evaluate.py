@@ -70,9 +70,7 @@ def evaluate(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="A page (.html), the numbers (.json), or a folder for both and the scores."
-        ),
+        typer.Option("--output", "-o", metavar="FOLDER", help="Folder for a page, the numbers and the scores."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON instead of tables.")] = False,
     on_error: Annotated[
@@ -103,17 +101,16 @@ def evaluate(
             ScorerArguments.parse(reward_model, option, threads=threads),
             ScorerArguments.parse(against, threads=threads),
         ]
-        _check(benchmark, {"--best-of-n": best_of_n, "--scores": scores}, reward_model)
+        _check(benchmark, {"--best-of-n": best_of_n, "--scores": scores}, reward_model, output)
     except ValueError as error:
         fail(error, code=2)
     names = [spec_name(each.model) for each in (arguments if against is not None else arguments[:1])]
-    folder = output if output is not None and is_folder(output) else None
     bar = _progress_bar()
     models = [
         ModelRows(
             name=name,
             make_scorer=None if scores is not None and given is arguments[0] else given.load,
-            scores=scores if scores is not None and given is arguments[0] else folder and folder / file,
+            scores=scores if scores is not None and given is arguments[0] else output and output / file,
             batch_size=batch_size,
             report=_reporter(bar, name),
         )
@@ -152,13 +149,15 @@ def evaluate(
         raise typer.Exit(3)
 
 
-def _check(benchmark: str | None, others: Mapping[str, Any], reward_model: str | None) -> None:
-    """Refuse options that would have no effect."""
+def _check(benchmark: str | None, others: Mapping[str, Any], reward_model: str | None, output: Path | None) -> None:
+    """Refuse options that would have no effect, or another one."""
     unused = [name for name, value in others.items() if value is not None]
     if benchmark is not None and unused:
         raise ConfigError(f"{', '.join(unused)} has no effect with --benchmark {benchmark}; leave it out.")
     if reward_model is not None and others["--scores"] is not None:
         raise ConfigError("--reward-model and --scores exclude each other; -o FOLDER keeps the scores of a model.")
+    if output is not None and output.suffix.lower() in (".html", ".json"):
+        raise ConfigError(f"-o is a folder for all files, got {str(output)!r}.")
 
 
 @dataclass
@@ -311,11 +310,6 @@ def evaluate_benchmark_files(name: str, sources: Sequence[str], models: Sequence
     return results
 
 
-def is_folder(output: Path) -> bool:
-    """Return whether an output is a folder, by its name."""
-    return output.suffix.lower() not in (".html", ".json")
-
-
 def short_names(names: Sequence[str]) -> list[str]:
     """Return the last parts of paths, or the paths if these do not tell them apart; repeated ones get a number.
 
@@ -335,17 +329,10 @@ def spec_name(spec: Any) -> str:
     return "embedded" if spec is None else str(spec)
 
 
-def write_results(output: Path, results: Results) -> list[Path]:
-    """Write a page (`.html`), the values (`.json`), or a folder with both; return the paths that were written."""
-    paths: list[Path] = []
-    folder = is_folder(output)
-    if folder or output.suffix.lower() == ".json":
-        target = output / "report.json" if folder else output
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
-        paths.append(target)
-    if folder or output.suffix.lower() == ".html":
-        target = output / "report.html" if folder else output
-        tables = [benchmark_table(results.benchmarks)] if results.benchmarks else []
-        paths.append(write_evaluation_page(results.sets, target, tables=tables))
-    return paths
+def write_results(folder: Path, results: Results) -> list[Path]:
+    """Write the values and the page into a folder; return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = folder / "report.json"
+    values.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
+    tables = [benchmark_table(results.benchmarks)] if results.benchmarks else []
+    return [values, write_evaluation_page(results.sets, folder / "report.html", tables=tables)]

@@ -86,12 +86,9 @@ def divide_change(change: str) -> list[str]:
     Raises:
         ConfigError: it has another form.
     """
-    parts = [part.strip().rstrip(",;") for part in re.split(r"[\s,;]+(?=[A-Za-z_][\w.]*=)", change.strip())]
-    for part in parts:
-        if not re.match(r"[\w.]+\s*=", part):
-            raise ConfigError(
-                f"--what-if must be settings such as 'gpus=16' or 'nodes=2 gpu=h200_sxm', got {change!r}."
-            )
+    parts = re.split(r"[\s,;]+(?=[A-Za-z_][\w.]*=)", change.strip())
+    if not all(re.match(r"[\w.]+\s*=", part) for part in parts):
+        raise ConfigError(f"--what-if must be settings such as 'gpus=16' or 'nodes=2 gpu=h200_sxm', got {change!r}.")
     return parts
 
 

@@ -89,22 +89,17 @@ def train(
 @contextlib.contextmanager
 def _progress(done: int, total: int, *, shown: bool) -> Iterator[Callable[[int, Mapping[str, float]], None] | None]:
     """Show the progress of the steps on stderr: a bar on a terminal, else a line every tenth of the steps."""
-    if not shown:
-        yield None
-        return
-    if not stderr.is_terminal:
-        every = max(1, total // 10)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    words = TextColumn("{task.fields[shown]}")
+    with Progress(*columns, words, console=stderr, disable=not (shown and stderr.is_terminal)) as bar:
+        task = bar.add_task("training", total=total, completed=done, shown="")
 
-        def line(step: int, metrics: Mapping[str, float]) -> None:
-            if step % every == 0 or step == total:
+        def report(step: int, metrics: Mapping[str, float]) -> None:
+            bar.update(task, completed=step, shown=_short(metrics))
+            if not stderr.is_terminal and (step % max(1, total // 10) == 0 or step == total):
                 stderr.print(f"step {step}/{total}: {_short(metrics)}", markup=False)
 
-        yield line
-        return
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("training"), *columns, TextColumn("{task.fields[shown]}"), console=stderr) as bar:
-        task = bar.add_task("training", total=total, completed=done, shown="")
-        yield lambda step, metrics: bar.update(task, completed=step, shown=_short(metrics))
+        yield report if shown else None
 
 
 def _short(metrics: Mapping[str, float]) -> str:

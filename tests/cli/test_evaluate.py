@@ -72,18 +72,10 @@ def test_json_has_settings_and_values(models, pairs):
     assert models["loaded"] == [(None, {"overlong": "drop_turns", "max_length": 512})]
 
 
-@pytest.mark.parametrize(
-    ("name", "written"),
-    [
-        ("page.html", ["page.html"]),
-        ("deep/values.json", ["values.json"]),
-        ("folder", ["report.html", "report.json", "scores.jsonl"]),
-    ],
-)
-def test_outputs_by_their_names(models, pairs, tmp_path, name, written):
-    evaluate(pairs, "-o", tmp_path / "out" / name)
-    found = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-    assert sorted(path.name for path in found) == written
+def test_an_output_is_a_folder_with_a_page_the_numbers_and_the_scores(models, pairs, tmp_path):
+    evaluate(pairs, "-o", tmp_path / "deep" / "out")
+    found = sorted(path.name for path in (tmp_path / "deep" / "out").iterdir())
+    assert found == ["report.html", "report.json", "scores.jsonl"]
 
 
 def test_scores_of_an_earlier_evaluation_repeat_it_without_the_model(models, pairs, tmp_path):
@@ -203,6 +195,7 @@ def test_a_constant_model_is_all_ties(models, pairs):
         (["--benchmark", "rewardbench", "--best-of-n", "correct"], "--best-of-n has no effect"),
         (["--benchmark", "rewardbench", "--scores", "x.jsonl"], "--scores has no effect"),
         (["--reward-model", "short", "--scores", "x.jsonl"], "exclude each other"),
+        (["-o", "page.html"], "-o is a folder for all files, got 'page.html'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(pairs, arguments, problem):
@@ -215,7 +208,7 @@ def test_best_of_n_by_an_unknown_field_is_an_error(models, pairs):
 
 def test_an_output_that_cannot_be_written_is_an_error(models, pairs, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "cannot write" in evaluate(pairs, "-o", tmp_path / "file" / "x.html", code=1).stderr
+    assert "cannot write" in evaluate(pairs, "-o", tmp_path / "file" / "x", code=1).stderr
 
 
 def test_a_benchmark_of_two_models(models, tmp_path):
