@@ -166,11 +166,6 @@ def test_failed_lines_are_counted_again_on_resume_with_any_key(tmp_path, scorer,
     run(*command, code=3)
 
 
-def test_an_invalid_reward_model_object_names_the_option(tmp_path):
-    source = write(tmp_path / "in.jsonl", ROWS)
-    assert "the reward model is not valid JSON" in run(source, "--reward-model", "{bad", code=2).output
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_prints_one_line_of_error(tmp_path):
     source = write(tmp_path / "in.jsonl", ROWS)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 import gym_rm
 from gym_rm.cli.score_file import _number
 from gym_rm.data.scored_rows import row_to_score
-from gym_rm.errors import RemoteError
 from tests.cli.command import DATA, FIVE, FOUR, ROWS, USER, LengthScorer, needs_data, read, run, scores_of, write
 
 # --- rows --------------------------------------------------------------------------------------------------------
@@ -190,17 +189,6 @@ def interrupted_run(tmp_path, monkeypatch, raises, code) -> Path:
     return source
 
 
-@pytest.mark.parametrize(("raises", "code"), [(KeyboardInterrupt(), 130), (RemoteError("the server is gone"), 1)])
-def test_an_interrupted_run_can_be_continued(tmp_path, monkeypatch, raises, code):
-    source = interrupted_run(tmp_path, monkeypatch, raises, code)
-    scorer = LengthScorer()
-    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: scorer)
-    run(source, "-o", tmp_path / "out.jsonl")
-    assert scorer.calls == [6]
-    run(source, "-o", tmp_path / "whole.jsonl")
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-
-
 @given(cut=st.integers(0, 640))
 def test_an_incomplete_last_line_is_scored_again(tmp_path_factory, cut):
     folder = tmp_path_factory.mktemp("cut")
@@ -213,19 +201,6 @@ def test_an_incomplete_last_line_is_scored_again(tmp_path_factory, cut):
         store.write_bytes(store.read_bytes()[:cut])
         run(source, "-o", out)
     assert out.read_bytes() == whole
-
-
-def test_a_corrected_line_is_scored_by_the_next_run(tmp_path, scorer):
-    run(write(tmp_path / "in.jsonl", [ROWS[1], "{", ROWS[2]]), "-o", tmp_path / "out.jsonl", code=1)
-    run(write(tmp_path / "in.jsonl", [ROWS[1], ROWS[3], ROWS[2]]), "-o", tmp_path / "out.jsonl")
-    assert scores_of(tmp_path / "out.jsonl") == [0.1, 0.3, 0.2]
-
-
-def test_a_finished_run_does_not_call_the_scorer(tmp_path, scorer):
-    source = write(tmp_path / "in.jsonl", ROWS)
-    run(source, "-o", tmp_path / "out.jsonl")
-    run(source, "-o", tmp_path / "out.jsonl", "--batch-size", 3)
-    assert scorer.calls == [10]
 
 
 def test_an_output_with_different_settings_is_an_error(tmp_path, scorer):

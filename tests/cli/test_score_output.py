@@ -87,7 +87,7 @@ def test_an_output_is_also_locked_under_the_name_of_a_link(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("at_call", [1, 3, 5])
+@pytest.mark.parametrize("at_call", [1, 3])
 def test_an_interrupted_run_is_continued_in_every_format(tmp_path, monkeypatch, source, name, at_call):
     out = tmp_path / needs(name)
     stopped = LengthScorer(raises=KeyboardInterrupt(), at_call=at_call)
