@@ -1,4 +1,4 @@
-"""Read preference pairs: a prompt with a preferred and a rejected reply."""
+"""Preference pairs of comparisons: a prompt with a preferred and a rejected reply."""
 
 from __future__ import annotations
 
@@ -6,34 +6,16 @@ import itertools
 from typing import Any
 
 from gym_rm.data.formats.detection import comparison_of_row
-from gym_rm.data.rows import Source, describe_source, rows_of
 from gym_rm.errors import ConfigError
 from gym_rm.types import Comparison, PreferencePair
 
 
-def load_pairs(source: Source) -> tuple[PreferencePair, ...]:
-    """Load preference pairs from a file, a hub data set or an iterable (see `load_prompts`).
-
-    A row has one of the shapes of `gym_rm.data.comparisons.load_comparisons`. A row with more than two replies gives
-    one pair for every two replies with different ranks. Its `scores`, labels and ties are not in the pairs: use
-    `load_comparisons` for them.
+def pairs_of_row(row: Any, where: str) -> tuple[PreferencePair, ...]:
+    """Return the pairs of one row in any shape of `load_comparisons`: one for every two different ranks.
 
     Raises:
-        ConfigError: the source cannot be read, it has no rows, or a row is invalid or has no two different ranks.
-
-    Example:
-        >>> pair, = load_pairs([{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}])
-        >>> pair.chosen
-        ({'role': 'assistant', 'content': '4'},)
+        ConfigError: the row is invalid, or has no two different ranks.
     """
-    pairs = tuple(itertools.chain.from_iterable(pairs_of_row(row, where) for where, row in rows_of(source, "pairs")))
-    if not pairs:
-        raise ConfigError(f"pairs: {describe_source(source)} has no rows; expected at least one.")
-    return pairs
-
-
-def pairs_of_row(row: Any, where: str) -> tuple[PreferencePair, ...]:
-    """Return the pairs of one row, in any form that `load_pairs` reads."""
     _, comparison = comparison_of_row(row, where)
     pairs = pairs_of(comparison)
     if not pairs:

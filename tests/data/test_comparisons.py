@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_rm.data.comparisons import DroppedRow, load_comparisons
-from gym_rm.data.pairs import load_pairs
+from gym_rm.data.pairs import pairs_of
 from gym_rm.errors import ConfigError
 from gym_rm.types import Comparison, PreferencePair
 
@@ -223,4 +223,4 @@ def test_ranked_replies_survive_a_round_trip_through_a_line(prompt, replies):
     ranks = [rank for _, rank in replies]
     if len(set(ranks)) > 1:
         expected = sum(a != b for k, a in enumerate(ranks) for b in ranks[k + 1 :])
-        assert len(load_pairs([found])) == expected
+        assert len(pairs_of(found)) == expected

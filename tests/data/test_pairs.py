@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from gym_rm.data.pairs import load_pairs
+from gym_rm.data.comparisons import load_comparisons
+from gym_rm.data.pairs import pairs_of, pairs_of_row
 from gym_rm.errors import ConfigError
 from gym_rm.types import PreferencePair
 
@@ -12,6 +13,10 @@ needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data bes
 USER = {"role": "user", "content": "2 + 2?"}
 FOUR = {"role": "assistant", "content": "4"}
 FIVE = {"role": "assistant", "content": "5"}
+
+
+def load_pairs(rows):
+    return tuple(pair for number, row in enumerate(rows) for pair in pairs_of_row(row, f"pairs[{number}]"))
 
 
 @pytest.mark.parametrize(
@@ -87,22 +92,10 @@ def test_an_invalid_pair_is_refused(row, message):
         load_pairs([row])
 
 
-def test_a_source_without_rows_is_refused():
-    with pytest.raises(ConfigError, match=r"pairs: the given list has no rows"):
-        load_pairs([])
-
-
-def test_the_error_of_an_invalid_row_has_its_file_and_line(tmp_path):
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n{"prompt": "a"}\n')
-    with pytest.raises(ConfigError, match=r"p.jsonl line 2: no replies to compare; .*got the fields"):
-        load_pairs(path)
-
-
 @needs_data
 def test_real_pairs():
-    pairs = load_pairs(DATA / "hh_harmless.jsonl.gz")
-    assert len(pairs) == 1150
+    found = load_comparisons(DATA / "hh_harmless.jsonl.gz").comparisons
+    pairs = [pair for each in found for pair in pairs_of(each)]
+    assert len(pairs) == 1147
     assert max(len(pair.prompt) for pair in pairs) == 35
     assert all(pair.prompt[-1]["role"] == "user" for pair in pairs)
-    assert len(load_pairs(DATA / "rewardbench_slice.jsonl.gz")) == 300

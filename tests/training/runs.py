@@ -86,3 +86,20 @@ def served_rewards(folder: Path, rows: list[Any], **options: Any) -> np.ndarray[
 
     scorer = gym_rm.load_scorer(str(folder), **options)
     return scorer.score([each for row in load_comparisons(rows).comparisons for each in row.conversations]).rewards
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of a run catches it."""
+
+
+def kill_at(monkeypatch: Any, owner: Any, name: str, call: int) -> None:
+    """Raise Killed at a call of a function, counted from 1; earlier calls run."""
+    function, calls = getattr(owner, name), []
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            raise Killed
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, dying)

@@ -19,13 +19,9 @@ from gym_rm.training import export as export_module
 from gym_rm.training import trainer as trainer_module
 from gym_rm.training.parallel_model import ParallelModel
 from gym_rm.training.trainer import STOPPED, Trainer
-from tests.training.runs import curve, pairs, settings_of, train, write_rows
+from tests.training.runs import Killed, curve, kill_at, pairs, settings_of, train, write_rows
 
 OPTIONS = ("data.validation_share=0.33", "epochs=3")
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of the trainer catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +38,6 @@ def require_same_run(run, other):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert not list(run.rglob(".*"))
-
-
-def kill_at(monkeypatch, owner, name, call):
-    """Raise Killed at a call of a function, counted from 1; earlier calls run."""
-    function, calls = getattr(owner, name), []
-
-    def dying(*arguments, **options):
-        calls.append(1)
-        if len(calls) == call:
-            raise Killed
-        return function(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, dying)
 
 
 # Moments: the owner and name of a function, and the call that does not return.

@@ -9,8 +9,7 @@ from typing import Any
 
 from gym_rm.data.formats.fields import number
 from gym_rm.data.formats.pairs import of_pair, read_binary, read_signed
-from gym_rm.data.formats.reply_lists import are_texts, list_field, read_groups, read_list
-from gym_rm.data.formats.single_replies import read_rated
+from gym_rm.data.formats.reply_lists import are_texts, list_field, read_groups, read_list, read_rated
 from gym_rm.data.formats.steps import read_steps
 from gym_rm.data.formats.transcripts import with_parsed_prompt
 from gym_rm.data.rows import filled_fields, show

@@ -1,4 +1,4 @@
-"""Rows with a list of replies, each with a rank, a grade, or ratings."""
+"""Rows with a list of replies, each with a rank, a grade, or ratings; and rows with one rated reply."""
 
 from __future__ import annotations
 
@@ -25,6 +25,22 @@ REPLY_LISTS = ("completions", "solutions", "responses", "answers")
 OVERALL = ("overall_score", "score", "rating")
 # Lists beside the list of replies, and the field of a reply with the same meaning.
 BESIDE = {"ranks": "rank", "scores": "score"}
+# Objectives of HelpSteer2 (arXiv 2406.08673) and other data sets with ratings.
+OBJECTIVES = (
+    "helpfulness",
+    "correctness",
+    "coherence",
+    "complexity",
+    "verbosity",
+    "honesty",
+    "truthfulness",
+    "instruction_following",
+    "safety",
+    "harmlessness",
+    "overall_score",
+    "score",
+    "rating",
+)
 PREFERENCES = ("rank", "correct", *OVERALL, "annotations")
 
 
@@ -72,6 +88,18 @@ def read_groups(row: Mapping[str, Any], where: str) -> Comparison:
     grades = {"chosen": True, "rejected": False}
     entries = [{"completion": text, "correct": grade} for name, grade in grades.items() for text in row[name]]
     return read_list({**rest(row, *grades), "completions": entries}, "completions", where)[1]
+
+
+def read_rated(row: Mapping[str, Any], where: str) -> Comparison:
+    """Read a row with `prompt`, `response` and ratings, such as `helpfulness`; a missing rating is NaN."""
+    field, prompt = required_prompt(row, where, "prompt")
+    reply = parse_reply(row["response"], where, "response")
+    prompt, replies, reference = answered(prompt, (reply,), ("response",), where, field)
+    table = row.get("scores")
+    rated = dict(table) if isinstance(table, Mapping) else {name: row[name] for name in OBJECTIVES if name in row}
+    scores = {name: (math.nan if value is None else number(value, where, name),) for name, value in rated.items()}
+    metadata = {**rest(row, field, "response", *scores), **reference}
+    return Comparison(prompt, replies, None, None, scores, None, source_of(row), where, metadata)
 
 
 def are_texts(values: Sequence[Any]) -> bool:
