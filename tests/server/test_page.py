@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser: scores of turns and sentences, two replies, hostile texts, errors in words."""
+"""The page at `/` in a real browser: scores of turns, two replies, hostile texts, errors in words."""
 
 import json
 import re
@@ -112,23 +112,13 @@ def read(text):
     ]
 
 
-def test_every_turn_and_every_sentence_has_its_reward(app, tab):
+def test_every_turn_has_its_reward(app, tab):
     score(tab, TALK)
     messages = read(TALK)
     whole = reward_of(messages)
     assert numbers(tab, ".score strong") == [pytest.approx(whole, abs=0.01)]
     assert numbers(tab, ".turn .value") == pytest.approx([reward_of(messages[:2]), whole], abs=0.01)
-    rest = ["Another thing! A last one?", "One thing. A last one?", "One thing. Another thing!"]
-    expected = [whole - reward_of([*messages[:-1], {"role": "assistant", "content": text}]) for text in rest]
-    assert numbers(tab, ".adds .value") == pytest.approx(expected, abs=0.06)
-    assert texts(tab, ".adds .text") == ["One thing.", "Another thing!", "A last one?"]
-
-
-def test_all_sentences_are_scored_in_one_request(app, tab):
-    score(tab, TALK)
-    sizes = {request["turns"]: len(request["conversations"]) for _, _, request in app.requests}
-    assert len(app.requests) == 2
-    assert sizes == {"all": 1, "last": 4}
+    assert [request["turns"] for _, _, request in app.requests] == ["all"]
 
 
 def test_two_replies_are_compared(app, tab):
@@ -170,9 +160,8 @@ def test_json_and_unicode_reach_the_server_unchanged(app, tab):
     content = "Grüße 👩‍🚀! 你好。\u202bשלום\u202c <b>x</b> \\n \u0000 \ud800"
     messages = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": content}]
     score(tab, json.dumps(messages))
-    assert [request["conversations"][0] for _, _, request in app.requests] == [messages, messages]
     score(tab, json.dumps({"messages": messages, "id": 7}))
-    assert len(app.requests) == 4
+    assert [request["conversations"] for _, _, request in app.requests] == [[messages]] * 2
 
 
 @pytest.mark.parametrize(
@@ -215,7 +204,6 @@ def test_errors_of_the_server_are_shown_in_words(app, tab, fault, words):
 def test_a_failed_row_shows_its_reason(app, tab):
     score(tab, "User: Hi\nAssistant: This is fine. This will FAIL now.")
     assert tab.inner_text(".score .value") == "no score: too long"
-    assert texts(tab, ".adds .value") == ["no score: too long"] * 2
 
 
 def test_a_server_that_cannot_be_reached_is_named(app, browser):
@@ -237,24 +225,9 @@ def test_the_key_is_asked_for_and_kept_in_memory_only(app, tab):
     tab.press("#key", "Tab")
     model_is(tab, "fake")
     score(tab, TALK)
-    assert len(texts(tab, ".adds li")) == 3
+    assert len(numbers(tab, ".score strong")) == 1
     stored = "[localStorage.length, sessionStorage.length, document.cookie, location.href.includes('secret')]"
     assert tab.evaluate(stored) == [0, 0, "", False]
-
-
-def test_a_long_reply_is_scored_in_groups_within_the_limits(app, tab):
-    app.limits.update(max_conversations=8, max_request_bytes=20_000)
-    tab.reload()
-    model_is(tab, "fake")
-    reply = " ".join(f"This is sentence number {number}." for number in range(100))
-    score(tab, f"User: Hi\nAssistant: {reply}")
-    assert tab.is_hidden("#error")
-    shown = texts(tab, ".adds .text")
-    assert 2 <= len(shown) <= 7
-    assert "This is sentence number 99." in tab.inner_text(".marked")
-    assert re.search(r"What each group of \d+ sentences adds", tab.inner_text("#results"))
-    score(tab, f"User: Hi\nAssistant: {reply * 10}")
-    assert "bytes; the server accepts 20,000" in tab.inner_text("#error")
 
 
 def test_a_scorer_without_turns_still_shows_the_last_reply(app, tab):
@@ -262,7 +235,7 @@ def test_a_scorer_without_turns_still_shows_the_last_reply(app, tab):
     right = app.rewards
 
     def rewards(request, size):
-        return error(400, "cannot score all turns") if request["turns"] == "all" else right(request, size)
+        return error(501, "cannot score all turns") if request["turns"] == "all" else right(request, size)
 
     app.rewards = rewards
     score(tab, TALK)
