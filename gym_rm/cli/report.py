@@ -16,9 +16,6 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE.html", help="The page. Default: RUN/report.html.")
     ] = None,
-    compare: Annotated[
-        Path | None, typer.Option(metavar="RUN2", help="Draw the curves of another run beside those of RUN.")
-    ] = None,
 ) -> None:
     """Write one HTML page about a run of agents/grpo.py or gym-rm train; it needs no network.
 
@@ -27,7 +24,7 @@ def report(
 
     \b
     gym-rm report outputs/grpo-20260101-120000
-    gym-rm report outputs/with-kl -o page.html --compare outputs/without-kl
+    gym-rm report outputs/with-kl -o page.html
 
     Exit codes: 0 finished; 1 error; 2 invalid arguments.
     """
@@ -39,7 +36,7 @@ def report(
     try:
         if path.suffix != ".html":
             raise ConfigError(f"-o must end in .html, got {str(path)!r}.")
-        page = write_run_page(read_run(run), path, compared=read_run(compare) if compare is not None else None)
+        page = write_run_page(read_run(run), path)
     except ConfigError as error:
         fail(error, 2)
     except OSError as error:

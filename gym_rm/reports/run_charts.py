@@ -16,7 +16,6 @@ import numpy as np
 
 from gym_rm.reports.runs import Run
 from gym_rm.reports.svg import Chart, Point, round_values
-from gym_rm.reports.transcripts import visible
 
 MOST_POINTS = 300  # of a line; more steps are averaged
 MOST_DOTS = 1000
@@ -114,23 +113,23 @@ OF_REWARD_MODELS = (
 )
 
 
-def run_charts(run: Run, compared: Run | None = None) -> list[CaptionedChart]:
-    """Return the charts of a run; the first line of each is also drawn for the run that it is compared with."""
+def run_charts(run: Run) -> list[CaptionedChart]:
+    """Return the charts of a run."""
     panels = OF_REWARD_MODELS if run.trains_reward_model else OF_POLICIES
-    charts = [curves(panel, run, compared) for panel in panels]
+    charts = [curves(panel, run) for panel in panels]
     names = sorted({name for row in run.training for name in row})
     parts = tuple((name, name.removeprefix(COMPONENTS)) for name in names if name.startswith(COMPONENTS))
     verdicts = tuple((name, VERDICT.sub(r"\1", name)) for name in names if VERDICT.search(name))
     if parts:
-        charts.append(curves(Panel("Parts of the reward", parts[:COLORS], "Mean of each part.", "number"), run, None))
+        charts.append(curves(Panel("Parts of the reward", parts[:COLORS], "Mean of each part.", "number"), run))
     if verdicts:
         words = "Share of the replies of a step."
-        charts.append(curves(Panel("Verdicts", verdicts[:COLORS], words, "share"), run, None))
+        charts.append(curves(Panel("Verdicts", verdicts[:COLORS], words, "share"), run))
     charts.append(length_chart(run))
     return [each for each in charts if each is not None]
 
 
-def curves(panel: Panel, run: Run, compared: Run | None) -> CaptionedChart | None:
+def curves(panel: Panel, run: Run) -> CaptionedChart | None:
     """Return the lines of a panel, and dots for the measurements of its first metric."""
     lines = [(f"c{i}", words, points) for i, (name, words) in enumerate(panel.series)
              if (points := _points(run.training, name))]  # fmt: skip
@@ -138,18 +137,13 @@ def curves(panel: Panel, run: Run, compared: Run | None) -> CaptionedChart | Non
     dots = _points(run.held_out, first) if panel.measured else []
     if not lines and not dots:
         return None
-    other = _points(compared.training, first) if compared is not None else []
-    chart = _axes(panel, [*(points for _, _, points in lines), other, dots])
-    if other:
-        chart.line(_shorter(other), "other")
+    chart = _axes(panel, [*(points for _, _, points in lines), dots])
     for kind, _, points in lines:
         chart.line(_shorter(points), kind)
     chart.dots(dots, "held")
     legend = [(kind, words) for kind, words, _ in lines]
     if dots:
         legend.append(("held", "held out"))
-    if other and compared is not None:
-        legend.append(("other", visible(compared.folder.name)))
     return CaptionedChart(panel.title, chart.svg(), panel.words, tuple(legend) if len(legend) > 1 else ())
 
 

@@ -32,7 +32,7 @@
   const lowered = data.prompts.map((each) => [each.id, ...each.messages.map((message) => message.text)].join("\n").toLowerCase());
 
   function fillSteps() {
-    const steps = [...new Set(data.rows.filter((row) => row.phase === $("view").value && !row.run).map((row) => row.step))];
+    const steps = [...new Set(data.rows.filter((row) => row.phase === $("view").value).map((row) => row.step))];
     const held = $("view").value === "held_out";
     const options = [[held ? "last" : "", held ? "last measurement" : "all steps"]].concat(steps.map((step) => [String(step), `step ${step}`]));
     $("step").replaceChildren(...options.map(([value, words]) => Object.assign(node("option", "", words), { value })));
@@ -43,10 +43,9 @@
   // Rows of a card to show: before and after for held-out prompts, all replies of a group for training.
   function shown(rows, step) {
     if (rows[0].phase === "train") return [...rows].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
-    const own = rows.filter((row) => !row.run);
-    const last = step === "last" ? own.at(-1) : own.find((row) => String(row.step) === step);
+    const last = step === "last" ? rows.at(-1) : rows.find((row) => String(row.step) === step);
     if (!last) return [];
-    return [...(own[0] === last ? [] : [own[0]]), last, ...rows.filter((row) => row.run).slice(-1)];
+    return rows[0] === last ? [last] : [rows[0], last];
   }
 
   function select() {
@@ -69,16 +68,15 @@
       const rows = shown(all, step);
       if (!rows.length) continue;
       if (words && !lowered[first.prompt].includes(words) && !rows.some((row) => row.lower.includes(words))) continue;
-      const judged = train ? rows : rows.filter((row) => !row.run).slice(-1);
+      const judged = train ? rows : rows.slice(-1);
       if (!judged.some((row) => fits(row, rows))) continue;
       cards.push(rows);
     }
-    const own = (rows) => rows.filter((row) => !row.run);
     const spread = (rows) => {
-      const values = own(rows).map((row) => row.reward).filter((value) => value !== null);
+      const values = rows.map((row) => row.reward).filter((value) => value !== null);
       return values.length ? (rows[0].phase === "train" ? Math.max(...values) - Math.min(...values) : Math.abs(values.at(-1) - values[0])) : -1;
     };
-    const value = (rows) => (rows[0].phase === "train" ? rows[0] : own(rows).at(-1)).reward ?? -Infinity;
+    const value = (rows) => (rows[0].phase === "train" ? rows[0] : rows.at(-1)).reward ?? -Infinity;
     const keys = { spread: (rows) => -spread(rows), low: value, high: (rows) => -value(rows) };
     const key = keys[$("order").value];
     if (key) cards = cards.map((rows) => [key(rows), rows]).sort((a, b) => (a[0] < b[0] ? -1 : a[0] > b[0] ? 1 : 0)).map((each) => each[1]);
@@ -125,16 +123,14 @@
       made.append(box);
     }
     const sides = node("div", "sides");
-    const own = rows.filter((row) => !row.run);
     for (const row of rows) {
       let words = "";
       if (row.phase !== "train") {
         words = row.step === data.start ? "before training" : `after step ${row.step}`;
-        if (row.run) words = `${data.compared}, step ${row.step}`;
       }
       sides.append(reply(row, words));
     }
-    if (own.length > 2) sides.classList.add("many");
+    if (rows.length > 2) sides.classList.add("many");
     made.append(sides);
     return made;
   }

@@ -20,36 +20,36 @@ from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
 
 
-def write_run_page(run: Run, path: str | Path, *, compared: Run | None = None) -> Path:
-    """Write the page of a run, beside the curves of another one if given; return the path.
+def write_run_page(run: Run, path: str | Path) -> Path:
+    """Write the page of a run; return the path.
 
     Raises:
         ConfigError: the run has no line yet.
     """
-    return write_page(run_page(run, compared=compared), path)
+    return write_page(run_page(run), path)
 
 
-def run_page(run: Run, *, compared: Run | None = None) -> str:
+def run_page(run: Run) -> str:
     """Return the HTML of the page. All texts of the run are escaped.
 
     Raises:
         ConfigError: the run has no line yet.
     """
-    for each in (run, compared):
-        if each is not None and not each.training and not each.held_out:
-            raise ConfigError(f"run {str(each.folder)!r} has no step yet; nothing to report.")
+    if not run.training and not run.held_out:
+        raise ConfigError(f"run {str(run.folder)!r} has no step yet; nothing to report.")
     script = (files("gym_rm.reports") / "run_page.js").read_text(encoding="utf-8")
-    both = [each for each in (run, compared) if each is not None]
     return render(
         "run_page.html",
         title=f"Run {visible(run.folder.resolve().name)}",
         about=f"gym_rm {gym_rm.__version__} · {visible(run.caption)}",
-        runs=[_summary(each) for each in both],
+        numbers=_numbers(run),
+        watched=not run.trains_reward_model,
+        signs=() if run.trains_reward_model else signs(run),
         settings=[visible(f"{name}={value}") for name, value in changed_settings(run)],
-        charts=run_charts(run, compared),
+        charts=run_charts(run),
         conversations=len(run.conversations),
         # `</script>` cannot end the block, since `<` is written as its escape.
-        data=json.dumps(_conversations(run, compared)).replace("<", "\\u003c") if run.conversations else "",
+        data=json.dumps(_conversations(run)).replace("<", "\\u003c") if run.conversations else "",
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -69,15 +69,6 @@ def changed_settings(run: Run) -> Iterator[tuple[str, Any]]:
 
 
 # --- helpers -----------------------------------------------------------------------------------------------------
-
-
-def _summary(run: Run) -> dict[str, Any]:
-    return {
-        "name": visible(run.folder.resolve().name),
-        "numbers": _numbers(run),
-        "watched": not run.trains_reward_model,
-        "signs": () if run.trains_reward_model else signs(run),
-    }
 
 
 def _numbers(run: Run) -> list[tuple[str, str, str]]:
@@ -106,13 +97,10 @@ def _numbers(run: Run) -> list[tuple[str, str, str]]:
     return found
 
 
-def _conversations(run: Run, compared: Run | None) -> dict[str, Any]:
-    rows: list[tuple[int, Row]] = [(0, row) for row in run.conversations]
-    if compared is not None:
-        rows += [(1, after) for _, after in compared.before_and_after()]
+def _conversations(run: Run) -> dict[str, Any]:
     places: dict[str, int] = {}
     prompts: list[Sequence[Mapping[str, Any]]] = []
-    for _, row in rows:
+    for row in run.conversations:
         place = places.setdefault(str(row["prompt_id"]), len(prompts))
         messages = row["messages"][:-1]
         if place == len(prompts):
@@ -122,9 +110,8 @@ def _conversations(run: Run, compared: Run | None) -> dict[str, Any]:
     held_out = run.measured()
     return {
         "prompts": [{"id": visible(name), "messages": _messages(prompts[place])} for name, place in places.items()],
-        "rows": [_row(row, places, prompts) | {"run": number} for number, row in rows],
+        "rows": [_row(row, places, prompts) for row in run.conversations],
         "start": held_out[0]["step"] if held_out else None,
-        "compared": visible(compared.folder.resolve().name) if compared is not None else "",
     }
 
 

@@ -12,20 +12,18 @@ def report(*arguments):
 
 
 def test_the_page_is_one_file(tmp_path):
-    result = report(RUN, "-o", tmp_path / "deep" / "page.html", "--compare", RUNS / "invented_wording")
+    result = report(RUN, "-o", tmp_path / "deep" / "page.html")
     assert result.exit_code == 0, result.output
     assert "wrote" in result.output
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["page.html"]
     text = (tmp_path / "deep" / "page.html").read_text()
-    assert "proper_sentences: No sign of reward hacking" in text
-    assert "invented_wording: Signs of reward hacking" in text
+    assert "No sign of reward hacking" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["missing"], "folder 'missing' must contain a run, but metrics.csv is missing"),
-        ([RUN, "--compare", "missing"], "folder 'missing' must contain a run"),
         ([RUN, "-o", "page.pdf"], "-o must end in .html, got 'page.pdf'"),
     ],
 )

@@ -76,8 +76,8 @@ def opened(browser, tmp_path):
     """Function that writes and opens a page; the test fails if it asks for anything else or reports an error."""
     requests, complaints, contexts = [], [], []
 
-    def open_page(run, *, compared=None, scheme="light"):
-        path = write_run_page(run, tmp_path / "page.html", compared=compared)
+    def open_page(run, *, scheme="light"):
+        path = write_run_page(run, tmp_path / "page.html")
         contexts.append(browser.new_context(viewport={"width": 1200, "height": 900}, color_scheme=scheme))
         tab = contexts[-1].new_page()
         tab.on("request", lambda request: requests.append(request.url))
@@ -116,7 +116,7 @@ OVERLAPS = """() => {
 
 
 def test_labels_sit_on_no_curve_and_on_no_other_label(opened, full):
-    tab = opened(full, compared=full)
+    tab = opened(full)
     assert tab.evaluate(OVERLAPS) == [13, []]
     assert tab.evaluate("document.querySelectorAll('svg').length") == len(set(svg_labels(tab)))
 
@@ -229,12 +229,6 @@ def test_the_verdict_comes_before_the_curves():
 
 def test_only_settings_that_differ_are_shown(full):
     assert dict(changed_settings(full)) == {"seed": 7, "env.reward_model": "org/model", "loss.kl_coef": 0.05}
-
-
-def test_another_run_is_beside_this_one(full):
-    page = run_page(read_run(RUNS / "proper_sentences"), compared=full)
-    assert "full: " in page
-    assert page.count('class="line other"') >= 5
 
 
 def test_a_short_run_has_the_charts_it_has_values_for(tmp_path):
