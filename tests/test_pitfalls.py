@@ -28,8 +28,8 @@ Numerics
 Text to tokens
 14. The BOS is missing or added twice.
     tests/engine/text/test_renderer.py::test_one_bos_if_template_and_tokenizer_both_write_one
-15. The end token is missing or added twice. Here; for a family that reads its own end token,
-    tests/engine/loading/test_families.py::test_athene_reads_a_token_that_it_appends
+15. The end token is missing or added twice. Here; for a model that reads its own end token,
+    tests/engine/loading/test_families.py::test_a_template_appends_the_token_that_the_head_reads
 16. Templates write more than the messages. Here, and
     tests/engine/text/test_renderer.py::test_every_turn_has_the_ids_of_the_conversation_up_to_it
 17. A reply contains control tokens. Here, and

@@ -50,6 +50,21 @@ def test_heads_of_two_layers(tmp_path, class_name, architecture, prefix, config)
     assert scores.provenance.layout == "tree"
 
 
+def test_a_template_appends_the_token_that_the_head_reads(tmp_path):
+    """As for Athene-RM, which is loaded by its options."""
+    tokenizer = tiny_models.tokenizer("llama3")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|reserved_special_token_1|>"]})
+    heads = {"v_head.weight": tensor(1, HIDDEN, seed=1)}
+    folder = save_with_heads(
+        tmp_path, heads, class_name="AtheneForSequenceClassification", tokenizer=tokenizer, vocab_size=len(tokenizer)
+    )
+    template = tokenizer.chat_template + "<|reserved_special_token_1|>"
+    scorer = gym_rm.load_scorer(str(folder), head="v_head", pooling="last", chat_template=template)
+    last = tokenizer.convert_tokens_to_ids("<|reserved_special_token_1|>")
+    expected = [float(heads["v_head.weight"] @ hidden_states(folder, [*token_ids(folder, m), last])[-1]) for m in PLAIN]
+    np.testing.assert_allclose(scorer.score(PLAIN).rewards, expected, atol=1e-5)
+
+
 def test_nemotron_reads_the_logit_of_the_first_token(tmp_path):
     folder = tiny_models.save_policy(tmp_path / "Llama-3.1-Nemotron-70B-Reward-HF", "llama", initializer_range=0.3)
     scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
