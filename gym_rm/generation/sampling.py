@@ -83,7 +83,6 @@ class LocalSampler:
         prompts: Sequence[TokenIds],
         *,
         seeds: Sequence[int],
-        temperature: float | None = None,
         deadline: float = math.inf,
     ) -> list[Completion]:
         """Sample one completion for each prompt; see `Sampler`.
@@ -91,7 +90,6 @@ class LocalSampler:
         Args:
             prompts: B prompts.
             seeds: B seeds.
-            temperature: temperature of this call; None for the sampler's.
             deadline: time of `time.monotonic` after which completions end where they are, unfinished; those that had
                 not begun have no tokens.
 
@@ -99,7 +97,6 @@ class LocalSampler:
             ConfigError: a prompt is empty or leaves no position for a token, or the model cannot be sampled.
             GymRMError: the model's logits are not finite.
         """
-        temperature = self.temperature if temperature is None else temperature
         rooms = self._rooms(prompts)
         completions = [NOTHING] * len(prompts)
         training = self.model.training
@@ -111,7 +108,7 @@ class LocalSampler:
                     break
                 of_wave = [prompts[row] for row in wave], [int(seeds[row]) for row in wave]
                 with torch.no_grad():
-                    sampled = self._sample(decoder, *of_wave, rooms[wave], temperature, deadline)
+                    sampled = self._sample(decoder, *of_wave, rooms[wave], deadline)
                 for row, completion in zip(wave, sampled, strict=True):
                     completions[row] = completion
         finally:
@@ -168,7 +165,6 @@ class LocalSampler:
         prompts: Sequence[TokenIds],
         seeds: Sequence[int],
         rooms: NDArray[np.int64],
-        temperature: float,
         deadline: float,
     ) -> list[Completion]:
         """Sample one wave."""
@@ -191,7 +187,7 @@ class LocalSampler:
         uneven = bool((rooms < longest).any())
         every = 1 if device.type == "cpu" else STEPS_BETWEEN_CHECKS
         for step in range(longest):
-            token, log_prob = draw(logits, uniforms[rows, step], temperature)
+            token, log_prob = draw(logits, uniforms[rows, step], self.temperature)
             tokens[rows, step], log_probs[rows, step] = token, log_prob
             ended |= torch.isin(token, ends)
             if uneven:

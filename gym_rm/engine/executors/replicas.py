@@ -94,9 +94,12 @@ class Member:
         """End the replica, and the thread once it has nothing to do; return whether the thread has ended."""
         self._requests.put(None)
         self.replica.kill()
-        if self._thread is not threading.current_thread():
-            self._thread.join(0.1)
-            return not self._thread.is_alive()
+        if self._thread is threading.current_thread():
+            return True
+        self._thread.join(0.1)
+        if self._thread.is_alive():
+            return False
+        self.replica.kill()  # again, if it was just starting
         return True
 
 
@@ -403,7 +406,7 @@ def _close(members: Sequence[Member], closed: threading.Event, process: int) -> 
     if os.getpid() == process:  # a forked process must not end the replicas of its parent
         closed.set()
         left = list(members)
-        while left:  # again, if a replica was just starting
+        while left:
             left = [member for member in left if not member.end()]
 
 

@@ -41,19 +41,6 @@ REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Text:
-    """Text that the template writes for a conversation.
-
-    Attributes:
-        text: the text.
-        hidden: the text with its control tokens hidden, if messages contain or form one; else None.
-    """
-
-    text: str
-    hidden: HiddenText | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Shape:
     """What a template writes around the messages of a conversation.
 
@@ -119,10 +106,10 @@ class Renderer:
             try:
                 conversation = self._check(conversation)
                 written = None if self.chat_template is None else self._write(conversation)
-                if written is None or written.hidden is not None:
+                if written is None or written[1] is not None:
                     results[row] = self._fit(conversation, self._render(conversation, written))
                 else:
-                    plain[row] = conversation, written.text
+                    plain[row] = conversation, written[0]
             except ConversationError as error:
                 results[row] = error
         encoded = self.tokenize([text for _, text in plain.values()])
@@ -178,7 +165,7 @@ class Renderer:
         """Return the number of tokens of the prompt, which are the tokens before the last message."""
         before = conversation[:-1]
         write = functools.partial(self._template.write, add_generation_prompt=True)
-        if self._write(before).hidden is None:
+        if self._write(before)[1] is None:
             prompt = self.tokenize([write(before)])[0]
         else:
             hidden = self._control.hide(before, write)
@@ -213,29 +200,29 @@ class Renderer:
             warn_without_reply(conversation[-1]["role"])
         return conversation
 
-    def _write(self, conversation: Conversation) -> _Text:
-        """Return the text that the template writes, with hidden control tokens if messages contain or form one."""
+    def _write(self, conversation: Conversation) -> tuple[str, HiddenText | None]:
+        """Return the text that the template writes, and how to encode it if messages contain or form control tokens."""
         if not any(self._control.find(text) for message in conversation for text in texts_of(message)):
             text = self._template.write(conversation)
             if self._control.find(text) == self._shape(conversation).control_tokens:
-                return _Text(text)
+                return text, None
             self._count_dropped(conversation, text)  # a message that is not written explains it better
         hidden = self._control.hide(conversation, self._template.write)
-        return _Text(hidden.original, hidden)
+        return hidden.original, hidden
 
-    def _render(self, conversation: Conversation, written: _Text | None = None) -> Rendered:
+    def _render(self, conversation: Conversation, written: tuple[str, HiddenText | None] | None = None) -> Rendered:
         """Render one conversation, whether or not its messages contain control tokens."""
         if self.chat_template is None:
             encoding = self._control.encode_pair(joined(conversation[:-1]), conversation[-1]["content"])
             types = encoding.sequence_ids
             segment = types.index(1) if 1 in types and "token_type_ids" in self.tokenizer.model_input_names else None
             return Rendered(np.array(encoding.ids, dtype=np.int32), second_segment=segment)
-        written = written or self._write(conversation)
-        if written.hidden is None:
-            ids = self.tokenize([written.text])[0]
+        text, hidden = written or self._write(conversation)
+        if hidden is None:
+            ids = self.tokenize([text])[0]
         else:
-            ids = self._special.add(np.array(self._control.encode(written.hidden).ids, dtype=np.int32))
-        return self._annotate(conversation, written.text, ids)
+            ids = self._special.add(np.array(self._control.encode(hidden).ids, dtype=np.int32))
+        return self._annotate(conversation, text, ids)
 
     def _annotate(self, conversation: Conversation, text: str, ids: TokenIds) -> Rendered:
         """Check what the text has of the conversation, and set `reply_start` if the kind needs it."""
