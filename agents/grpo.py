@@ -23,7 +23,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from gym_rm.config import load_config
 from gym_rm.evaluation.audit import audit_warning
 from gym_rm.generation.completions import Sampler
 from gym_rm.policy.advantages import estimate_advantages, flat_groups, overlong_penalty, rewards_to_go
-from gym_rm.policy.async_rollouts import AsyncRollouts
 from gym_rm.policy.defaults import complete, open_scorer, read_prompts
 from gym_rm.policy.grpo_settings import GRPOSettings, settings_help
 from gym_rm.policy.learner import Learner
@@ -49,7 +48,7 @@ from gym_rm.policy.phase_timer import PhaseTimer
 from gym_rm.policy.rollout_schedule import RolloutSchedule, replaced
 from gym_rm.policy.rollouts import Rollout, RolloutBatch, Samples
 from gym_rm.policy.run_folder import RunFolder, Stop
-from gym_rm.policy.samplers import held_out_sampler, make_sampler
+from gym_rm.policy.samplers import make_sampler
 from gym_rm.reports.live import LiveView, print_results
 from gym_rm.scorer import Scorer
 from gym_rm.training.stop_signals import heard_signals
@@ -73,11 +72,16 @@ def play(envs: Any, sampler: Sampler, batch: RolloutBatch, timer: PhaseTimer) ->
 
 
 def train_step(
-    step: int, upcoming: AsyncRollouts, learner: Learner, scorer: Scorer, settings: GRPOSettings, timer: PhaseTimer
-) -> tuple[Sequence[Rollout], np.ndarray, dict[str, Any]]:
+    step: int,
+    roll_out: Callable[[int], list[Rollout]],
+    learner: Learner,
+    scorer: Scorer,
+    settings: GRPOSettings,
+    timer: PhaseTimer,
+) -> tuple[list[Rollout], np.ndarray, dict[str, Any]]:
     """Run one step of GRPO; return this rank's rollouts, the advantage of each `[B]`, and metrics of all ranks."""
     # Sample a group of replies to each prompt, and step the environments, which score them: see `play`.
-    rollouts = upcoming.take(step)
+    rollouts = roll_out(step)
     if settings.env.sleep:
         scorer.sleep()  # type: ignore[attr-defined]
 
@@ -226,12 +230,10 @@ def train(settings: GRPOSettings, console: Console) -> Stop | None:
     scorer = open_scorer(settings, learner.device)
     envs = make_envs(settings, prompts, scorer, schedule.num_envs, settings.env.group_size)
     sampler, timer = make_sampler(settings, learner), PhaseTimer()
-    # While the policy that samples is behind the one that learns, measurements need a sampler of their own.
-    measuring = held_out_sampler(settings, learner) if settings.max_staleness else sampler
 
-    def roll_out(step: int, weights: Mapping[str, Tensor] | None, version: int) -> list[Rollout]:
-        """Return this rank's rollouts of a step, by the policy after `version` steps."""
-        sampler.update_weights(weights, version=version)
+    def roll_out(step: int) -> list[Rollout]:
+        """Return this rank's rollouts of a step."""
+        sampler.update_weights()
         rollouts = play(envs, sampler, schedule.training(step), timer)
         for attempt in range(1, settings.advantage.dynamic_sampling + 1):
             if not (groups := groups_without_signal(rollouts, settings)).size:
@@ -243,22 +245,15 @@ def train(settings: GRPOSettings, console: Console) -> Stop | None:
     def measure() -> None:
         """Answer every held-out prompt once."""
         if held_out:
-            measuring.update_weights(measuring.current_weights(), version=learner.version)
-            rollouts = play(held_out_envs, measuring, schedule.held_out(), PhaseTimer())
+            sampler.update_weights()
+            rollouts = play(held_out_envs, sampler, schedule.held_out(), PhaseTimer())
             rollouts = sorted(learner.gathered(rollouts), key=lambda rollout: rollout.row)
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])
 
     run = RunFolder(settings, learner, (prompts, held_out))
-    upcoming = AsyncRollouts(
-        roll_out,
-        sampler.current_weights,
-        max_staleness=settings.max_staleness,
-        num_steps=settings.steps,
-        step=run.step,
-    )
     describe(settings, learner, scorer, console, len(prompts), len(held_out), run.step)
     with contextlib.ExitStack() as stack:
-        for part in (run, envs, sampler, measuring, upcoming):
+        for part in (run, envs, sampler):
             stack.callback(part.close)
         if held_out:
             held_out_envs = make_envs(settings, held_out, scorer, schedule.num_held_out_envs, group_size=1)
@@ -270,7 +265,7 @@ def train(settings: GRPOSettings, console: Console) -> Stop | None:
             measure()
         while stop is None and run.step < settings.steps:
             started = time.perf_counter()
-            rollouts, advantages, metrics = train_step(run.step + 1, upcoming, learner, scorer, settings, timer)
+            rollouts, advantages, metrics = train_step(run.step + 1, roll_out, learner, scorer, settings, timer)
             run.step += 1
             metrics["phase_seconds"] = timer.take()
             seconds = time.perf_counter() - started

@@ -186,10 +186,6 @@ class GRPOSettings(Config):
     """Seed of the prompt order, of sampling and of adapters; it repeats a run exactly on the same machine."""
     steps: PositiveInt = 60
     """Number of steps. A step samples completions, scores them and updates the policy."""
-    max_staleness: NonNegativeInt = 0
-    """Number of updates by which the weights that sample may be behind those that learn. Above 0, the next steps are
-    sampled and scored while the policy is updated. A run that resumes samples its next steps with the weights of its
-    checkpoint."""
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where to send metrics, besides `metrics.csv`."""
     threads: PositiveInt | None = None

@@ -74,7 +74,6 @@ class RunFolder:
                 )
             learner.restore(checkpoint)
             self.step, self.best.value = checkpoint.step, checkpoint.state["best"]
-        self._first = self.step
         self.writer: RunWriter | None = None
         if learner.is_main:
             plain = settings.model_dump(mode="json")
@@ -104,8 +103,7 @@ class RunFolder:
         """
         every = self.learner.gathered(list(zip(rollouts, advantages, strict=True)))
         of_all = [rollout for rollout, _ in every]
-        staleness = min(self.step - self._first - 1, self.settings.max_staleness)
-        values: dict[str, Any] = {**rollout_metrics(of_all), "staleness": staleness, **metrics}
+        values: dict[str, Any] = {**rollout_metrics(of_all), **metrics}
         if self.settings.advantage.dynamic_sampling:
             values["extra_batches"] = max(rollout.attempt for rollout in of_all)
         values["tokens_per_second"] = sum(rollout.num_tokens for rollout in of_all) / seconds

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from torch import Tensor
 
 from gym_rm.errors import ConfigError
 from gym_rm.generation.completions import Completion, Sampler, TokenIds
@@ -34,16 +32,12 @@ class PolicySampler:
     is_server: bool
     learner: Learner
 
-    def current_weights(self) -> Mapping[str, Tensor] | None:
-        """Return the learner's weights, or None if the sampler needs none; all ranks must call this."""
+    def update_weights(self) -> None:
+        """Give the learner's weights to the sampler, if it needs them; all ranks must call this."""
         if not self.has_own_weights:
-            return None
-        return self.learner.weights(keep=self.learner.is_main or not self.is_server)
-
-    def update_weights(self, weights: Mapping[str, Tensor] | None, *, version: int) -> None:
-        """Give the weights after a number of updates to the sampler; None if it needs none."""
-        if weights:
-            self.sampler.update_weights(weights, version=version)
+            return
+        if weights := self.learner.weights(keep=self.learner.is_main or not self.is_server):
+            self.sampler.update_weights(weights, version=self.learner.version)
         if self.is_server and self.learner.world > 1:
             self.learner.accelerator.wait_for_everyone()
 
@@ -57,21 +51,29 @@ class PolicySampler:
 
 
 def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
-    """Return the sampler of a run. It has a copy of the weights if they are sharded, or change while it samples.
+    """Return the sampler of a run: in this process, with a copy of the weights if they are sharded, or a server.
 
     Raises:
         ConfigError: the server cannot be used.
     """
     options = settings.sampling
     if options.engine != "vllm":
-        return _local(settings, learner, own_copy=settings.optimizer.fsdp or settings.max_staleness > 0)
+        own_copy = settings.optimizer.fsdp
+        local = LocalSampler(
+            learner.unsharded,
+            learner.start.tokenizer,
+            max_new_tokens=options.max_new_tokens or 512,
+            temperature=options.temperature,
+            max_num_seqs=options.max_num_seqs,
+            own_copy=own_copy,
+            device=learner.device if own_copy else None,
+        )
+        return PolicySampler(local, own_copy, False, learner)
     assert options.server is not None
     if settings.policy.model is None:
         raise ConfigError("sampling.engine='vllm' needs policy.model, the name under which the server serves it.")
     if settings.policy.lora is not None:
         raise ConfigError(f"sampling.engine={options.engine!r} cannot be used with policy.lora; use another engine.")
-    if settings.max_staleness and learner.world > 1:
-        raise ConfigError(f"sampling.engine={options.engine!r} and several processes need max_staleness=0.")
     key = os.environ.get(options.server_key) if options.server_key else None
     if options.server_key and key is None:
         raise ConfigError(f"sampling.server_key={options.server_key!r}: there is no such environment variable.")
@@ -82,30 +84,10 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
         tokenizer=learner.start.tokenizer,
         ends=end_tokens(learner.start.model, learner.start.tokenizer),
         save=lambda into, weights: save_policy(learner.start, into, weights),
-        # Other ranks, or a policy that learns meanwhile, could not answer.
-        calibrate=learner.log_probs_of if learner.world == 1 and not settings.max_staleness else None,
+        calibrate=learner.log_probs_of if learner.world == 1 else None,  # other ranks could not answer
         weights_folder=folder.resolve(),
         max_new_tokens=options.max_new_tokens or 512,
         temperature=options.temperature,
         api_key=key,
     )
     return PolicySampler(server, True, True, learner)
-
-
-def held_out_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
-    """Return a sampler in this process of the policy as it is, beside one that is behind it."""
-    return _local(settings, learner, own_copy=settings.optimizer.fsdp)
-
-
-def _local(settings: GRPOSettings, learner: Learner, *, own_copy: bool) -> PolicySampler:
-    options = settings.sampling
-    sampler = LocalSampler(
-        learner.unsharded,
-        learner.start.tokenizer,
-        max_new_tokens=options.max_new_tokens or 512,
-        temperature=options.temperature,
-        max_num_seqs=options.max_num_seqs,
-        own_copy=own_copy,
-        device=learner.device if own_copy else None,
-    )
-    return PolicySampler(sampler, own_copy, False, learner)
