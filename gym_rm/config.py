@@ -410,7 +410,7 @@ def _explain(place: tuple[str | int, ...], problem: Any, schema: type[pydantic.B
             return f"{key}: unknown setting.{_nearest_setting(place, schema)}"
         case "missing":
             return f"{key}: missing; this setting has no default."
-        case "literal_error":
+        case "literal_error" | "enum":
             expected = problem["ctx"]["expected"]
             hint = nearest(str(value), re.findall("'([^']*)'", expected))
             return f"{key} must be {expected}, got {value!r}.{hint}"

@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar, overload, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from gym_rm.checks import describe, load_object
 from gym_rm.errors import ConfigError, GymRMError
@@ -40,26 +40,6 @@ class Scorer(Protocol):
         ...
 
 
-class ModelScorer(Scorer, Protocol):
-    """A scorer with a model: the return type of `load_scorer` for a folder, a hub id or a dict."""
-
-    def sleep(self) -> None:
-        """Free the device's memory; the next `score` moves the weights back."""
-        ...
-
-    def wake(self) -> None:
-        """Undo `sleep`."""
-        ...
-
-    def clear_cache(self) -> None:
-        """Clear everything computed from earlier weights."""
-        ...
-
-    def close(self) -> None:
-        """Release the model."""
-        ...
-
-
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]
 """Function of `(conversations)` or `(conversations, prompts)` that returns N numbers, None for a missing score."""
 
@@ -82,23 +62,6 @@ REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"
 REMOTE = "gym_rm.scorers.remote.scorer:RemoteScorer"
 _OBJECT_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-
-
-AnyScorer = TypeVar("AnyScorer", bound=Scorer)
-
-
-@overload
-def load_scorer(
-    reward_model: str | os.PathLike[str] | Mapping[str, Any] | None = None, **options: Any
-) -> ModelScorer: ...
-
-
-@overload
-def load_scorer(reward_model: AnyScorer) -> AnyScorer: ...
-
-
-@overload
-def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer: ...
 
 
 def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-import numpy as np
-
-from gym_rm.checks import finite
 from gym_rm.errors import ConfigError
 
 
@@ -37,17 +34,3 @@ def require(module: str, *, install: str) -> Any:
             f"{library} is required by this adapter, but importing {module} failed: {error}. Install it with "
             f"pip install '{install}'."
         ) from error
-
-
-def check_fallback_reward(value: Any) -> float | None:
-    """Return a fallback reward as a float, or None if there is none.
-
-    Raises:
-        ConfigError: the value is not a number that is finite in float32, the type of the libraries' rewards.
-    """
-    if value is None:
-        return None
-    reward = finite("fallback_reward", value)
-    if abs(reward) > float(np.finfo(np.float32).max):
-        raise ConfigError(f"fallback_reward must be finite in float32, got {value!r}.")
-    return reward

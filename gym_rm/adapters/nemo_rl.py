@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gym_rm.adapters import check_fallback_reward
+from gym_rm.checks import finite
 from gym_rm.data.messages import refuse_rendered
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import answer_text, prompt_of_columns
@@ -59,7 +59,7 @@ class RewardModelEnvironment:
         policy_tokenizer: Any = None,
         fallback_reward: float | None = None,
     ) -> None:
-        self.fallback_reward = check_fallback_reward(fallback_reward)
+        self.fallback_reward = None if fallback_reward is None else finite("fallback_reward", fallback_reward)
         self._released = False
         self._texts = None if policy_tokenizer is None else PolicyTexts(policy_tokenizer)
         if set(config) == {"scorer"}:

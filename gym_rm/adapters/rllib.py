@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium as gym
 
 from gym_rm.adapters import require
-from gym_rm.envs.settings import parse_autoreset_mode
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError
 
@@ -80,7 +79,7 @@ def register(env_id: str, **settings: Any) -> str:
 
 def _require_next_step(settings: Mapping[str, Any]) -> None:
     mode = settings.get("autoreset_mode", "NextStep")
-    if parse_autoreset_mode(mode) is not gym.vector.AutoresetMode.NEXT_STEP:
+    if mode not in ("NextStep", gym.vector.AutoresetMode.NEXT_STEP):
         raise ConfigError(
             f"autoreset_mode must be 'NextStep' for RLlib, got {mode!r}: in other modes RLlib drops the first "
             "transition of every episode after it was scored. Leave autoreset_mode out."

@@ -13,8 +13,8 @@ from typing import Any
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from gym_rm.adapters import check_fallback_reward, require
-from gym_rm.checks import boolean
+from gym_rm.adapters import require
+from gym_rm.checks import boolean, finite
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText
 from gym_rm.errors import ConfigError
@@ -115,7 +115,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
             raise ConfigError(f"columns must be a list of keys, got the text {columns!r}.")
         self.columns = tuple(columns)
         self.ends_episode = boolean("ends_episode", ends_episode)
-        self.fallback_reward = check_fallback_reward(fallback_reward)
+        self.fallback_reward = None if fallback_reward is None else finite("fallback_reward", fallback_reward)
         self.scorer = load_scorer(reward_model, **scorer_options)
         ends = {tokenizer.eos_token, tokenizer.pad_token} - {None} if tokenizer is not None else set()
         self._ends = re.compile(f"(?:{'|'.join(map(re.escape, sorted(ends)))})+$") if ends else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import gymnasium as gym
 import pydantic
@@ -22,18 +22,6 @@ RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
 def same_step_statistics() -> bool:
     """Return whether `RecordEpisodeStatistics` of the installed Gymnasium is right in the mode `SAME_STEP`."""
     return tuple(int(part) for part in gym.__version__.split(".")[:2]) >= (1, 4)
-
-
-def parse_autoreset_mode(value: AutoresetMode | str) -> AutoresetMode:
-    """Return the autoreset mode for any spelling: `"SameStep"`, `"SAME_STEP"`, `"same-step"`, ..."""
-    if isinstance(value, AutoresetMode):
-        return value
-    spelled = str(value).replace("_", "").replace("-", "").lower()
-    modes = {mode.value.lower(): mode for mode in AutoresetMode}
-    if spelled not in modes:
-        known = [mode.value for mode in AutoresetMode]
-        raise ConfigError(f"autoreset_mode must be one of {known}, got {value!r}.{nearest(str(value), known)}")
-    return modes[spelled]
 
 
 class EnvSettings(ParallelOptions):
@@ -68,7 +56,7 @@ class EnvSettings(ParallelOptions):
     fallback_reward: Finite | None = None
     """Reward of a conversation with a missing score; its `score_ok` is False. None raises `ScoringError` instead, and
     the same step can be repeated."""
-    autoreset_mode: Annotated[AutoresetMode, pydantic.BeforeValidator(parse_autoreset_mode)] = AutoresetMode.SAME_STEP
+    autoreset_mode: AutoresetMode = AutoresetMode.SAME_STEP
     """`"SameStep"`, `"NextStep"`, `"Disabled"`, or an `AutoresetMode`."""
     max_text_length: PositiveInt = MAX_LENGTH
     """Maximum characters of a message in the spaces; a longer reply raises `ActionError`."""

@@ -13,7 +13,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_rm.adapters import check_fallback_reward
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.errors import ConversationError, GymRMError
@@ -35,7 +34,6 @@ class GetRewardBody(RequestBody):
 
 def policy_texts(options: ServerOptions) -> PolicyTexts | None:
     """Return what parses OpenRLHF's texts, if the server has the policy's tokenizer."""
-    check_fallback_reward(options.fallback_reward)
     if options.policy_tokenizer is None:
         return None
     return PolicyTexts(

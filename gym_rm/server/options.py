@@ -84,6 +84,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if self.key is not None and (not isinstance(self.key, str) or not self.key.strip()):
             raise ConfigError("key is empty; pass a text that is hard to guess, or no key.")
+        if self.fallback_reward is not None:
+            finite("fallback_reward", self.fallback_reward)
         if self.allow_weight_updates and self.key is None:
             raise ConfigError("allow_weight_updates needs a key, because a caller could load another model; pass one.")
 
