@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -14,6 +15,7 @@ from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.plan_requests import (
     divide_arguments,
     divide_change,
+    divide_simulation,
     holds_plan,
     is_example,
     read_request,
@@ -40,13 +42,16 @@ Reasons: TypeAlias = list[tuple[str, str]]  # what does not fit, each with its f
 
 
 def plan_sections() -> Mapping[str, Sequence[Setting]]:
-    """Return the settings of a request, for the help page."""
+    """Return the settings of a request and of a simulation, for the help page."""
+    from gym_rm.planning.simulation import SimulationSettings
+
     groups: dict[str, type[Config]] = {
         "cluster.": schemas.ClusterSettings,
         "policy., critic., reward_training.": schemas.TrainingSettings,
         "generation.": schemas.GenerationSettings,
         "reward_models.YOUR_NAME., reference.": schemas.InferenceSettings,
         "workload.": schemas.WorkloadSettings,
+        "simulation.": SimulationSettings,
     }
     prefixes = [name.strip(" .").partition(".")[0] for title in groups for name in title.split(",")]
     own = [setting for setting in settings_of(PlanSettings) if setting.name not in prefixes]
@@ -76,7 +81,13 @@ def plan(
         Literal["verl", "openrlhf", "nemo-rl", "trl", "ray"] | None,
         typer.Option("--for", help="Print the plan as settings of this library, or as placement groups of Ray."),
     ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate many steps, with failures; simulation.NAME=VALUE sets how.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this machine, for plans with gpu=here.")
+    ] = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="List the known kinds of GPUs.")] = False,
 ) -> None:
     """Plan where every model goes, whether it fits, how long a step takes and what limits it.
@@ -89,6 +100,7 @@ def plan(
     gym-rm plan request.yaml -o plan.json -o plan.png
     gym-rm plan request.yaml --what-if gpus=16 --what-if gpu=h200_sxm
     gym-rm plan a.yaml b.yaml
+    gym-rm plan request.yaml --simulate simulation.gpu_hours=5000
 
     Exit codes: 0 a plan was made; 1 nothing fits, or a file cannot be written; 2 a mistake in the request; 130
     interrupted.
@@ -98,13 +110,15 @@ def plan(
         console = Console(highlight=False, width=WIDTH)
     try:
         files, overrides = divide_arguments(arguments or [])
-        if gpus:
-            _print_gpus(console)
+        if gpus or calibrate:
+            _print_hardware(console, calibrate=calibrate)
             if not arguments:
                 return
         written = _outputs(output or [], files)
         if len(files) > 1 or what_if:
             _several(console, files, overrides, what_if or [], written, as_json=as_json)
+        elif simulate:
+            _simulate(console, files[0] if files else None, overrides, written, as_json=as_json)
         else:
             request = read_request(files[0] if files else None, overrides)
             found = request if isinstance(request, Plan) else make_plan(request)
@@ -186,10 +200,34 @@ def _print_flags(found: Plan, library: str, request: PlanSettings | Plan) -> Non
     typer.echo(flags(found, library, workload=workload).text)
 
 
-def _print_gpus(console: Console) -> None:
-    from gym_rm.reports.plan_tables import devices_table
+def _print_hardware(console: Console, *, calibrate: bool) -> None:
+    from gym_rm.reports.plan_tables import calibration_table, devices_table
 
-    console.print(devices_table())
+    if not calibrate:
+        console.print(devices_table())
+        return
+    from gym_rm.planning.hardware import calibration
+
+    stderr.print("measuring for about ten seconds ...")
+    console.print(calibration_table(calibration.calibration_rows(calibration.calibrate())))
+    stderr.print("stored; plans with gpu=here use these numbers.", markup=False)
+
+
+def _simulate(
+    console: Console, file: Path | None, overrides: Sequence[str], written: Sequence[Path], *, as_json: bool
+) -> None:
+    from gym_rm.planning.simulation import simulate
+    from gym_rm.reports.plan_tables import simulation_table
+
+    settings, others = divide_simulation(overrides)
+    request = read_request(file, others)
+    found = request if isinstance(request, Plan) else make_plan(request)
+    _write(found, written)
+    result = simulate(found, settings)
+    if as_json:
+        typer.echo(json.dumps({"plan": found.to_dict(), "simulation": asdict(result)}, indent=1))
+    else:
+        console.print(simulation_table(found, result))
 
 
 # --- several plans ---------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from gym_rm.config import load_config, override_values
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import Plan, load_plan
 from gym_rm.planning.request_settings import ClusterSettings, PlanSettings
+from gym_rm.planning.simulation import SimulationSettings
 
 # Planned if nothing is asked for; configs/plan/h100_1x8.yaml is the same.
 EXAMPLE = (
@@ -78,6 +79,13 @@ def read_request(file: Path | None, overrides: Sequence[str]) -> PlanSettings | 
         else:
             known.append(override)
     return load_config(PlanSettings, file, known)
+
+
+def divide_simulation(overrides: Sequence[str]) -> tuple[SimulationSettings, list[str]]:
+    """Return the settings of a simulation, which begin with `simulation.`, and the others."""
+    own = [override.removeprefix("simulation.") for override in overrides if override.startswith("simulation.")]
+    others = [override for override in overrides if not override.startswith("simulation.")]
+    return load_config(SimulationSettings, None, own), others
 
 
 def divide_change(change: str) -> list[str]:

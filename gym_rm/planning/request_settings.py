@@ -30,9 +30,9 @@ class ClusterSettings(Config):
     gpus_per_node: PositiveInt = 1
     """GPUs of each node."""
     gpu: str | dict[str, Any] = "h100_sxm"
-    """Kind of the GPUs (`h100_sxm`, `l40s`, `cpu`, ...; `gym-rm plan --gpus` lists them), or a mapping: `like`
-    (a kind) and the numbers that differ, such as `memory: 40 GiB`; without `like`, `memory`, `flops` and `bandwidth`
-    are needed."""
+    """Kind of the GPUs (`h100_sxm`, `l40s`, `cpu`, ...; `gym-rm plan --gpus` lists them), `here` for what was measured
+    on this machine, or a mapping: `like` (a kind) and the numbers that differ, such as `memory: 40 GiB`; without
+    `like`, `memory`, `flops` and `bandwidth` are needed."""
     network: Finite | None = Field(default=None, gt=0)
     """Bytes/s from one GPU to other nodes, in one direction. null for that of the GPU's kind in NVIDIA's table."""
     disk: Finite | None = Field(default=None, gt=0)

@@ -12,6 +12,7 @@ from rich.text import Text
 from gym_rm.planning.hardware.devices import CPU, KINDS
 from gym_rm.planning.plan import ComponentPlan, MemoryItem, PhaseMemory, Plan, PoolPlan
 from gym_rm.planning.quantities import GIB, Basis, show_bytes, show_seconds, weakest
+from gym_rm.planning.simulation import SimulationResult
 from gym_rm.reports.transcripts import visible
 
 LARGEST_ITEMS = 4  # of a phase's memory, in one cell
@@ -291,3 +292,34 @@ def _items(memory: PhaseMemory) -> str:
     ]
     rest = sum(item.bytes for item in items[LARGEST_ITEMS:])
     return ", ".join(shown + ([f"other {rest / GIB:.1f}"] if rest > 0 else []))
+
+
+def simulation_table(plan: Plan, result: SimulationResult) -> Table:
+    """Return a table of a simulated job, beside what the plan says without failures and slow GPUs."""
+    table = plain_table(f"{len(result.step_seconds):,} steps, simulated", "", "")
+    change = result.conversations_per_second / plan.conversations_per_second - 1
+    rows = {
+        "conversations/s": f"{rate(result.conversations_per_second)} ({change:+.1%} of the plan)",
+        "time of the job": show_seconds(result.seconds),
+        "a step": f"half below {show_seconds(result.step_quantile(0.5))}, 95 % below "
+        f"{show_seconds(result.step_quantile(0.95))}; in the plan {show_seconds(plan.step_seconds)}",
+        "failures": f"{result.failures:,}",
+        "steps done again": f"{result.repeated_steps:,}, with a checkpoint every {result.checkpoint_every:,} steps",
+        "GPUs idle": f"{result.idle_share:.1%}",
+        "GPUs down or loading": f"{result.down_share:.1%}",
+        "lost with a replica": f"{result.redone_share:.1%}",
+        "writing checkpoints": f"{result.checkpoint_share:.1%}",
+    }
+    for name, value in rows.items():
+        add_row(table, name, value)
+    return table
+
+
+def calibration_table(rows: Sequence[tuple[str, str, str]]) -> Table:
+    """Return a table of what was measured on this machine: names, values and how each was measured."""
+    table = plain_table("Measured on this machine", "number")
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("source", overflow="fold")
+    for row in rows:
+        add_row(table, *row)
+    return table

@@ -11,6 +11,8 @@ from gym_rm.cli import plan as command
 from gym_rm.cli.main import app
 from gym_rm.cli.plan_requests import EXAMPLE, divide_change, read_request
 from gym_rm.config import load_config
+from gym_rm.planning.hardware import calibration
+from gym_rm.planning.hardware.devices import device_of_kind
 from gym_rm.planning.plan import load_plan
 from gym_rm.planning.refusals import Infeasible, Violation
 from gym_rm.planning.request_settings import PlanSettings
@@ -340,3 +342,28 @@ def test_an_interrupted_search_exits_with_130(request_file, monkeypatch):
 def test_a_request_that_cannot_be_decoded_is_refused(request_file):
     Path("binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert "binary.yaml" in error_of("binary.yaml")
+
+
+# --- simulation ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_and_a_written_plan_are_simulated(request_file, planned):
+    changes = ("--simulate", "simulation.num_steps=30", "simulation.gpu_hours=5")
+    shown = run(request_file, *changes, "-o", "plan.json").stdout
+    assert "30 steps, simulated" in shown
+    assert re.search(r"conversations/s +\d+\.?\d* \(-\d+\.\d% of the plan\)", shown)
+    assert run("plan.json", *changes).stdout == shown
+    values = json.loads(run("plan.json", *changes, "--json").stdout)
+    assert len(values["simulation"]["step_seconds"]) == 30
+
+
+def test_calibration_measures_and_says_how_to_use_it(monkeypatch):
+    monkeypatch.setattr(calibration, "calibrate", lambda: device_of_kind("cpu"))
+    result = run("--calibrate")
+    assert "gpu=here" in result.stderr
+    assert re.search(r"bandwidth +40 GB/s", result.stdout)
+
+
+def test_plans_of_this_machine_need_its_measurement(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "calibration_path", lambda: tmp_path / "none.json")
+    assert "--calibrate" in error_of("gpu=here", "policy.model=Qwen/Qwen3-0.6B")

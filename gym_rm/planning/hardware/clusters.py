@@ -36,13 +36,17 @@ def read_cluster(settings: ClusterSettings) -> Cluster:
 
 
 def read_device(gpu: str | Mapping[str, Any]) -> Device:
-    """Return a kind of GPU: a name of the table, or a mapping with `like` and numbers that differ.
+    """Return a kind of GPU: a name of the table, `here`, or a mapping with `like` and numbers that differ.
 
     Raises:
         ConfigError: the kind is unknown, or a number is missing or wrong.
     """
     if isinstance(gpu, str):
-        return device_of_kind(gpu)
+        if gpu != "here":
+            return device_of_kind(gpu)
+        from gym_rm.planning.hardware.calibration import stored_device
+
+        return stored_device()
     known = ("name", "like", *QUANTITIES)
     if unknown := [key for key in gpu if key not in known]:
         raise ConfigError(

@@ -1,0 +1,98 @@
+"""Measured numbers of this machine: what is measured, and their file."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gym_rm.errors import ConfigError
+from gym_rm.planning.hardware import calibration
+from gym_rm.planning.hardware.calibration import calibrate, calibration_path, calibration_rows, stored_device
+from gym_rm.planning.hardware.devices import CPU, KINDS, device_of_kind
+from gym_rm.planning.quantities import Basis, Quantity
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_rates_are_measured_stored_and_those_of_a_computer(cache, monkeypatch):
+    monkeypatch.setattr(calibration, "SECONDS", 0.01)
+    monkeypatch.setattr(calibration, "BLOCKS", 2)
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    device = calibrate()
+    assert torch.equal(torch.rand(3), expected)  # random numbers of the caller do not change
+    assert stored_device() == device
+    for name in ("memory", "flops", "flops_float32", "bandwidth", "matmul", "streaming", "launch"):
+        assert getattr(device, name).basis is Basis.MEASURED, name
+    assert all(number.basis is Basis.ASSUMPTION for number in (device.link, device.all_reduce[0][1], device.reserved))
+    assert 1e9 < device.flops_float32.value < 1e15
+    assert 1e8 < device.bandwidth.value < 1e14
+    assert 1e-8 < device.launch.value < 1e-3
+    assert device.matmul_share(1).value < device.matmul_share(2048).value
+
+
+def test_the_file_is_in_the_cache_folder_of_the_user_and_has_the_threads(cache, monkeypatch):
+    path = calibration_path()
+    assert path.parent == cache / "gym_rm"
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
+    assert torch.cuda.is_available() or calibration_path() != path
+
+
+def test_a_missing_or_broken_file_is_refused(cache):
+    with pytest.raises(ConfigError, match="nothing was measured on this machine; run gym-rm plan --calibrate"):
+        stored_device()
+    calibration_path().parent.mkdir()
+    calibration_path().write_text("{}")
+    with pytest.raises(ConfigError, match=r"(?s)is not a calibration .*measure again"):
+        stored_device()
+
+
+def test_rows_show_every_number_with_its_source():
+    rows = {name: (value, source) for name, value, source in calibration_rows(device_of_kind("h100_sxm"))}
+    names = ("flops", "memory", "matmul", "launch", "all_reduce[2]")
+    assert [rows[name][0] for name in names] == ["989 TFLOP/s", "80.0 GiB", "79%", "5 us", "318 GB/s"]
+    assert rows["flops"][1].startswith("table: NVIDIA AIConfigurator")
+
+
+def test_links_of_gpus_stay_as_in_the_table_as_an_assumption():
+    device = calibration._base({"gpu": "NVIDIA H200"})
+    assert (device.name, device.link.value, device.link.basis) == ("here", 450e9, Basis.ASSUMPTION)
+    assert "not measured on NVIDIA H200; as of h200_sxm" in device.link.source
+
+
+# --- rates by size ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["h100_sxm", "l4"])
+@given(rows=st.floats(0.5, 1e6), more=st.floats(1.0, 100.0))
+def test_more_rows_never_take_less_time(name, rows, more):
+    before, after = (count / KINDS[name].matmul_share(count).value for count in (rows, rows * more))
+    assert after >= before * (1 - 1e-9)
+
+
+def test_rates_between_sizes_are_between_their_rates():
+    points = tuple((at, Quantity(value, Basis.MEASURED, "")) for at, value in ((10, 0.1), (1000, 0.9)))
+    device = replace(CPU, matmul_rows=points, attention_lengths=points)
+    assert device.matmul_share(100).value == pytest.approx(0.3)
+    assert device.matmul_share(5).value == pytest.approx(0.05)  # as long as 10 rows
+    assert device.matmul_share(1e9).value == 0.9
+    assert device.attention_share(1).value == 0.1
+
+
+def test_without_tables_one_share_holds_for_all_sizes():
+    assert CPU.matmul_share(1) == CPU.matmul
+    assert CPU.attention_share(7) == CPU.attention
+
+
+def test_shares_above_the_best_product_are_shown_as_shares():
+    points = ((512, Quantity(1.03, Basis.MEASURED, "")),)
+    rows = {name: value for name, value, _ in calibration_rows(replace(CPU, matmul_rows=points))}
+    assert rows["matmul_rows[512]"] == "103%"
