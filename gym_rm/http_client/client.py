@@ -145,7 +145,7 @@ class HTTPClient:
         try:
             async with asyncio.timeout_at(deadline), slot:
                 while True:
-                    endpoint = await self._choose(only, deadline, failures)
+                    endpoint = await self._choose(only)
                     endpoint.open_requests += 1
                     try:
                         if endpoint.failures and only is None:
@@ -200,12 +200,8 @@ class HTTPClient:
                 endpoint.open_requests, endpoint.rest_until = 0, 0.0
         return self._connected
 
-    async def _choose(self, only: Endpoint | None, deadline: float, failures: list[str]) -> Endpoint:
-        """Return the server with the fewest open requests, once one of them has a slot and does not rest.
-
-        Raises:
-            RemoteError: all servers rest until after the deadline.
-        """
+    async def _choose(self, only: Endpoint | None) -> Endpoint:
+        """Return the server with the fewest open requests, once one of them has a slot and does not rest."""
         candidates = self.endpoints if only is None else [only]
         loop, attempt_ended = asyncio.get_running_loop(), self._connect().attempt_ended
         while True:
@@ -214,9 +210,6 @@ class HTTPClient:
             if free:
                 return min(free, key=lambda one: one.open_requests)
             resting = [one.rest_until for one in candidates if one.rest_until > now]
-            if len(resting) == len(candidates) and min(resting) > deadline:
-                seconds = min(resting) - now
-                raise self._gave_up(failures, f"it must rest for {seconds:.1f} s, longer than timeout= allows, and ")
             attempt_ended.clear()
             wait = min(resting) - now if resting else None
             jitter = _random.uniform(0, wait / 10) if wait else 0.0  # so that not all come back at once

@@ -185,16 +185,16 @@ class Guest:
             if main:
                 finish_program()
 
-    def do_call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> object:
+    def do_call(self, name: str, args: list[Any]) -> object:
         """Call a function of the namespace."""
         space = self.module.__dict__
         if name not in space:
             raise NameError(f"name {name!r} is not defined")
-        return space[name](*args, **kwargs)
+        return space[name](*args)
 
-    def call_host(self, name: str, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of the parent. Raises HostError if the call failed."""
-        self.send(("host", name, list(args), dict(kwargs or {})))
+    def call_host(self, *args: Any) -> Any:
+        """Call the host in the parent. Raises HostError if the call failed."""
+        self.send(("host", list(args)))
         status, value, error_type, message = self.receive()
         if status != "ok":
             raise HostError(f"{status} {error_type}: {message}")

@@ -9,7 +9,7 @@ import select
 import signal
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gym_rm.errors import GymRMError
@@ -18,11 +18,6 @@ from gym_rm.sandbox.guest import MEMORY_EXIT, NONCE_BYTES, SETTINGS_LIMIT
 from gym_rm.sandbox.limits import SandboxLimits
 from gym_rm.sandbox.values import CrossingError, decode, encode
 
-# fmt: off
-STATUSES = (
-    "ok", "exception", "syntax_error", "time", "memory", "output", "forbidden", "exit", "killed", "invalid",
-)
-# fmt: on
 START_SECONDS = 60.0
 _CLAIMED = {"ok", "exception", "syntax_error", "memory", "output", "forbidden", "exit"}
 _OWN_SIGNALS = {signal.SIGXCPU: "time", signal.SIGSYS: "forbidden", signal.SIGKILL: "killed"}
@@ -32,9 +27,10 @@ _OWN_SIGNALS = {signal.SIGXCPU: "time", signal.SIGSYS: "forbidden", signal.SIGKI
 class SandboxReply:
     """Answer of a session.
 
-    `status` is one of `STATUSES`; all but "ok" are failures. "exit": the code ended the program, `value` is its exit
-    code; "killed": ended from outside, worth another try; "invalid": a broken frame. `error_type` and `message` are of
-    an exception, `stdout` and `stderr` what was printed since the request.
+    `status` is "ok", or one of the failures "exception", "syntax_error", "time", "memory", "output", "forbidden", "exit"
+    (the code ended the program, `value` is its exit code), "killed" (ended from outside, worth another try) and
+    "invalid" (a broken frame). `error_type` and `message` are of an exception, `stdout` and `stderr` what was printed
+    since the request.
     """
 
     status: str
@@ -45,7 +41,7 @@ class SandboxReply:
     stderr: str = ""
 
 
-Host = Callable[[str, list[Any], dict[str, Any]], SandboxReply]
+Host = Callable[[list[Any]], SandboxReply]
 
 
 class SandboxError(GymRMError, RuntimeError):
@@ -97,9 +93,9 @@ class SandboxSession:
         """Run source in the namespace of the session.
 
         With `main`, `__name__` is "__main__", and threads and atexit functions are finished as at the end of a program;
-        else `__name__` is "solution". With `result` the value of a last expression is returned as text. `host(name,
-        args, kwargs)` answers `__host__(name, args, kwargs)` of trusted code. `deadline` is on the clock of
-        time.monotonic; by default `wall_seconds` from now.
+        else `__name__` is "solution". With `result` the value of a last expression is returned as text. `host(args)`
+        answers `__host__(*args)` of trusted code. `deadline` is on the clock of time.monotonic; by default
+        `wall_seconds` from now.
         """
         arguments = {"source": source, "main": main, "result": result, "host": host is not None, "stdin": stdin}
         return self._request("execute", arguments, host, deadline)
@@ -108,14 +104,12 @@ class SandboxSession:
         self,
         name: str,
         args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
         *,
         host: Host | None = None,
         deadline: float | None = None,
     ) -> SandboxReply:
         """Call a function of the namespace, whose result must be plain."""
-        arguments = {"name": name, "args": list(args), "kwargs": dict(kwargs or {})}
-        return self._request("call", arguments, host, deadline)
+        return self._request("call", {"name": name, "args": list(args)}, host, deadline)
 
     def close(self) -> None:
         """End the interpreter with all of its processes."""
@@ -145,8 +139,7 @@ class SandboxSession:
             try:
                 if host is None:
                     return self._finish("invalid", "a call of a host that this request does not have")
-                _, called, args, kwargs = message
-                answer = host(str(called), list(args), dict(kwargs))
+                answer = host(list(message[1]))
                 parts = (answer.status, answer.value, answer.error_type, answer.message)
                 data = encode(parts, limit=self._limits.reply_bytes)
             except (CrossingError, ValueError, TypeError) as error:

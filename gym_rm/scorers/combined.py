@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gym_rm.checks import finite, one_of
+from gym_rm.checks import one_of
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, check_rows, release_scorer, try_score
 from gym_rm.scores import RewardArray, Scores
@@ -203,9 +203,8 @@ class EnsembleScorer(CombinedScorer):
 
     Args:
         scorers: see `CombinedScorer`.
-        reduction: `"mean"`, `"min"`, or `"mean_minus_std"`: mean - coefficient * population standard deviation
-            (reward model ensembles against overoptimisation: arXiv 2310.02743, arXiv 2312.09244).
-        coefficient: factor of the standard deviation.
+        reduction: `"mean"`, `"min"`, or `"mean_minus_std"`: mean - population standard deviation (reward model
+            ensembles against overoptimisation: arXiv 2310.02743, arXiv 2312.09244).
 
     Example:
         >>> import gym_rm
@@ -219,16 +218,14 @@ class EnsembleScorer(CombinedScorer):
         scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike],
         *,
         reduction: EnsembleReduction = "mean",
-        coefficient: float = 1.0,
     ) -> None:
         self.reduction: EnsembleReduction = one_of("reduction", reduction, ENSEMBLE_REDUCTIONS)
-        self.coefficient = finite("coefficient", coefficient)
         super().__init__(scorers)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Reduction and coefficient."""
-        return {"reduction": self.reduction, "coefficient": self.coefficient}
+        """Reduction."""
+        return {"reduction": self.reduction}
 
     def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
         # One row per conversation: numpy then adds in the same order for one conversation and for many.
@@ -239,7 +236,7 @@ class EnsembleScorer(CombinedScorer):
             case "min":
                 return np.asarray(stacked.min(axis=1))
             case _:
-                return np.asarray(stacked.mean(axis=1) - self.coefficient * stacked.std(axis=1))
+                return np.asarray(stacked.mean(axis=1) - stacked.std(axis=1))
 
 
 def _has_model(scorer: Any) -> bool:

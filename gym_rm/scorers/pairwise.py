@@ -46,7 +46,6 @@ class PairwiseScorer:
             message and answer A or B, like RLHFlow's pair-preference models.
         reference: a reply; or a function that returns a reply, or None, from the messages before the reply and the
             conversation's `Prompt` or None.
-        answers: answers of a causal language model if the first or the second reply is better.
         options: options of `load_reward_model`.
 
     Raises:
@@ -58,7 +57,6 @@ class PairwiseScorer:
         path: str | os.PathLike[str],
         *,
         reference: Reference | None = None,
-        answers: tuple[str, str] = ("A", "B"),
         **options: Any,
     ) -> None:
         source, revision = os.fspath(path), options.get("revision")
@@ -80,7 +78,7 @@ class PairwiseScorer:
             path,
             kind="generative",
             question=None,
-            answers=answers,
+            answers=("A", "B"),
             tokenizer=tokenizer,
             add_bos=False,
             chat_template="{% set bos_token = '' %}" + template,

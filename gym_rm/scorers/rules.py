@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import abc
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import regex
 
-from gym_rm.checks import finite, integer, one_of
+from gym_rm.checks import integer, one_of
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scorer import check_rows
@@ -18,6 +17,14 @@ from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
 MATCHING_SECONDS = 0.1
 """Most time of a regular expression on one reply; a reply that takes longer does not match."""
+
+
+_NO_TAG = "[^<]*+(?:<(?!/?(?:think|answer)>)[^<]*+)*+"
+FORMATS = {
+    "think_answer": rf"\s*<think>{_NO_TAG}</think>\n<answer>{_NO_TAG}</answer>\s*",
+    "boxed": r".*\\boxed\s*\{\s*[^\s}].*",
+}
+"""Regular expressions that a whole reply must match, by name."""
 
 
 class Rule(abc.ABC):
@@ -56,7 +63,7 @@ class FormatScorer(Rule):
 
     Args:
         format: `"think_answer"`: `<think>...</think>`, a line break, `<answer>...</answer>`, and nothing else;
-            `"boxed"`: has `\\boxed{...}` with something in it; `"json"`: is one JSON value.
+            `"boxed"`: has `\\boxed{...}` with something in it.
         pattern: instead of `format`, a regular expression that must match the whole reply (`.` matches line breaks).
             A reply on which it takes longer than `MATCHING_SECONDS` does not match.
 
@@ -73,18 +80,14 @@ class FormatScorer(Rule):
         if (format is None) == (pattern is None):
             raise ConfigError(f"give either format or pattern, got format={format!r} and pattern={pattern!r}.")
         self.format, self.pattern = format, pattern
-        if format is not None:
-            one_of("format", format, list(FORMATS))
-        else:
-            try:
-                self._compiled = regex.compile(pattern, regex.DOTALL)
-            except (regex.error, TypeError, RecursionError) as error:
-                raise ConfigError(f"pattern must be a regular expression, got {pattern!r:.100}: {error}.") from error
+        used = pattern if format is None else FORMATS[one_of("format", format, list(FORMATS))]
+        try:
+            self._compiled = regex.compile(used, regex.DOTALL)
+        except (regex.error, TypeError, RecursionError) as error:
+            raise ConfigError(f"pattern must be a regular expression, got {pattern!r:.100}: {error}.") from error
 
     def value(self, reply: str, prompt: Prompt | None) -> float:
         """Return whether the reply has the format, as 1.0 or 0.0."""
-        if self.format is not None:
-            return float(FORMATS[self.format](reply))
         try:
             return float(self._compiled.fullmatch(reply, timeout=MATCHING_SECONDS) is not None)
         except TimeoutError:
@@ -122,14 +125,13 @@ class LengthScorer(Rule):
 
 
 class RepetitionScorer(Rule):
-    """Minus the share of runs of `size` words that occurred before in the reply, times `weight`.
+    """Minus the share of runs of `size` words that occurred before in the reply.
 
     Source: the n-gram repetition penalty of arXiv 2502.03373, appendix. Characters of scripts that are written without
     spaces (Chinese, Japanese, Thai) count as words.
 
     Args:
         size: words in a run.
-        weight: the value of a reply that only repeats itself is about minus this.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -139,40 +141,14 @@ class RepetitionScorer(Rule):
         [-0.5]
     """
 
-    def __init__(self, *, size: int = 4, weight: float = 1.0) -> None:
+    def __init__(self, *, size: int = 4) -> None:
         self.size = integer("size", size, minimum=1)
-        self.weight = finite("weight", weight)
 
     def value(self, reply: str, prompt: Prompt | None) -> float:
-        """Return the penalty of a reply, in [-weight, 0]."""
+        """Return the penalty of a reply, in [-1, 0]."""
         words = _WORD.findall(reply.lower())
         runs = [tuple(words[start : start + self.size]) for start in range(len(words) - self.size + 1)]
-        return -self.weight * (1 - len(set(runs)) / len(runs)) if runs else 0.0
+        return len(set(runs)) / len(runs) - 1 if runs else 0.0
 
 
 _WORD = regex.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]|[^\W぀-ヿ㐀-䶿一-鿿豈-﫿฀-๿]+")
-_THINK_ANSWER = regex.compile(r"<think>(.*?)</think>\n<answer>(.*?)</answer>", regex.DOTALL)
-
-
-def _is_think_answer(reply: str) -> bool:
-    tags = ("<think>", "</think>", "<answer>", "</answer>")
-    return all(reply.count(tag) == 1 for tag in tags) and _THINK_ANSWER.fullmatch(reply.strip()) is not None
-
-
-def _is_json(reply: str) -> bool:
-    try:
-        json.loads(reply, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-FORMATS: dict[str, Callable[[str], bool]] = {
-    "think_answer": _is_think_answer,
-    "boxed": lambda reply: regex.search(r"\\boxed\s*\{\s*[^\s{}]|\\boxed\s*\{\s*\{", reply) is not None,
-    "json": _is_json,
-}

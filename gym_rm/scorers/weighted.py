@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.checks import describe, finite
+from gym_rm.config import Config, Finite, parse_settings
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.scorer import ScorerLike
 from gym_rm.scorers.combined import CombinedScorer
@@ -18,42 +18,29 @@ from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """When a scorer counts: only in rows where a component of another scorer is large enough.
+class Gate(Config):
+    """When a scorer counts: only in rows where the reward of another scorer, which has no gate, is large enough."""
 
-    Attributes:
-        component: component that opens the gate, `"scorer"` or `"scorer/component"`, of a scorer without a gate.
-        at_least: the gate is open where the component has at least this value.
-        otherwise: value of the gated scorer where the gate is closed; it is not called for these rows. Below the lowest
-            reward of this scorer, or a policy learns to close the gate.
-
-    Raises:
-        ConfigError: a number is not finite.
-    """
-
-    component: str
-    at_least: float = 1.0
-    otherwise: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.component, str):
-            raise ConfigError(f"the component of a gate must be a text, got {describe(self.component)}.")
-        finite("at_least of a gate", self.at_least)
-        finite("otherwise of a gate", self.otherwise)
+    scorer: str
+    """The scorer whose reward opens the gate."""
+    at_least: Finite = 1.0
+    """The gate is open where the reward has at least this value."""
+    otherwise: Finite = 0.0
+    """Value of the gated scorer where the gate is closed; it is not called for these rows. Below the lowest reward of
+    this scorer, or a policy learns to close the gate."""
 
 
 class WeightedScorer(CombinedScorer):
     """`sum_k weight_k * component_k` over the components of several scorers.
 
     Components are NaN, and add nothing, in rows that are routed to other scorers. Where a gate is closed, the gated
-    scorer is not called: its component is `otherwise`, and its info `"scorer/gate_open"` is False.
+    scorer is not called: its reward is `otherwise`, and its info `"scorer/gate_open"` is False.
 
     Args:
         scorers: see `CombinedScorer`.
         weights: weight by component, `"scorer"` or `"scorer/component"`. None is a weight of 1 for the rewards
             of every scorer.
-        gates: `Gate` (its fields, or only the component) by scorer: the scorer counts only where the gate is open.
+        gates: `Gate` (or its fields) by scorer: the scorer counts only where the gate is open.
         route: field of the data rows (a key of `Prompt.metadata`) that says which scorers score a row.
         routes: names of scorers by the value of this field; `"*"` is for all other values. None: each value is the name
             of one scorer.
@@ -76,17 +63,20 @@ class WeightedScorer(CombinedScorer):
         scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike],
         *,
         weights: Mapping[str, float] | None = None,
-        gates: Mapping[str, Gate | Mapping[str, Any] | str] | None = None,
+        gates: Mapping[str, Gate | Mapping[str, Any]] | None = None,
         route: str | None = None,
         routes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         names = list(self._named(scorers))
         self.weights = _weights(weights, names)
+        self.gates = _gates(gates, names)
         for component in self.weights:
-            if _owner(component, names) is None:
+            owner = _owner(component, names)
+            if owner in self.gates and owner != component:
+                raise ConfigError(f"weights: {owner!r} has a gate, so only its reward can have a weight.")
+            if owner is None:
                 hint = nearest(component, names) or nearest(component.partition("/")[0], names)
                 raise ConfigError(f"{component!r} is not a component of the scorers {names}.{hint}")
-        self.gates = _gates(gates, names)
         self.route, self.routes = route, _routes(route, routes, names)
         super().__init__(scorers)  # last, so that an invalid setting loads nothing
 
@@ -95,7 +85,7 @@ class WeightedScorer(CombinedScorer):
         """Weights, gates and routes."""
         return {
             "weights": self.weights,
-            "gates": {name: dataclasses.asdict(gate) for name, gate in self.gates.items()},
+            "gates": {name: gate.model_dump() for name, gate in self.gates.items()},
             "route": self.route,
             "routes": self.routes if self.route is not None else {},
         }
@@ -145,28 +135,17 @@ class WeightedScorer(CombinedScorer):
     def _open(self, name: str, results: Mapping[str, Scores], size: int) -> NDArray[np.bool_]:
         """Return where the gate of a scorer is open, bool `[N]`; also where its gate has no value."""
         gate = self.gates.get(name)
-        owner = None if gate is None else _owner(gate.component, list(self.scorers))
-        if gate is None or owner is None or owner not in results:
+        if gate is None or gate.scorer not in results:
             return np.ones(size, dtype=np.bool_)
-        parts = {f"{owner}/{key}": values for key, values in results[owner].components.items()}
-        values = _component({owner: results[owner].rewards, **parts}, gate.component)
+        values = results[gate.scorer].rewards
         return np.isnan(values) | (values >= gate.at_least)
 
     def _gated(self, name: str, scores: Scores, routed: NDArray[np.bool_], open_rows: NDArray[np.bool_]) -> Scores:
         """Return the scores of a scorer with `otherwise` where its gate is closed."""
         if name not in self.gates:
             return scores
-        otherwise, closed = self.gates[name].otherwise, routed & ~open_rows
-        components = dict(scores.components)
-        if not open_rows.any():  # the scorer was not called, so that its components are not known
-            own = [key for key in self.weights if _owner(key, list(self.scorers)) == name]
-            components |= {key[len(name) + 1 :]: np.full(len(closed), np.nan) for key in own if key != name}
-        return dataclasses.replace(
-            scores,
-            rewards=np.where(closed, otherwise, scores.rewards),
-            components={key: np.where(closed, otherwise, values) for key, values in components.items()},
-            infos={**scores.infos, "gate_open": open_rows},
-        )
+        rewards = np.where(routed & ~open_rows, self.gates[name].otherwise, scores.rewards)
+        return dataclasses.replace(scores, rewards=rewards, infos={**scores.infos, "gate_open": open_rows})
 
 
 def _owner(component: str, names: Sequence[str]) -> str | None:
@@ -184,32 +163,19 @@ def _weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> dict[
     return {name: finite(f"weights[{name!r}]", weight) for name, weight in weights.items()}
 
 
-def _gate(name: str, value: Gate | Mapping[str, Any] | str) -> Gate:
-    """Return a gate, given as one, as its fields or as its component."""
-    if isinstance(value, Gate):
-        return value
-    try:
-        return Gate(**({"component": value} if isinstance(value, str) else value))
-    except TypeError as error:
-        raise ConfigError(
-            f"gates[{name!r}] must have component, and perhaps at_least and otherwise; got {value!r:.100}."
-        ) from error
-
-
-def _gates(gates: Mapping[str, Gate | Mapping[str, Any] | str] | None, names: Sequence[str]) -> dict[str, Gate]:
+def _gates(gates: Mapping[str, Gate | Mapping[str, Any]] | None, names: Sequence[str]) -> dict[str, Gate]:
     """Return the gates by scorer, checked."""
     if not isinstance(gates, Mapping | None):
         raise ConfigError(f"gates must be a dict by scorer, got {describe(gates)}.")
-    checked: dict[str, Gate] = {}
-    for name, value in (gates or {}).items():
-        gate = _gate(name, value)
-        owner = _owner(gate.component, names)
-        for known, given in ((name in names, name), (owner is not None, gate.component)):
-            if not known:
+    checked = {
+        name: gate if isinstance(gate, Gate) else parse_settings(Gate, gate) for name, gate in (gates or {}).items()
+    }
+    for name, gate in checked.items():
+        for given in (name, gate.scorer):
+            if given not in names:
                 raise ConfigError(f"gates: {given!r} is not one of the scorers {list(names)}.{nearest(given, names)}")
-        if owner in (gates or {}):
-            raise ConfigError(f"gates[{name!r}]: {owner!r} has a gate itself; use a scorer without one.")
-        checked[name] = gate
+        if gate.scorer in checked:
+            raise ConfigError(f"gates[{name!r}]: {gate.scorer!r} has a gate itself; use a scorer without one.")
     return checked
 
 

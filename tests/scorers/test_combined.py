@@ -5,8 +5,6 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
@@ -120,14 +118,6 @@ def test_ensemble_reductions(reduction, expected):
     assert scores.components["b"].tolist() == [2, 2, 0, 4]
 
 
-@given(st.floats(-3, 3), st.floats(0, 3))
-def test_the_coefficient_is_the_factor_of_the_standard_deviation(offset, coefficient):
-    scorers = [length, lambda conversations: [value + offset for value in length(conversations)]]
-    scores = EnsembleScorer(scorers, reduction="mean_minus_std", coefficient=coefficient).score(CONVERSATIONS)
-    expected = np.array(length(CONVERSATIONS)) + offset / 2 - coefficient * abs(offset) / 2
-    np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
-
-
 def test_an_environment_accepts_nested_scorers_from_json(tmp_path):
     folder = str(tiny_models.save_reward_model(tmp_path))
     spec = {
@@ -177,7 +167,6 @@ def test_the_user_simulator_of_one_scorer_is_that_of_the_whole():
         (lambda: WeightedScorer("org/name"), "must be a dict of scorers by name, or a list; got str 'org/name'"),
         (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is not a component of the scorers"),
         (lambda: EnsembleScorer([length], reduction="median"), "reduction must be one of"),
-        (lambda: EnsembleScorer([length], coefficient="x"), "coefficient must be a finite number, got str 'x'"),
         (lambda: WeightedScorer({1: length}), r"texts as names; got the names \[1\]"),
         (lambda: WeightedScorer({"a": length}, weights={}), "weights must be a dict of numbers"),
         (lambda: WeightedScorer({"a": length}, weights=[1.0]), "weights must be a dict of numbers"),

@@ -93,7 +93,9 @@ def test_a_star_routes_all_other_values():
 
 def test_a_closed_gate_keeps_its_scorer_from_being_called():
     model = Seen()
-    scorer = WeightedScorer({"format": polite, "model": model}, weights={"model": 1}, gates={"model": "format"})
+    scorer = WeightedScorer(
+        {"format": polite, "model": model}, weights={"model": 1}, gates={"model": {"scorer": "format"}}
+    )
     scores = scorer.score([said("please"), said("rude"), said("please!")])
     assert model.texts == ["please", "please!"]
     assert scores.rewards.tolist() == [6.0, 0.0, 7.0]
@@ -101,29 +103,24 @@ def test_a_closed_gate_keeps_its_scorer_from_being_called():
 
 
 def test_a_gate_has_a_threshold_and_a_value():
-    gates = {"polite": {"component": "length", "at_least": 5, "otherwise": -2}}
+    gates = {"polite": {"scorer": "length", "at_least": 5, "otherwise": -2}}
     scores = WeightedScorer({"polite": polite, "length": length}, weights={"polite": 1}, gates=gates).score(
         [said("please"), said("no")]
     )
     assert scores.rewards.tolist() == [1.0, -2.0]
 
 
-def test_a_gate_may_be_a_component_of_a_scorer():
-    gates = {"polite": {"component": "seen/half", "at_least": 2.5}}
-    scores = WeightedScorer({"seen": Seen(), "polite": polite}, gates=gates).score([said("please"), said("no")])
-    assert scores.infos["polite/gate_open"].tolist() == [True, False]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"gates": {"length": "formt"}}, r"'formt' is not one of the scorers"),
-        ({"gates": {"nothing": "length"}}, r"'nothing' is not one of the scorers"),
-        ({"gates": {"length": "polite", "polite": "length"}}, "'polite' has a gate itself"),
-        ({"gates": {"length": "length"}}, "'length' has a gate itself"),
-        ({"gates": {"length": {"at_least": 1}}}, "must have component"),
-        ({"gates": {"length": {"component": "polite", "at_least": float("nan")}}}, "must be a finite number"),
+        ({"gates": {"length": {"scorer": "formt"}}}, r"'formt' is not one of the scorers"),
+        ({"gates": {"nothing": {"scorer": "length"}}}, r"'nothing' is not one of the scorers"),
+        ({"gates": {"length": {"scorer": "polite"}, "polite": {"scorer": "length"}}}, "'polite' has a gate itself"),
+        ({"gates": {"length": {"scorer": "length"}}}, "'length' has a gate itself"),
+        ({"gates": {"length": {"at_least": 1}}}, "scorer"),
+        ({"gates": {"length": {"scorer": "polite", "at_least": float("nan")}}}, "must be a finite number"),
         ({"gates": ["length"]}, "gates must be a dict"),
+        ({"gates": {"length": {"scorer": "polite"}}, "weights": {"length/part": 1}}, "only its reward"),
         ({"route": 3}, "route must be the name of a field"),
         ({"route": None}, "routes needs route"),
         ({"routes": {"math": 3}}, "must be a list of scorers"),
@@ -180,7 +177,7 @@ def test_one_scorer_under_two_names_is_not_called_by_two_threads():
 
 
 def test_a_mixture_passes_the_checks_of_scorers():
-    check_scorer(WeightedScorer({"polite": polite, "length": length}, gates={"length": "polite"}))
+    check_scorer(WeightedScorer({"polite": polite, "length": length}, gates={"length": {"scorer": "polite"}}))
 
 
 def test_an_environment_of_two_sorts_of_rows_from_json():
@@ -199,20 +196,3 @@ def test_an_environment_of_two_sorts_of_rows_from_json():
     components = infos["final_info"]["components"]
     assert components["_right"].tolist() == [True, False]
     assert components["_length"].tolist() == [False, True]
-
-
-class Parts:
-    """A scorer with a component."""
-
-    def score(self, conversations, prompts=None):
-        ones = np.ones(len(conversations))
-        return gym_rm.Scores.from_rewards(ones, components={"part": ones * 3})
-
-
-@pytest.mark.parametrize(("reply", "reward"), [("no", -1.0), ("yes", 3.0)])
-def test_a_closed_gate_gives_its_value_to_components_too(reply, reward):
-    is_yes = lambda conversations: [float(each[-1]["content"] == "yes") for each in conversations]  # noqa: E731
-    gate = {"component": "ok", "otherwise": -1.0}
-    scorer = WeightedScorer({"ok": is_yes, "rm": Parts()}, weights={"rm/part": 1.0}, gates={"rm": gate})
-    assert scorer.score([said(reply)]).rewards.tolist() == [reward]
-    assert scorer.score([said(reply), said("yes")]).rewards.tolist() == [reward, 3.0]

@@ -106,21 +106,17 @@ class ClassProxy(type):
     def __iter__(cls) -> Any:
         return iterate(cls)
 
-    def __len__(cls) -> Any:
-        return cls._gym_rm_connection.ask("apply", "len", cls)
-
-    def __contains__(cls, value: Any) -> Any:
-        return cls._gym_rm_connection.ask("apply", "contains", cls, value)
-
-    def __getitem__(cls, key: Any) -> Any:
-        return cls._gym_rm_connection.ask("apply", "getitem", cls, key)
-
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         path = f"{cls.__name__}.{name}"
         is_callable, value = cls._gym_rm_connection.ask("class get", path)
         return cls._gym_rm_connection.caller("class call", path) if is_callable else value
+
+
+for each in ("len", "contains", "getitem"):
+    operate = lambda cls, *args, name=each: cls._gym_rm_connection.ask("apply", name, cls, *args)  # noqa: E731
+    setattr(ClassProxy, f"__{each}__", operate)
 
 
 def operators(connection: Connection) -> dict[str, Any]:
@@ -176,7 +172,7 @@ class Connection(Codec):
     `unsupported` says what the tests gave to the model's code that cannot cross.
     """
 
-    def __init__(self, serve: Callable[[str, list[Any]], Any]) -> None:
+    def __init__(self, serve: Callable[..., Any]) -> None:
         super().__init__()
         self.serve = serve
         self.unsupported = ""
@@ -193,7 +189,7 @@ class Connection(Codec):
 
     def request(self, action: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Send a request, and return its result or raise its exception."""
-        reply = self.serve("serve", [action, name, self.write(args), self.write(kwargs)])
+        reply = self.serve(action, name, self.write(args), self.write(kwargs))
         try:
             if reply[0]:
                 value = self.read(reply[1])

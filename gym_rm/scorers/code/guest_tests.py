@@ -42,7 +42,7 @@ class Report:
 
 
 def run(
-    serve: Callable[[str, list[Any]], Any],
+    serve: Callable[..., Any],
     entry_point: str,
     parts: list[str],
     units: bool,

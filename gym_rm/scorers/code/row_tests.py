@@ -238,7 +238,6 @@ def _units(name: str, source: str) -> RowTests:
             node.names = [ast.alias(each) for each in used]
     tests = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name.startswith("test")]
     if tests:
-        tree.body = [node for node in tree.body if not _is_main_guard(node)]
         return RowTests("program", parts=(ast.unparse(tree),), units=True)
     parts = (counter.source(tree),)
     if not counter.asserts:
@@ -263,10 +262,6 @@ def _undefined(source: str) -> list[str]:
             elif outermost or symbol.is_global():
                 used[symbol.get_name()] = None
     return [name for name in used if name not in known]
-
-
-def _is_main_guard(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
 # --- inputs and outputs -------------------------------------------------------------------------------------------

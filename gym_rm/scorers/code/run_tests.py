@@ -182,7 +182,7 @@ class _Solution:
                 return CodeVerdict(_verdict(reply), 0, tests.total, self.stdout, _message(reply))
         return None
 
-    def serve(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> SandboxReply:
+    def serve(self, args: list[Any]) -> SandboxReply:
         """Pass a request of the tests to the model's code. After its end, every request fails."""
         if self.fault is None:
             reply = self._checked(self._session.call("_gym_rm_serve", args, deadline=self._end))

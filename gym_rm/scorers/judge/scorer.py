@@ -298,11 +298,8 @@ class JudgeScorer:
         messages = list(ask.question.messages)
         if not ask.answers:
             return messages
-        again = AGAIN + self._rubric.verdict(ask.question.mark)
-        if ask.text:
-            said = Message(role="assistant", content=ask.text)
-            return [*messages, said, Message(role="user", content=again)]
-        return [*messages[:-1], Message(role="user", content=f"{messages[-1]['content']}\n\n{again}")]
+        again = Message(role="user", content=AGAIN + self._rubric.verdict(ask.question.mark))
+        return [*messages, Message(role="assistant", content=ask.text or "..."), again]
 
     # --- verdicts ----------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import dataclasses
 import functools
 import math
@@ -107,19 +106,14 @@ class RemoteScorer:
             ScoringError: some rows have no score; the error's `scores` has the scores of the other rows.
             RemoteError: the servers did not answer in time.
         """
-        future = self._submit(conversations, prompts, turns)
-        try:
-            scores = future.result()
-        except BaseException:  # also Ctrl-C
-            future.cancel()
-            raise
+        scores = self._client.run(self._scored(conversations, prompts, turns))
         return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
 
     async def score_async(
         self, conversations: Sequence[Conversation], prompts: Prompts = None, *, turns: Turns = "last"
     ) -> Scores:
         """Score N conversations without blocking the event loop; see `score`."""
-        scores = await asyncio.wrap_future(self._submit(conversations, prompts, turns))
+        scores = await asyncio.wrap_future(self._client.submit(self._scored(conversations, prompts, turns)))
         return dataclasses.replace(scores, provenance=self.provenance).raise_for_errors()
 
     def sleep(self) -> None:
@@ -136,9 +130,10 @@ class RemoteScorer:
         self._closed = True
         self._client.close()
 
-    def _submit(
+    def _scored(
         self, conversations: Sequence[Conversation], prompts: Prompts, turns: Turns
-    ) -> concurrent.futures.Future[Scores]:
+    ) -> Coroutine[Any, Any, Scores]:
+        """Check and encode the conversations, and return what scores them."""
         if turns not in ("last", "all"):
             raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
         if self._closed:
@@ -153,7 +148,7 @@ class RemoteScorer:
                 rows.append(protocol.encode(conversation, None if prompts is None else prompts[row]))
             except ConversationError as error:
                 rows.append(error)
-        return self._client.submit(self._score(rows, turns))
+        return self._score(rows, turns)
 
     def _known(self) -> Served:
         assert self._served is not None, "no server has answered"

@@ -201,15 +201,6 @@ def test_retry_after_is_kept(app, url):
         assert time.monotonic() - start >= 0.8
 
 
-def test_a_wait_beyond_the_deadline_fails_at_once(app, url):
-    with scorer_at(url, timeout=5) as scorer:
-        app.always = error(429, "queue is full", **{"Retry-After": "60"})
-        start = time.monotonic()
-        with pytest.raises(RemoteError, match=r"must rest for \d+.\d s, longer than timeout=.*queue is full"):
-            scorer.score(conversations(1))
-        assert time.monotonic() - start < 2
-
-
 def test_a_redirect_is_not_followed_with_the_key(app, url):
     other = RewardApp()
     app.key = "secret"
