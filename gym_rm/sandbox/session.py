@@ -27,10 +27,10 @@ _OWN_SIGNALS = {signal.SIGXCPU: "time", signal.SIGSYS: "forbidden", signal.SIGKI
 class SandboxReply:
     """Answer of a session.
 
-    `status` is "ok", or one of the failures "exception", "syntax_error", "time", "memory", "output", "forbidden", "exit"
-    (the code ended the program, `value` is its exit code), "killed" (ended from outside, worth another try) and
-    "invalid" (a broken frame). `error_type` and `message` are of an exception, `stdout` and `stderr` what was printed
-    since the request.
+    `status` is "ok", or a failure: "exception", "syntax_error", "time", "memory", "output", "forbidden", "exit" (the
+    code ended the program, `value` is its exit code), "killed" (ended from outside, worth another try) and "invalid" (a
+    broken frame). `error_type` and `message` are of an exception, `stdout` and `stderr` what was printed since the
+    request.
     """
 
     status: str
