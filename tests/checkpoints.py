@@ -50,16 +50,15 @@ def save_with_heads(
     *,
     architecture: str = "llama",
     class_name: str,
-    prefix: str = "model",
     tokenizer: Any = None,
     **config: Any,
 ) -> Path:
-    """Save a random backbone under `prefix` together with the head tensors, and return the folder."""
+    """Save a random backbone together with the head tensors, and return the folder."""
     tokenizer = tokenizer or tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
     settings = tiny_models._config(architecture, tokenizer, initializer_range=0.3, **config)
     torch.manual_seed(1)
     backbone = AutoModel.from_config(settings).float()
-    state = {f"{prefix}.{name}": value.contiguous().clone() for name, value in backbone.state_dict().items()}
+    state = {f"model.{name}": value.contiguous().clone() for name, value in backbone.state_dict().items()}
     folder.mkdir(parents=True, exist_ok=True)
     save_file({**state, **{name: value.contiguous() for name, value in heads.items()}}, folder / "model.safetensors")
     settings.architectures = [class_name]
@@ -71,14 +70,14 @@ def save_with_heads(
     return folder
 
 
-def hidden_states(folder: Path, ids: list[int], prefix: str = "model") -> torch.Tensor:
+def hidden_states(folder: Path, ids: list[int]) -> torch.Tensor:
     """Return the last hidden states of the plain backbone for one sequence, `[L, hidden]`."""
     from safetensors.torch import load_file
 
     config = AutoConfig.from_pretrained(folder)
     backbone = AutoModel.from_config(config, attn_implementation=tiny_models.attention(config)).float().eval()
     tensors = load_file(folder / "model.safetensors")
-    own = {name.removeprefix(f"{prefix}."): value for name, value in tensors.items() if name.startswith(f"{prefix}.")}
+    own = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     backbone.load_state_dict(own)
     with torch.inference_mode():
         return backbone(torch.tensor([ids])).last_hidden_state[0]
