@@ -79,11 +79,6 @@ def test_a_reply_may_contain_several_messages():
     assert list(join_reply("2 + 2?", turns)) == [USER, *turns]
 
 
-def test_content_in_text_parts_becomes_text():
-    assert prompt_messages([{"role": "user", "content": PARTS}]) == [USER]
-    assert plain_content(PARTS) == "2 + 2?"
-
-
 @pytest.mark.parametrize("content", [IMAGE, None, 3, "text", [{"text": "no type"}], ["text"]])
 def test_other_content_than_text_is_kept(content):
     assert plain_content(content) == content
@@ -101,16 +96,12 @@ def test_the_given_messages_are_not_changed():
     assert prompt == [{"role": "user", "content": PARTS}]
 
 
-@pytest.mark.parametrize("prompt", [None, 3, [], ["hi"], USER])
-def test_a_prompt_that_is_neither_text_nor_messages_is_refused(prompt):
+@pytest.mark.parametrize("prompt", [None, [], ["hi"], USER])
+def test_what_is_neither_text_nor_messages_is_refused(prompt):
     with pytest.raises(ConfigError, match="row 7 must be a text or a list of messages, got"):
         join_reply(prompt, "4", "row 7")
-
-
-@pytest.mark.parametrize("reply", [None, 3, []])
-def test_a_reply_that_is_neither_text_nor_messages_is_refused(reply):
     with pytest.raises(ConfigError, match="the reply to row 7 must be a text or a list of messages, got"):
-        join_reply("2 + 2?", reply, "row 7")
+        join_reply("2 + 2?", 3, "row 7")
 
 
 RENDERED = [

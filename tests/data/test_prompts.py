@@ -1,4 +1,3 @@
-import json
 from decimal import Decimal
 from pathlib import Path
 
@@ -115,12 +114,6 @@ def test_the_error_of_an_unusable_text_names_its_row_and_field(row, message):
         load_prompts(["good", row], max_text_length=10)
 
 
-def test_the_error_of_a_long_text_names_file_and_line(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n\n{"prompt": "abc"}\n')
-    with pytest.raises(ConfigError, match=r"p.jsonl line 3: 'messages\[0\].content' has 3 characters"):
-        load_prompts(tmp_path / "p.jsonl", max_text_length=2)
-
-
 @given(st.lists(st.text(), min_size=1, max_size=5))
 def test_text_is_not_changed(texts):
     assert [prompt.messages[0]["content"] for prompt in load_prompts(texts)] == texts
@@ -146,13 +139,6 @@ def test_an_invalid_row_is_refused(row, message):
 
 
 # --- sources
-
-
-def test_a_file_gives_the_prompts_of_its_rows(tmp_path):
-    path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert load_prompts(path) == load_prompts(str(path)) == load_prompts(ROWS)
-    assert [prompt.answer for prompt in load_prompts(path)] == ["4", "6"]
 
 
 def test_the_error_of_an_invalid_row_has_its_file_and_line(tmp_path):
@@ -212,14 +198,6 @@ def test_an_answer_of_another_type_in_a_row_is_kept_as_metadata(answer):
     assert (prompt.answer, prompt.metadata) == (None, {"answer": answer})
 
 
-@pytest.mark.parametrize("answer", [["4"], {"value": 4}, True])
-def test_an_answer_of_another_type_is_kept_as_metadata(answer):
-    """Such an answer is not an error. A verifier can read it from `metadata`."""
-    prompt = prompt_of_columns([USER], {"answer": answer}, 0)
-    assert prompt.answer is None
-    assert prompt.metadata == {"answer": answer}
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -243,12 +221,6 @@ def test_an_answer_as_text(value, text):
     assert answer_text(value) == text
 
 
-def test_a_missing_answer_in_a_table_is_none():
-    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
-    table = pandas.DataFrame([{"prompt": "2 + 2?", "answer": 4}, {"prompt": "Hello."}])
-    assert [prompt.answer for prompt in load_prompts(table)] == ["4", None]
-
-
 @pytest.mark.parametrize("dtype", ["object", "string"])
 def test_a_missing_text_in_a_table_is_not_the_text_nan(dtype):
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
@@ -257,10 +229,6 @@ def test_a_missing_text_in_a_table_is_not_the_text_nan(dtype):
     assert [prompt.prompt_id for prompt in prompts] == ["a", "1", "2"]
     assert [prompt.answer for prompt in prompts] == ["4", None, None]
     assert [prompt.messages[0]["content"] for prompt in prompts] == ["2 + 2?", "Hello.", "3 + 3?"]
-
-
-def test_a_missing_name_in_the_columns_of_a_trainer_is_the_index():
-    assert prompt_of_columns([USER], {"id": float("nan")}, 3).prompt_id == "3"
 
 
 def test_the_answer_may_be_in_another_column():

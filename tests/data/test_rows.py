@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gym_rm.data.rows import describe_source, format_of, parse_line, present, rows_of, show
+from gym_rm.data.rows import describe_source, format_of, present, rows_of, show
 from gym_rm.errors import ConfigError
 
 USER = {"role": "user", "content": "2 + 2?"}
@@ -162,10 +162,6 @@ def test_a_set_is_refused_because_it_has_no_order(kind):
         values(kind(["a", "b"]))
 
 
-def test_the_keys_of_a_dict_have_an_order():
-    assert values({"b": 1, "a": 2}.keys()) == ["b", "a"]
-
-
 @pytest.mark.parametrize("missing", [float("nan"), np.float32("nan"), np.datetime64("NaT"), None])
 def test_missing_values_become_none_at_any_depth(missing):
     assert values([{"a": missing, "b": [{"c": missing}]}]) == [{"a": None, "b": [{"c": None}]}]
@@ -233,13 +229,6 @@ def test_an_invalid_source_is_refused(source, message):
         values(source)
 
 
-def test_errors_contain_the_name_of_the_argument():
-    with pytest.raises(ConfigError, match=r"pairs: the file 'nosuch.jsonl' does not exist"):
-        list(rows_of("nosuch.jsonl", "pairs"))
-    with pytest.raises(ConfigError, match=r"pairs must be .* got int 3"):
-        rows_of(3, "pairs")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -271,12 +260,6 @@ def test_rows_of_a_file_are_read_one_by_one(tmp_path):
 
 
 # --- single values
-
-
-def test_a_line_that_is_not_json_is_an_error():
-    assert parse_line(b'{"a": 1}', "here") == {"a": 1}
-    with pytest.raises(ConfigError, match=r"here: not valid JSON: .* at column 1"):
-        parse_line("nonsense", "here")
 
 
 def test_errors_show_the_type_and_the_beginning_of_a_value():

@@ -63,17 +63,8 @@ def test_a_reply_may_continue_after_an_assistant_turn_with_another_role():
     assert row_to_score(row, "here").conversations == ((USER, FIVE, tool, FOUR),)
 
 
-def test_a_pair_is_not_scored_after_the_reply_in_messages():
-    row = {"messages": [USER, FOUR], "chosen": "4", "rejected": "5"}
-    assert row_to_score(row, "here").conversations == BOTH
-
-
 def test_messages_are_a_whole_conversation():
     assert row_to_score({"messages": [USER, FOUR]}, "here") == RowToScore(BOTH[:1], None, Prompt((USER,), "0"))
-
-
-def test_messages_that_end_with_the_user_are_scored_unchanged():
-    assert row_to_score({"messages": [USER]}, "here") == RowToScore(((USER,),), None, Prompt((USER,), "0"))
 
 
 @pytest.mark.parametrize(
@@ -108,32 +99,9 @@ def test_replies_take_precedence_over_pair_response_and_messages(without, conver
     assert (list(found.conversations), found.labels) == (conversations, labels)
 
 
-@pytest.mark.parametrize(
-    "replies",
-    [
-        {"response": "4"},
-        {"responses": ["4"]},
-        {"chosen": "4", "rejected": "5"},
-        {"completions": [{"rank": 0, "completion": "4"}]},
-    ],
-)
-@pytest.mark.parametrize("context", ["A text.", [USER]])
-def test_a_second_prompt_field_with_its_own_text_is_refused(context, replies):
+def test_a_second_prompt_field_with_its_own_text_is_refused():
     with pytest.raises(ConfigError, match="here: 'context' and 'question' are different"):
-        row_to_score({"context": context, "question": "Why?", **replies}, "here")
-
-
-@pytest.mark.parametrize(
-    "replies", [{"response": "4"}, {"responses": ["4"]}, {"chosen": "4", "rejected": "5"}, {"completions": ["4"]}]
-)
-def test_a_context_beside_a_prompt_is_metadata(replies):
-    found = row_to_score({"prompt": "2 + 2?", "context": "A text.", **replies}, "here")
-    assert (found.prompt.messages, found.prompt.metadata) == ((USER,), {"context": "A text."})
-
-
-def test_the_prompt_of_a_pair_may_be_in_messages():
-    row = {"messages": [USER], "chosen": "4", "rejected": "5"}
-    assert row_to_score(row, "here") == RowToScore(BOTH, ("chosen", "rejected"), Prompt((USER,), "0"))
+        row_to_score({"context": "A text.", "question": "Why?", "response": "4"}, "here")
 
 
 def test_whole_conversations_of_a_pair_may_be_repeated_in_messages():

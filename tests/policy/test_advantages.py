@@ -196,14 +196,6 @@ def test_rewards_that_differ_by_less_than_the_floor_get_small_advantages(estimat
     assert 0 < np.abs(result).max() <= 13.4 * noise  # a third more for the others' mean in a group of four
 
 
-def test_components_that_cancel_give_no_advantages():
-    values = np.random.default_rng(0).normal(size=16)
-    result = advantages(
-        np.zeros(16), np.repeat([0, 1], 8), "gdpo", components={"a": values, "b": -values * 0.3}, std_floor=0.1
-    )
-    assert np.abs(result).max() < 1e-12
-
-
 def test_components_give_a_signal_where_their_sum_gives_none():
     parts = {"right": np.array([1.0, 0, 0]), "short": np.array([0.0, 1, 1])}
     assert estimators.flat_groups(np.ones(3), np.zeros(3)).tolist() == [0]

@@ -58,9 +58,8 @@ class Run:
         return self.play(self.schedule.training(number))
 
     def learn(self, rollouts):
-        upcoming = SimpleNamespace(take=lambda step: rollouts)
-        _, advantages, metrics = grpo.train_step(1, upcoming, self.learner, self.scorer, self.settings, PhaseTimer())
-        return advantages, metrics
+        parts = (self.learner, self.scorer, self.settings, PhaseTimer())
+        return grpo.train_step(1, lambda step: rollouts, *parts)[1:]
 
 
 def plain_log_probs(model, prompt, token_ids):

@@ -96,24 +96,6 @@ def test_checkpointing_changes_no_gradient(name, policies, made):
     assert difference(got, expected) < 1e-6
 
 
-def test_checkpointing_runs_layers_again(policies):
-    policy, layout = policies("soft caps")
-    turns, groups = small_example()
-    batches = policy_batches(turns, groups, layout=layout.layout, max_num_batched_tokens=1000)
-    calls = []
-    hook = policy.start.model.base_model.layers[0].mlp.register_forward_hook(lambda *arguments: calls.append(1))
-    policy.enable_checkpointing(layout)
-    try:
-        batched_loss(policy.train(), batches, turns).backward()
-    finally:
-        hook.remove()
-        policy.start.model.gradient_checkpointing_disable()
-        policy.decoders[0].checkpointing = False
-        policy.train(False)
-        policy.zero_grad()
-    assert len(calls) == 2 * len(batches)
-
-
 def small_example():
     return [turn([5, 6, 7], [8, 9]), turn([5, 6, 7], [8, 10, 11])], [0, 0]
 
@@ -204,11 +186,6 @@ def test_a_classifier_is_refused(tmp_path, tied):
     refused(tmp_path, "Qwen3ForSequenceClassification", "ForCausalLM", "env.reward_model")
 
 
-def test_an_encoder_is_refused(tmp_path):
-    tiny_models.save_reward_model(tmp_path, "bert")
-    refused(tmp_path, "BertForSequenceClassification")
-
-
 def test_a_checkpoint_without_its_output_layer_is_refused(tmp_path):
     tiny_models.save_policy(tmp_path, tie_word_embeddings=False)
     tensors = pytest.importorskip("safetensors.torch")
@@ -229,11 +206,6 @@ def test_broken_files_are_refused(folder):
     refused(folder, "model.safetensors")
     (folder / "config.json").write_text("{")
     refused(folder, "config.json")
-
-
-def test_pickled_weights_are_refused(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(folder, "safetensors")
 
 
 def test_an_adapter_and_dropout_of_adapters_are_refused(folder):
