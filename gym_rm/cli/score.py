@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.score_file import FileScoring, ScoringProgress
@@ -74,13 +74,16 @@ def score(
         fail(error, code=2)
     path = None if source == "-" else Path(source)
     written = None if output == "-" else Path(output)
-    bar = _progress_bar(path, hidden=written is None and sys.stdout.isatty())
+    hidden = not stderr.is_terminal or (written is None and sys.stdout.isatty())
+    columns = (SpinnerColumn(), TextColumn("{task.completed} lines"), TimeElapsedColumn())
+    bar = Progress(*columns, console=stderr, transient=True, disable=hidden)
+    task = bar.add_task("score", total=None)
     last = ScoringProgress()
 
     def report(now: ScoringProgress) -> None:
         nonlocal last
         last = now
-        bar.update(bar.task_ids[0], completed=now.bytes_read, lines=now.lines)
+        bar.update(task, completed=now.lines)
 
     scoring = FileScoring(
         make_scorer=scorer.load,
@@ -114,11 +117,3 @@ def score(
     if last.failed:
         stderr.print(f"{last.failed} of {last.lines} lines have no score; their field {key}_error has the reason.")
         raise typer.Exit(3)
-
-
-def _progress_bar(source: Path | None, *, hidden: bool) -> Progress:
-    words = TextColumn("{task.fields[lines]} lines")
-    columns = (BarColumn(), TaskProgressColumn(), words, TimeElapsedColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=stderr, transient=True, disable=hidden or not stderr.is_terminal)
-    bar.add_task("score", total=source.stat().st_size if source is not None and source.is_file() else None, lines=0)
-    return bar

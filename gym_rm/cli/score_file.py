@@ -72,12 +72,10 @@ class ScoringProgress:
     Attributes:
         lines: number of lines in the output.
         failed: number of these lines without a score.
-        bytes_read: number of bytes read from the stored input; 0 for a pipe.
     """
 
     lines: int = 0
     failed: int = 0
-    bytes_read: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +127,7 @@ class FileScoring:
                 earlier = [fields for line in batch if (fields := output.finished(line.digest)) is not None]
                 written, stopped = self._score_batch(load, new, output)
                 failed = sum(f"{self.key}_error" in fields for fields in (*earlier, *written))
-                progress = ScoringProgress(
-                    progress.lines + len(earlier) + len(written), progress.failed + failed, source.bytes_read()
-                )
+                progress = ScoringProgress(progress.lines + len(earlier) + len(written), progress.failed + failed)
                 self.report(progress)
                 if stopped is not None:
                     raise ConfigError(stopped)
@@ -273,10 +269,6 @@ class InputFile:
         else:
             for number, (where, row) in enumerate(rows_in(file, self._name, stored_as)):
                 yield self._line(_as_json(row), where, number)
-
-    def bytes_read(self) -> int:
-        """Return how much of the stored input has been read; 0 for a pipe."""
-        return self._stored.tell() if self._stored.seekable() else 0
 
     def _line(self, raw: bytes, where: str, number: int) -> InputLine:
         text = raw.strip()

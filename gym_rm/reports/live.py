@@ -83,10 +83,6 @@ class LiveView:
         self._print(f"step {step:4d}   held-out prompts   {_reward(metrics)}{right}")
         self._warn(self.monitor.add(step, metrics, replies))
 
-    def note(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._print(text)
-
     def _print(self, text: str, style: str = "") -> None:
         self._console.print(Text(visible(text), style), soft_wrap=not self._terminal)
 

@@ -29,19 +29,17 @@ def test_a_log_has_a_line_per_twentieth_of_the_run():
     assert "\x1b" not in file.getvalue()
 
 
-def test_measurements_notes_and_signs_are_printed_at_once():
+def test_measurements_and_signs_are_printed_at_once():
     live, file = view(every=50)
     with live:
         live.measured(
             0, {"reward_mean": 0.0, "reward_std": 1.0, "accuracy": 0.25}, [f"reply {'x' * n}" for n in range(40)]
         )
-        live.note("checkpoint [bold]kept[/] \x1b[31m")
         live.measured(10, {"reward_mean": 3.0, "reward_std": 1.0, "accuracy": 0.5}, ["You are great!"] * 40)
     lines = file.getvalue().splitlines()
     assert lines[0] == "step    0   held-out prompts   reward 0.00, 25.0% right"
-    assert lines[1] == r"checkpoint [bold]kept[/] \x1b[31m"
-    assert lines[3].startswith("warning: step 10: 100% of the replies are now 'You are great!'")
-    assert len(lines) == 4
+    assert lines[2].startswith("warning: step 10: 100% of the replies are now 'You are great!'")
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("reward", [None, -0.5])
