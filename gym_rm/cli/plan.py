@@ -126,7 +126,7 @@ def plan(
             if as_json:
                 typer.echo(json.dumps(found.to_dict(), indent=1))
             elif library is not None:
-                _print_flags(found, library, request)
+                _print_flags(found, library)
             else:
                 _print_plan(console, found)
                 if not files and is_example(None, overrides):
@@ -190,14 +190,13 @@ def _print_plan(console: Console, found: Plan) -> None:
     console.print(plan_report(found))
 
 
-def _print_flags(found: Plan, library: str, request: PlanSettings | Plan) -> None:
+def _print_flags(found: Plan, library: str) -> None:
     from gym_rm.planning.exports import flags, ray_bundles
 
     if library == "ray":
         typer.echo(json.dumps(ray_bundles(found), indent=1))
         return
-    workload = request.workload if isinstance(request, PlanSettings) else None
-    typer.echo(flags(found, library, workload=workload).text)
+    typer.echo(flags(found, library).text)
 
 
 def _print_hardware(console: Console, *, calibrate: bool) -> None:

@@ -255,6 +255,7 @@ class Plan:
         notes: what the reader should know, such as assumptions about models.
         num_prompts, group_size: prompts of a step, and replies to each.
         prompt_tokens, reply_tokens: the longest prompt and reply that memory was planned for.
+        turns, turn_tokens, updates_per_step, epochs, asynchronous: of the work of a step, as in the request.
 
     Example:
         >>> from gym_rm.planning.planner import plan
@@ -281,6 +282,11 @@ class Plan:
     group_size: int = 0
     prompt_tokens: int = 0
     reply_tokens: int = 0
+    turns: int = 1
+    turn_tokens: int = 0
+    updates_per_step: int = 1
+    epochs: int = 1
+    asynchronous: bool = False
 
     @property
     def num_gpus(self) -> int:

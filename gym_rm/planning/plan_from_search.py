@@ -62,6 +62,11 @@ def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
         group_size=work.group_size,
         prompt_tokens=int(work.prompts.maximum),
         reply_tokens=int(work.replies.maximum),
+        turns=work.turns,
+        turn_tokens=work.turn_tokens,
+        updates_per_step=work.updates_per_step,
+        epochs=work.epochs,
+        asynchronous=work.asynchronous,
     )
 
 

@@ -14,7 +14,6 @@ from gym_rm.planning.plan import (
     TimePart,
 )
 from gym_rm.planning.quantities import GIB, Basis
-from gym_rm.planning.request_settings import WorkloadSettings
 
 
 def component(name, role, *, tensor_parallel_size=1, fsdp_size=1, num_replicas=1, sleeps=True, **changes):
@@ -68,14 +67,8 @@ def plan_of(nodes, *pools, conversations=512):
         phase_seconds=((Phase.GENERATE, 4.0), (Phase.SCORE, 2.0), (Phase.UPDATE, 4.0)), step_seconds=10.0,
         conversations=conversations, unique_tokens=4e5, tokens=5e5, load_seconds=60.0,
         objective="throughput", exact=True, notes=(),
+        num_prompts=64, group_size=8, prompt_tokens=1024, reply_tokens=1024, updates_per_step=2,
     )  # fmt: skip
-
-
-# --- examples for exports ---
-
-WORK = WorkloadSettings(
-    num_prompts=64, group_size=8, prompt_tokens={"p50": 200, "max": 1024}, reply_tokens=1024, updates_per_step=2
-)
 
 
 def gpus(node, first, count):

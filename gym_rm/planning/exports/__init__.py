@@ -14,7 +14,6 @@ from gym_rm.planning.exports.ray_groups import ray_bundles
 from gym_rm.planning.exports.trl import TRL
 from gym_rm.planning.exports.verl import VERL
 from gym_rm.planning.plan import Plan
-from gym_rm.planning.request_settings import WorkloadSettings
 
 __all__ = ["LIBRARIES", "Flags", "flags", "ray_bundles"]
 
@@ -26,16 +25,15 @@ LIBRARIES: dict[str, Library] = {
 }
 
 
-def flags(plan: Plan, library: str, *, workload: WorkloadSettings | None = None) -> Flags:
+def flags(plan: Plan, library: str) -> Flags:
     """Return the settings with which a library follows a plan.
 
     Args:
         plan: the plan.
         library: `nemo-rl`, `verl`, `openrlhf` or `trl`.
-        workload: the work of a step that the plan was made for; without it, batch sizes and lengths are left out.
 
     Raises:
         ConfigError: the library is unknown, or it cannot do what the plan says. The message lists all reasons.
     """
     checks.one_of("library", library, list(LIBRARIES))
-    return write(divide(plan, workload, library), LIBRARIES[library])
+    return write(divide(plan, library), LIBRARIES[library])

@@ -39,8 +39,8 @@ def _check(parts: Parts) -> None:
         _check_placement(parts)
     if parts.policy.num_replicas > 1 and parts.policy.fsdp_size == 1:
         parts.note("NeMo RL shards the policy over all its GPUs, which takes less memory than planned.")
-    if parts.workload is not None and parts.workload.epochs > 1:
-        parts.refuse(f"it trains once on each conversation of a step, the plan {parts.workload.epochs} times.")
+    if parts.plan.epochs > 1:
+        parts.refuse(f"it trains once on each conversation of a step, the plan {parts.plan.epochs} times.")
 
 
 def _check_placement(parts: Parts) -> None:
@@ -89,10 +89,8 @@ def _replicas(parts: Parts, policy: ComponentPlan) -> int | None:
     return policy.num_replicas if policy.num_replicas > 1 and policy.fsdp_size > 1 else None
 
 
-def _reward_batch(parts: Parts, reward: ComponentPlan) -> int | None:
+def _reward_batch(parts: Parts, reward: ComponentPlan) -> int:
     """Return the largest number of conversations within the token budget that divides those of a rank."""
-    if parts.max_total is None:
-        return None
     rows = parts.plan.conversations // (reward.num_replicas * reward.fsdp_size)
     most = max(1, min(reward.max_num_batched_tokens // parts.max_total, rows))
     return max(size for size in range(1, most + 1) if rows % size == 0)
@@ -116,8 +114,8 @@ NEMO_RL = Library(
         Row("policy.dtensor_cfg.activation_checkpointing", "policy", "gradient_checkpointing"),
         Row("policy.sequence_packing.enabled", "policy", always(True)),
         Row("policy.sequence_packing.train_mb_tokens", "policy", "max_num_batched_tokens"),
-        Row("policy.train_global_batch_size", "workload", lambda parts, _: parts.update_rows()),
-        Row("policy.max_total_sequence_length", "workload", lambda parts, _: parts.max_total),
+        Row("policy.train_global_batch_size", "plan", lambda parts, _: parts.update_rows()),
+        Row("policy.max_total_sequence_length", "plan", lambda parts, _: parts.max_total),
         Row("data.default.env_name", "reward_model", always("reward_model")),
         Row(f"{_REWARD}.model_name", "reward_model", "model"),
         Row(f"{_REWARD}.precision", "reward_model", "dtype"),
@@ -125,10 +123,10 @@ NEMO_RL = Library(
         Row(f"{_REWARD}.resources.gpus_per_node", "reward_model", Parts.gpus_per_node),
         Row(f"{_REWARD}.dtensor_cfg.tensor_parallel_size", "reward_model", "tensor_parallel_size"),
         Row(f"{_REWARD}.batch_size", "reward_model", _reward_batch),
-        Row("grpo.num_prompts_per_step", "workload", "num_prompts"),
-        Row("grpo.num_generations_per_prompt", "workload", "group_size"),
-        Row("loss_fn.reference_policy_kl_penalty", "workload", _without_reference(0)),
-        Row("++grpo.skip_reference_policy_logprobs_calculation", "workload", _without_reference(True)),
+        Row("grpo.num_prompts_per_step", "plan", "num_prompts"),
+        Row("grpo.num_generations_per_prompt", "plan", "group_size"),
+        Row("loss_fn.reference_policy_kl_penalty", "plan", _without_reference(0)),
+        Row("++grpo.skip_reference_policy_logprobs_calculation", "plan", _without_reference(True)),
     ),
     hydra,
     _check,

@@ -42,12 +42,11 @@ def _check(parts: Parts) -> None:
         parts.note("ZeRO-3 of the policy also shards the reward model over its GPUs, which is slower than replicas.")
     if policy.fsdp_size == 1 and policy.num_replicas > 1:
         parts.note("ZeRO-2 shards gradients and optimizer over the replicas, which takes less memory than planned.")
-    if parts.workload is not None:
-        parts.update_rows()
-        if parts.workload.group_size == 1 and parts.critic is None:
-            parts.refuse("advantages without a critic need a group_size of at least 2.")
-        if parts.workload.asynchronous and parts.together(policy, parts.generation):
-            parts.refuse("asynchronous steps need generation on GPUs of its own.")
+    parts.update_rows()
+    if parts.plan.group_size == 1 and parts.critic is None:
+        parts.refuse("advantages without a critic need a group_size of at least 2.")
+    if parts.plan.asynchronous and parts.together(policy, parts.generation):
+        parts.refuse("asynchronous steps need generation on GPUs of its own.")
 
 
 def _check_pools(parts: Parts) -> None:
@@ -108,13 +107,13 @@ OPENRLHF = Library(
         Row("algo.advantage.estimator", "policy", lambda parts, _: "gae" if parts.critic else "group_norm"),
         Row("train.dynamic_batch_enable", "policy", always(True)),
         Row("train.max_tokens_per_gpu", "policy", "max_num_batched_tokens"),
-        Row("train.batch_size", "workload", lambda parts, _: parts.update_rows()),
-        Row("train.max_epochs", "workload", "epochs"),
-        Row("train.async_enable", "workload", "asynchronous"),
-        Row("rollout.batch_size", "workload", "num_prompts"),
-        Row("rollout.n_samples_per_prompt", "workload", "group_size"),
-        Row("rollout.max_new_tokens", "workload", lambda parts, _: parts.max_reply),
-        Row("data.max_len", "workload", lambda parts, _: parts.max_total),
+        Row("train.batch_size", "plan", lambda parts, _: parts.update_rows()),
+        Row("train.max_epochs", "plan", "epochs"),
+        Row("train.async_enable", "plan", "asynchronous"),
+        Row("rollout.batch_size", "plan", "num_prompts"),
+        Row("rollout.n_samples_per_prompt", "plan", "group_size"),
+        Row("rollout.max_new_tokens", "plan", lambda parts, _: parts.plan.reply_tokens),
+        Row("data.max_len", "plan", lambda parts, _: parts.max_total),
     ),
     _line,
     _check,

@@ -13,9 +13,8 @@ from typing import Any, Literal, TypeAlias
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import ComponentPlan, Plan, PoolPlan, Role
-from gym_rm.planning.request_settings import WorkloadSettings
 
-Subject: TypeAlias = Literal["policy", "generation", "reference", "critic", "reward_model", "workload"]
+Subject: TypeAlias = Literal["policy", "generation", "reference", "critic", "reward_model", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,6 @@ class Parts:
 
     Attributes:
         plan: the plan.
-        workload: the work of a step; None if not given.
         library: name for messages.
         policy, generation, reference, critic: the components; None for those that the plan does not have.
         reward_models: the reward models.
@@ -86,7 +84,6 @@ class Parts:
     """
 
     plan: Plan
-    workload: WorkloadSettings | None
     library: str
     policy: ComponentPlan
     generation: ComponentPlan | None
@@ -177,9 +174,10 @@ class Parts:
     def update_rows(self) -> int:
         """Return the conversations of one update; refuse a number that the ranks of the policy do not divide."""
         groups = self.policy.fsdp_size * self.policy.num_replicas
-        rows, rest = divmod(self.plan.conversations, self.updates)
+        updates = self.plan.updates_per_step
+        rows, rest = divmod(self.plan.conversations, updates)
         if rest or rows % groups:
-            parts = f" in {self.updates} updates" if self.updates > 1 else ""
+            parts = f" in {updates} updates" if updates > 1 else ""
             self.refuse(
                 f"{self.plan.conversations} conversations{parts} are not divisible by the policy's {groups} "
                 "data-parallel ranks; plan with another number of GPUs or prompts."
@@ -187,61 +185,25 @@ class Parts:
         return rows
 
     @property
-    def updates(self) -> int:
-        """Optimizer updates of a step."""
-        return self.workload.updates_per_step if self.workload else 1
-
-    @property
-    def max_prompt(self) -> int | None:
-        """Longest prompt of a conversation of one turn; None if not known."""
-        return self.max_lengths[0] if self.max_lengths and self.workload and self.workload.turns == 1 else None
-
-    @property
-    def max_reply(self) -> int | None:
-        """Longest reply; None if not known."""
-        return self.max_lengths[1] if self.max_lengths else None
-
-    @property
-    def max_lengths(self) -> tuple[int, int] | None:
-        """Longest prompt and longest reply; None if they are not in the workload."""
-        if self.workload is None:
-            return None
-        found = []
-        for length in (self.workload.prompt_tokens, self.workload.reply_tokens):
-            value = length.get("max") if isinstance(length, dict) else length
-            if value is None:
-                return None
-            found.append(math.ceil(value))
-        return found[0], found[1]
-
-    @property
-    def max_total(self) -> int | None:
-        """Tokens of the longest conversation; None if not known."""
-        lengths, workload = self.max_lengths, self.workload
-        if lengths is None or workload is None:
-            return None
-        return lengths[0] + workload.turns * lengths[1] + (workload.turns - 1) * workload.turn_tokens
+    def max_total(self) -> int:
+        """Tokens of the longest conversation."""
+        plan = self.plan
+        return plan.prompt_tokens + plan.turns * plan.reply_tokens + (plan.turns - 1) * plan.turn_tokens
 
 
-def divide(plan: Plan, workload: WorkloadSettings | None, library: str) -> Parts:
+def divide(plan: Plan, library: str) -> Parts:
     """Return the parts of a plan.
 
     Raises:
-        ConfigError: the plan trains no policy, or the workload is another than that of the plan.
+        ConfigError: the plan trains no policy.
     """
     components = [each for pool in plan.pools for each in pool.components]
     first = {each.role: each for each in reversed(components)}
     if Role.POLICY not in first:
         has = ", ".join(each.name for each in components)
         raise ConfigError(f"flags for {library} are for reinforcement learning, but the plan has no policy: {has}.")
-    if workload is not None and workload.num_prompts * workload.group_size != plan.conversations:
-        raise ConfigError(
-            f"the workload has {workload.num_prompts} x {workload.group_size} conversations in a step, the plan "
-            f"{plan.conversations}; pass the workload that the plan was made for."
-        )
     parts = Parts(
         plan,
-        workload,
         library,
         first[Role.POLICY],
         first.get(Role.GENERATION),
@@ -273,8 +235,6 @@ def write(parts: Parts, library: Library) -> Flags:
             line = None if value is None else library.line(row.name, value)
             lines += [] if line is None else [line]
     parts.require()
-    if parts.workload is None:
-        parts.note("batch sizes and lengths are left out, because the workload was not given.")
     return Flags(parts.library, tuple(lines), tuple(parts.notes))
 
 

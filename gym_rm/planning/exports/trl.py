@@ -40,16 +40,14 @@ def _check(parts: Parts) -> None:
         if parts.generation.sleeps:
             parts.refuse("the server of generation does not sleep; plan with generation.sleeps: false.")
         parts.note(f"start `trl vllm-serve` first, on node {nodes[0]}; pass its host as --vllm_server_host.")
-    if parts.workload is None:
-        return
-    if parts.workload.group_size < 2:
+    if parts.plan.group_size < 2:
         parts.refuse("GRPO needs a group_size of at least 2.")
-    if parts.workload.asynchronous:
+    if parts.plan.asynchronous:
         parts.refuse("GRPOTrainer has no asynchronous steps; plan with asynchronous: false.")
-    if parts.plan.conversations % (_processes(parts) * parts.updates):
+    if parts.plan.conversations % (_processes(parts) * parts.plan.updates_per_step):
         parts.refuse(
             f"{parts.plan.conversations} conversations are not divisible by {_processes(parts)} processes x "
-            f"{parts.updates} updates."
+            f"{parts.plan.updates_per_step} updates."
         )
 
 
@@ -88,11 +86,10 @@ def _commands(parts: Parts) -> list[str]:
     if generation is None or not _server(parts):
         return [launch]
     chosen = ",".join(str(address.gpu) for address in parts.pool(generation).gpus)
-    length = f" --max_model_len {parts.max_total}" if parts.max_total is not None else ""
     serve = (
         f"CUDA_VISIBLE_DEVICES={chosen} trl vllm-serve --model {policy.model} --tensor_parallel_size "
         f"{generation.tensor_parallel_size} --data_parallel_size {generation.num_replicas} --gpu_memory_utilization "
-        f"{parts.memory_share(generation)}{length}"
+        f"{parts.memory_share(generation)} --max_model_len {parts.max_total}"
     )
     return [serve, launch]
 
@@ -104,8 +101,8 @@ def _colocated(value: Any) -> Any:
 
 def _local_batch(parts: Parts) -> tuple[int, int]:
     """Return the conversations of a process in an update, and those in one forward, within the token budget."""
-    share = parts.plan.conversations // (_processes(parts) * parts.updates)
-    most = max(1, parts.policy.max_num_batched_tokens // parts.max_total) if parts.max_total else 1
+    share = parts.plan.conversations // (_processes(parts) * parts.plan.updates_per_step)
+    most = max(1, parts.policy.max_num_batched_tokens // parts.max_total)
     return share, max(rows for rows in range(1, min(most, share) + 1) if share % rows == 0)
 
 
@@ -131,12 +128,12 @@ TRL = Library(
             lambda parts, each: each.model if parts.together(parts.policy, each) else None,
         ),
         Row("beta", "policy", lambda parts, _: 0.04 if parts.reference else 0.0),
-        Row("per_device_train_batch_size", "workload", lambda parts, _: _local_batch(parts)[1]),
-        Row("gradient_accumulation_steps", "workload", _accumulated),
-        Row("steps_per_generation", "workload", lambda parts, _: _accumulated(parts, _) * parts.updates),
-        Row("num_generations", "workload", "group_size"),
-        Row("num_iterations", "workload", "epochs"),
-        Row("max_completion_length", "workload", lambda parts, _: parts.max_reply),
+        Row("per_device_train_batch_size", "plan", lambda parts, _: _local_batch(parts)[1]),
+        Row("gradient_accumulation_steps", "plan", _accumulated),
+        Row("steps_per_generation", "plan", lambda parts, _: _accumulated(parts, _) * parts.plan.updates_per_step),
+        Row("num_generations", "plan", "group_size"),
+        Row("num_iterations", "plan", "epochs"),
+        Row("max_completion_length", "plan", lambda parts, _: parts.plan.reply_tokens),
     ),
     _line,
     _check,

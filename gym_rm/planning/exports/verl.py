@@ -29,14 +29,12 @@ def _check(parts: Parts) -> None:
         )
         if _apart(parts) and len(parts.plan.nodes) > 1:
             parts.note("verl does not pin its pools to nodes: parts of one node may be placed on others.")
-    if parts.workload is None:
-        return
-    if parts.workload.asynchronous:
+    if parts.plan.asynchronous:
         parts.refuse("asynchronous steps need generation on GPUs of its own, in its experimental trainers.")
-    if parts.workload.num_prompts % parts.updates:
+    if parts.plan.num_prompts % parts.plan.updates_per_step:
         parts.refuse(
-            f"its mini-batches are whole prompts, but {parts.updates} updates do not divide "
-            f"{parts.workload.num_prompts} prompts."
+            f"its mini-batches are whole prompts, but {parts.plan.updates_per_step} updates do not divide "
+            f"{parts.plan.num_prompts} prompts."
         )
     parts.update_rows()
 
@@ -50,8 +48,8 @@ def _if_apart(value: Any) -> Any:
     return lambda parts, each: value(parts, each) if _apart(parts) else None
 
 
-def _mini_batch(parts: Parts, _: Any) -> int | None:
-    return parts.workload.num_prompts // parts.updates if parts.workload else None
+def _mini_batch(parts: Parts, _: Any) -> int:
+    return parts.plan.num_prompts // parts.plan.updates_per_step
 
 
 VERL = Library(
@@ -68,14 +66,14 @@ VERL = Library(
         Row(f"{_ACTOR}.use_dynamic_bsz", "policy", always(True)),
         Row(f"{_ACTOR}.ppo_max_token_len_per_gpu", "policy", "max_num_batched_tokens"),
         Row(f"{_ACTOR}.ppo_mini_batch_size", "policy", _mini_batch),
-        Row(f"{_ACTOR}.ppo_epochs", "workload", "epochs"),
+        Row(f"{_ACTOR}.ppo_epochs", "plan", "epochs"),
         Row(f"{_ACTOR}.use_kl_loss", "policy", lambda parts, _: parts.reference is not None),
         Row(f"{_ROLLOUT}.name", "generation", always("vllm")),
         Row(f"{_ROLLOUT}.tensor_model_parallel_size", "generation", "tensor_parallel_size"),
         Row(f"{_ROLLOUT}.gpu_memory_utilization", "generation", Parts.memory_share),
         Row(f"{_ROLLOUT}.free_cache_engine", "generation", "sleeps"),
         Row(f"{_ROLLOUT}.max_num_seqs", "generation", "max_num_seqs"),
-        Row(f"{_ROLLOUT}.n", "workload", "group_size"),
+        Row(f"{_ROLLOUT}.n", "plan", "group_size"),
         Row(f"{_REF}.fsdp_config.fsdp_size", "reference", "fsdp_size"),
         Row(f"{_REF}.fsdp_config.param_offload", "reference", "sleeps"),
         Row(f"{_REF}.log_prob_max_token_len_per_gpu", "reference", "max_num_batched_tokens"),
@@ -102,9 +100,9 @@ VERL = Library(
         ),
         Row(f"{_REWARD}.rollout.max_num_batched_tokens", "reward_model", "max_num_batched_tokens"),
         Row(f"{_REWARD}.rollout.free_cache_engine", "reward_model", "sleeps"),
-        Row("data.train_batch_size", "workload", "num_prompts"),
-        Row("data.max_prompt_length", "workload", lambda parts, _: parts.max_prompt),
-        Row("data.max_response_length", "workload", lambda parts, _: parts.max_reply if parts.max_prompt else None),
+        Row("data.train_batch_size", "plan", "num_prompts"),
+        Row("data.max_prompt_length", "plan", lambda _, plan: plan.prompt_tokens if plan.turns == 1 else None),
+        Row("data.max_response_length", "plan", lambda _, plan: plan.reply_tokens if plan.turns == 1 else None),
     ),
     hydra,
     _check,

@@ -1,13 +1,13 @@
 """A plan as settings of other libraries: their numbers are the plan's, and what they cannot do is refused."""
 
+import dataclasses
 import re
 
 import pytest
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.exports import LIBRARIES, flags, ray_bundles
-from gym_rm.planning.request_settings import WorkloadSettings
-from tests.planning.plans import WORK, apart, awake, component, gpus, plan_of, pool, reward, together, training
+from tests.planning.plans import apart, awake, component, gpus, plan_of, pool, reward, together, training
 
 
 def values(found):
@@ -21,7 +21,7 @@ def expect(found, expected):
 
 
 def test_nemo_rl_has_the_numbers_of_the_plan():
-    found = flags(apart(), "nemo-rl", workload=WORK)
+    found = flags(apart(), "nemo-rl")
     expected = {
         "cluster.num_nodes": "2",
         "cluster.gpus_per_node": "8",
@@ -53,7 +53,6 @@ def test_nemo_rl_gets_generation_apart():
     assert found["policy.generation.colocated.enabled"] == "false"
     assert found["policy.generation.colocated.resources.gpus_per_node"] == "2"
     assert found["env.reward_model.resources.gpus_per_node"] == "4"
-    assert "grpo.num_prompts_per_step" not in found
 
 
 def test_nemo_rl_notes_the_gpus_that_it_wastes():
@@ -81,14 +80,14 @@ def test_verl_has_the_numbers_of_the_plan():
         "reward.reward_model.n_gpus_per_node": "4",
         "reward.reward_model.rollout.tensor_model_parallel_size": "2",
     }
-    expect(flags(apart(count=4, size=2), "verl", workload=WORK), expected)
-    found = values(flags(together(), "verl", workload=WORK))
+    expect(flags(apart(count=4, size=2), "verl"), expected)
+    found = values(flags(together(), "verl"))
     assert found["reward.reward_model.enable_resource_pool"] == "false"
     assert "reward.reward_model.nnodes" not in found
 
 
 def test_openrlhf_has_the_numbers_of_the_plan():
-    found = flags(together(), "openrlhf", workload=WORK)
+    found = flags(together(), "openrlhf")
     expected = {
         "actor.num_nodes": "1",
         "actor.num_gpus_per_node": "8",
@@ -128,7 +127,7 @@ def test_openrlhf_shares_policy_with_reference_only():
 
 
 def test_trl_has_the_numbers_of_the_plan():
-    found = flags(awake(4), "trl", workload=WORK)
+    found = flags(awake(4), "trl")
     got = values(found)
     expect(
         found,
@@ -145,7 +144,7 @@ def test_trl_has_the_numbers_of_the_plan():
     assert "--num_processes 4 --num_machines 1" in found.lines[0]
     rows, accumulated = int(got["per_device_train_batch_size"]), int(got["gradient_accumulation_steps"])
     assert rows * 4 * int(got["steps_per_generation"]) == 512
-    assert rows * 4 * accumulated == 512 // WORK.updates_per_step
+    assert rows * 4 * accumulated == 512 // 2
     assert rows * 2048 <= 16384
 
 
@@ -156,7 +155,7 @@ def test_trl_gets_a_server_for_generation_apart():
         pool((component("generation", "generation", tensor_parallel_size=2, sleeps=False),), gpus(0, 4, 2)),
         pool((reward(2),), gpus(0, 6, 2)),
     )
-    found = flags(plan, "trl", workload=WORK)
+    found = flags(plan, "trl")
     assert found.lines[0].startswith("CUDA_VISIBLE_DEVICES=4,5 trl vllm-serve --model")
     assert "--tensor_parallel_size 2 --data_parallel_size 1" in found.lines[0]
     assert "--use_fsdp" in found.lines[1]
@@ -184,7 +183,7 @@ TENSOR = pool(
         ("nemo-rl", plan_of([8, 8], *UNEVEN), "would give training 8 GPUs of 2 x 8, the plan 12"),
         ("nemo-rl", plan_of([8], CRITIC), "GRPO has no critic"),
         ("nemo-rl", plan_of([8], TWO), "one reward model in a run, the plan 2: rm, second"),
-        ("verl", plan_of([8, 8], *UNEVEN), "8 of node 0, 4 of node 1"),
+        ("verl", plan_of([8, 8], *UNEVEN, conversations=768), "8 of node 0, 4 of node 1"),
         ("verl", plan_of([8], TENSOR), "FSDP has no tensor parallelism; plan policy with tensor_parallel_size: 1"),
         ("verl", plan_of([8], TWO), "one reward model in a run"),
         ("openrlhf", apart(), "together and others apart"),
@@ -210,15 +209,13 @@ def test_all_reasons_are_listed_at_once(library):
     assert "pairs trains a reward model" in str(caught.value)
 
 
-def test_another_workload_or_library_is_refused():
-    with pytest.raises(ConfigError, match="4 x 8 conversations in a step, the plan 512"):
-        flags(apart(), "verl", workload=WorkloadSettings(num_prompts=4))
+def test_another_library_or_work_is_refused():
     with pytest.raises(ConfigError, match="Did you mean 'openrlhf'"):
         flags(apart(), "openrlfh")
     with pytest.raises(ConfigError, match="the plan has no policy: rm"):
         flags(plan_of([8], pool((reward(8),), gpus(0, 0, 8))), "verl")
     with pytest.raises(ConfigError, match="3 updates do not divide 64 prompts"):
-        flags(apart(), "verl", workload=WORK.model_copy(update={"updates_per_step": 3}))
+        flags(dataclasses.replace(apart(), updates_per_step=3), "verl")
 
 
 @pytest.mark.parametrize("library", ["nemo-rl", "verl", "openrlhf", "trl"])
@@ -229,7 +226,7 @@ def test_conversations_that_the_ranks_do_not_divide_are_refused(library):
     if library == "openrlhf":
         parts = (pool((policy, generation, component("rm", "reward_model", num_replicas=3)), gpus(0, 0, 3)),)
     with pytest.raises(ConfigError, match=r"not divisible by (the policy's )?3 (data-parallel ranks|processes)"):
-        flags(plan_of([4], *parts), library, workload=WORK)
+        flags(plan_of([4], *parts), library)
 
 
 def test_placement_groups_are_tensor_parallel_groups_inside_a_node():

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gym_rm.planning.exports import flags
-from tests.planning.plans import WORK, awake, component, gpus, plan_of, pool
+from tests.planning.plans import awake, component, gpus, plan_of, pool
 
 trl = pytest.importorskip("trl")
 from accelerate.commands import launch as commands  # noqa: E402
@@ -19,9 +19,9 @@ def test_arguments_for_trl_are_fields_of_its_config_and_make_one():
     fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     fields |= {field.name for field in dataclasses.fields(trl.ModelConfig)} | {"reward_model_name_or_path"}
     for plan in PLANS:
-        lines = [line for line in flags(plan, "trl", workload=WORK).lines if line.startswith("--")]
+        lines = [line for line in flags(plan, "trl").lines if line.startswith("--")]
         assert {line.split()[0].removeprefix("--") for line in lines} <= fields
-    words = [word for line in flags(awake(1), "trl", workload=WORK).lines[1:] for word in line.split(" ", 1)]
+    words = [word for line in flags(awake(1), "trl").lines[1:] for word in line.split(" ", 1)]
     config, _ = HfArgumentParser([trl.GRPOConfig]).parse_args_into_dataclasses(
         ["--output_dir", "unused", "--use_cpu", "true", *words], return_remaining_strings=True
     )
