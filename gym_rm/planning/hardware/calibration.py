@@ -28,6 +28,7 @@ BLOCKS = 7  # of calls, whose median counts: the best block is what longer work 
 SECONDS = 0.2  # of one measurement
 
 _ADAPTER = pydantic.TypeAdapter(Device)
+SHARES = ("matmul_rows", "attention_lengths")  # tables of them; the best product can exceed 100%
 _UNITS = {
     "flops": (1e12, "TFLOP/s"),
     "flops_float32": (1e12, "TFLOP/s"),
@@ -131,7 +132,7 @@ def _show(name: str, quantity: Quantity) -> str:
     field = name.split("[")[0]
     if field in ("memory", "reserved"):
         return show_bytes(quantity.value)
-    if field in TABLES or (quantity.value <= 1 and field not in _UNITS):
+    if field in SHARES or (quantity.value <= 1 and field not in _UNITS):
         return f"{100 * quantity.value:.3g}%"
     size, unit = _UNITS.get(field, (1e9, "GB/s"))
     return f"{quantity.value / size:.3g} {unit}"

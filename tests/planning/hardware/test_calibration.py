@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.hardware import calibration
 from gym_rm.planning.hardware.calibration import calibrate, calibration_path, calibration_rows, stored_device
-from gym_rm.planning.hardware.devices import CPU, KINDS, device_of_kind
+from gym_rm.planning.hardware.devices import CPU, device_of_kind
 from gym_rm.planning.quantities import Basis, Quantity
 
 
@@ -66,30 +64,6 @@ def test_links_of_gpus_stay_as_in_the_table_as_an_assumption():
     device = calibration._base({"gpu": "NVIDIA H200"})
     assert (device.name, device.link.value, device.link.basis) == ("here", 450e9, Basis.ASSUMPTION)
     assert "not measured on NVIDIA H200; as of h200_sxm" in device.link.source
-
-
-# --- rates by size ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["h100_sxm", "l4"])
-@given(rows=st.floats(0.5, 1e6), more=st.floats(1.0, 100.0))
-def test_more_rows_never_take_less_time(name, rows, more):
-    before, after = (count / KINDS[name].matmul_share(count).value for count in (rows, rows * more))
-    assert after >= before * (1 - 1e-9)
-
-
-def test_rates_between_sizes_are_between_their_rates():
-    points = tuple((at, Quantity(value, Basis.MEASURED, "")) for at, value in ((10, 0.1), (1000, 0.9)))
-    device = replace(CPU, matmul_rows=points, attention_lengths=points)
-    assert device.matmul_share(100).value == pytest.approx(0.3)
-    assert device.matmul_share(5).value == pytest.approx(0.05)  # as long as 10 rows
-    assert device.matmul_share(1e9).value == 0.9
-    assert device.attention_share(1).value == 0.1
-
-
-def test_without_tables_one_share_holds_for_all_sizes():
-    assert CPU.matmul_share(1) == CPU.matmul
-    assert CPU.attention_share(7) == CPU.attention
 
 
 def test_shares_above_the_best_product_are_shown_as_shares():
