@@ -335,7 +335,7 @@ class Plan:
         return max(1.0 - pool.busy_seconds / self.step_seconds, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON values, after the plain options that `gym_rm.plan_file` reads."""
+        """Return the plan as JSON values, after the plain options of each role."""
         values: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
         return {"format": FORMAT, "options": _options(self), **values}
 
