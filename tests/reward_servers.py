@@ -66,7 +66,7 @@ class RewardApp:
 
     def __init__(self, protocol="gym_rm", *, key=None, limits=None, provenance=None, reward=reward_of, delay=0.0):
         self.protocol, self.key, self.reward, self.delay = protocol, key, reward, delay
-        self.limits = {"max_request_bytes": 1 << 20, "max_conversations": 64, **(limits or {})}
+        self.limits = {"max_body_bytes": 1 << 20, "max_conversations": 64, **(limits or {})}
         self.provenance = {**INFO, **(provenance or {})}
         self.calibration = {"conversations": KNOWN, "rewards": [self.reward(one) for one in KNOWN]}
         self.refuse = lambda conversation: None
@@ -132,7 +132,7 @@ class RewardApp:
 
     def rewards(self, request, size):
         conversations = request["conversations"]
-        if size > self.limits["max_request_bytes"] or len(conversations) > self.limits["max_conversations"]:
+        if size > self.limits["max_body_bytes"] or len(conversations) > self.limits["max_conversations"]:
             return error(413, "too large")
         for conversation in conversations:
             if (reason := self.refuse(conversation)) is not None:

@@ -148,7 +148,7 @@ class HTTPClient:
                     endpoint = await self._choose(only)
                     endpoint.open_requests += 1
                     try:
-                        if endpoint.failures and only is None:
+                        if endpoint.failures and only is None and len(self.endpoints) > 1:
                             await self._readmit(endpoint)
                         value = read(await self._attempt(endpoint.url + path, body))
                         if only is None:
@@ -223,10 +223,9 @@ class HTTPClient:
 
     async def _readmit(self, endpoint: Endpoint) -> None:
         """Check one of several servers that failed before it gets requests again."""
-        if self._recheck is None or len(self.endpoints) == 1:
-            return
         try:
-            await self._recheck(endpoint)
+            if self._recheck is not None:
+                await self._recheck(endpoint)
         except RemoteError as error:
             raise FailedAttempt(str(error)) from error
 

@@ -150,7 +150,7 @@ def read_info(info: Any) -> Served:
     return Served(
         "gym_rm",
         provenance,
-        max_request_bytes=_limit(limits, "max_request_bytes", "max_body_bytes") or MAX_REQUEST_BYTES,
+        max_request_bytes=_limit(limits, "max_body_bytes") or MAX_REQUEST_BYTES,
         max_conversations=_limit(limits, "max_conversations"),
         calibration=tuple(
             (one, _number(reward, "a calibration reward"))
@@ -258,11 +258,10 @@ def _number(value: Any, name: str) -> float:
     raise InvalidReply(f"{name} must be a finite number, got {value!r:.80}")
 
 
-def _limit(limits: Mapping[str, Any], *names: str) -> int | None:
-    """Return the limit with the first of these names that is there."""
-    value = next((limits[name] for name in names if limits.get(name) is not None), None)
+def _limit(limits: Mapping[str, Any], name: str) -> int | None:
+    value = limits.get(name)
     if value is not None and (type(value) is not int or value < 1):
-        raise InvalidReply(f"{names[0]} of /info must be a positive integer, got {value!r:.80}")
+        raise InvalidReply(f"{name} of /info must be a positive integer, got {value!r:.80}")
     return value
 
 

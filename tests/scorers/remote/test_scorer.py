@@ -58,7 +58,7 @@ def test_a_conversation_that_cannot_be_sent_fails_alone(url, bad):
 
 
 def test_requests_keep_the_limits_of_the_server(app, url):
-    app.limits.update(max_request_bytes=2000, max_conversations=7)
+    app.limits.update(max_body_bytes=2000, max_conversations=7)
     given = conversations(50)
     with scorer_at(url) as scorer:
         assert scorer.score(given).rewards.tolist() == rewards(given)
@@ -132,7 +132,7 @@ def test_a_pickled_scorer_and_a_fork_of_it_score_too(url):
 )
 def test_scores_are_in_order_for_all_sizes_and_failures(shared_app, lengths, failing, refused, limits):
     app, url = shared_app
-    app.limits.update(max_request_bytes=limits[0], max_conversations=limits[1])
+    app.limits.update(max_body_bytes=limits[0], max_conversations=limits[1])
     marks = ["FAIL" if row in failing else "REFUSE" if row in refused else "" for row in range(len(lengths))]
     app.refuse = lambda conversation: "refused" if "REFUSE" in conversation[-1]["content"] else None
     given = [
