@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.errors import ConfigError
-from gym_rm.reports.metrics import RewardMetrics, reward_metrics
 from gym_rm.scores import Scores
 
 Infos: TypeAlias = dict[str, Any]
@@ -99,16 +98,6 @@ class StepScores:
     def ok(self) -> Mask:
         """Bool `[N]`, rows that have a score."""
         return self.scored & np.isfinite(self.scores.rewards)
-
-    def metrics(self) -> RewardMetrics:
-        """Return statistics of the rows that were scored."""
-        scores = self.scores
-        return reward_metrics(
-            np.where(self.ok, self.rewards, np.nan)[self.scored],
-            num_tokens=scores.num_tokens[self.scored],
-            truncated_tokens=scores.truncated_tokens[self.scored],
-            components={name: values[self.scored] for name, values in scores.components.items()},
-        )
 
     def add_to(self, infos: Infos, rows: Mask) -> None:
         """Add the values of those `rows` that were scored to `infos`."""

@@ -12,7 +12,6 @@ from gymnasium.vector.utils import iterate
 from gym_rm.envs.infos import Infos, infos_of_row
 from gym_rm.envs.settings import RENDERING, require_single
 from gym_rm.envs.vector import RewardVectorEnv
-from gym_rm.reports.metrics import RewardMetrics
 from gym_rm.types import Message
 
 Observation = TypeVar("Observation")
@@ -78,12 +77,6 @@ class SingleEnv(gym.Env[Observation, Action]):
     @_np_random_seed.setter
     def _np_random_seed(self, seed: int) -> None:
         """Do nothing: the seed of a generator that was set is unknown."""
-
-    @property
-    def metrics(self) -> RewardMetrics:
-        """Statistics of the last step."""
-        metrics: RewardMetrics = self._envs.unwrapped.metrics  # type: ignore[attr-defined]
-        return metrics
 
     def _first(self, observations: Any) -> Observation:
         first: Observation = next(iter(iterate(self._envs.observation_space, observations)))

@@ -34,7 +34,6 @@ from gym_rm.envs.settings import (
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
-from gym_rm.reports.metrics import RewardMetrics
 from gym_rm.reports.transcripts import print_transcripts, transcript
 from gym_rm.scorer import acquire_scorer, release_scorer, try_score
 from gym_rm.scores import Scores, ScoringError
@@ -185,11 +184,6 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             release_scorer(self.scorer)
         if "_user" in vars(self):
             self._user.close()
-
-    @property
-    def metrics(self) -> RewardMetrics:
-        """Statistics of the last step over all environments; a fallback reward counts as a failed conversation."""
-        return self.state.scores.metrics()
 
     @property  # type: ignore[misc]
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
