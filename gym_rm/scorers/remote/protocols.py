@@ -188,8 +188,7 @@ class VLLMProtocol:
 
     def read(self, reply: Any, rows: Sequence[Row], turns: Turns) -> Scores:
         """Return the only value as the reward."""
-        reply = _mapping(reply)
-        data = reply.get("data")
+        data = _mapping(reply).get("data")
         if not isinstance(data, list) or len(data) != 1:
             raise InvalidReply(f"data must have one entry, got {data!r:.80}")
         probs = _mapping(data[0]).get("probs")
@@ -200,11 +199,7 @@ class VLLMProtocol:
                 f"the model {self.model!r} returns {len(probs)} values, and which is the reward is not known; serve it "
                 "with gym-rm serve, or score it in this process."
             )
-        scores = Scores.from_rewards([_number(probs[0], "the value of probs")])
-        usage = reply.get("usage")
-        tokens = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
-        counted = tokens if type(tokens) is int and 0 <= tokens < 2**63 else 0
-        return dataclasses.replace(scores, num_tokens=np.array([counted], dtype=np.int64))
+        return Scores.from_rewards([_number(probs[0], "the value of probs")])
 
 
 def read_models(reply: Any) -> Served:
