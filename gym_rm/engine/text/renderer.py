@@ -18,6 +18,7 @@ from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens, HiddenText
 from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, pack
 from gym_rm.engine.text.input_format import InputFormat
+from gym_rm.engine.text.encoded_text import EncodedText
 from gym_rm.engine.text.messages import (
     check_conversation,
     check_text,
@@ -124,19 +125,32 @@ class Renderer:
         """Render a conversation up to each of its assistant turns, and up to its end.
 
         The last entry is equal to the result of `encode`, and each of the others to that of a conversation that ends
-        there.
+        there. Only what follows the last control token that the text of a turn and the whole text have in common is
+        tokenised, so the time grows with the length of the dialogue; the template writes every turn.
 
         Raises:
             ConversationError: a turn cannot be rendered.
         """
         conversation = self._check(conversation)
         stops = [k + 1 for k, message in enumerate(conversation[:-1]) if message["role"] == "assistant"]
-        turns = []
-        for rendered in self.encode([conversation[:stop] for stop in (*stops, len(conversation))]):
-            if isinstance(rendered, ConversationError):
-                raise rendered
-            turns.append(rendered)
-        return turns
+        turns = [conversation[:stop] for stop in stops]
+        # If the kind adds text to the last turn (a question, step tokens), turns have no long common prefix.
+        shares = self.input_format == InputFormat(self.input_format.encoder) and self.tokenizer.is_fast
+        text, hidden = self._write(conversation) if shares and self.chat_template is not None else ("", None)
+        if not text or hidden is not None:
+            return [self._fit(turn, self._render(turn)) for turn in (*turns, conversation)]
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = EncodedText(text, encoding["input_ids"], encoding["offset_mapping"], self._control.ids, self._ids)
+        results = []
+        for turn in turns:
+            part, hidden = self._write(turn)
+            if hidden is not None:  # only the shorter text forms a control token
+                rendered = self._render(turn, (part, hidden))
+            else:
+                rendered = self._annotate(turn, part, self._special.add(encoded.ids_of(part)))
+            results.append(self._fit(turn, rendered))
+        last = self._annotate(conversation, text, self._special.add(encoded.ids))
+        return [*results, self._fit(conversation, last)]
 
     def encode_text(self, text: str | Sequence[int], add_special_tokens: bool) -> Rendered:
         """Return a text that the caller rendered, or its token ids, as a sequence to score; no template is applied.
@@ -180,6 +194,9 @@ class Renderer:
         encoded = self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"]
         bare = [np.array(ids, dtype=np.int32) for ids in encoded]
         return [self._special.add(ids) for ids in bare] if add_special_tokens else bare
+
+    def _ids(self, text: str) -> TokenIds:
+        return self.tokenize([text], add_special_tokens=False)[0]
 
     def _check(self, conversation: Conversation) -> Conversation:
         """Return the conversation with text parts joined; raise ConversationError if it is invalid."""

@@ -1,0 +1,106 @@
+"""The ids of the turns of a dialogue, made from those of the whole dialogue, are those of shorter conversations."""
+
+import pytest
+import tiny_models
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gym_rm.engine.text.encoded_text import EncodedText
+from gym_rm.engine.text.renderer import Renderer
+from gym_rm.errors import ConversationError
+from tests.engine.text.rendering import assistant, ids_of, user
+from tests.engine.text.test_control_tokens import CHATML_TOKENS, CUTS, FOLDS, GLUES, bpe
+
+ITEM = "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+LOOP = "{% for m in messages %}" + ITEM + "{% endfor %}"
+TEMPLATES = {
+    "ChatML": tiny_models.CHATML,
+    "Llama 3": tiny_models.LLAMA3,
+    "Gemma": tiny_models.GEMMA,
+    "Mistral": tiny_models.MISTRAL,
+    "Qwen": tiny_models.QWEN,
+    "state": "{% set seen = namespace(users=0) %}{% for m in messages %}{% if m['role'] == 'user' %}"
+    "{% set seen.users = seen.users + 1 %}{% endif %}{{ seen.users }}" + ITEM + "{% endfor %}",
+    "end": LOOP + "end",
+    "else": LOOP + PROMPT.replace("{% endif", "{% else %}end{% endif"),
+    "swallows spaces": "{% for m in messages %}" + ITEM + " {% endfor %} \n",
+    "last": "{% for m in messages %}" + ITEM + "{% if loop.last %}end{% endif %}{% endfor %}",
+    "number": "{{ messages | length }}" + LOOP,
+    "last message": "{% for m in messages %}{{ messages[-1]['role'] }}" + ITEM + "{% endfor %}",
+    "backwards": "{% for m in messages[::-1] %}" + ITEM + "{% endfor %}",
+    "second loop": "{% for m in messages %}{{ m['role'] }}{% endfor %}" + LOOP,
+    "break": "{% for m in messages %}{% if loop.index > 3 %}{% break %}{% endif %}" + ITEM + "{% endfor %}",
+    "no control tokens": tiny_models.PLAIN,
+}
+CHANGING = {"cuts": CUTS, "glues": GLUES, "folds": FOLDS}
+STYLES = {"Llama 3": "llama3", "Gemma": "gemma", "Mistral": "mistral"}
+
+
+def renderer(name):
+    if name == "swallows spaces":
+        return Renderer(bpe(CHATML_TOKENS, TEMPLATES[name], lstrip=True, rstrip=True), dropped_text="warn")
+    tok = tiny_models.tokenizer(STYLES.get(name, "chatml"))
+    return Renderer(tok, chat_template=(TEMPLATES | CHANGING)[name], dropped_text="warn")
+
+
+def stops_of(conversation):
+    stops = [k + 1 for k, message in enumerate(conversation) if message["role"] == "assistant"]
+    return stops + [len(conversation)] * (stops[-1:] != [len(conversation)])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(data=st.data())
+@settings(max_examples=10)
+def test_turns_have_the_ids_of_the_conversation_up_to_them(name, data):
+    texts = data.draw(st.lists(st.text(st.sampled_from("ab <|>\n世"), max_size=6), min_size=1, max_size=8))
+    roles = ["user", "assistant"] if name == "Gemma" else ["user", "assistant", "assistant", "system", "tool"]
+    conversation = [
+        {"role": roles[k % 2] if name == "Gemma" else data.draw(st.sampled_from(roles)), "content": text or "x"}
+        for k, text in enumerate(texts)
+    ]
+    one = renderer(name)
+    (whole,) = one.encode([conversation])
+    if isinstance(whole, Exception):
+        return
+    turns = [turn.input_ids.tolist() for turn in one.encode_turns(conversation)]
+    assert turns == [ids_of(one, conversation[:stop]) for stop in stops_of(conversation)]
+
+
+pieces = st.sampled_from(
+    ["a", "b ", "\n", "<|im_end|>", "<|im_start|>", "<|im_", "end|>", "<|eot_id|>", "</s>", "[INST]"]
+)
+
+
+@pytest.mark.parametrize("name", [*TEMPLATES, *CHANGING])
+@given(texts=st.lists(st.lists(pieces, min_size=1, max_size=3).map("".join), min_size=1, max_size=7))
+@settings(max_examples=10)
+def test_turns_with_control_tokens_have_the_ids_of_the_conversation_up_to_them(name, texts):
+    conversation = [(assistant if k % 2 else user)(text) for k, text in enumerate(texts)]
+    one = renderer(name)
+    alone = one.encode([conversation[:stop] for stop in stops_of(conversation)])
+    if any(isinstance(result, ConversationError) for result in alone):
+        with pytest.raises(ConversationError):
+            one.encode_turns(conversation)
+    else:
+        turns = [turn.input_ids.tolist() for turn in one.encode_turns(conversation)]
+        assert turns == [result.input_ids.tolist() for result in alone]
+
+
+@pytest.mark.parametrize("name", ["ChatML", "last", "else"])
+def test_only_the_end_of_each_turn_is_tokenised(name, monkeypatch):
+    """Tokenising every turn from the start takes a time that grows with the square of the number of turns."""
+    one, lengths = renderer(name), []
+    ids_of = EncodedText.ids_of
+
+    def measured(self, other):
+        tokenize, self._tokenize = self._tokenize, lambda text: lengths.append(len(text)) or tokenize(text)
+        result = ids_of(self, other)
+        self._tokenize = tokenize
+        return result
+
+    monkeypatch.setattr(EncodedText, "ids_of", measured)
+    conversation = [(assistant if k % 2 else user)(f"turn {k} of the dialogue") for k in range(60)]
+    assert len(one.encode_turns(conversation)) == 30
+    assert len(lengths) == 29
+    assert max(lengths) < 100
