@@ -17,8 +17,8 @@ import numpy as np
 from gym_rm.config import parse_settings
 from gym_rm.engine.text.control_tokens import ControlTokens, HiddenText
 from gym_rm.engine.text.dropped_text import REASONING, DroppedText, contains_all, pack
-from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.encoded_text import EncodedText
+from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.messages import (
     check_conversation,
     check_text,
