@@ -16,6 +16,7 @@ FLOORS = {
     "checks": 0,
     "plain_values": 0,
     "config": 1,
+    "plan_file": 1,
     "scorer": 1,
     "data": 1,
     "planning": 1,

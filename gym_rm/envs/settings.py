@@ -13,6 +13,7 @@ from gym_rm.config import Finite, PositiveInt
 from gym_rm.engine.executors.parallel_options import ParallelOptions
 from gym_rm.envs.spaces import MAX_LENGTH
 from gym_rm.errors import ConfigError, nearest
+from gym_rm.plan_file import planned_scorer
 
 RENDERING: dict[str, Any] = {"render_modes": ["human", "ansi"], "render_fps": 4}
 """Metadata of the environments. Gymnasium requires a frame rate, which has no effect here."""
@@ -34,6 +35,10 @@ class EnvSettings(ParallelOptions):
     or a function of `(conversations)` or `(conversations, prompts)`."""
     reward_model_kwargs: dict[str, Any] = pydantic.Field(default={})
     """Options of `load_scorer` (`dtype`, `device`, ...)."""
+    plan: Any = None
+    """A plan of `gym-rm plan`: its file, its values, or a `Plan`. The reward model, its replicas, parallelism, dtype
+    and token budget come from it; a setting that exceeds the plan is an error. `"plan.json#name"` names one of several
+    reward models."""
     prompts: Any = None
     """Argument of `load_prompts`: None for the embedded prompts, a file, a data set name, or a list. Each environment
     draws the prompts without replacement, in a new order every epoch."""
@@ -57,6 +62,18 @@ class EnvSettings(ParallelOptions):
     """Maximum characters of a message in the spaces; a longer reply raises `ActionError`."""
     render_mode: str | None = None
     """`"human"` prints the conversations after every reset and step; with `"ansi"`, `render()` returns them."""
+
+
+def planned(settings: EnvSettings, num_envs: int) -> tuple[Any, dict[str, Any]]:
+    """Return the reward model and its options, which follow the plan if there is one.
+
+    Raises:
+        ConfigError: a setting exceeds the plan.
+    """
+    options = reward_model_options(settings)
+    if settings.plan is None:
+        return settings.reward_model, options
+    return planned_scorer(settings.plan, settings.reward_model, options, conversations=num_envs)
 
 
 def reward_model_options(settings: EnvSettings) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from gym_rm.envs.responders import UserSimulator, UserTurn
 from gym_rm.envs.settings import (
     RENDERING,
     EnvSettings,
+    planned,
     require_known,
-    reward_model_options,
     same_step_statistics,
 )
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
@@ -103,12 +103,12 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
 
         self.prompts = load_prompts(self.settings.prompts, max_text_length=self.settings.max_text_length)
         self._check_prompts()
-        if self.settings.reward_model is None and self.settings.prompts is not None:
+        if self.settings.reward_model is None and self.settings.plan is None and self.settings.prompts is not None:
             warn_once(
                 "prompts are given without reward_model, so the small embedded reward model scores the replies. It "
                 "only rates answers to questions like 'Which is the largest, 12, 30 or 27?'; pass reward_model=."
             )
-        self.scorer = acquire_scorer(self.settings.reward_model, reward_model_options(self.settings))
+        self.scorer = acquire_scorer(*planned(self.settings, self.num_envs))
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
         self._user = UserSimulator(
             respond,

@@ -28,7 +28,7 @@ def make_vec(num_envs: int = 1, *, kind: str, **settings: Any) -> RewardVectorEn
     Args:
         num_envs: number of environments.
         kind: a key of `SCORER_KINDS`; the registered environments set it.
-        **settings: fields of `EnvSettings`, except `reward_model`, and options of the scorer.
+        **settings: fields of `EnvSettings`, except `reward_model` and `plan`, and options of the scorer.
 
     Raises:
         ConfigError: a keyword is unknown or invalid.
@@ -53,11 +53,12 @@ def make(*, kind: str, **settings: Any) -> RewardEnv:
 def _with_scorer(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of `RewardVectorEnv`, with the scorer and its options as the reward model."""
     name = NAMES.get(kind, kind)
-    if settings.get("reward_model") is not None:
-        raise ConfigError(
-            f"reward_model must not be set for {name}, which has a scorer of its own; use RewardModel-v0, or combine "
-            f"several scorers with Mixed-v0. Got {settings['reward_model']!r:.100}."
-        )
+    for given in ("reward_model", "plan"):
+        if settings.get(given) is not None:
+            raise ConfigError(
+                f"{given} must not be set for {name}, which has a scorer of its own; use RewardModel-v0, or combine "
+                f"several scorers with Mixed-v0. Got {settings[given]!r:.100}."
+            )
     scorer = load_object("kind", SCORER_KINDS[kind])
     options = [each for each in inspect.signature(scorer).parameters if each not in EnvSettings.model_fields]
     require_known(settings, name, *options)

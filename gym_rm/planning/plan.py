@@ -335,7 +335,7 @@ class Plan:
         return max(1.0 - pool.busy_seconds / self.step_seconds, 0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as JSON values, after the plain options of each component."""
+        """Return the plan as JSON values, after the plain options that `gym_rm.plan_file` reads."""
         values: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
         return {"format": FORMAT, "options": _options(self), **values}
 
@@ -352,17 +352,29 @@ class Plan:
 
 
 _ADAPTER = pydantic.TypeAdapter(Plan)
+_SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas", "max_num_batched_tokens")
 
 
-def _options(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the options of each component; those of a reward model are keywords of `gym_rm.load_scorer`."""
-    options = {}
-    for part in (each for pool in plan.pools for each in pool.components):
-        names = ["tensor_parallel_size", "num_replicas", "max_num_batched_tokens"]
-        names += ["fsdp_size", "gradient_checkpointing"] if part.role.trains else []
-        names += ["max_num_seqs"] if part.role is Role.GENERATION else []
-        precision = {"quantization": "int8"} if part.dtype == "int8" else {"dtype": part.dtype}
-        options[part.name] = {**precision, **{name: getattr(part, name) for name in names}}
+def _options(plan: Plan) -> dict[str, Any]:
+    """Return the options that environments and agents take from a plan: of a step, and of each component by role."""
+    steps = ("conversations", "num_prompts", "group_size", "prompt_tokens", "reply_tokens")
+    options: dict[str, Any] = {name: getattr(plan, name) for name in steps}
+    for pool in plan.pools:
+        for part in pool.components:
+            values = {
+                "model": None if part.model.startswith(SIZES_OF) else part.model,
+                **({"quantization": "int8"} if part.dtype == "int8" else {"dtype": part.dtype}),
+                **{name: getattr(part, name) for name in _SIZES},
+            }
+            if part.role is Role.REWARD_MODEL:
+                options.setdefault("reward_models", {})[part.name] = values
+                continue
+            if part.role is Role.GENERATION:
+                values |= {"max_num_seqs": part.max_num_seqs or plan.conversations}
+                values |= {"with_policy": any(other.role is Role.POLICY for other in pool.components)}
+            if part.role.trains:
+                values |= {"gradient_checkpointing": part.gradient_checkpointing}
+            options[part.role.value] = values
     return options
 
 

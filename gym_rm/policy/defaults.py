@@ -1,14 +1,17 @@
-"""The numbers of a GRPO run where its settings have `null`, its prompts and its reward model."""
+"""The numbers of a GRPO run where its settings have `null`: those of a plan, else those of the package."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 import torch
 
+from gym_rm.config import Config
 from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError
+from gym_rm.plan_file import PlanFile, planned_model, planned_scorer, read_plan_file
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.scorer import Scorer, load_scorer
 from gym_rm.types import Prompt
@@ -46,7 +49,12 @@ def open_scorer(settings: GRPOSettings, device: torch.device) -> Scorer:
 
 
 def complete(settings: GRPOSettings) -> GRPOSettings:
-    """Return the settings with every `null` replaced that has a default."""
+    """Return the settings with every `null` replaced that has a default, after those of the plan.
+
+    Raises:
+        ConfigError: a setting exceeds the plan; the message names the plan's line.
+    """
+    settings = follow_plan(settings)
     embedded = settings.policy.model is None
     sampling, optimizer = settings.sampling, settings.optimizer
     return settings.model_copy(
@@ -61,3 +69,70 @@ def complete(settings: GRPOSettings) -> GRPOSettings:
             ),
         }
     )
+
+
+def follow_plan(settings: GRPOSettings) -> GRPOSettings:
+    """Return the settings with the plan's numbers where they have their defaults.
+
+    Raises:
+        ConfigError: a setting exceeds the plan, or the plan is for another run; the message names the plan's line.
+    """
+    if settings.plan is None:
+        return settings
+    plan = read_plan_file(settings.plan)
+    _require_same_run(plan, settings)
+    env, policy, reference = settings.env, settings.policy, plan.get("reference") is not None
+    if settings.loss.kl_coef and not reference and policy.lora is None:
+        raise ConfigError(f"loss.kl_coef={settings.loss.kl_coef} needs a reference, and {plan.name} has none.")
+
+    def limited(group: Config, **places: tuple[str, ...]) -> dict[str, Any]:
+        """Return the plan's numbers for the settings of a group that are not set, after a check of those that are."""
+        sizes = {}
+        for name, place in places.items():
+            value = getattr(group, name)
+            if value is None or value == type(group).model_fields[name].default:
+                sizes[name] = plan.get(*place)
+            else:
+                plan.limit(name, value, *place)
+        return sizes
+
+    env_sizes = limited(env, num_prompts=("num_prompts",), group_size=("group_size",))
+    sizes = limited(settings.sampling, max_new_tokens=("reply_tokens",), max_num_seqs=("generation", "max_num_seqs"))
+    budget = limited(settings.optimizer, max_num_batched_tokens=("policy", "max_num_batched_tokens"))
+    reward_model, options = planned_scorer(settings.plan, env.reward_model, env.reward_model_kwargs, conversations=1)
+    loss = settings.loss if reference else settings.loss.model_copy(update={"measure_kl": False})
+    return settings.model_copy(
+        update={
+            "loss": loss,
+            "policy": policy.model_copy(update={"model": policy.model or planned_model(plan, "policy")}),
+            "sampling": settings.sampling.model_copy(update=sizes),
+            "optimizer": settings.optimizer.model_copy(update=budget),
+            "env": env.model_copy(update={"reward_model": reward_model, "reward_model_kwargs": options, **env_sizes}),
+        }
+    )
+
+
+def _require_same_run(plan: PlanFile, settings: GRPOSettings) -> None:
+    """Raise ConfigError if the plan is for other processes or another engine, or for other memory than the run takes.
+
+    The agent trains and generates in the same processes, each on one GPU or CPU.
+    """
+    if plan.get("policy") is None or plan.get("generation") is None:
+        raise ConfigError(f"{plan.name} has no policy; plan one: policy: {{model: ...}}.")
+    processes, fsdp = int(os.environ.get("WORLD_SIZE", 1)), settings.optimizer.fsdp
+    ours: dict[tuple[str, str], Any] = {
+        ("policy", "num_replicas"): 1 if fsdp else processes,
+        ("policy", "fsdp_size"): processes if fsdp else 1,
+        ("policy", "tensor_parallel_size"): 1,
+        ("policy", "dtype"): settings.policy.dtype,
+        ("policy", "gradient_checkpointing"): settings.policy.gradient_checkpointing,
+        ("generation", "with_policy"): True,
+        ("generation", "dtype"): settings.policy.dtype,
+    }
+    for place, value in ours.items():
+        if plan.get(*place) != value:
+            raise ConfigError(
+                f"{plan.line(*place)}, but it is {value} in this run, which has {processes} processes (torchrun "
+                "--nproc-per-node) and generates with the policy's own weights. Start it as planned, or plan it as it "
+                "is (generation.engine=transformers)."
+            )

@@ -190,6 +190,9 @@ class GRPOSettings(Config):
     """Where to send metrics, besides `metrics.csv`."""
     threads: PositiveInt | None = None
     """Number of CPU threads. null for 1 (embedded policy, which is too small to gain from more) or torch's default."""
+    plan: str | None = None
+    """Plan of `gym-rm plan` (a .json or .yaml file) to follow: it gives the policy, the reward model and the sizes of
+    batches that are null or not set; a setting that exceeds the plan is an error."""
     policy: PolicySettings = PolicySettings()
     sampling: SamplingSettings = SamplingSettings()
     env: RolloutEnvSettings = RolloutEnvSettings()

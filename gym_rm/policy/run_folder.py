@@ -176,7 +176,7 @@ class RunFolder:
 def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
     """Return the settings that must be the same to resume a run: all that change its curve."""
     values = settings.model_dump(mode="json")
-    for name in ("output", "report_to", "threads", "checkpoint"):
+    for name in ("output", "report_to", "threads", "checkpoint", "plan"):
         values.pop(name)
     for name in ("server", "server_key", "weights_folder"):
         values["sampling"].pop(name)

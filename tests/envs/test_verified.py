@@ -52,6 +52,7 @@ def test_an_unknown_keyword_names_the_nearest_one_of_both_kinds():
         mixed(max_turn=1)
 
 
-def test_another_reward_model_is_refused():
-    with pytest.raises(gym_rm.ConfigError, match="reward_model must not be set for Mixed-v0"):
-        mixed(reward_model="somewhere")
+@pytest.mark.parametrize("name", ["reward_model", "plan"])
+def test_another_reward_model_is_refused(name):
+    with pytest.raises(gym_rm.ConfigError, match=f"{name} must not be set for Mixed-v0"):
+        mixed(**{name: "somewhere"})

@@ -3,9 +3,6 @@ import json
 import pytest
 import yaml
 
-from gym_rm.engine.executors.parallel_options import ParallelOptions
-from gym_rm.engine.loading.checkpoint import LoadOptions
-from gym_rm.engine.reward_model_scorer import EngineOptions
 from gym_rm.errors import ConfigError
 from gym_rm.planning.plan import Basis, Phase, Role, load_plan
 from gym_rm.planning.planner import plan
@@ -107,13 +104,6 @@ def test_a_plan_survives_its_file(tmp_path, suffix):
     found = plan(GRPO)
     assert load_plan(found.save(tmp_path / f"plan{suffix}")) == found
     assert load_plan(json.loads(json.dumps(found.to_dict()))) == found
-
-
-def test_options_of_a_reward_model_are_keywords_of_load_scorer():
-    known = {*LoadOptions.model_fields, *EngineOptions.model_fields, *ParallelOptions.model_fields}
-    options = plan(GRPO).to_dict()["options"]
-    assert set(options["rm"]) <= known
-    assert options["policy"]["fsdp_size"] == 8
 
 
 def test_a_file_that_is_no_plan_is_refused(tmp_path):
