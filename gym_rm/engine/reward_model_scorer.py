@@ -26,7 +26,7 @@ from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.schedule import Budget, Scheduler
+from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.renderer import Renderer, Turns
@@ -222,7 +222,11 @@ class RewardModelScorer:
         check_rows(conversations, prompts)
         with self._lock:
             start = time.perf_counter()
-            return self._run(self._render(conversations, turns), start, all_turns=turns == "all")
+            rendered = self._render(conversations, turns)
+            call = ScoreCall.plan(self.kind, self.info, rendered, self.renderer.tokenizer)
+            seconds = time.perf_counter() - start
+            result = self._scheduler.run(list(call.tokens.values()), self.executor)
+            return self._collect(call, result, seconds, all_turns=turns == "all")
 
     def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
@@ -246,7 +250,10 @@ class RewardModelScorer:
         with self._lock:
             start = time.perf_counter()
             rendered = _each(texts, lambda text: [self.renderer.encode_text(text, add_special_tokens)])
-            return self._run(rendered, start)
+            call = ScoreCall.plan(self.kind, self.info, rendered, self.renderer.tokenizer)
+            seconds = time.perf_counter() - start
+            result = self._scheduler.run(list(call.tokens.values()), self.executor)
+            return self._collect(call, result, seconds)
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -295,11 +302,8 @@ class RewardModelScorer:
         encoded = self.renderer.encode(conversations)
         return [row if isinstance(row, ConversationError) else [row] for row in encoded]
 
-    def _run(self, rendered: list[RenderedRow], start: float, *, all_turns: bool = False) -> Scores:
-        """Score rendered rows; `start` is the time of `time.perf_counter` at which the call began."""
-        call = ScoreCall.plan(self.kind, self.info, rendered, self.renderer.tokenizer)
-        seconds = time.perf_counter() - start
-        result = self._scheduler.run(list(call.tokens.values()), self.executor)
+    def _collect(self, call: ScoreCall, result: RunResult, seconds: float, *, all_turns: bool = False) -> Scores:
+        """Return the scores of a call, whose rendering took `seconds`."""
         call.reduce(result)
         if any(sequence.truncated_tokens for sequence in call.sequences):
             warn_once(
