@@ -37,7 +37,7 @@ from gym_rm.scorer import check_rows
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
 
-SIZES = ("tensor_parallel_size", "num_replicas")  # options that `Provenance.settings` has if not 1
+SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas")  # options that `Provenance.settings` has if not 1
 
 
 Item = TypeVar("Item")
@@ -150,6 +150,7 @@ class RewardModelScorer:
             engine.quantization,
             engine.prefix_cache_tokens,
             parallel.tensor_parallel_size,
+            parallel.fsdp_size,
         )
         self.executor: Executor = choose_executor(executor, parallel, spec)
         self.info = self.executor.load(spec)

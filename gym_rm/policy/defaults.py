@@ -33,7 +33,7 @@ def open_scorer(settings: GRPOSettings, device: torch.device) -> Scorer:
         ConfigError: it cannot be loaded, or cannot sleep.
     """
     options: dict[str, Any] = dict(settings.env.reward_model_kwargs)
-    placed = {"device", "device_map", "num_replicas", "tensor_parallel_size", "executor"} & options.keys()
+    placed = {"device", "device_map", "num_replicas", "tensor_parallel_size", "fsdp_size", "executor"} & options.keys()
     local = settings.env.reward_model is None or (
         isinstance(settings.env.reward_model, str) and not settings.env.reward_model.startswith(("http:", "https:"))
     )

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import ROWS, padded_rows
 from gym_rm.engine.backbones.devices import to_device
-from gym_rm.engine.backbones.sharded import ColumnParallelLinear
+from gym_rm.engine.backbones.sharded import ColumnParallelLinear, GatheredLinear
 from gym_rm.engine.kinds import readouts
 from gym_rm.errors import ConfigError
 
@@ -116,7 +116,7 @@ class OutputLayer:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits of the tokens `[R, num_values]`, in float32."""
         layer = self.model.get_output_embeddings()
-        plain = type(layer) in (nn.Linear, ColumnParallelLinear) and "forward" not in vars(layer)
+        plain = type(layer) in (nn.Linear, ColumnParallelLinear, GatheredLinear) and "forward" not in vars(layer)
         if not plain or layer._forward_hooks or layer._forward_pre_hooks:
             return torch.cat([logits[:, self.token_ids] for logits in self._all_logits(hidden)])[: len(hidden)]
         if isinstance(layer, ColumnParallelLinear):

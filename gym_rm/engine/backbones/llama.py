@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
-from gym_rm.engine.backbones.sharded import RowParallelLinear
+from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 SILU = (nn.SiLU, type(ACT2FN["silu"]))
@@ -73,7 +73,8 @@ def llama_code(backbone: Any) -> Code | None:
     code: list[Callable[..., Any]] = []
     for module in backbone.modules():
         # Modules with adapters, offloading or hooks compute more than a product with their weights.
-        if hasattr(module, "_hf_hook") or module._forward_hooks or module._forward_pre_hooks:
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if hasattr(module, "_hf_hook") or not all(map(is_hook_of_sharding, hooks)):
             return None
         product = isinstance(module, PRODUCTS)
         forward = nn.Linear.forward if product else type(module).forward
@@ -119,10 +120,11 @@ def llama_forward(
     layers = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
-        if checkpointing:
-            x = checkpoint(_layer, layer, number, x, rotary, attention, at, use_reentrant=False)
-        else:
-            x = _layer(layer, number, x, rotary, attention, at)
+        with whole_weights(layer):
+            if checkpointing:
+                x = checkpoint(_layer, layer, number, x, rotary, attention, at, use_reentrant=False)
+            else:
+                x = _layer(layer, number, x, rotary, attention, at)
     return rms_norm(backbone.norm, x)
 
 

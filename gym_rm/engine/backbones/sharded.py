@@ -1,15 +1,19 @@
-"""Tensor-parallel models (Megatron-LM, arXiv 1909.08053, section 3): every rank of a group runs every batch.
+"""Models whose weights are divided among the ranks of a group; every rank runs every batch.
 
-A rank has some heads of each attention and some columns of each MLP. The output of both is a sum over ranks. It is
-computed in float32, in the order of the ranks: the order in an all-reduce depends on the place of a number in the
-buffer, and so on the other rows of the batch. Embeddings and output layer are divided by vocabulary.
+- Tensor parallel (Megatron-LM, arXiv 1909.08053, section 3): a rank has some heads of each attention and some columns
+  of each MLP. The output of both is a sum over ranks. It is computed in float32, in the order of the ranks: the order
+  in an all-reduce depends on the place of a number in the buffer, and so on the other rows of the batch.
+- Fully sharded (ZeRO stage 3, arXiv 1910.02054, section 5; FSDP, arXiv 2304.11277): a rank has some rows of each
+  weight, and gathers those of one layer before it runs. Products have the same inputs as in one process, and so the
+  same bits.
 
-transformers reads each rank's part of a checkpoint as a `DTensor`; `use_local_weights` makes plain tensors of them, so
-that the layers run without its dispatch.
+In both, the embeddings and the output layer are divided by vocabulary. transformers reads each rank's part of a
+checkpoint as a `DTensor`; `use_local_weights` makes plain tensors of them, so that the layers run without its dispatch.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +141,59 @@ class ColumnParallelLinear(nn.Linear):
         return _rows(self.weight, indices, self.out_features, self.ranks)
 
 
+class GatheredLinear(ColumnParallelLinear):
+    """Output layer that gathers its weight, so that its products have the bits of the whole layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output `[..., N]` of the whole layer."""
+        return linear(x, self.ranks.concatenate(self.weight, self.out_features, 0), self.bias)
+
+
+class WholeWeights:
+    """Context in which a module has its whole weights; outside, it has this rank's part of them.
+
+    Args:
+        weights: pairs of a submodule and the name of a weight of which this rank has some rows.
+        sizes: number of rows of each whole weight.
+        ranks: the ranks that have the other rows.
+    """
+
+    def __init__(self, weights: list[tuple[nn.Module, str]], sizes: list[int], ranks: Ranks) -> None:
+        self._weights = weights
+        self._parts = [module._parameters[name] for module, name in weights]
+        self._sizes = sizes
+        self._ranks = ranks
+
+    def __enter__(self) -> None:
+        for (module, name), part, size in zip(self._weights, self._parts, self._sizes, strict=True):
+            assert part is not None
+            whole = self._ranks.concatenate(part.detach(), size, 0)
+            module._parameters[name] = nn.Parameter(whole, requires_grad=False)
+
+    def __exit__(self, *error: object) -> None:
+        for (module, name), part in zip(self._weights, self._parts, strict=True):
+            module._parameters[name] = part
+
+    def before(self, *arguments: object) -> None:
+        """Gather the weights; a hook that runs before the module's forward."""
+        self.__enter__()
+
+    def after(self, *arguments: object) -> None:
+        """Keep this rank's part only; a hook that runs after the module's forward."""
+        self.__exit__()
+
+
+def whole_weights(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Return the context in which a module that is fully sharded has its whole weights; for others, do nothing."""
+    context = vars(module).get("whole_weights")
+    return context if isinstance(context, WholeWeights) else contextlib.nullcontext()
+
+
+def is_hook_of_sharding(hook: Any) -> bool:
+    """Return whether a hook is one of those that gather and free the weights of a layer."""
+    return isinstance(getattr(hook, "__self__", None), WholeWeights)
+
+
 ROWS = "gym_rm_rows"  # style of weights of which every rank has some rows
 
 # Class of the linear layers of each style; None if their own forward does what the style means.
@@ -200,7 +257,7 @@ def ranks_of(model: nn.Module) -> Ranks | None:
     return ranks
 
 
-def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str]) -> PreTrainedModel:
+def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str], *, gather: bool) -> PreTrainedModel:
     """Make plain tensors of a model's sharded weights, in place, and let its modules run on them.
 
     Other modules than linear layers, embeddings and experts keep the forward that transformers gave them.
@@ -208,6 +265,7 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str]) -> PreTra
     Args:
         model: model that `from_pretrained` loaded with a `DistributedConfig`.
         plan: style of each module and parameter, by name with `*` for numbers.
+        gather: whether layers gather their weights (fully sharded); False for tensor parallel.
 
     Raises:
         RuntimeError: no weight is sharded, so that every rank has loaded the whole model.
@@ -217,14 +275,16 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str]) -> PreTra
         raise RuntimeError(f"transformers sharded no weight of {type(model).__name__}.")
     ranks = Ranks.of(next(iter(placed.values())).device_mesh.get_group())
     local: dict[int, nn.Parameter] = {}
+    layers: dict[str, list[tuple[nn.Module, str, int]]] = {}
     parts: dict[str, Part] = {}
     for name, module in model.named_modules():
         style = plan.get(with_wildcards(name), "")
-        divided = isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED
-        experts = style == EXPERTS and any(is_sharded(each) for each in module.parameters())
+        layer = layer_of(name) if gather else None
+        divided = layer is None and isinstance(module, nn.Linear | nn.Embedding) and style in DIVIDED
+        experts = layer is None and style == EXPERTS and any(is_sharded(each) for each in module.parameters())
         if divided or experts or style in FOR_GRADIENTS:
             vars(module).pop("forward", None)  # of transformers
-        if not (divided or style in TAKES_LOCAL_WEIGHTS):
+        if not (divided or layer is not None or style in TAKES_LOCAL_WEIGHTS):
             continue
         for last, tensor in list(module._parameters.items()):
             if not isinstance(tensor, DTensor):
@@ -233,11 +293,15 @@ def use_local_weights(model: PreTrainedModel, plan: Mapping[str, str]) -> PreTra
                 local[id(tensor)] = nn.Parameter(tensor.to_local().detach(), requires_grad=False)
             module._parameters[last] = local[id(tensor)]
             parts[f"{name}.{last}"] = Part.of(tensor)
+            if layer is not None:
+                layers.setdefault(layer, []).append((module, last, len(tensor)))
         if divided:
-            _change_class(module, DIVIDED[style], ranks)
+            _change_class(module, GatheredLinear if gather else DIVIDED[style], ranks)
         if experts:
             module.__class__ = type(f"Divided{type(module).__name__}", (SummedExperts, type(module)), {})
             vars(module)["ranks"] = ranks
+    for layer, weights in layers.items():
+        _gather(model.get_submodule(layer), weights, ranks)
     vars(model).update(ranks=ranks, parts=parts)
     return model
 
@@ -271,3 +335,17 @@ def _change_class(module: nn.Module, divided: type[nn.Module] | None, ranks: Ran
     # An embedding of another class may scale its rows; its forward calls that of nn.Embedding.
     module.__class__ = divided if issubclass(divided, own) else type(f"Divided{own.__name__}", (own, divided), {})
     vars(module)["ranks"] = ranks
+
+
+def _gather(layer: nn.Module, weights: list[tuple[nn.Module, str, int]], ranks: Ranks) -> None:
+    context = WholeWeights([(module, name) for module, name, _ in weights], [size for *_, size in weights], ranks)
+    vars(layer)["whole_weights"] = context
+    layer.register_forward_pre_hook(context.before)
+    layer.register_forward_hook(context.after, always_call=True)
+
+
+def layer_of(name: str) -> str | None:
+    """Return the name of the layer that a module belongs to: its path up to the first number."""
+    path = name.split(".")
+    numbers = [k for k, each in enumerate(path) if each.isdigit()]
+    return ".".join(path[: numbers[0] + 1]) if numbers else None

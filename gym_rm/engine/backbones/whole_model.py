@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.sharded import Part
+from gym_rm.engine.backbones.sharded import Part, layer_of
 
 
 @torch.inference_mode()
@@ -46,7 +46,7 @@ def _whole_model(model: PreTrainedModel) -> PreTrainedModel:
             part, local = parts.get(f"{name}.{last}"), divided._parameters[last]
             if isinstance(local, DTensor):
                 part, local = Part.of(local), local.to_local()
-            layer = _layer_of(name)
+            layer = layer_of(name)
             if part is None or local is None:
                 module._parameters[last] = local
             elif layer is None:
@@ -69,10 +69,3 @@ def _gather_when_run(layer: nn.Module, weights: list[tuple[nn.Module, str, Part,
 
     layer.register_forward_pre_hook(gather)
     layer.register_forward_hook(free)
-
-
-def _layer_of(name: str) -> str | None:
-    """Return the name of the layer that a module belongs to: its path up to the first number."""
-    path = name.split(".")
-    numbers = [k for k, each in enumerate(path) if each.isdigit()]
-    return ".".join(path[: numbers[0] + 1]) if numbers else None

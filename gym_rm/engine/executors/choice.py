@@ -66,9 +66,9 @@ def require_gpus(spec: LoadSpec, num_replicas: int) -> None:
     assert isinstance(spec.model, ModelFiles)
     if resolve_device(spec.model.options.device).type != "cuda":
         return
-    needed, visible = num_replicas * spec.tensor_parallel_size, torch.cuda.device_count()
+    needed, visible = num_replicas * spec.num_ranks, torch.cuda.device_count()
     if needed > visible:
         raise ConfigError(
-            f"num_replicas={num_replicas} with {spec.tensor_parallel_size} ranks each needs {needed} GPUs, but this "
+            f"num_replicas={num_replicas} with {spec.num_ranks} ranks each needs {needed} GPUs, but this "
             f"process sees {visible}; pass a smaller num_replicas, or device='cpu'."
         )

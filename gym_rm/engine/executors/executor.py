@@ -37,6 +37,7 @@ class LoadSpec:
         quantization: `"int8"` or `"fp8"` for 8-bit matrix products in the backbone; None for full precision.
         prefix_cache_tokens: number of tokens whose keys and values are kept across calls; 0 for no prefix cache.
         tensor_parallel_size: number of ranks that share every layer: each has some of its heads and columns.
+        fsdp_size: number of ranks that share the weights: each computes the whole layer, with gathered weights.
     """
 
     model: ModelSource
@@ -46,6 +47,12 @@ class LoadSpec:
     quantization: Quantization | None = None
     prefix_cache_tokens: int = 0
     tensor_parallel_size: int = 1
+    fsdp_size: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that hold the model together."""
+        return self.tensor_parallel_size * self.fsdp_size
 
     @property
     def sources(self) -> list[ModelSource]:

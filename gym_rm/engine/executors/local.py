@@ -26,6 +26,7 @@ from gym_rm.engine.backbones.whole_model import difference_to_whole
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
 from gym_rm.engine.executors.model_info import dtype_of, model_info
 from gym_rm.engine.loading.checkpoint import ModelFiles, load_model, require_same_model
+from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import (
     TOLERANCE,
     Candidate,
@@ -62,7 +63,7 @@ class LocalExecutor:
         self._pinned: list[torch.Tensor] = []
         self._threads = 0
         self._rows: BatchInvariant | contextlib.nullcontext[None] = contextlib.nullcontext()
-        self._tensor_parallel_size = 1
+        self._sharding: Sharding | None = None
 
     def load(self, spec: LoadSpec) -> ModelInfo:
         """See `Executor.load`."""
@@ -164,8 +165,7 @@ class LocalExecutor:
         if isinstance(weights, str | os.PathLike) and isinstance(spec.model, ModelFiles):
             other = spec.model.at(weights)
             require_same_model(spec.model.config, other.config, other.source)
-            size = self._tensor_parallel_size
-            weights = load_model(other, device=torch.device("cpu"), tensor_parallel_size=size).state_dict()
+            weights = load_model(other, device=torch.device("cpu"), sharding=self._sharding).state_dict()
         if not isinstance(weights, Mapping):
             folder = " or a folder" if isinstance(spec.model, ModelFiles) else ""
             raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")
@@ -237,9 +237,9 @@ class LocalExecutor:
         """Return the model to run."""
         assert self._spec is not None
         if isinstance(source, ModelFiles):
-            model = load_model(source, tensor_parallel_size=self._tensor_parallel_size)
-            if self._tensor_parallel_size > 1:
-                _require_same_values(model, self._tensor_parallel_size)
+            model = load_model(source, sharding=self._sharding)
+            if self._sharding is not None and self._sharding.tensor_parallel_size > 1:
+                _require_same_values(model, self._sharding.tensor_parallel_size)
             return model
         if self._spec.quantization is not None:
             raise ConfigError(
@@ -351,5 +351,5 @@ def _require_same_values(model: PreTrainedModel, size: int) -> None:
         raise ConfigError(
             f"{type(model).__name__} with tensor_parallel_size={size} computes other values than the whole model "
             f"(relative difference {difference:.1e}): its tensor-parallel plan in this version of transformers is "
-            "wrong. Pass device_map='auto', or num_replicas if it fits on one device."
+            f"wrong. Pass fsdp_size={size}."
         )

@@ -12,6 +12,8 @@ class ParallelOptions(Config):
 
     tensor_parallel_size: PositiveInt = 1
     """Number of processes that share every layer of a model: each has some of its heads and columns."""
+    fsdp_size: PositiveInt = 1
+    """Number of processes that share the weights of a model: each computes whole layers, with gathered weights."""
     num_replicas: PositiveInt = 1
     """Number of copies of the model, which score different batches at the same time."""
     batch_timeout: Finite = pydantic.Field(default=300.0, gt=0)

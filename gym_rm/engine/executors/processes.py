@@ -88,7 +88,7 @@ class ProcessReplica(Replica):
             rank.process.wait()
 
     def _start_ranks(self, spec: LoadSpec) -> None:
-        size = spec.tensor_parallel_size
+        size = spec.num_ranks
         if size > 1:
             self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for i in range(size):

@@ -19,7 +19,7 @@ from gym_rm.engine.executors.executor import Executor, LoadSpec, ModelInfo
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.loading.checkpoint import ModelFiles
 from gym_rm.engine.loading.device_and_dtype import resolve_device
-from gym_rm.engine.loading.sharding import require_divisible
+from gym_rm.engine.loading.sharding import Sharding, require_divisible
 from gym_rm.engine.loading.trial import FAILURES
 from gym_rm.errors import ConfigError, GymRMError
 
@@ -63,10 +63,19 @@ def check_shards(spec: LoadSpec) -> None:
     Raises:
         ConfigError: the model has too few heads, or an option that does not work when it is divided.
     """
-    if spec.tensor_parallel_size == 1:
+    if spec.num_ranks == 1:
         return
-    size = spec.tensor_parallel_size
-    option = f"tensor_parallel_size={size}"
+    size = spec.fsdp_size
+    option = f"fsdp_size={size}" if size > 1 else f"tensor_parallel_size={spec.tensor_parallel_size}"
+    if size > 1 and spec.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size={spec.tensor_parallel_size} and fsdp_size={size} cannot be combined; pass one of "
+            "them, and num_replicas for more devices."
+        )
+    if size > 1 and spec.quantization is not None:
+        raise ConfigError(
+            f"quantization={spec.quantization!r} does not work with {option}; use tensor_parallel_size instead."
+        )
     for source in spec.sources:
         assert isinstance(source, ModelFiles)
         if source.adapter is not None:
@@ -76,7 +85,7 @@ def check_shards(spec: LoadSpec) -> None:
             )
         if source.options.quantization_config is not None:
             raise ConfigError(f"quantization_config does not work with {option}; pass only one of them.")
-        require_divisible(source.config, size, source.source)
+        require_divisible(source.config, Sharding(spec.tensor_parallel_size, size), source.source)
 
 
 class RankExecutor(LocalExecutor):
@@ -94,7 +103,8 @@ class RankExecutor(LocalExecutor):
         """Join the group, read this rank's part of the weights, and choose the layout together; see `Executor.load`."""
         assert isinstance(spec.model, ModelFiles)
         _join(self._rank, resolve_device(spec.model.options.device))
-        self._tensor_parallel_size = spec.tensor_parallel_size
+        if spec.num_ranks > 1:
+            self._sharding = Sharding(spec.tensor_parallel_size, spec.fsdp_size)
         with _refusing(spec):
             return super().load(spec)
 
@@ -110,7 +120,7 @@ def _refusing(spec: LoadSpec) -> Iterator[None]:
         size = spec.tensor_parallel_size
         raise ConfigError(
             f"this model does not run with tensor_parallel_size={size} in this version of transformers ("
-            f"{type(error).__name__}: {error}); pass device_map='auto'."
+            f"{type(error).__name__}: {error}); pass fsdp_size={size}."
         ) from error
 
 

@@ -96,7 +96,7 @@ class RayReplica(Replica):
                 remove_placement_group(group)
 
     def _start_ranks(self, spec: LoadSpec) -> None:
-        size = spec.tensor_parallel_size
+        size = spec.num_ranks
         with _ray_errors():
             self._reserve(spec)
             for i in range(size):
@@ -110,7 +110,7 @@ class RayReplica(Replica):
     def _reserve(self, spec: LoadSpec) -> None:
         """Reserve the resources of the group on one node."""
         bundle = _resources(spec)
-        group = placement_group([bundle] * spec.tensor_parallel_size, strategy="STRICT_PACK")
+        group = placement_group([bundle] * spec.num_ranks, strategy="STRICT_PACK")
         with self._lock:
             self._group = group
         ends = monotonic() + ROOM_SECONDS
@@ -119,7 +119,7 @@ class RayReplica(Replica):
                 raise ReplicaFailed("it was stopped")
             if monotonic() > ends:
                 raise ReplicaFailed(
-                    f"no node had {spec.tensor_parallel_size} x {bundle} free for {ROOM_SECONDS:.0f} seconds (free "
+                    f"no node had {spec.num_ranks} x {bundle} free for {ROOM_SECONDS:.0f} seconds (free "
                     f"now, on all nodes: {ray.available_resources()}); pass a smaller num_replicas, or add nodes"
                 )
 

@@ -47,7 +47,7 @@ class Replica(abc.ABC):
             ReplicaFailed: a rank died, did not answer within `seconds`, or the ranks disagree.
         """
         request = request_bytes("load", spec)
-        self._size = spec.tensor_parallel_size
+        self._size = spec.num_ranks
         try:
             self._start_ranks(spec)
             infos: list[ModelInfo] = _values("load", self._ask(request, seconds))
@@ -96,7 +96,7 @@ class Replica(abc.ABC):
 
     @abc.abstractmethod
     def _start_ranks(self, spec: LoadSpec) -> None:
-        """Start the processes of `spec.tensor_parallel_size` ranks, which wait for requests."""
+        """Start the processes of `spec.num_ranks` ranks, which wait for requests."""
 
     @abc.abstractmethod
     def _send(self, request: bytes) -> None:

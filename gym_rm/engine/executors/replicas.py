@@ -426,14 +426,14 @@ def require_sendable(spec: LoadSpec) -> None:
         if not isinstance(source, ModelFiles):
             raise ConfigError(
                 f"a model that is passed in cannot be sent to other processes, got {type(source).__name__}: save it "
-                "and pass its folder to gym_rm.load_scorer, or leave out num_replicas, tensor_parallel_size "
-                "and executor."
+                "and pass its folder to gym_rm.load_scorer, or leave out num_replicas, tensor_parallel_size, "
+                "fsdp_size and executor."
             )
         options = source.options
         if options.device_map is not None:
             raise ConfigError(
                 f"device_map={options.device_map!r} divides the model over the devices of one process; with "
-                "num_replicas or tensor_parallel_size every process has one device. Pass only one of them."
+                "num_replicas, tensor_parallel_size or fsdp_size every process has one device. Pass only one of them."
             )
         if str(options.device).startswith("cuda:"):
             raise ConfigError(

@@ -39,7 +39,7 @@ from gym_rm.engine.loading.headed_models import headed_model, outputs_of_heads
 from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
 from gym_rm.engine.loading.lora import WEIGHTS, Adapter, find_adapter
 from gym_rm.engine.loading.revision import revision_of, revision_of_tokenizer
-from gym_rm.engine.loading.sharding import distributed_arguments
+from gym_rm.engine.loading.sharding import Sharding, distributed_arguments
 from gym_rm.engine.loading.weights import read_weights
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
@@ -172,14 +172,14 @@ def open_checkpoint(options: LoadOptions) -> ModelFiles:
 
 
 def load_model(
-    checkpoint: ModelFiles, *, device: torch.device | None = None, tensor_parallel_size: int = 1
+    checkpoint: ModelFiles, *, device: torch.device | None = None, sharding: Sharding | None = None
 ) -> PreTrainedModel:
     """Return the model with its weights, in evaluation mode, on its device.
 
     Args:
         checkpoint: checkpoint to load.
         device: device of the model; None for the one in the options.
-        tensor_parallel_size: number of ranks of torch.distributed that divide the model.
+        sharding: how the ranks of torch.distributed divide the weights; None for the whole model.
 
     Raises:
         ConfigError: weights are missing (such as a head that was never saved) or cannot be read.
@@ -198,15 +198,15 @@ def load_model(
     source, revision = (checkpoint.source, options.revision) if adapter is None else (adapter.base, None)
     with refusing_malformed(checkpoint.source):
         model_class = _model_class(checkpoint)
-        if tensor_parallel_size > 1:
-            arguments |= distributed_arguments(model_class, checkpoint.config, tensor_parallel_size)
+        if sharding is not None:
+            arguments |= distributed_arguments(model_class, checkpoint.config, sharding)
         model, missing = read_weights(model_class, source, checkpoint.tensors, revision=revision, **arguments)
         _require_weights(checkpoint, missing if adapter is None else [k for k in missing if not adapter.holds(k)])
         if adapter is not None:
             model = adapter.merge_into(model)
     quantized = options.quantization_config is not None or getattr(model, "quantization_method", None) is not None
-    if tensor_parallel_size > 1:
-        model = use_local_weights(model, model.tp_plan)
+    if sharding is not None:
+        model = use_local_weights(model, model.tp_plan, gather=sharding.fsdp_size > 1)
     elif device_map is None and not quantized:
         model = model.to(device)
     loaded: PreTrainedModel = model.eval()

@@ -19,11 +19,12 @@ from gym_rm.errors import ConfigError
 from tests.engine.executors.sharded_cases import Case, run_in_ranks, whole
 
 TOLERANCE = 1e-5  # of float32 scores
-TENSOR_PARALLEL = {"tensor_parallel_size": 2}
+TENSOR_PARALLEL, FULLY_SHARDED = {"tensor_parallel_size": 2}, {"fsdp_size": 2}
 WITH_PLAN = ("qwen3", "mixtral", "llama", "gemma2", "gemma3", "gpt_neox", "phi3", "deepseek_v3")
+ANY = ("qwen3", "gpt2", "deberta_v2", "mixtral", "xlnet")
 OPTIONS = ("tensors", "prefix cache", "turns", "folder", "experts", "generative", "implicit")
 OFTEN = (  # cases that every run of the tests has
-    "tensor parallel qwen3", "tensor parallel tensors", "tensor parallel bfloat16", "wrong sums",
+    "tensor parallel qwen3", "tensor parallel tensors", "tensor parallel bfloat16", "fully sharded qwen3", "wrong sums",
 )  # fmt: skip
 FOUR_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 QUESTION = {"question": "Is the sum correct? Answer The or No.", "answers": ("The", "N")}
@@ -46,6 +47,8 @@ def cases(saved_model, tmp_path_factory):
     qwen, other = saved_model("qwen3"), saved_model("qwen3", seed=1)
     experts, other_experts = saved_model("mixtral"), saved_model("mixtral", seed=1)
     cached = {"prefix_cache_tokens": 4096}
+    made |= {f"fully sharded {each}": Case(saved_model(each), FULLY_SHARDED) for each in ANY}
+    made["fully sharded tensors"] = Case(qwen, FULLY_SHARDED, act="score_after_update", argument=[other])
     made |= {
         "tensor parallel turns": Case(qwen, TENSOR_PARALLEL, act="score_turns"),
         "tensor parallel prefix cache": Case(qwen, TENSOR_PARALLEL, options=cached, act="score_turn_by_turn"),
@@ -104,6 +107,15 @@ def test_tensor_parallel_scores_are_those_of_the_whole_model(name, results, expe
     assert (got["layout"], got["fused"]) == (want["layout"], want["fused"])
 
 
+@pytest.mark.parametrize("name", names(*(f"fully sharded {each}" for each in (*ANY, "tensors"))))
+def test_fully_sharded_scores_have_the_bits_of_the_whole_model(name, results, expected):
+    assert_equal_in_all_ranks(results[name])
+    want = expected(name)
+    np.testing.assert_array_equal(results[name][0]["rewards"], want["rewards"])
+    assert want["rewards"].std() > 100 * TOLERANCE, "the test needs scores that differ clearly"
+    assert results[name][0]["layout"] == want["layout"]
+
+
 @pytest.mark.parametrize("name", names(*(f"tensor parallel {each}" for each in (*WITH_PLAN, "bfloat16", "int8"))))
 def test_the_same_conversation_has_the_same_bits_in_every_batch(name, results):
     result = results[name][0]
@@ -126,9 +138,10 @@ def test_four_ranks(saved_model, dialogues, tmp_path):
     )
 
 
-def test_a_rank_holds_half_of_the_elements(results, expected):
-    elements = expected("tensor parallel qwen3")["elements"]
-    assert all(each["elements"] < 0.55 * elements for each in results["tensor parallel qwen3"])
+@pytest.mark.parametrize("name", ["tensor parallel qwen3", "fully sharded qwen3"])
+def test_a_rank_holds_half_of_the_elements(name, results, expected):
+    elements = expected(name)["elements"]
+    assert all(each["elements"] < 0.55 * elements for each in results[name])
 
 
 def test_partial_sums_in_bfloat16_are_kept_in_float32(results, expected, cases, dialogues):
@@ -155,13 +168,25 @@ def spec_of(folder, **fields):
     ("architecture", "size", "message"),
     [
         ("qwen3", 3, r"num_attention_heads=4, num_key_value_heads=2.*sizes that can: \[1, 2\]"),
-        ("qwen3", 4, r"num_key_value_heads=2.*sizes that can: \[1, 2\]"),
-        ("bert", 2, r"no tensor-parallel plan.*'bert'.*pass device_map='auto'"),
+        ("qwen3", 4, r"num_key_value_heads=2.*sizes that can: \[1, 2\].*fsdp_size=4"),
+        ("bert", 2, r"no tensor-parallel plan.*'bert'.*pass fsdp_size=2"),
     ],
 )
 def test_sizes_that_do_not_divide_the_heads_are_refused(architecture, size, message, saved_model):
     with pytest.raises(ConfigError, match=message):
         check_shards(spec_of(saved_model(architecture), tensor_parallel_size=size))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tensor_parallel_size": 2, "fsdp_size": 2}, "cannot be combined"),
+        ({"fsdp_size": 2, "quantization": "int8"}, "quantization='int8' does not work with fsdp_size=2"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused_by_name(fields, message, saved_model):
+    with pytest.raises(ConfigError, match=message):
+        check_shards(spec_of(saved_model("qwen3"), **fields))
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
