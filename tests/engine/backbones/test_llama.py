@@ -83,9 +83,7 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("change", "options"), [*((each, {}) for each in CHANGES), (add_hook, {"tree": False})], ids=str
-)
+@pytest.mark.parametrize(("change", "options"), [*((each, {}) for each in CHANGES), (add_hook, {"tree": False})])
 def test_a_change_of_the_model_after_the_scorer_was_made_counts(change, options):
     model, tokenizer = tiny_models.reward_model("llama"), tiny_models.tokenizer("llama3")
     scorer = gym_rm.RewardModelScorer(model, tokenizer, **options)
