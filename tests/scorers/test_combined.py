@@ -71,7 +71,7 @@ def test_a_weighted_sum_returns_its_components_by_name():
 
 def test_weights_of_components_of_a_scorer(tmp_path):
     folder = tiny_models.save_reward_model(tmp_path, num_labels=2, id2label={0: "helpful", 1: "safe"})
-    model = {"path": str(folder), "kind": "multi_head", "weights": "sum"}
+    model = {"path": str(folder), "kind": "multi_head", "weights": [1, 1]}
     scorer = WeightedScorer({"model": model, "length": length}, weights={"model/safe": 3.0, "length": 1.0})
     scores = scorer.score(CONVERSATIONS)
     np.testing.assert_allclose(

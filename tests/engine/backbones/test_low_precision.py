@@ -82,7 +82,7 @@ def test_a_quantized_scorer_stays_close_and_independent_of_its_batch(architectur
     scorer = gym_rm.load_scorer(folder, quantization="int8")
     quantized = scorer.score(conversations)
     assert not np.array_equal(quantized.rewards, exact)
-    assert np.abs(quantized.rewards - exact).max() < 0.6 * exact.std()
+    assert np.abs(quantized.rewards - exact).mean() < 0.3 * exact.std()
     assert quantized.provenance.settings["quantization"] == "int8"
     alone = np.concatenate([scorer.score([conversation]).rewards for conversation in conversations])
     assert np.array_equal(quantized.rewards, alone)
