@@ -48,13 +48,13 @@ def main() -> None:
             plan_seconds.append(time.perf_counter() - started)
         real = sum(len(sequence.input_ids) for sequence in sequences)
         plan_median = statistics.median(plan_seconds)
-        cells = [f"{len(sequences)}", f"{real}", f"{plan.unique_tokens}", f"{render_seconds:.2f}", f"{plan_median:.3f}"]
+        cells = [f"{len(sequences)}", f"{real}", f"{plan.num_tokens}", f"{render_seconds:.2f}", f"{plan_median:.3f}"]
         cells.append(f"{plan_median / real * 1e6:.3f}")
         if count <= 10_000 or args.full:
             started = time.perf_counter()
             scorer.executor.run(plan.batches)
             run_seconds = time.perf_counter() - started
-            cells += [f"{run_seconds:.2f}", f"{run_seconds / plan.unique_tokens * 1e6:.2f}"]
+            cells += [f"{run_seconds:.2f}", f"{run_seconds / plan.num_tokens * 1e6:.2f}"]
         table.add_row(*cells)
     console.print(table)
 

@@ -93,7 +93,7 @@ def main() -> None:
                 plan = plan_trees(sequences, max_num_batched_tokens=args.budget)
                 seconds.append(time.perf_counter() - started)
             tokens, median = sum(len(sequence.input_ids) for sequence in sequences), statistics.median(seconds)
-            cells = [len(sequences), tokens, plan.unique_tokens, len(plan.batches)]
+            cells = [len(sequences), tokens, plan.num_tokens, len(plan.batches)]
             table.add_row(
                 shape.__name__, *(f"{cell:,}" for cell in cells), f"{median:.3f}", f"{median / tokens * 1e9:.0f}"
             )

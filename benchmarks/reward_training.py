@@ -261,7 +261,7 @@ def describe(name: str, pairs: Sequence[Pair], batch_size: int) -> str:
     sequences = [TokenSequence(np.array(ids, dtype=np.int32), np.array([len(ids) - 1])) for p in pairs for ids in p.ids]
     total = sum(len(each.input_ids) for each in sequences)
     unique = sum(
-        plan_trees(sequences[row : row + 2], max_num_batched_tokens=10**6).unique_tokens
+        plan_trees(sequences[row : row + 2], max_num_batched_tokens=10**6).num_tokens
         for row in range(0, len(sequences), 2)
     )
     return (

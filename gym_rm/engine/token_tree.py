@@ -138,6 +138,11 @@ class BatchPlan:
     value_index: IntArray
     batch_of: IntArray
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens to compute, without padding."""
+        return sum(batch.num_tokens for batch in self.batches)
+
 
 def plan_trees(
     sequences: Sequence[TokenSequence],

@@ -191,7 +191,7 @@ def load_model(
         "config": checkpoint.config,
         "dtype": resolve_dtype(options.dtype, device, checkpoint.config),
         "device_map": device_map,
-        "attn_implementation": options.attn_implementation,
+        "attn_implementation": _attention(checkpoint),
         "quantization_config": options.quantization_config,
         "trust_remote_code": False,
     }
@@ -289,6 +289,21 @@ def _model_class(checkpoint: ModelFiles) -> Any:
             return AutoModelForCausalLM
         case "heads":
             return headed_model(checkpoint.config, checkpoint.shapes)
+
+
+def _attention(checkpoint: ModelFiles) -> str | None:
+    """Return the attention implementation for `from_pretrained`: one that applies the soft cap of attention logits.
+
+    Older versions of transformers accept `"sdpa"` for every model and ignore the cap.
+    """
+    attention = checkpoint.options.attn_implementation
+    cap = getattr(checkpoint.config.get_text_config(), "attn_logit_softcapping", None)
+    if cap is not None and attention == "sdpa":
+        raise ConfigError(
+            f"cannot load {checkpoint.source!r} with attn_implementation='sdpa', which ignores the soft cap of its "
+            f"attention (attn_logit_softcapping={cap}); pass 'eager'."
+        )
+    return "eager" if cap is not None and attention is None else attention
 
 
 def _require_head(checkpoint: ModelFiles) -> None:
