@@ -17,6 +17,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from gym_rm.adapters.rllib import EnvCreator, register
 from gym_rm.server.serve import RewardServer
+from gym_rm.server.service import CALIBRATION
 
 PROMPTS = ["Which is the smallest, 10, 45 or 27?", "What is the highest of 33, 71 and 12?"]
 
@@ -49,16 +50,17 @@ def cluster():
 
 
 class Shared:
-    """A server of a scorer that counts its conversations, and the URL that runners get."""
+    """A server of a scorer, and the URL that runners get. It counts conversations, but not those that clients check."""
 
     def __init__(self):
         self.scorer, self.calls = gym_rm.load_scorer(), []
         self.server = RewardServer(self, port=0).start()
-        self.calls.clear()  # of the known conversations
         self.url = self.server.url
 
     def score(self, conversations, prompts=None):
-        self.calls.append(len(conversations))
+        known = [turns[0][1] for turns in CALIBRATION]
+        count = sum(conversation[0]["content"] not in known for conversation in conversations)
+        self.calls += [count] if count else []
         return self.scorer.score(conversations, prompts)
 
 
