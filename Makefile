@@ -18,7 +18,7 @@ OLDEST = tests/engine/backbones/test_tree_attention.py tests/engine/loading/test
 
 .PHONY: demo test test-rest test-oldest test-all lint clean
 
-demo: $(VENV)/core ## train the embedded policy against the embedded reward model and plot the run
+demo: $(VENV)/core ## train the embedded policy against the embedded reward model, and write a page about the run
 	$(VENV)/bin/python agents/grpo.py
 
 test: $(VENV)/dev ## run the tests that take less than ten seconds each; those that need an extra skip if it is not installed

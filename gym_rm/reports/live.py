@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from gym_rm.reports.monitor import Monitor, Sign, replay, signs
+from gym_rm.reports.run_page import write_run_page
 from gym_rm.reports.runs import Run, read_run
 from gym_rm.reports.tables import conversations_table, results_table, signed
 from gym_rm.reports.transcripts import visible
@@ -104,7 +105,7 @@ def _numbers(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def print_results(folder: Path, console: Console) -> None:
-    """Print what came of a run: conversations and numbers before and after, and signs of the monitor."""
+    """Print what came of a run, conversations and numbers before and after, and write the page about it."""
     run = read_run(folder)
     if run.before_and_after():
         console.print(conversations_table(run))
@@ -112,4 +113,4 @@ def print_results(folder: Path, console: Console) -> None:
         console.print(results_table(run))
         for sign in signs(run):
             console.print(Text(f"{sign.message} {sign.what_to_turn}", "yellow"))
-    console.print(f"report:  gym-rm report {folder}", highlight=False)
+        console.print(f"page:    {write_run_page(run, folder / 'report.html')}", highlight=False)
