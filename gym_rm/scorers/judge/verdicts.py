@@ -1,9 +1,16 @@
-"""The verdict in what a judge wrote: one score or choice, or the reason why there is none."""
+"""The verdict in what a judge wrote: one score or choice, or the reason why there is none.
+
+An answer ends with its verdict: a name, the mark if one is asked for, a colon and one value, `Score BXTRQW: 7`, or the
+value in double brackets, `[[7]]`. Only punctuation, Markdown and closing tags may follow. Without a mark the end may
+also be a JSON object with the name as a key, or `[RESULT] 7`. A verdict further up must have the same value.
+Every function needs linear time.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
 from gym_rm.errors import GymRMError
@@ -11,12 +18,24 @@ from gym_rm.errors import GymRMError
 Choice: TypeAlias = Literal["A", "B", "tie"]
 Value = TypeVar("Value", float, Choice)
 
-DECORATION = r"[\s*_`\"'()\[\]$]*"
-NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
-SCORE = re.compile(rf"({NUMBER})(?:\s*(?:/|out of\b)\s*({NUMBER}))?")
-CHOICE = re.compile(r"A|B|[Tt]ie|TIE")
-# Not a whole verdict: `7%`, `7,5`, `7-8`, `7 out of 12`, `A or B`.
-GOES_ON = re.compile(r"[\w%+]|[.,][0-9]|\s*or\b|\s*(?:[-–—~/,&]|to\b|and\b|out of\b)\s*(?:[0-9]|[AB]\b|[Tt]ie\b)")
+MAX_LENGTH = 100_000
+"""Characters of the longest answer that is read."""
+_MAX_OBJECTS = 16  # braces from the end at which the JSON object may begin
+
+DECORATION = r"[\s*_`\"'()\[\]$]*+"
+_NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
+_END = r"(?:[\s*_`\"')\].$]|</\w{1,20}>)*+"
+_ENDS = re.compile(_END)
+_SCORE = re.compile(rf"{DECORATION}({_NUMBER})(?:[\s(*]*+(?:/|out of\b)\s*+({_NUMBER}))?{_END}")
+_CHOICE = re.compile(rf"{DECORATION}(A|B|[Tt]ie|TIE){_END}")
+_BEGINS = {
+    "score": re.compile(rf"{DECORATION}[-+]?[0-9]"),
+    "verdict": re.compile(rf"{DECORATION}(?:[AB]|[Tt]ie|TIE)"),
+}
+_NEGATION = re.compile(
+    r"(?:\b(?:not|never|cannot|neither|nor|without|rather than|instead of|other than)\b|n['’]t\b)[^.,;:!?\n]*+\Z",
+    re.IGNORECASE,
+)
 
 
 class NoVerdict(GymRMError):
@@ -26,7 +45,7 @@ class NoVerdict(GymRMError):
 def read_score(text: str, *, scale: tuple[float, float], mark: str | None) -> float:
     """Return the score in a judge's answer: `Score: 7`, `{"score": 7}` or `[[7]]`, alone or several times the same.
 
-    The form in JSON is only read without a mark.
+    A scale may follow: `7/10`, `7 out of 10`. The form in JSON is only read without a mark.
 
     Args:
         text: the answer without the judge's reasoning.
@@ -35,58 +54,91 @@ def read_score(text: str, *, scale: tuple[float, float], mark: str | None) -> fl
             judge may have copied them from what it judges. None if no mark is asked for.
 
     Raises:
-        NoVerdict: there is no score, there are different ones, or it is not a number of the scale.
+        NoVerdict: there is no score, there are different ones, it is not a number of the scale, text follows it, or the
+            answer is longer than `MAX_LENGTH`.
     """
     low, high = scale
 
-    def read(spelled: str) -> float | None:
-        match = SCORE.match(spelled)
-        if match is None:
-            return None
-        value = float(match[1])
-        if GOES_ON.match(spelled, match.end()) or (match[2] is not None and float(match[2]) != high):
+    def read(spelled: str) -> float:
+        match = _SCORE.fullmatch(spelled)
+        if match is None or (match[2] is not None and float(match[2]) != high):
             raise NoVerdict(f"the score {spelled[:20]!r} is not one number")
+        value = float(match[1])
         if not low <= value <= high:
             raise NoVerdict(f"the score {match[1]} is not within {low:g} to {high:g}")
         return value
 
-    return _only(_spelled(text, "score", mark), read, mark)
+    return _only(text, "score", mark, read)
 
 
 def read_choice(text: str, *, mark: str | None) -> Choice:
     """Return the choice in a judge's answer: `Verdict: A`, `{"verdict": "A"}` or `[[A]]`; see `read_score`.
 
     Raises:
-        NoVerdict: there is no choice, or there are different ones.
+        NoVerdict: there is no choice, there are different ones, or text follows it.
     """
 
-    def read(spelled: str) -> Choice | None:
-        match = CHOICE.match(spelled)
+    def read(spelled: str) -> Choice:
+        match = _CHOICE.fullmatch(spelled)
         if match is None:
-            return None
-        if GOES_ON.match(spelled, match.end()):
             raise NoVerdict(f"the verdict {spelled[:20]!r} is not one of A, B and tie")
-        return "A" if match[0] == "A" else "B" if match[0] == "B" else "tie"
+        return "A" if match[1] == "A" else "B" if match[1] == "B" else "tie"
 
-    return _only(_spelled(text, "verdict", mark), read, mark)
+    return _only(text, "verdict", mark, read)
 
 
-def _only(spelled: Iterator[str], read: Callable[[str], Value | None], mark: str | None) -> Value:
-    """Return the value that all readable verdicts have; others, such as `n` in a repeated instruction, are skipped."""
-    values = {value for one in spelled if (value := read(one)) is not None}
+def _only(text: str, name: str, mark: str | None, read: Callable[[str], Value]) -> Value:
+    """Return the value of all verdicts. What begins with no value, such as `n` in a repeated instruction, is none."""
+    if len(text) > MAX_LENGTH:
+        raise NoVerdict(f"the answer has {len(text)} characters, more than the {MAX_LENGTH} that are read")
+    spelled, end = [], 0
+    if mark is None and (in_json := _in_json(text, name)):
+        text, value = in_json
+        spelled, end = [value], len(text)
+    for start, stop, content in _places(text, name, mark):
+        if not _BEGINS[name].match(content):
+            continue
+        if _NEGATION.search(text[max(0, start - 100) : start]):
+            raise NoVerdict(f"the {name} {content[:20]!r} is denied")
+        spelled.append(content)
+        end = max(end, stop)
+    values = {read(one) for one in spelled}
     if len(values) > 1:
         raise NoVerdict(f"there are different verdicts, {sorted(map(str, values))}")
     if not values:
         raise NoVerdict("there is no verdict" + ("" if mark is None else f" with the mark {mark}"))
-    (value,) = values
-    return value
+    if not _ENDS.fullmatch(text, end):
+        raise NoVerdict(f"the answer goes on after its verdict: {text[end:].strip()[:20]!r}")
+    (only,) = values
+    return only
 
 
-def _spelled(text: str, name: str, mark: str | None) -> Iterator[str]:
-    """Yield what stands where a verdict belongs."""
-    beside = "" if mark is None else rf"{re.escape(mark)}\b{DECORATION}"
-    for match in re.finditer(rf"\b{name}\b{DECORATION}{beside}[:=：]{DECORATION}([^\n]*)", text, re.IGNORECASE):
-        yield match[1]
-    within = "" if mark is None else rf"{re.escape(mark)}\b[\s:,]*"
-    for match in re.finditer(rf"\[\[\s*{within}([^\[\]\n]*?)\s*\]\]", text, re.IGNORECASE):
-        yield "tie" if match[1] == "C" and name == "verdict" else match[1]
+def _places(text: str, name: str, mark: str | None) -> list[tuple[int, int, str]]:
+    """Return where a verdict may be: start, end and what stands there."""
+    if mark is None:
+        named = rf"(?:\b(?:{name}|result)\b{DECORATION}[:=：]|\[RESULT\])"
+        within = ""
+    else:
+        named = rf"\b{name}\b{DECORATION}{re.escape(mark)}\b{DECORATION}[:=：]"
+        within = rf"\s*+{re.escape(mark)}\b[\s:,]*+"
+    places = [(one.start(), one.end(), one[1]) for one in re.finditer(rf"{named}([^\n]*+)", text, re.IGNORECASE)]
+    for one in re.finditer(rf"\[\[{within}([^\[\]\n]*+)\]\]", text, re.IGNORECASE):
+        tie = name == "verdict" and one[1].strip() == "C"
+        places.append((one.start(), one.end(), "tie" if tie else one[1]))
+    return places
+
+
+def _in_json(text: str, name: str) -> tuple[str, str] | None:
+    """Return the text before the JSON object that an answer ends with, and the value of a name in it."""
+    text = text.rstrip(" \t\r\n`")
+    braces = [match.start() for match in re.finditer(r"\{", text)] if text.endswith("}") else []
+    for start in braces[-_MAX_OBJECTS:]:
+        try:
+            pairs = json.loads(text[start:], object_pairs_hook=list)
+        except (ValueError, RecursionError):
+            continue
+        values = [value for key, value in pairs if key.casefold() in (name, "result")]
+        if len(values) != 1 or isinstance(values[0], bool | list):
+            return None
+        return text[:start], str(values[0])
+    return None

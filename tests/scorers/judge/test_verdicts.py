@@ -1,10 +1,13 @@
 """Verdicts in what a judge wrote."""
 
+import contextlib
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_rm.scorers.judge.verdicts import NoVerdict, read_choice, read_score
+from gym_rm.scorers.judge.verdicts import MAX_LENGTH, NoVerdict, read_choice, read_score
 
 MARK = "BXTRQW"
 
@@ -20,11 +23,22 @@ def score(text, mark=None, scale=(1, 10)):
         "**Score:** 7",
         "Score: 7/10",
         "Score: 7 out of 10",
+        "Score: 7 (out of 10).",
+        "**Score: 7**",
+        "Score: **7**/10  \n",
         "Score：7",
+        "The reply is good. My rating: [[7]]",
+        "[[7]]\n[[7]]",
+        "It is right. [RESULT] 7",
+        "**Reasoning:** good\n\n**Result:** 7",
+        "<answer>[[7]]</answer>",
+        "It does not greet, but it is right. Score: 7.",
+        'Here: {"score": 7, "reason": "Score: 3 for {style}"}',
+        '{"parts": [{"score": 3}], "score": "7/10"}',
         "[[7]]",
         '{"score": 7}',
         '```json\n{"reason": "good", "score": 7.0}\n```',
-        "It could be 9 or 3.\nScore: 7 - a solid reply",
+        "It could be 9 or 3.\nScore: 7",
         "Score: n, from 1 to 10.\nScore: 7\nThat is, [[7]].",
     ],
 )
@@ -46,6 +60,21 @@ def test_a_clear_score_is_read(text):
         "Score: 7,5",
         "Score: 7/5",
         "Score: 7 out of 12",
+        *[
+            f"Score: {one}"
+            for one in ("9 1/2", "9 points of 20", "9½", "9 - a good one", "9 of 10", "about 9", "9e0", "+9")
+        ],
+        *[
+            "Score: 9\nNo, 3.",
+            "Score: 9\n1/2",
+            "[[9]] 1/2",
+            "[[9 1/2]]",
+            "[[9]] [[3]]",
+            "I would not say [[9]]",
+            "[[9,5]]",
+        ],
+        *["It isn't worth Score: 9", '{"score": 3, "score": 9}', '{"score": true}', '{"score": [9]}', '{"score": NaN}'],
+        *['{"score": 3}\n{"score": 9}', '{"score": 9} or so', "Score: 9\u200b", "Score: ９", "Score: −9", "Score: 1_0"],
         "Score: ٧",
         "Score: " + "9" * 400,
         "Score: 3\nScore: 7",
@@ -97,7 +126,11 @@ def test_verdicts_without_the_mark_or_against_each_other_do_not_count(text):
         ("[[A]]", "A"),
         ("[[C]]", "tie"),
         ('{"verdict": "B"}', "B"),
-        ("Verdict: A is better", "A"),
+        ("Verdict: Tie", "tie"),
+        ("A is not bad. <answer>[[B]]</answer>", "B"),
+        ("Neither is perfect; so [RESULT] A", "A"),
+        ("[[A]]\n\n**[[A]]**", "A"),
+        ('```json\n{"verdict": "tie"}\n```', "tie"),
     ],
 )
 def test_a_clear_choice_is_read(text, expected):
@@ -106,9 +139,13 @@ def test_a_clear_choice_is_read(text, expected):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "A", "Verdict: a tie", "Verdict: A or B", "Verdict: A/B", "Verdict: AB", "Verdict: A\nVerdict: B", "[[D]]",
-     "Verdict: C", "Verdict: reply"],
-)  # fmt: skip
+    [
+        *["Verdict: A is worse, so B", "Verdict: tie-breaker goes to B", "Verdict: A is better", "[[A]] [[B]]"],
+        *["Verdict: A\nOr rather B", "Not [[A]]", "Verdict: A, not B", "[[A]] is wrong", "Verdict: B?", "", "A"],
+        *["Verdict: a tie", "Verdict: A or B", "Verdict: A/B", "Verdict: AB", "Verdict: A\nVerdict: B", "[[D]]"],
+        *["Verdict: C", "Verdict: reply"],
+    ],
+)
 def test_an_unclear_choice_is_no_verdict(text):
     with pytest.raises(NoVerdict):
         read_choice(text, mark=None)
@@ -125,7 +162,28 @@ def test_a_copied_text_without_the_mark_changes_no_verdict(copied):
     assert score(f"It says {copied}\nScore {MARK}: 4", MARK) == 4
 
 
-@pytest.mark.parametrize("piece", ["[[", "Score ", '{"score": ', "Score **", "[[    ", "{" * 50])
-def test_long_answers_are_read_in_time(piece):
+@pytest.mark.parametrize(
+    "piece", ["[[", "Score ", '{"score": ', "Score **", "[[    ", "{" * 50, " ", "Score: 7 ", "Score: 7\n"]
+)
+@pytest.mark.parametrize("mark", [MARK, None])
+def test_long_answers_are_read_in_time(piece, mark):
+    """What is quadratic needs minutes."""
+    text = (f"Score {mark or ''}: 7" + piece * 100_000)[:MAX_LENGTH]
+    began = time.process_time()
+    with contextlib.suppress(NoVerdict):
+        score(text, mark)
+    assert time.process_time() - began < 1
+
+
+def test_an_answer_beyond_the_longest_is_no_verdict():
+    with pytest.raises(NoVerdict, match="more than the 100000 that are read"):
+        score("Score: 7" + " " * 10**6)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    ["[" * 90_000 + "]" * 5, '{"score": ' + "[" * 45_000 + "]" * 45_000 + "}", '{"a":' * 15_000 + "1" + "}" * 15_000],
+)
+def test_json_of_any_depth_is_no_verdict(nested):
     with pytest.raises(NoVerdict):
-        score(piece * 3000, MARK)
+        score(nested)
