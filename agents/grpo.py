@@ -250,7 +250,7 @@ def train(settings: GRPOSettings, console: Console) -> Stop | None:
             rollouts = sorted(learner.gathered(rollouts), key=lambda rollout: rollout.row)
             view.measured(run.step, run.log_held_out(rollouts), [rollout.reply for rollout in rollouts])
 
-    run = RunFolder(settings, learner, (prompts, held_out))
+    run = RunFolder(settings, learner, scorer, (prompts, held_out))
     describe(settings, learner, scorer, console, len(prompts), len(held_out), run.step)
     with contextlib.ExitStack() as stack:
         for part in (run, envs, sampler):

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from gym_rm.checks import describe, load_object
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Conversation, Prompts
+from gym_rm.types import Conversation, Prompts, Provenance
 
 
 @runtime_checkable
@@ -145,6 +145,11 @@ def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Pr
             "must return one for each, in order."
         )
     return scores.mark_failures()
+
+
+def provenance_of(scorer: Scorer) -> Provenance | None:
+    """Return how a scorer scores, before it has scored anything; None if it does not say."""
+    return getattr(scorer, "provenance", None) or try_score(scorer, []).provenance
 
 
 # --- shared scorers --------------------------------------------------------------------------------------------

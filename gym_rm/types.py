@@ -147,6 +147,12 @@ class Provenance:
     transformers: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for scores to belong together; the device and versions of libraries may differ."""
+        names = ("scorer", "model", "revision", "template_hash", "dtype", "settings")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:

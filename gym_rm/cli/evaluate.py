@@ -38,7 +38,7 @@ from gym_rm.plain_values import to_plain
 from gym_rm.reports.evaluation.page import write_evaluation_page
 from gym_rm.reports.evaluation.tables import benchmark_table, console_table, result_tables
 from gym_rm.reports.transcripts import visible
-from gym_rm.scorer import Scorer, try_score
+from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.types import Comparison
 
 Benchmark = Literal["rewardbench", "rewardbench2", "rm-bench", "judge-bench"]
@@ -263,7 +263,7 @@ class ModelRows:
 
     def _opened(self, scorer: Scorer) -> ScoreStore:
         """Return the store with the rows that this model has scored."""
-        provenance = getattr(scorer, "provenance", None) or try_score(scorer, []).provenance
+        provenance = provenance_of(scorer)
         plain = None if provenance is None else to_plain(dataclasses.asdict(provenance))
         store = ScoreStore(self.scores)
         store.lock()

@@ -83,7 +83,7 @@ class FileScoring:
     """One scoring run over a file.
 
     Attributes:
-        make_scorer: creates the scorer; called once, if there is a line to score.
+        make_scorer: creates the scorer; called once, if there is a line to score, or a score of an earlier run.
         source: a JSON Lines, JSON, CSV or Parquet file, by its name; None for standard input, which has JSON lines.
         output: file to write in the format of its name, see `FileOutput`; None for JSON lines to standard output.
         settings: settings that affect the scores; stored scores must have the same settings.
@@ -120,11 +120,13 @@ class FileScoring:
             if isinstance(output, FileOutput):
                 source.spool()
             load = functools.cache(self._load_scorer)
-            progress = ScoringProgress()
+            progress, scored_before = ScoringProgress(), list[InputLine]()
             for batch in self._batches(source.lines(), output):
                 self.report(progress)
-                new = [line for line in batch if output.finished(line.digest) is None]
-                earlier = [fields for line in batch if (fields := output.finished(line.digest)) is not None]
+                entries = [(line, output.finished(line.digest)) for line in batch]
+                new = [line for line, fields in entries if fields is None]
+                earlier = [fields for _, fields in entries if fields is not None]
+                scored_before = scored_before or [line for line, fields in entries if fields is not None][:1]
                 written, stopped = self._score_batch(load, new, output)
                 failed = sum(f"{self.key}_error" in fields for fields in (*earlier, *written))
                 progress = ScoringProgress(progress.lines + len(earlier) + len(written), progress.failed + failed)
@@ -132,6 +134,8 @@ class FileScoring:
                 if stopped is not None:
                     raise ConfigError(stopped)
             if isinstance(output, FileOutput):
+                if scored_before and not output.model_is_known:  # nothing was left to score
+                    output.require_model(self._score(load, scored_before))
                 output.finish(lambda: ((line.digest, line.with_fields) for line in source.lines()))
         return progress
 
@@ -194,7 +198,7 @@ class FileScoring:
                 break
             written.append((line, self._added(line.labels, scores, rows, reason)))
         if written:
-            output.write([(line.digest, line.with_fields, added) for line, added in written], scores.provenance)
+            output.write([(line.digest, line.with_fields, added) for line, added in written], scores)
         return [added for _, added in written], stopped
 
     def _score(self, load: Callable[[], Scorer], lines: Sequence[InputLine]) -> Scores:

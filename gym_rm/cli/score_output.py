@@ -15,10 +15,8 @@ from typing import IO, Any, TypeAlias
 from gym_rm.data.rows import format_of, import_pyarrow
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.score_store import ScoreStore
-from gym_rm.types import Provenance
-
-# Fields of the provenance that must be equal for all lines of one output.
-SAME_SCORES = ("scorer", "model", "revision", "template_hash", "dtype", "settings")
+from gym_rm.plain_values import to_plain
+from gym_rm.scores import Scores
 
 FORMATS = (("jsonl", ""), ("csv", ""), ("parquet", ""))
 
@@ -44,7 +42,7 @@ class StreamOutput:
     def finished(self, digest: str) -> None:
         """Return None: a stream has no earlier lines."""
 
-    def write(self, lines: Iterable[tuple[str, WithFields, Mapping[str, Any]]], provenance: Provenance | None) -> None:
+    def write(self, lines: Iterable[tuple[str, WithFields, Mapping[str, Any]]], scores: Scores) -> None:
         """Write the lines."""
         self.file.write(b"".join(with_fields(added) for _, with_fields, added in lines))
         self.file.flush()
@@ -63,6 +61,9 @@ class FileOutput:
         settings: settings that affect the scores; stored scores must have the same settings.
         overwrite: make all scores again, and replace the output.
 
+    Attributes:
+        model_is_known: whether `require_model` has compared the provenance of stored scores.
+
     Raises:
         ConfigError: the output cannot be written, another process writes it, or it is of another run.
     """
@@ -79,9 +80,10 @@ class FileOutput:
         _check_output(path)
         self._path = Path(os.path.realpath(path))  # the lock is of the file, not of a link to it
         self._source, self._key = source, key
-        self._settings = _plain({"input": source.name if source else "-", **settings})
+        self._settings = to_plain({"input": source.name if source else "-", **settings})
         self.store = ScoreStore(self._path.with_name(f"{self._path.name}.scores"))
         self._new = overwrite or self.store.header is None
+        self.model_is_known = False
         if self._new and not overwrite and path.exists() and path.stat().st_size > 0:
             raise ConfigError(
                 f"{path} exists, but the file with its scores, {path.name}.scores, does not. "
@@ -102,19 +104,28 @@ class FileOutput:
         entry = self._finished.get(digest)
         return None if entry is None or f"{self._key}_error" in entry else entry
 
-    def write(self, lines: Iterable[tuple[str, WithFields, Mapping[str, Any]]], provenance: Provenance | None) -> None:
-        """Store the added fields; the first call replaces what `overwrite` gives up.
+    def write(self, lines: Iterable[tuple[str, WithFields, Mapping[str, Any]]], scores: Scores) -> None:
+        """Store the added fields, which are of these scores; the first call replaces what `overwrite` gives up.
 
         Raises:
             ConfigError: earlier scores have another provenance, for example another revision of the model.
         """
-        ours = None if provenance is None else _plain({name: getattr(provenance, name) for name in SAME_SCORES})
         if self._new:
-            self.store.start({"settings": self._settings, "provenance": ours})
+            self.store.start({"settings": self._settings, "provenance": None})
             self._new = False
-        elif ours is not None and (theirs := self._stored("provenance")):
-            self._require_equal("a different model", theirs, ours)
+        if len(scores):
+            self.require_model(scores)
         self.store.add({digest: added for digest, _, added in lines})
+
+    def require_model(self, scores: Scores) -> None:
+        """Raise ConfigError if the stored scores have another provenance than these; the first scores set it."""
+        ours = {} if scores.provenance is None else to_plain(scores.provenance.identity)
+        theirs = self._stored("provenance")
+        if theirs is None:
+            self.store.start({"settings": self._settings, "provenance": ours}, self.store.entries)
+        else:
+            self._require_equal("a different model", theirs, ours)
+        self.model_is_known = True
 
     def finish(self, lines: Callable[[], Iterable[tuple[str, WithFields]]]) -> None:
         """Write the file in the format of its name, beside its place, and move it there."""
@@ -146,15 +157,15 @@ class FileOutput:
         else:
             write_text(lines, file, stored_as, names)
 
-    def _stored(self, name: str) -> dict[str, Any]:
-        """Return the settings or the provenance of the stored scores."""
+    def _stored(self, name: str) -> Any:
+        """Return the settings or the provenance of the stored scores; the provenance is None before the first score."""
         values = (self.store.header or {}).get(name)
         if not isinstance(values, dict) and (name == "settings" or values is not None):
             raise ConfigError(
                 f"{str(self.store.path)!r} is not a file of scores of gym-rm score: its first line has no {name}. "
                 "Choose another output, or start again with --overwrite."
             )
-        return values or {}
+        return values
 
     def _require_equal(self, difference: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         different = [name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name)]
@@ -210,9 +221,3 @@ def _cell(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False)
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the values to JSON and back, so that they can be compared with values from a file."""
-    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return plain

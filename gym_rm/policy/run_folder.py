@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gym_rm.errors import ConfigError
+from gym_rm.plain_values import to_plain
 from gym_rm.policy.grpo_settings import GRPOSettings
 from gym_rm.policy.learner import Learner
 from gym_rm.policy.rollouts import Rollout
 from gym_rm.reports.rollout_metrics import rollout_metrics
 from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
+from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.training.checkpoints import BestModel, checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
 from gym_rm.training.parallel_model import start_trackers
 from gym_rm.training.reward_model_settings import flat_settings
@@ -43,7 +45,8 @@ class RunFolder:
     Args:
         settings: settings of the run, without `null` where there is a default.
         learner: the policy, which gets the state of the last checkpoint.
-        prompts: training and held-out prompts; a run is resumed only with the same.
+        scorer: the reward model; a run is resumed only with the same, and with the same prompts.
+        prompts: training and held-out prompts.
 
     Attributes:
         step: number of steps that are done.
@@ -53,11 +56,20 @@ class RunFolder:
     """
 
     def __init__(
-        self, settings: GRPOSettings, learner: Learner, prompts: tuple[Sequence[Prompt], Sequence[Prompt]]
+        self,
+        settings: GRPOSettings,
+        learner: Learner,
+        scorer: Scorer,
+        prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
     ) -> None:
         assert settings.output is not None
         self.settings, self.learner, self.folder = settings, learner, Path(settings.output)
-        self._identity = {**curve_settings(settings), "contents of prompts": _digest(prompts)}
+        made = provenance_of(scorer)
+        self._identity = {
+            **curve_settings(settings),
+            "contents of prompts": _digest(prompts),
+            "reward model": None if made is None else to_plain(made.identity),
+        }
         answers = any(prompt.answer is not None for prompt in prompts[1])
         self.metric = settings.checkpoint.metric or ("accuracy" if answers else "reward_mean")
         if self.metric == "accuracy" and not answers:

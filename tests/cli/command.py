@@ -27,9 +27,9 @@ ROWS = [{"id": index, "prompt": "2 + 2?", "response": "x" * index} for index in 
 class LengthScorer:
     """Scorer that rewards the length of the reply, has no score for "bad", and can raise an exception in one call."""
 
-    def __init__(self, *, model="length", with_components=False, raises=None, at_call=3):
+    def __init__(self, *, model="length", with_provenance=True, with_components=False, raises=None, at_call=3):
         self.calls = []
-        self.model = model
+        self.provenance = Provenance("LengthScorer", model) if with_provenance else None
         self.with_components = with_components
         self.raises = raises
         self.at_call = at_call
@@ -44,7 +44,7 @@ class LengthScorer:
             rewards,
             components={"length": rewards} if self.with_components else {},
             errors=["it is bad" if text == "bad" else None for text in texts],
-            provenance=Provenance("LengthScorer", self.model),
+            provenance=self.provenance,
         )
         if turns == "all":
             replies = [[len(m["content"]) for m in c if m["role"] == "assistant"] for c in conversations]

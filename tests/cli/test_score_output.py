@@ -103,12 +103,13 @@ def test_an_interrupted_run_is_continued_in_every_format(tmp_path, monkeypatch, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_finished_output_is_not_scored_or_changed_again(tmp_path, scorer, source, name):
+def test_of_a_finished_output_one_row_is_scored_again_and_nothing_is_changed(tmp_path, scorer, source, name):
+    """Only the scorer knows its provenance."""
     out = tmp_path / needs(name)
     run(source, "-o", out)
     before = out.read_bytes()
     run(source, "-o", out)
-    assert scorer.calls == [10]
+    assert scorer.calls == [10, 1]
     assert out.read_bytes() == before
     assert files(tmp_path) == sorted(["in.jsonl", name, f"{name}.scores"])
 
@@ -147,21 +148,33 @@ def cut(out, size):
     store.write_bytes(b"".join(store.read_bytes().splitlines(keepends=True)[:size]))
 
 
-def test_a_run_over_changed_weights_is_refused(tmp_path, source):
-    """The folder has the same name and size, and the lines before and after would be of two models."""
+@pytest.mark.parametrize("stored", [4, 11])
+def test_a_run_over_changed_weights_is_refused(tmp_path, source, stored):
+    """The folder has the same name and size; with 11 lines, nothing is left to score."""
     folder, out = tiny_models.save_reward_model(tmp_path / "model"), tmp_path / "out.jsonl"
     command = (source, "--reward-model", folder, "-o", out)
     run(*command)
-    cut(out, 4)
+    cut(out, stored)
     shutil.copytree(folder, tmp_path / "copy")
     weights = load_file(folder / "model.safetensors")
     weights["score.weight"] *= 2
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert "was written with a different model (revision: earlier 'sha256:" in run(*command, code=1).stderr
     shutil.rmtree(folder)
+    assert "does not exist" in run(*command, code=1).stderr
     (tmp_path / "copy").rename(folder)
     run(*command)
     assert [row["id"] for row in read(out)] == list(range(10))
+
+
+@pytest.mark.parametrize("changed", [{"model": "other"}, {"with_provenance": False}])
+def test_scores_after_an_invalid_first_batch_are_of_one_model(tmp_path, monkeypatch, changed):
+    source, out = write(tmp_path / "in.jsonl", ["{", *ROWS]), tmp_path / "out.jsonl"
+    command = (source, "-o", out, "--batch-size", 1, "--on-error", "skip")
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer())
+    run(*command, code=3)
+    monkeypatch.setattr(gym_rm, "load_scorer", lambda *args: LengthScorer(**changed))
+    assert "was written with a different model" in run(*command, code=1).stderr
 
 
 def test_a_reward_function_whose_source_changed_is_refused(tmp_path, monkeypatch, source):
@@ -191,7 +204,7 @@ def test_overwrite_keeps_the_old_output_until_the_first_line_is_scored(tmp_path,
     run(tmp_path / "bad.jsonl", "-o", out, "--overwrite", code=1)
     assert out.read_bytes() == before
     run(source, "-o", out)
-    assert scorer.calls == [10]
+    assert scorer.calls == [10, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,6 @@
 """A GRPO run that was killed or stopped at any moment resumes as if nothing had happened."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -120,6 +121,19 @@ def test_other_settings_in_the_same_folder_are_refused(override, message, tmp_pa
     shutil.copytree(uninterrupted, run)
     with pytest.raises(ConfigError, match=message):
         train(run, override)
+
+
+def test_a_run_is_not_resumed_with_other_weights_of_its_reward_model(tmp_path, monkeypatch, uninterrupted):
+    def changed(*arguments):
+        scorer = open_scorer(*arguments)
+        scorer.provenance = dataclasses.replace(scorer.provenance, revision="sha256:other")
+        return scorer
+
+    shutil.copytree(uninterrupted, tmp_path / "run")
+    open_scorer = grpo.open_scorer
+    monkeypatch.setattr(grpo, "open_scorer", changed)
+    with pytest.raises(ConfigError, match=r"reward model\.revision: now 'sha256:other', before 'sha256:"):
+        train(tmp_path / "run")
 
 
 @pytest.mark.slow
