@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,8 +27,13 @@ ALIASES = {
 }
 NULL_MEANS_NONE = ("sliding_window",)  # elsewhere null is as good as missing
 WRITTEN = {"architectures", "transformers_version"}  # in configurations that transformers wrote, not a person
-# Of layers that keep a state instead of a KV cache.
-RECURRENT = ("mamba_d_state", "ssm_state_size", "linear_num_key_heads", "conv_L_cache", "attn_layer_period", "d_state")
+# Settings of layers that no formula here has: experts of other kinds, latent attention, states instead of a KV cache.
+OTHER_LAYERS = re.compile(
+    r"expert|moe|router|(kv|q|o)_lora|latent|nextn|mtp|mamba|ssm_|d_state|d_conv|conv_L|linear_(num|conv)|recurrent"
+    r"|attn_layer_period|kv_shared|block_configs|block_type|text_config"
+)
+WITHOUT_SIZE = {"router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "norm_topk_prob"}
+LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class ConfigSizes(Config):
@@ -54,6 +60,8 @@ class ConfigSizes(Config):
     moe_intermediate_size: PositiveInt | None = Field(default=None, le=LARGEST)
     decoder_sparse_step: PositiveInt = 1
     mlp_only_layers: tuple[int, ...] = ()
+    other_parameters: NonNegativeInt = 0
+    """Parameters beside those of the text, such as of a part that sees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +99,12 @@ def shape_from_config(
     Raises:
         ConfigError: a size is missing or impossible, or the formulas of the model's layers are not known here.
     """
-    notes = []
-    if not isinstance(config, Mapping) or not isinstance(config.get("text_config", {}), Mapping):
+    if not isinstance(config, Mapping):
         raise ConfigError(f"{name}: the sizes must be a mapping with the names of config.json, got {describe(config)}.")
-    if text := config.get("text_config"):
-        notes.append("only the text part of the model is in the sizes; the others need memory of their own")
-        config = {"model_type": config.get("model_type"), **text}
-    if config.get("model_type") is None:
-        notes.append("the sizes have no model_type, and are taken for a model like Llama")
+    by_hand = by_hand and not WRITTEN & config.keys()
+    kind = _model_type(config, name, by_hand=by_hand)
     model_type = config.get("model_type") or "llama"
-    kind = TYPES.get(model_type) if isinstance(model_type, str) else None
-    if kind is None or any(config.get(key) for key in RECURRENT):
-        raise ConfigError(
-            f"{name}: no formula for model_type {model_type!r} is known here; known are {', '.join(TYPES)}. Give the "
-            "sizes of a model that comes closest: config: {hidden_size: ..., num_hidden_layers: ..., ...}."
-        )
-    model = _model(config, kind, model_type, name, strict=by_hand and not WRITTEN & config.keys())
+    model = _model(config, kind, model_type, name, strict=by_hand)
     sizes = model.sizes
     layers = Counter(_layer(model, index) for index in range(sizes.num_hidden_layers))
     return ModelShape(
@@ -117,10 +115,10 @@ def shape_from_config(
         embedding=sizes.vocab_size * sizes.hidden_size,
         head=_head(model, num_labels),
         head_width=sizes.vocab_size if num_labels is None else num_labels,
-        other=sizes.hidden_size,
+        other=sizes.hidden_size + sizes.other_parameters,
         max_length=sizes.max_position_embeddings,
         source=source,
-        notes=tuple(notes),
+        notes=() if config.get("model_type") else ("sizes without a model_type are taken for a model like Llama",),
         model_type=model_type,
     )
 
@@ -141,12 +139,33 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def _model_type(config: Mapping[str, Any], name: str, *, by_hand: bool) -> ModelType:
+    """Return what is known of a configuration's type; sizes that a person wrote without one are those of a Llama.
+
+    Raises:
+        ConfigError: the type is not known, or the configuration has settings that the formulas of its type do not read.
+    """
+    model_type = config.get("model_type") or ("llama" if by_hand else None)
+    kind = TYPES.get(model_type) if isinstance(model_type, str) else None
+    read = WITHOUT_SIZE if kind is None else {*WITHOUT_SIZE, *kind.defaults}
+    others = [f"{key}={describe(value):.40}" for key, value in config.items()
+              if value and OTHER_LAYERS.search(str(key)) and ALIASES.get(key, key) not in read]  # fmt: skip
+    if kind is None or others:
+        which = f" with {', '.join(others)}" if others else ""
+        raise ConfigError(
+            f"{name}: no formula for model_type {model_type!r}{which} is known here; known are {', '.join(TYPES)}. "
+            "Give the sizes of a model that comes closest, such as a mixtral for experts: config: {model_type: ..., "
+            "hidden_size: ..., num_hidden_layers: ..., ...}, with other_parameters for a part that sees."
+        )
+    return kind
+
+
 def _model(config: Mapping[str, Any], kind: ModelType, model_type: str, name: str, *, strict: bool) -> _Model:
     """Check all values, and fill in the defaults of the type; `strict` is whether other settings are a mistake."""
     given: dict[str, Any] = {}
     for key, value in config.items():
         setting = ALIASES.get(key, key)
-        known = setting in ConfigSizes.model_fields or (strict and setting not in ("model_type", "text_config"))
+        known = setting in ConfigSizes.model_fields or (strict and setting != "model_type")
         if known and (value is not None or setting in NULL_MEANS_NONE):
             given.setdefault(setting, value)
     try:
@@ -163,9 +182,11 @@ def _model(config: Mapping[str, Any], kind: ModelType, model_type: str, name: st
         problems.append(f"{heads} attention heads are not divisible by num_key_value_heads {kv_heads}{default}")
     if sizes.layer_types and len(sizes.layer_types) != sizes.num_hidden_layers:
         problems.append(f"layer_types has {len(sizes.layer_types)} entries for {sizes.num_hidden_layers} layers")
+    if other := {*sizes.layer_types} - LAYER_TYPES:
+        problems.append(f"layer_types has {', '.join(sorted(other))}; known are {', '.join(sorted(LAYER_TYPES))}")
     if sizes.intermediate_size is None and sizes.moe_intermediate_size is None:
         problems.append("intermediate_size is missing")
-    if sizes.num_experts > 1 and not 1 <= (sizes.num_experts_per_tok or 0) <= sizes.num_experts:
+    if sizes.num_experts and not 1 <= (sizes.num_experts_per_tok or 0) <= sizes.num_experts:
         problems.append(f"num_experts {sizes.num_experts} needs num_experts_per_tok from 1 to it")
     if problems:
         raise ConfigError(f"{name}: {'; '.join(problems)}.")
@@ -206,7 +227,7 @@ def _mlp(model: _Model, index: int) -> tuple[int, int, int, int, int]:
         return 3 * hidden * width + has_bias * (2 * width + hidden)
 
     sparse = (
-        sizes.num_experts > 1 and index not in sizes.mlp_only_layers and (index + 1) % sizes.decoder_sparse_step == 0
+        sizes.num_experts > 0 and index not in sizes.mlp_only_layers and (index + 1) % sizes.decoder_sparse_step == 0
     )
     width = (sizes.moe_intermediate_size if sparse else None) or sizes.intermediate_size
     if width is None:

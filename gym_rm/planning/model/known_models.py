@@ -61,10 +61,10 @@ def _named(model: str, num_labels: int | None, name: str) -> ModelShape:
     entry = known_models()[known]
     source = f"table of known models, {known}: {entry['source']}"
     shape = shape_from_config(entry, name=name, num_labels=num_labels, source=source)
-    notes = (entry["note"],) if "note" in entry else ()
-    if known.rpartition("/")[2].lower() != model.rpartition("/")[2].lower():
-        notes = (*notes, f"{model} has the sizes of {known}; tokens that were added are not counted")
-    return dataclasses.replace(shape, notes=(*notes, *shape.notes))
+    if known.rpartition("/")[2].lower() == model.rpartition("/")[2].lower():
+        return shape
+    note = f"{model} has the sizes of {known}; tokens that were added are not counted"
+    return dataclasses.replace(shape, notes=(note, *shape.notes))
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.model import known_models as lookup
@@ -46,6 +47,7 @@ PUBLISHED = {
     "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
     "google/gemma-2-27b": 27_227_128_320,
     "google/gemma-3-1b-it": 999_885_952,
+    "google/gemma-3-27b-it": 27_432_406_640,
     "microsoft/phi-4": 14_659_507_200,
     "allenai/OLMo-2-1124-7B": 7_298_617_344,
 }
@@ -135,7 +137,7 @@ def test_every_known_model_has_a_source_and_exact_layers():
     assert len(known_models()) >= 60
     for name, config in known_models().items():
         assert config["source"]
-        assert set(config) <= {*ConfigSizes.model_fields, *ALIASES, "source", "note", "model_type"}
+        assert set(config) <= {*ConfigSizes.model_fields, *ALIASES, "source", "model_type"}
         assert load_shape(name, None, num_labels=1, name="rm").max_length
 
 
@@ -198,13 +200,18 @@ def test_a_folder_without_a_configuration_is_an_error(tmp_path, text):
         ({"hidden_size": 66}, "hidden_size 66 is not divisible by 4 attention heads"),
         ({"num_key_value_heads": 3}, "4 attention heads are not divisible by num_key_value_heads 3"),
         ({"intermediate_size": None}, "intermediate_size is missing"),
-        ({"num_experts": 8}, "needs num_experts_per_tok"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts 8 needs num_experts_per_tok from 1 to it"),
+        ({"layer_types": ["linear_attention"] * 2}, "layer_types has linear_attention; known are full_attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2 layers"),
         ({"attention_bias": 1}, "attention_bias must be"),
         ({"model_type": 3}, "no formula for model_type 3"),
         ({"model_type": "deepseek_v3"}, "no formula for model_type 'deepseek_v3' is known here; known are llama"),
-        ({"mamba_d_state": 8}, "no formula"),
-        ({"text_config": 5}, "sizes must be a mapping"),
+        ({"mamba_d_state": 8}, "no formula for model_type 'llama' with mamba_d_state=8"),
+        (
+            {"num_experts": 8, "num_experts_per_tok": 2},
+            "with num_experts=8, num_experts_per_tok=2 is .* such as a mixtral",
+        ),
+        ({"text_config": 5}, "with text_config=5"),
         ({"hiden_size": 64}, "hiden_size.* Did you mean 'hidden_size'"),
         ({"num_kv_heads": 2}, "num_kv_heads"),
     ],
@@ -273,9 +280,53 @@ def test_a_whole_configuration_may_be_pasted():
     assert load_shape(None, config, num_labels=None, name="policy").notes == ()
 
 
-def test_a_model_that_sees_says_that_only_its_text_part_is_counted():
-    config = {"model_type": "gemma3", "text_config": SMALL | GROUPED | {"model_type": "gemma3_text"}}
-    assert "only the text part" in shape_from_config(config, name="a").notes[0]
+@pytest.mark.parametrize("model_type", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+def test_every_type_of_transformers_is_exact_or_refused_by_name(model_type):
+    try:
+        config = transformers.AutoConfig.for_model(model_type)
+        values = plain(config)
+    except Exception:  # a type without defaults
+        pytest.skip("this type has no configuration of its own")
+    anonymous = {key: value for key, value in values.items() if key != "model_type"}
+    with pytest.raises(ConfigError, match="model: no formula for model_type None"):
+        shape_from_config({**anonymous, "architectures": ["Some"]}, name="model")
+    if config.model_type in TYPES:
+        assert shape_from_config(values, name="model").parameters == count(config, "AutoModelForCausalLM")
+        return
+    with pytest.raises(ConfigError, match=f"model: no formula for model_type {config.model_type!r}"):
+        shape_from_config(values, name="model")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kv_lora_rank": 512},
+        {"q_lora_rank": 1536},
+        {"moe_num_experts": 64},
+        {"n_routed_experts": 160},
+        {"n_shared_experts": 2},
+        {"shared_expert_intermediate_size": 1408},
+        {"num_local_experts": 16},
+        {"expert_layer_period": 2},
+        {"num_nextn_predict_layers": 1},
+        {"mamba_expand": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral", "mixtral", None])
+def test_layers_of_another_kind_are_refused_in_a_type_that_does_not_have_them(model_type, settings):
+    config = SMALL | GROUPED | settings | {"model_type": model_type, "architectures": ["A"]}
+    if model_type == "mixtral" and "num_local_experts" in settings:
+        assert shape_from_config(config, name="a").layers[0][0].experts == 16
+        return
+    with pytest.raises(ConfigError, match=f"no formula for model_type {model_type!r} with {next(iter(settings))}"):
+        shape_from_config(config, name="a")
+
+
+def test_one_expert_is_a_mixture_of_one():
+    config = config_of("mixtral", num_local_experts=1, num_experts_per_tok=1)
+    values = {key: value for key, value in plain(config).items() if key != "num_experts"}
+    assert shape_from_config(values, name="a").parameters == count(config, "AutoModelForCausalLM")
 
 
 def test_a_token_meets_few_experts():
