@@ -80,13 +80,17 @@ class ScoreCall:
         if not self.tokens:
             return
         starts = np.cumsum([0, *(len(sequence.read_positions) for sequence in self.tokens.values())])
-        reduction = self.kind.reduce(result.values, starts)
+        with np.errstate(all="ignore"):  # values that are not finite have no reward, see below
+            reduction = self.kind.reduce(result.values, starts)
         for k, m in enumerate(self.tokens):
             reward = float(reduction.rewards[k])
+            values = result.values[starts[k] : starts[k + 1]]
             if k in result.failures:
                 self.scored[m] = _failed(result.failures[k], self.kind)
-            elif not np.isfinite(reward):
-                self.scored[m] = _failed(f"the reward model returned {reward}", self.kind)
+            elif not np.isfinite(values).all():  # a reduction can hide them: the sigmoid of infinity is 1
+                self.scored[m] = _failed(f"the reward model returned {values[~np.isfinite(values)][0]}", self.kind)
+            elif not np.isfinite([reward, *reduction.components[k]]).all():
+                self.scored[m] = _failed(f"the reward is {reward}, from values that are too large", self.kind)
             else:
                 steps = None if reduction.steps is None else reduction.steps[starts[k] : starts[k + 1]]
                 self.scored[m] = ScoredSequence(reward, reduction.components[k], steps=steps)

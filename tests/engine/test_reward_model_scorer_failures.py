@@ -9,6 +9,7 @@ import torch
 import gym_rm
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.scores import ScoringError
+from tests import tiny_models
 from tests.engine.watching import dialogue, size_of, watched_scorer
 
 
@@ -34,6 +35,27 @@ def test_a_weight_of_nan_costs_only_the_rows_that_read_it(parts, options):
     assert scores.rewards[[0, 2]].tolist() == [expected, expected]
     assert scores.errors[0] is scores.errors[2] is None
     assert pickle.loads(pickle.dumps(caught.value)).rows == (1,)
+
+
+@pytest.mark.parametrize("number", [float("inf"), -float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("architecture", "options", "layer"),
+    [
+        ("qwen3", {"kind": "process", "step_token": "~"}, "score"),
+        ("gemma2", {"kind": "generative", "answers": ("1", "2")}, "lm_head"),  # with a soft cap
+        ("roberta", {}, "classifier.dense"),
+        ("bert", {}, "bert.pooler.dense"),
+    ],
+)
+def test_an_infinite_value_is_no_reward_after_it_was_squashed(architecture, options, layer, number):
+    make = tiny_models.policy if layer == "lm_head" else tiny_models.reward_model
+    model = make(architecture)
+    tokenizer = tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1])
+    scorer = gym_rm.RewardModelScorer(model, tokenizer, **options)
+    model.get_submodule(layer).register_forward_hook(lambda layer, inputs, output: torch.full_like(output, number))
+    with pytest.raises(ScoringError) as caught:
+        scorer.score([dialogue("Tell me", "yes"), dialogue("Tell me", "no")])
+    assert caught.value.rows == (0, 1)
 
 
 def test_a_nan_in_a_later_turn_does_not_reach_the_score_of_an_earlier_turn(parts):

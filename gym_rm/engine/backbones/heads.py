@@ -7,6 +7,7 @@ another head or an adapter between two calls.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -197,7 +198,7 @@ def _inputs_of_magnitudes(layer: nn.Module, hidden: Tensor) -> Tensor:
 
 def _scaled_and_capped(logits: Tensor, scale: float, cap: float | None) -> Tensor:
     logits = logits * scale
-    return logits if cap is None else cap * torch.tanh(logits / cap)
+    return logits if cap is None else cap * torch.tanh(_nan_if_infinite(logits) / cap)
 
 
 def _equal(got: Tensor, expected: Tensor) -> bool:
@@ -220,12 +221,28 @@ def _some_ids(model: PreTrainedModel) -> Tensor:
     return torch.tensor([ids[:8]], device=next(model.parameters()).device)
 
 
+@contextlib.contextmanager
+def infinities_as_nan(*modules: nn.Module) -> Iterator[None]:
+    """Let modules return NaN for infinite numbers, which the next activation could turn into plausible ones."""
+    parts = [part for module in modules for part in module.modules()]
+    hooks = [part.register_forward_hook(lambda part, inputs, output: _nan_if_infinite(output)) for part in parts]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _nan_if_infinite(x: Any) -> Any:
+    return x.masked_fill(x.isinf(), torch.nan) if isinstance(x, Tensor) else x
+
+
 def in_float32(module: nn.Module, hidden: Tensor) -> Tensor:
     """Return `module(hidden)` computed in float32; the module's own weights keep their precision."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     device = next((tensor.device for tensor in state.values()), hidden.device)
     cast = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    with torch.autocast(hidden.device.type, enabled=False):
+    with torch.autocast(hidden.device.type, enabled=False), infinities_as_nan(module):
         values: Tensor = torch.func.functional_call(module, cast, (hidden.float().to(device),))
     return values
 

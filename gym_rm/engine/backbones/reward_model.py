@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.decoder import DecoderBackbone, is_dispatched, plain_inputs, require_supported
 from gym_rm.engine.backbones.devices import device_of, to_device
-from gym_rm.engine.backbones.heads import OutputLayer, make_head
+from gym_rm.engine.backbones.heads import OutputLayer, infinities_as_nan, make_head
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.kinds import readouts
 from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
@@ -148,7 +148,8 @@ class Classifier(RewardModel):
         # The hooks are removed after this forward, because the model may also be used outside the scorer.
         hooks = [module.register_forward_pre_hook(_to_float32) for module in heads.values()]
         try:
-            logits: Tensor = torch.func.functional_call(model, cast, (), inputs).logits
+            with infinities_as_nan(*heads.values(), *filter(None, [getattr(model.base_model, "pooler", None)])):
+                logits: Tensor = torch.func.functional_call(model, cast, (), inputs).logits
         finally:
             for hook in hooks:
                 hook.remove()
