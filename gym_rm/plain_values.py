@@ -31,7 +31,7 @@ def to_plain(value: Any) -> Any:
 
 
 def read_scores(plain: Any) -> dict[str, Any]:
-    """Return the columns of `Scores` from what `Scores.to_dict` wrote.
+    """Return the columns of `Scores` from what `Scores.to_dict` wrote; `infos` only of the rows in their masks.
 
     Raises:
         ConfigError: a field is unknown or missing, or is not what `to_dict` writes.
@@ -40,7 +40,12 @@ def read_scores(plain: Any) -> dict[str, Any]:
         read = dict(_PlainScores.model_validate(plain))
     except pydantic.ValidationError as error:
         raise ConfigError(_explain(error)) from error
-    return {**read, "infos": {name: _column(values) for name, values in read["infos"].items()}}
+    infos = dict(read["infos"])
+    for name, mask in read["info_masks"].items():
+        if len(mask) != len(infos.get(name, ())):
+            raise ConfigError(f"info_masks[{name!r}] must have one entry for each of infos[{name!r}], got {len(mask)}.")
+        infos[name] = [value for value, has in zip(infos[name], mask, strict=True) if has]
+    return {**read, "infos": {name: _column(values) for name, values in infos.items()}}
 
 
 class _PlainScores(pydantic.BaseModel):
@@ -57,6 +62,7 @@ class _PlainScores(pydantic.BaseModel):
     step_rewards: list[list[Number]] | None = None
     terminations: list[bool] | None = None
     infos: dict[str, list[Any]] = {}
+    info_masks: dict[str, list[bool]] = {}
     provenance: Provenance | None = None
     workload: Workload | None = None
 

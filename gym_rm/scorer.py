@@ -253,8 +253,10 @@ def _make(options: dict[str, Any]) -> Scorer:
     if kind not in SCORER_KINDS:
         return _load_remote(options) if _is_url(options.get("path")) else _entry_point(REWARD_MODEL)(**options)
     arguments = {name: value for name, value in options.items() if name != "kind"}
+    scorer = _entry_point(SCORER_KINDS[kind])
     try:
-        return _entry_point(SCORER_KINDS[kind])(**arguments)
+        inspect.signature(scorer).bind(**arguments)
+        return scorer(**arguments)
     except (TypeError, ValueError) as error:
         if isinstance(error, GymRMError):
             raise

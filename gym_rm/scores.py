@@ -73,6 +73,8 @@ class Scores:
         terminations: bool `[N]`, whether the scorer ends the episode; None if it never does.
         infos: other results of the scorer by name (a verdict, an extracted answer, ...): arrays `[N, ...]` of float64,
             int64, bool or objects. Environments copy them to their `infos`.
+        info_masks: for infos that some rows do not have, by name: bool `[N]`, the rows that have it. A float that is
+            NaN is missing too.
         provenance: how the scores were computed.
         workload: cost of the `score` call.
 
@@ -96,6 +98,7 @@ class Scores:
     step_rewards: tuple[RewardArray, ...] | None = None
     terminations: NDArray[np.bool_] | None = None
     infos: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    info_masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     provenance: Provenance | None = None
     workload: Workload | None = None
 
@@ -112,17 +115,25 @@ class Scores:
             name: _array(f"components[{name!r}]", each, np.float64) for name, each in self.components.items()
         }
         converted["infos"] = {name: _info_array(each) for name, each in self.infos.items()}
+        converted["info_masks"] = {
+            name: _array(f"info_masks[{name!r}]", each, np.bool_) for name, each in self.info_masks.items()
+        }
         for name in ("turn_rewards", "step_rewards"):
             if getattr(self, name) is not None:
                 converted[name] = tuple(np.asarray(each, dtype=np.float64) for each in getattr(self, name))
         for name, value in converted.items():
             object.__setattr__(self, name, value)
         size = self.rewards.size
+        for name, mask in self.info_masks.items():
+            if name not in self.infos or mask.shape != (size,):
+                raise ConfigError(f"info_masks[{name!r}] of Scores must be one of {[*self.infos]}, of shape ({size},).")
         for (name, key), column in self._columns().items():
             shape = np.shape(column) if isinstance(column, np.ndarray) else (len(column),)
             if shape[:1] != (size,) or (name != "infos" and len(shape) != 1):
                 shown = name if key is None else f"{name}[{key!r}]"
                 raise ConfigError(f"{shown} of Scores must have one entry per reward ({size}), got the shape {shape}.")
+        masks = {name: mask for name in self.infos if not (mask := self.has_info(name)).all()}  # the others say nothing
+        object.__setattr__(self, "info_masks", masks)
 
     @classmethod
     def from_rewards(
@@ -256,6 +267,8 @@ class Scores:
         plain: dict[str, Any] = {name: {} for name in _BY_NAME}
         for (field_name, name), column in self._columns().items():
             values = [to_plain(value) for value in column]
+            if field_name == "infos":
+                values = [value if has else None for value, has in zip(values, self.has_info(name), strict=True)]
             if name is None:
                 plain[field_name] = values
             else:
@@ -263,18 +276,30 @@ class Scores:
         for record in ("provenance", "workload"):
             if getattr(self, record) is not None:
                 plain[record] = to_plain(dataclasses.asdict(getattr(self, record)))
+        plain["info_masks"] = {name: mask.tolist() for name, mask in self.info_masks.items()}
         return {name: value for name, value in plain.items() if name not in _BY_NAME or value}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Scores:
         """Return the scores that `to_dict` wrote. A missing number (None) becomes NaN.
 
-        Columns of `infos` get the dtype of their values; one of integers or booleans with a missing value has objects.
+        Columns of `infos` get the dtype of their values; one of integers or booleans with None among them has objects.
 
         Raises:
             ConfigError: a field is unknown or missing, or is not what `to_dict` writes.
         """
-        return cls(**read_scores(plain))
+        fields = read_scores(plain)
+        for name, mask in fields["info_masks"].items():
+            present = _info_array(fields["infos"][name])
+            fields["infos"][name] = _absent(("infos", name), present, len(mask))
+            fields["infos"][name][np.array(mask, dtype=np.bool_)] = present
+        return cls(**fields)
+
+    def has_info(self, name: str) -> NDArray[np.bool_]:
+        """Return which rows have an info, bool `[N]`."""
+        mask = self.info_masks.get(name, np.ones(len(self), dtype=np.bool_))
+        values = self.infos[name]
+        return mask & ~np.isnan(values) if values.dtype.kind == "f" and values.ndim == 1 else mask
 
     def __len__(self) -> int:
         return len(self.errors)
@@ -300,7 +325,7 @@ class Scores:
             turn_rewards=None if self.turn_rewards is None else self.turn_rewards[row],
             step_rewards=None if self.step_rewards is None else self.step_rewards[row],
             terminated=bool(self.terminations is not None and self.terminations[row]),
-            infos={name: _item(values[row]) for name, values in self.infos.items()},
+            infos={name: _item(values[row]) for name, values in self.infos.items() if self.has_info(name)[row]},
         )
 
     def __iter__(self) -> Iterator[Score]:
@@ -320,7 +345,9 @@ class Scores:
         columns: dict[_Key, _Column] = {}
         for name in _PER_ROW:
             value = getattr(self, name)
-            if name in _BY_NAME:
+            if name == "info_masks":
+                columns |= {(name, key): self.has_info(key) for key in self.infos}
+            elif name in _BY_NAME:
                 columns |= {(name, key): column for key, column in value.items()}
             elif value is not None:
                 columns[name, None] = value
@@ -341,7 +368,7 @@ class Scores:
 
 _Key: TypeAlias = tuple[str, str | None]
 _Column: TypeAlias = "NDArray[Any] | tuple[Any, ...]"
-_BY_NAME = ("components", "infos")
+_BY_NAME = ("components", "infos", "info_masks")
 _DTYPES: dict[str, Any] = {
     "rewards": np.float64,
     "num_tokens": np.int64,

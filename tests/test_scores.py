@@ -184,6 +184,26 @@ def test_missing_infos_are_none_or_zero_and_never_the_text_0():
     assert joined.infos["verdict"].tolist() == ["yes", "no", True]
 
 
+def test_rows_without_an_info_are_known_after_scatter_take_and_concatenate():
+    one = Scores.from_rewards([1.0, 2.0], infos={"n": [0, 5], "share": [0.5, np.nan], "said": [None, "b"]})
+    joined = Scores.concatenate([one.scatter([2, 0], 3), Scores.from_rewards([3.0])]).take([0, 1, 2, 3])
+    assert joined.infos["n"].dtype == np.int64
+    assert {name: joined.has_info(name).tolist() for name in joined.infos} == {
+        "n": [True, False, True, False],
+        "share": [False, False, True, False],
+        "said": [True, False, True, False],
+    }
+    assert [dict(row.infos) for row in joined] == [{"n": 5, "said": "b"}, {}, {"n": 0, "share": 0.5, "said": None}, {}]
+    assert joined.to_dict()["infos"]["n"] == [5, None, 0, None]
+    assert "info_masks" not in joined.take([0, 2]).to_dict() or joined.take([0, 2]).info_masks.keys() == {"share"}
+
+
+@pytest.mark.parametrize("masks", [{"m": [True]}, {"n": [True, False]}, {"n": True}])
+def test_a_mask_is_that_of_an_info_and_has_one_entry_per_reward(masks):
+    with pytest.raises(ConfigError, match="info_masks"):
+        dataclasses.replace(Scores.from_rewards([1.0], infos={"n": [1]}), info_masks=masks)
+
+
 def test_take_accepts_a_mask():
     scores = Scores.from_rewards([1.0, 2.0, 3.0])
     assert scores.take([True, False, True]).rewards.tolist() == [1.0, 3.0]
@@ -207,10 +227,11 @@ INFO_COLUMNS = st.sampled_from(
 )
 
 
-@given(scores(), st.lists(INFO_COLUMNS, max_size=3))
-def test_from_dict_is_the_inverse_of_to_dict(whole, columns):
+@given(scores(), st.lists(INFO_COLUMNS, max_size=3), st.integers(1, 3))
+def test_from_dict_is_the_inverse_of_to_dict(whole, columns, every):
     named = {f"info {k}": column(len(whole)) for k, column in enumerate(columns)}
-    whole = dataclasses.replace(whole, infos={**whole.infos, **named})
+    masks = {name: np.arange(len(whole)) % every == 0 for name in named}
+    whole = dataclasses.replace(whole, infos={**whole.infos, **named}, info_masks=masks)
     plain = json.loads(json.dumps(whole.to_dict()))
     back = Scores.from_dict(plain)
     assert back.to_dict() == plain == whole.to_dict()
@@ -219,8 +240,9 @@ def test_from_dict_is_the_inverse_of_to_dict(whole, columns):
         assert np.array_equal(getattr(back, name), getattr(whole, name), equal_nan=name == "rewards")
         assert getattr(getattr(back, name), "dtype", None) == getattr(getattr(whole, name), "dtype", None)
     for name, column in whole.infos.items():
-        missing = column.dtype == np.float64 and np.isnan(column).all()
-        assert not len(whole) or missing or back.infos[name].dtype == column.dtype
+        has = whole.has_info(name)
+        assert np.array_equal(back.has_info(name), has)
+        assert not has.any() or back.infos[name].dtype == column.dtype
 
 
 @pytest.mark.parametrize(

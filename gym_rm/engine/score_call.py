@@ -121,6 +121,7 @@ class ScoreCall:
             rows.append(turns[-1] if reason is None else _failed(reason, self.kind))
         components = np.array([row.components for row in rows], dtype=np.float64).reshape(len(rows), len(names))
         steps = [empty if row.steps is None else row.steps.astype(np.float64) for row in rows]
+        dropped = {"dropped_characters": counts[2]} if counts[2].any() else {}
         return Scores(
             rewards=np.array([row.reward for row in rows]),
             components={name: components[:, h].copy() for h, name in enumerate(names)},
@@ -129,7 +130,8 @@ class ScoreCall:
             errors=tuple(row.error for row in rows),
             turn_rewards=tuple(turn_rewards) if all_turns else None,
             step_rewards=tuple(steps) if any(row.steps is not None for row in rows) else None,
-            infos={"dropped_characters": counts[2]} if counts[2].any() else {},
+            infos=dropped,
+            info_masks={name: column > 0 for name, column in dropped.items()},
             **others,
         )
 

@@ -110,4 +110,4 @@ class StepScores:
             add_values(components, name, values, scored & self.ok & np.isfinite(values))
         add_group(infos, "components", components)
         for name, values in self.scores.infos.items():
-            add_values(infos, name, values, scored)
+            add_values(infos, name, values, scored & self.scores.has_info(name))

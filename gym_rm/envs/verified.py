@@ -59,6 +59,10 @@ def _with_scorer(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
                 f"{given} must not be set for {name}, which has a scorer of its own; use RewardModel-v0, or combine "
                 f"several scorers with Mixed-v0. Got {settings[given]!r:.100}."
             )
+    if kind == "weighted" and not settings.get("scorers"):
+        raise ConfigError(
+            f"{name} needs scorers={{name: scorer}}, such as {{'math': {{'kind': 'math'}}, 'rm': 'my-rm'}}."
+        )
     scorer = load_object("kind", SCORER_KINDS[kind])
     options = [each for each in inspect.signature(scorer).parameters if each not in EnvSettings.model_fields]
     require_known(settings, name, *options)

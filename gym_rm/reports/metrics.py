@@ -55,7 +55,7 @@ def reward_metrics(
 
     Args:
         rewards: `[N]`; a value that is not finite counts as failed and is left out of the statistics.
-        num_tokens: `[N]`, number of tokens of each conversation; all zeros if the tokens were not counted.
+        num_tokens: `[N]`, number of tokens of each conversation; 0 if they were not counted.
         truncated_tokens: `[N]`, number of tokens cut from each conversation.
         components: `[N]` by name.
 
@@ -72,7 +72,7 @@ def reward_metrics(
         return array[scored]
 
     kept, tokens, cut = values[scored], of_scored(num_tokens), of_scored(truncated_tokens)
-    any_kept = kept.size > 0
+    any_kept, counted = kept.size > 0, tokens > 0
     parts = {name: of_scored(column) for name, column in (components or {}).items()}
     return RewardMetrics(
         num_samples=int(kept.size),
@@ -81,9 +81,9 @@ def reward_metrics(
         std=_finite_std(kept) if any_kept else None,
         min=float(kept.min()) if any_kept else None,
         max=float(kept.max()) if any_kept else None,
-        num_tokens=float(tokens.mean()) if tokens.any() else None,
-        truncated=float(np.mean(cut > 0)) if tokens.any() else None,
-        length_correlation=correlation(kept, tokens),
+        num_tokens=float(tokens[counted].mean()) if counted.any() else None,
+        truncated=float(np.mean(cut[counted] > 0)) if counted.any() else None,
+        length_correlation=correlation(kept[counted], tokens[counted]),
         components={name: float(np.nanmean(part)) for name, part in parts.items() if np.isfinite(part).any()},
     )
 

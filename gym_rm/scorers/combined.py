@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gym_rm.checks import one_of
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, brief, logger
 from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, check_rows, release_scorer, try_score
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance
@@ -35,6 +35,8 @@ class CombinedScorer(abc.ABC):
 
     Args:
         scorers: arguments of `load_scorer` by name; a sequence gets the names `scorer_0`, `scorer_1`, ...
+
+    If a scorer raises an exception, the rows that it was asked for have no score, and the traceback is logged.
 
     Raises:
         ConfigError: `scorers` is empty, or not a mapping or sequence.
@@ -101,14 +103,21 @@ class CombinedScorer(abc.ABC):
             components=components,
             errors=errors,
             terminations=np.logical_or.reduce(ends) if ends else None,
-            infos={f"{name}/{key}": values for name, each in results.items() for key, values in each.infos.items()},
             provenance=self._provenance(results),
         )
-        most = {
+        others: dict[str, Any] = {
+            field: {
+                f"{name}/{key}": values
+                for name, each in results.items()
+                for key, values in getattr(each, field).items()
+            }
+            for field in ("infos", "info_masks")
+        }
+        others |= {
             name: np.max([getattr(combined, name), *(getattr(each, name) for each in results.values())], axis=0)
             for name in ("num_tokens", "truncated_tokens")
         }
-        return dataclasses.replace(combined, **most).raise_for_errors()
+        return dataclasses.replace(combined, **others).raise_for_errors()
 
     def _row_errors(self, size: int, prompts: Prompts) -> list[str | None]:
         """Return why a row cannot be scored, or None, for each of N rows."""
@@ -140,10 +149,14 @@ class CombinedScorer(abc.ABC):
     def _score_rows(
         self, name: str, rows: Sequence[int], conversations: Sequence[Conversation], prompts: Prompts
     ) -> Scores:
-        if len(rows) == len(conversations):
-            return try_score(self.scorers[name], conversations, prompts)
         given = None if prompts is None else [prompts[row] for row in rows]
-        scores = try_score(self.scorers[name], [conversations[row] for row in rows], given)
+        try:
+            scores = try_score(self.scorers[name], [conversations[row] for row in rows], given)
+        except ConfigError:
+            raise
+        except Exception as error:
+            logger.warning("the scorer %r raised an exception, so its rows have no score", name, exc_info=error)
+            scores = Scores.from_rewards([np.nan] * len(rows), errors=[f"raised {brief(error)}"] * len(rows))
         return scores.scatter(rows, len(conversations))
 
     @property

@@ -93,10 +93,11 @@ class WeightedScorer(CombinedScorer):
     def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
         terms = [np.zeros(len(next(iter(components.values()))))]
         for name, weight in self.weights.items():
-            if name not in components and np.isnan(components[_owner(name, list(self.scorers)) or name]).all():
+            unscored = np.isnan(components[_owner(name, list(self.scorers)) or name])
+            if name not in components and unscored.all():
                 continue  # no row of this batch was scored by its scorer
-            values = _component(components, name)
-            terms.append(np.where(np.isnan(values), 0.0, weight * values))  # a missing score is an error of its row
+            # Not asked for this row, or failed, which is an error of the row; a component alone cannot be missing.
+            terms.append(np.where(unscored, 0.0, weight * _component(components, name)))
         return np.asarray(np.stack(terms, axis=1).sum(axis=1, dtype=np.float64))
 
     def _results(self, conversations: Sequence[Conversation], prompts: Prompts) -> dict[str, Scores]:
@@ -145,7 +146,8 @@ class WeightedScorer(CombinedScorer):
         if name not in self.gates:
             return scores
         rewards = np.where(routed & ~open_rows, self.gates[name].otherwise, scores.rewards)
-        return dataclasses.replace(scores, rewards=rewards, infos={**scores.infos, "gate_open": open_rows})
+        infos, masks = {**scores.infos, "gate_open": open_rows}, {**scores.info_masks, "gate_open": routed}
+        return dataclasses.replace(scores, rewards=rewards, infos=infos, info_masks=masks)
 
 
 def _owner(component: str, names: Sequence[str]) -> str | None:

@@ -206,7 +206,7 @@ def test_dropped_characters_are_in_the_infos(saved_model):
     rows = [dialogue("q", "<think>secret</think>four"), dialogue("q", "four")]
     scorer = gym_rm.load_scorer(saved_model("qwen2"), chat_template=template, dropped_text="warn")
     scores = scorer.score(rows)
-    assert scores.infos["dropped_characters"].tolist() == [13, 0]
+    assert [dict(row.infos) for row in scores] == [{"dropped_characters": 13}, {}]
     assert scores.rewards[0] == scores.rewards[1]
     with pytest.raises(gym_rm.ScoringError, match="does not write 13 characters of message 1, the last one"):
         gym_rm.load_scorer(saved_model("qwen2"), chat_template=template).score(rows)

@@ -3,6 +3,7 @@
 import json
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 import gym_rm
@@ -43,6 +44,59 @@ def test_the_spec_of_an_environment_makes_it_again():
 
 def test_the_vector_environments_follow_the_contract_of_gymnasium():
     check_vector_env(mixed(num_envs=4, prompts=["a?", "b?", "c?"]))
+
+
+def judged(conversations):
+    sizes = [len(conversation[-1]["content"]) for conversation in conversations]
+    infos = {
+        "size": sizes,
+        "long": [size > 5 for size in sizes],
+        "share": [size / 9 if size % 2 else np.nan for size in sizes],
+        "said": [str(size) if size % 3 else None for size in sizes],
+        "pair": np.array([[size, size] for size in sizes]),
+    }
+    return gym_rm.Scores.from_rewards(
+        [np.nan if size % 5 == 0 else size for size in sizes],
+        components={"half": [size / 2 if size % 4 else np.nan for size in sizes]},
+        terminations=[size % 2 == 0 for size in sizes],
+        infos=infos,
+    )
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "NextStep", "Disabled"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"route": "task", "routes": {"math": ["math"], "style": ["style"], "both": ["math", "style"], "none": []}},
+        {"route": "task"},  # some rows have no route, which is their error
+        {"gates": {"style": {"scorer": "math", "at_least": 1}}},
+        {"reward_on": "end", "max_turns": 2},
+    ],
+    ids=["routes", "unknown route", "gates", "last turn"],
+)
+def test_infos_are_masked_where_no_scorer_saw_the_row_as_in_single_environments(mode, settings):
+    tasks = ["math", "style", "both", "none", "style"]
+    prompts = [{"prompt": f"{n} + 1?", "task": task, "user_turns": ["And?"]} for n, task in enumerate(tasks)]
+    for row in prompts[1:]:
+        row["answer"] = "4"  # the first has none, which is an error of the scorer
+    scorers = {"math": {"kind": "math"}, "style": judged}
+    check_vector_env(
+        "Mixed-v0",
+        num_envs=4,
+        autoreset_mode=mode,
+        scorers=scorers,
+        prompts=prompts,
+        fallback_reward=-1,
+        num_steps=5,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("settings", [{}, {"scorers": None}, {"scorers": {}}], ids=["absent", "None", "empty"])
+def test_a_mixture_without_scorers_says_what_it_needs(settings):
+    for make in (gym.make, gym.make_vec):
+        with pytest.raises(gym_rm.ConfigError, match=r"Mixed-v0 needs scorers=\{name: scorer\}"):
+            make("Mixed-v0", **settings)
 
 
 def test_an_unknown_keyword_names_the_nearest_one_of_both_kinds():

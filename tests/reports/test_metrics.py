@@ -69,6 +69,11 @@ def test_num_tokens_and_truncated_share():
     assert (metrics.num_tokens, metrics.truncated) == (20.0, 0.5)
 
 
+def test_rows_whose_tokens_were_not_counted_are_left_out_of_token_statistics():
+    metrics = reward_metrics([1.0, 9.0, 2.0], num_tokens=[10, 0, 30], truncated_tokens=[0, 0, 5])
+    assert (metrics.num_tokens, metrics.truncated, metrics.length_correlation) == (20.0, 0.5, pytest.approx(1.0))
+
+
 def test_a_scorer_without_token_counts_has_no_token_statistics():
     metrics = reward_metrics([1.0, 2.0], num_tokens=[0, 0], truncated_tokens=[0, 0])
     assert (metrics.num_tokens, metrics.truncated, metrics.length_correlation) == (None, None, None)

@@ -144,7 +144,7 @@ def test_scorers_wait_at_the_same_time():
     assert scores.rewards.tolist() == [2.0]
 
 
-def test_an_exception_ends_the_call_when_no_scorer_runs_any_more():
+def test_an_exception_is_an_error_of_the_rows_of_its_scorer_when_no_scorer_runs_any_more(caplog):
     running = threading.Event()
 
     def slow(conversations):
@@ -157,9 +157,33 @@ def test_an_exception_ends_the_call_when_no_scorer_runs_any_more():
         running.wait(20)
         raise RuntimeError("no")
 
-    with pytest.raises(RuntimeError, match="no"):
-        WeightedScorer({"broken": broken, "slow": slow}).score([said("a")])
+    scorer = WeightedScorer({"broken": broken, "slow": slow}, route="task", routes={"a": ["broken"], "b": ["slow"]})
+    with pytest.raises(ScoringError, match=r"1 of 2 .* row 0: broken: raised RuntimeError: no") as caught:
+        scorer.score([said("a"), said("a")], [row("a"), row("b")])
     assert not running.is_set()
+    assert caught.value.scores.rewards.tolist()[1] == 1.0
+    assert 'raise RuntimeError("no")' in caplog.text
+
+
+def test_a_scorer_that_raises_gets_the_fallback_reward_of_the_environment():
+    def broken(conversations):
+        raise OSError("down")
+
+    envs = gym.make_vec("Mixed-v0", 2, scorers={"broken": broken, "length": length}, fallback_reward=-1, prompts=["q"])
+    envs.reset(seed=0)
+    _, rewards, _, _, infos = envs.step(["a", "b"])
+    assert rewards.tolist() == [-1.0, -1.0]
+    assert not infos["final_info"]["score_ok"].any()
+
+
+def test_a_component_that_a_row_lacks_is_an_error_of_the_row_and_not_a_zero():
+    def parts(conversations):
+        halves = [size / 2 if size > 1 else np.nan for size in length(conversations)]
+        return gym_rm.Scores.from_rewards(length(conversations), components={"half": halves})
+
+    with pytest.raises(ScoringError, match="1 of 2 conversations") as caught:
+        WeightedScorer({"parts": parts}, weights={"parts/half": 2.0}).score([said("four"), said("4")])
+    assert caught.value.scores.rewards_or_none() == [4.0, None]
 
 
 def test_one_scorer_under_two_names_is_not_called_by_two_threads():

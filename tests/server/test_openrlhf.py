@@ -14,6 +14,7 @@ import pytest
 from recording import NO_ANSWERS, RecordingScorer, Verifier, answer_must_be_text, chat
 
 import gym_rm
+from gym_rm.server.openrlhf import lists_of
 
 POLICY = str(importlib.resources.files("gym_rm") / "assets" / "policy")
 PROMPT = "<|im_start|>user\nHow much is 90 - 50?<|im_end|>\n<|im_start|>assistant\n"
@@ -241,3 +242,10 @@ def test_the_labels_of_openrlhfs_executor_reach_a_verifier(verifying, policy):
     executor = agent.SingleTurnAgentExecutor(verifying[1])
     results = run_executors(executor, policy, ["It is 40.<|im_end|>"] * 3, ["40", "41", "0"])
     assert [result["reward"] for result in results] == [[1.0], [0.0], [1.0]]
+
+
+def test_a_component_that_some_samples_do_not_have_is_left_out():
+    components = {"right": [1.0, np.nan], "style": [0.5, 0.5]}
+    reply = lists_of(gym_rm.Scores.from_rewards([1.5, 0.5], components=components), None)
+    assert reply["extra_logs"]["component_style"] == [0.5, 0.5]
+    assert "component_right" not in reply["extra_logs"]
