@@ -16,7 +16,7 @@ from gym_rm.engine.text.messages import check_conversation
 from gym_rm.errors import ConversationError
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.scores import Scores, ScoringError
-from gym_rm.types import Conversation, Prompts
+from gym_rm.types import Prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,15 @@ class MixedScorer:
     Args:
         scorer: the scorer.
         observe: function that is called with the scores of every call of the scorer.
+
+    Attributes:
+        lock: held during a batch; whoever holds it may call the scorer between two batches.
     """
 
     def __init__(self, scorer: Scorer, observe: Callable[[Scores], None]) -> None:
         self.scorer = scorer
         self._observe = observe
-        self._lock = threading.Lock()
+        self.lock = threading.RLock()
         self.scores_turns = _takes_turns(scorer)
         self.scores_texts = callable(getattr(scorer, "score_texts", None))
 
@@ -68,7 +71,7 @@ class MixedScorer:
             except ConversationError as error:  # it would make a function fail for all rows of the batch
                 parts.append(Scores.from_rewards([float("nan")], errors=[str(error)]))
                 order.append(row)
-        with self._lock:
+        with self.lock:
             for sort, rows in rows_of.items():
                 given = None if prompts is None else [prompts[row] for row in rows]
                 parts.append(self._score(sort, [conversations[row] for row in rows], given))
@@ -78,16 +81,6 @@ class MixedScorer:
         scores = Scores.concatenate(parts).take(sorted(range(len(order)), key=order.__getitem__))
         made = [part.provenance for part in parts if part.provenance is not None]
         return dataclasses.replace(scores, provenance=made[0] if made else None)
-
-    def update_weights(self, path: str) -> None:
-        """Load other weights between two batches; the old ones are kept if they do not fit."""
-        with self._lock:
-            self.scorer.update_weights(path)  # type: ignore[attr-defined]
-
-    def calibrate(self, conversations: Sequence[Conversation]) -> Scores:
-        """Score known conversations between two batches, without counting them."""
-        with self._lock:
-            return try_score(self.scorer, conversations)
 
     def _score(self, sort: str, inputs: list[ScorerInput], prompts: Prompts) -> Scores:
         """Score inputs of one sort."""

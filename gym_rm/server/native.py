@@ -78,23 +78,15 @@ async def weights(body: WeightsBody, request: Request) -> Response:
     if not service.options.allow_weight_updates:
         raise RequestError("not_supported", "weight updates are off; start the server with --allow-weight-updates.")
     try:
-        seconds = await asyncio.to_thread(service.update_weights, body.path)
+        return json_response(await asyncio.to_thread(service.update_weights, body.path))
     except (GymRMError, OSError) as error:
         raise RequestError("invalid_request", f"the weights are unchanged: {error}") from error
-    return json_response({"model": service.model, "provenance": _provenance(service), "seconds": seconds})
 
 
 async def info(request: Request) -> Response:
     """Return the model, how it scores, the limits, and known conversations with their rewards."""
     service: Service = request.app.state.service
-    return json_response(
-        {
-            "model": service.model,
-            "provenance": _provenance(service),
-            "limits": service.limits.to_dict(),
-            "calibration": service.calibration,
-        }
-    )
+    return json_response({**service.description, "limits": service.limits.to_dict()})
 
 
 async def health() -> Response:
@@ -117,8 +109,3 @@ async def metrics(request: Request) -> Response:
 async def page() -> Response:
     """The page for trying out the scorer."""
     return HTMLResponse(html_page.page(), headers=html_page.headers())
-
-
-def _provenance(service: Service) -> Any:
-    made = getattr(service.scorer, "provenance", None)
-    return None if made is None else dataclasses.asdict(made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import threading
 import time
 import traceback
@@ -15,7 +16,7 @@ from starlette.requests import Request
 
 from gym_rm.engine.batching import MicroBatchingScorer
 from gym_rm.errors import GymRMError, brief, logger
-from gym_rm.scorer import Scorer
+from gym_rm.scorer import Scorer, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.server.metrics import Metrics
 from gym_rm.server.mixed_scorer import MixedScorer, RenderedText, ScorerInput
@@ -58,7 +59,7 @@ class Service:
         self._waiting: set[asyncio.Future[Scores]] = set()
         self._queued = 0
         self._updates = threading.Lock()
-        self.calibration = self._calibrate()
+        self.description = self._describe()
 
     @property
     def model(self) -> str:
@@ -126,8 +127,8 @@ class Service:
         for waiting in list(self._waiting):
             waiting.cancel()
 
-    def update_weights(self, path: str) -> float:
-        """Load other weights between two batches and return the seconds; waiting requests get the new scores.
+    def update_weights(self, path: str) -> dict[str, Any]:
+        """Load other weights between two batches and return what they are; waiting requests get the new scores.
 
         Raises:
             RequestError: another update runs, or the scorer has no weights to update.
@@ -142,14 +143,15 @@ class Service:
         start = time.perf_counter()
         before, self.state = self.state, "updating" if self.state == "ready" else self.state
         try:
-            self.mixed.update_weights(path)
-            self.calibration = self._calibrate()
+            with self.mixed.lock:
+                self.scorer.update_weights(path)  # type: ignore[attr-defined]
+                self.description = made = self._describe()
             self.metrics.weight_updates.inc()
         finally:
             if self.state == "updating":
                 self.state = before
             self._updates.release()
-        return time.perf_counter() - start
+        return {"model": made["model"], "provenance": made["provenance"], "seconds": time.perf_counter() - start}
 
     def close(self, timeout: float | None = None) -> bool:
         """Score the waiting requests, then stop; return whether that took less than `timeout` seconds.
@@ -213,13 +215,18 @@ class Service:
         if work is not None:
             metrics.unique_tokens.inc(work.unique_tokens)
 
-    def _calibrate(self) -> dict[str, Any]:
-        """Score the known conversations; a scorer that cannot (a verifier needs prompts) has null rewards."""
+    def _describe(self) -> dict[str, Any]:
+        """Return the model and its rewards of the known conversations; null if it needs prompts, as verifiers do."""
         conversations = [[Message(role=role, content=text) for role, text in turns] for turns in CALIBRATION]
         rewards: list[float | None] = [None] * len(conversations)
-        with contextlib.suppress(Exception):
-            rewards = self.mixed.calibrate(conversations).rewards_or_none()
-        return {"conversations": conversations, "rewards": rewards}
+        with self.mixed.lock:
+            with contextlib.suppress(Exception):
+                rewards = try_score(self.scorer, conversations).rewards_or_none()
+            made = getattr(self.scorer, "provenance", None)
+            model = self.model
+        provenance = None if made is None else dataclasses.asdict(made)
+        known = {"conversations": conversations, "rewards": rewards}
+        return {"model": model, "provenance": provenance, "calibration": known}
 
 
 def type_and_place(error: BaseException) -> tuple[str, str]:

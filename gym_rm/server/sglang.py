@@ -76,7 +76,7 @@ async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
     ]
     tokens = int(scores.num_tokens.sum())
     usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    return json_response({"object": "list", "data": data, "model": service.model, "usage": usage})
+    return json_response({"object": "list", "data": data, "model": service.model_of(scores), "usage": usage})
 
 
 def encode(values: list[float], encoding_format: str) -> list[float] | str:

@@ -160,7 +160,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     ]
     results.sort(key=lambda result: -result["relevance_score"])
     tokens = int(scores.num_tokens.sum())
-    head = {"id": f"score-{body.request_id}", "model": service.model}
+    head = {"id": f"score-{body.request_id}", "model": service.model_of(scores)}
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return json_response({**head, "usage": usage, "results": results[: body.top_n or len(results)]})
 
@@ -207,5 +207,5 @@ def _reply(service: Service, route: str, body: VLLMBody, data: list[dict[str, An
     """Return the data with what vLLM writes around it."""
     tokens = int(scores.num_tokens.sum())
     usage = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}
-    head = {"id": f"{route}-{body.request_id}", "object": "list", "created": int(time.time()), "model": service.model}
-    return json_response({**head, "data": data, "usage": usage})
+    head = {"id": f"{route}-{body.request_id}", "object": "list", "created": int(time.time())}
+    return json_response({**head, "model": service.model_of(scores), "data": data, "usage": usage})

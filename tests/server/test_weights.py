@@ -47,27 +47,51 @@ def test_an_update_changes_the_scores_the_model_and_the_known_rewards(updating, 
     )
 
 
-def test_no_request_is_lost_or_mixed_while_weights_change(updating, folders):
+TEXT, (QUERY, DOCUMENT) = "Is 90 - 50 equal to 40?", (message["content"] for message in CONVERSATIONS[0])
+LABELLED = {
+    "/v1/rewards": {"conversations": CONVERSATIONS},
+    "/classify": {"input": TEXT},
+    "/pooling": {"messages": CONVERSATIONS[0]},
+    "/v1/embeddings": {"input": TEXT},
+    "/score": {"text_1": QUERY, "text_2": DOCUMENT},
+    "/rerank": {"query": QUERY, "documents": [DOCUMENT]},
+    "/info": None,
+}
+
+
+def test_every_reply_names_the_model_of_its_scores_while_weights_change(updating, folders):
+    """Values differ between the models, so a reply whose values are those of its label has the right label."""
     _, client = updating
-    expected = {folder: gym_rm.load_scorer(folder).score(CONVERSATIONS).rewards.tolist() for folder in folders}
     stop = threading.Event()
     replies = []
 
-    def ask():
-        while not stop.is_set():
-            replies.append(client.post("/v1/rewards", json={"conversations": CONVERSATIONS}))
+    def ask(path):
+        body = LABELLED[path]
+        reply = client.get(path) if body is None else client.post(path, json=body)
+        assert reply.status_code == 200
+        content = reply.json()
+        values = content.get("rewards") or content.get("data") or content.get("results") or content["calibration"]
+        return path, content["model"], str(values)
 
-    with ThreadPoolExecutor(8) as pool:
-        asking = [pool.submit(ask) for _ in range(8)]
-        for turn in range(6):
-            assert client.post("/v1/weights", json={"path": folders[(turn + 1) % 2]}).status_code == 200
-        time.sleep(0.1)
+    def ask_on(path):
+        while not stop.is_set():
+            replies.append(ask(path))
+
+    right = set()
+    for turn in (1, 0):
+        assert client.post("/v1/weights", json={"path": folders[turn]}).json()["model"] == folders[turn]
+        right |= {ask(path) for path in LABELLED}
+    assert len({(path, values) for path, _, values in right}) == 2 * len(LABELLED)
+    with ThreadPoolExecutor(2 * len(LABELLED)) as pool:
+        asking = [pool.submit(ask_on, path) for path in (*LABELLED, *LABELLED)]
+        turn = 0
+        while len(replies) < 1000:
+            turn += 1
+            assert client.post("/v1/weights", json={"path": folders[turn % 2]}).status_code == 200
         stop.set()
         for each in asking:
             each.result()
-    assert {reply.status_code for reply in replies} == {200}
-    assert {reply.json()["model"] for reply in replies} == set(folders)
-    assert all(reply.json()["rewards"] == expected[reply.json()["model"]] for reply in replies)
+    assert set(replies) == right
 
 
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(updating, folders, tmp_path):
