@@ -194,6 +194,7 @@ def test_provenance_names_the_folder_of_the_new_weights(two_folders):
 
 
 # The head is the last tensor: if the check came too late, the tensors before it would already have changed.
+LAYER = "model.layers.0.self_attn.q_proj.weight"
 WRONG = {
     "a missing tensor": lambda weights: weights.pop("score.weight"),
     "an unknown tensor": lambda weights: weights.update(extra=torch.zeros(1)),
@@ -203,6 +204,16 @@ WRONG = {
     "an array": lambda weights: weights.update({"score.weight": np.zeros((1, 32), dtype=np.float32)}),
     "a sparse tensor": lambda weights: weights.update({"score.weight": torch.zeros(1, 32).to_sparse()}),
     "a complex tensor": lambda weights: weights.update({"score.weight": torch.zeros(1, 32, dtype=torch.complex64)}),
+    "int8": lambda weights: weights.update({"score.weight": torch.ones(1, 32, dtype=torch.int8)}),
+    "booleans": lambda weights: weights.update({"score.weight": torch.ones(1, 32, dtype=torch.bool)}),
+    "fp8": lambda weights: weights.update({"score.weight": torch.ones(1, 32).to(torch.float8_e4m3fn)}),
+    "NaN": lambda weights: weights["score.weight"][0, 3].fill_(torch.nan),
+    "infinity": lambda weights: weights["score.weight"][0, 3].fill_(-torch.inf),
+    "too large for float32": lambda weights: weights.update(
+        {"score.weight": torch.full((1, 32), 1e300, dtype=torch.float64)}
+    ),
+    "int8 in a layer": lambda weights: weights.update({LAYER: weights[LAYER].to(torch.int8)}),
+    "NaN in a layer": lambda weights: weights[LAYER][0, 3].fill_(torch.nan),
     "a tensor without data": lambda weights: weights.update({"score.weight": torch.zeros(1, 32, device="meta")}),
 }
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.sharded import Part, Ranks, RowParallelLinear
+from gym_rm.engine.backbones.sharded import Part, Ranks, RowParallelLinear, local_parts, ranks_of
 from gym_rm.errors import ConfigError
 
 Quantization: TypeAlias = Literal["int8", "fp8"]
@@ -106,6 +106,7 @@ class Float8Linear(LowPrecisionLinear):
         return torch._scaled_mm(x, self.weight.T, scale, self.scale, out_dtype=torch.bfloat16).to(dtype)
 
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # that need no scale
 FORMATS: dict[str, type[LowPrecisionLinear]] = {"int8": Int8Linear, "fp8": Float8Linear}
 
 
@@ -143,33 +144,43 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
 def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy weights by name into a model, and quantise those of its 8-bit layers.
 
-    Buffers may be missing. A tied tensor, which has several names, needs only one of them.
+    Buffers may be missing. A tied tensor, which has several names, needs only one of them. Of a whole weight that is
+    divided among ranks, each rank takes its part.
 
     Raises:
-        ConfigError: a weight is missing, has an unknown name or the wrong shape, or is not a dense tensor of real
-            numbers with data. The model is then unchanged.
+        ConfigError: a weight is missing, has an unknown name, another shape or another type of numbers (floats of 16
+            bits and more are converted), is not a dense tensor with data, or has values that are not finite in the
+            model's precision. The model is then unchanged.
     """
+    weights = local_parts(model, weights)
     layers = {name: part for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)}
     quantized = {f"{name}.weight": layer for name, layer in layers.items()}
     in_8_bits = {*quantized, *(f"{name}.scale" for name in layers)}
     held = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in in_8_bits}
-    shapes = {name: tuple(tensor.shape) for name, tensor in held.items()}
-    shapes |= {name: tuple(layer.weight.shape) for name, layer in quantized.items()}
+    dtype = next(model.parameters()).dtype
+    forms = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in held.items()}
+    forms |= {name: (dtype, tuple(layer.weight.shape)) for name, layer in quantized.items()}
     given = {id(held[name]) for name in weights if name in held}  # tied tensors have several names
     missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in given)
     missing += sorted(quantized.keys() - weights.keys())
-    unknown = sorted(weights.keys() - shapes.keys())
+    unknown = sorted(weights.keys() - forms.keys())
     wrong = [
-        f"{name} {_shape(tensor)} instead of {shapes[name]}"
+        f"{name} {_form(tensor)} instead of {forms[name]}"
         for name, tensor in weights.items()
-        if name in shapes and _shape(tensor) != shapes[name]
+        if name in forms and not _fits(tensor, *forms[name])
     ]
     if unknown or missing or wrong:
         raise ConfigError(
-            f"weights do not fit {type(model).__name__}: missing {missing[:3]}, unknown {unknown[:3]}, wrong shape "
-            f"{wrong[:3]}."
+            f"weights do not fit {type(model).__name__}: missing {missing[:3]}, unknown {unknown[:3]}, wrong type or "
+            f"shape {wrong[:3]}."
         )
-    dtype = next(model.parameters()).dtype
+    infinite = [name for name, tensor in weights.items() if not _is_finite(tensor, forms[name][0])]
+    ranks = ranks_of(model)
+    if infinite if ranks is None else not ranks.smallest(not infinite):  # each rank has seen its own parts
+        raise ConfigError(
+            f"weights do not fit {type(model).__name__}: {infinite[:3]} have numbers that are not finite in its "
+            "precision; the training that made them has diverged."
+        )
     with torch.no_grad():
         for name, tensor in weights.items():
             if name not in quantized:
@@ -181,11 +192,24 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             layer.assign(tensor.to(layer.weight.device, dtype))
 
 
-def _shape(value: object) -> tuple[int, ...] | str:
-    """Return the shape of a dense tensor of real numbers with data; for anything else, its type."""
-    if isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_meta or value.is_complex()):
-        return tuple(value.shape)
+def _form(value: object) -> object:
+    """Return type and shape of a dense tensor with data; for anything else, the type of the object."""
+    if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta:
+        return value.dtype, tuple(value.shape)
     return type(value).__name__
+
+
+def _fits(tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    """Return whether a dense tensor has this shape, and numbers that can be converted to this type."""
+    return _form(tensor) in {(each, shape) for each in (FLOATS if dtype in FLOATS else (dtype,))}
+
+
+def _is_finite(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether all numbers of a tensor are finite in a precision."""
+    if not dtype.is_floating_point or not tensor.numel():
+        return True
+    low, high = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().aminmax()
+    return bool(torch.maximum(-low, high) <= torch.finfo(dtype).max)
 
 
 def quantization_of(model: nn.Module) -> Quantization | None:

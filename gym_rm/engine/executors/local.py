@@ -21,7 +21,7 @@ from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import assign_weights, quantization_of, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
-from gym_rm.engine.backbones.sharded import local_parts, ranks_of
+from gym_rm.engine.backbones.sharded import ranks_of
 from gym_rm.engine.backbones.whole_model import difference_to_whole
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
 from gym_rm.engine.executors.model_info import dtype_of, model_info
@@ -171,7 +171,7 @@ class LocalExecutor:
             raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")
         with _evaluation_mode(model.models):
             target = model.models[0] if isinstance(spec.model, ModelFiles) else spec.model
-            assign_weights(target, local_parts(target, weights))
+            assign_weights(target, weights)
         self.clear_cache()
 
     def sleep(self) -> None:

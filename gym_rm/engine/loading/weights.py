@@ -22,6 +22,7 @@ NOT_USED = re.compile(
     r"|attention\.bias|embed_positions|position_embeddings\.weight|num_batches_tracked)$"
     r"|(^|\.)(pooler|mtp|vision|visual|audio|image|multi_modal)"
 )
+FLOATS = ("F16", "BF16", "F32", "F64")  # in files; smaller ones need a scale
 OF_QUANTISATION = re.compile(r"scale|zero|quant|absmax|g_idx|[._]map$")
 
 
@@ -59,10 +60,10 @@ def read_weights(
             **arguments,
         )
     quantized = getattr(model, "hf_quantizer", None) is not None
-    integers = {name: dtype for name, (_, dtype) in headers.items() if not re.match("B?F", dtype)}
-    wrong = [f"{name} ({dtype})" for name, dtype in integers.items() if not NOT_USED.search(name)]
+    others = {name: dtype for name, (_, dtype) in headers.items() if dtype not in FLOATS}
+    wrong = [f"{name} ({dtype})" for name, dtype in others.items() if not NOT_USED.search(name)]
     if wrong and not quantized:
-        raise ConfigError(f"{source!r}: weights must be floating-point numbers; got {_shown(wrong)}.")
+        raise ConfigError(f"{source!r}: weights must be floats of 16 bits or more; got {_shown(wrong)}.")
     backbone = f"{model.base_model_prefix}."
     wrong = [
         f"{name} {tuple(got)} instead of {tuple(expected)}"

@@ -27,7 +27,7 @@ def test_the_error_lists_weights_that_do_not_fit(trained):
     weights["model.norm.weight"] = torch.ones(31)
     reason = (
         r"do not fit Qwen3ForSequenceClassification: missing \['score.weight'\], unknown \['head.weight'\], wrong "
-        r"shape \['model.norm.weight \(31,\) instead of \(32,\)'\]"
+        r"type or shape \['model.norm.weight \(torch.float32, \(31,\)\) instead of \(torch.float32, \(32,\)\)'\]"
     )
     with pytest.raises(ConfigError, match=reason):
         executor.update_weights(weights)

@@ -81,9 +81,9 @@ def test_layers_that_predict_later_tokens_are_ignored(changed, saved_model):
 # --- types and shapes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e5m2])
 def test_weights_that_are_not_real_numbers_are_an_error(changed, dtype):
-    with pytest.raises(ConfigError, match=r"must be floating-point numbers; got \['score.weight"):
+    with pytest.raises(ConfigError, match=r"must be floats of 16 bits or more; got \['score.weight"):
         gym_rm.load_scorer(changed(lambda state: {"score.weight": state["score.weight"].to(dtype)}))
 
 
