@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
+
 from gym_rm.checks import describe, load_object
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.scores import Scores, ScoringError
@@ -293,16 +295,33 @@ def _entry_point(name: str) -> Callable[..., Scorer]:
     return entry_point
 
 
+CONVERSATIONS = "conversations must be a list of conversations, each a list of {'role', 'content'} messages"
+
+
 def check_rows(conversations: Sequence[Conversation], prompts: Prompts) -> None:
     """Raise ConfigError if the arguments of a `score` call are not lists, or not of the same length."""
-    if not hasattr(conversations, "__len__"):
-        raise ConfigError(
-            "conversations must be a list of conversations, each a list of {'role', 'content'} messages; "
-            f"got {type(conversations).__name__} {conversations!r:.80}."
-        )
+    if not _is_list(conversations):
+        raise ConfigError(f"{CONVERSATIONS}; got {describe(conversations)}.")
     if prompts is not None and (not hasattr(prompts, "__len__") or len(prompts) != len(conversations)):
         got = f"{len(prompts)} entries" if hasattr(prompts, "__len__") else f"{prompts!r:.80}"
         raise ConfigError(f"prompts must have one entry per conversation, got {got} for {len(conversations)}.")
+
+
+def check_conversations(conversations: Sequence[Conversation], prompts: Prompts) -> None:
+    """Raise ConfigError like `check_rows`, and if a conversation is not a list of messages."""
+    check_rows(conversations, prompts)
+    for row, conversation in enumerate(conversations):
+        if isinstance(conversation, Mapping) and "role" in conversation:
+            raise ConfigError(f"{CONVERSATIONS}; got a message in row {row}; if it is one conversation, pass [it].")
+        listed = isinstance(conversation, Sequence) and _is_list(conversation)
+        wrong = [each for each in conversation if not isinstance(each, Mapping)] if listed else [conversation]
+        if wrong:
+            raise ConfigError(f"{CONVERSATIONS}; got {describe(wrong[0])} in row {row}.")
+
+
+def _is_list(value: Any) -> bool:
+    """Return whether this is a list, tuple or array, and no text."""
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes | bytearray)
 
 
 def check_signature(scorer: Scorer) -> None:

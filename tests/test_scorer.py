@@ -235,6 +235,49 @@ def test_a_reward_that_is_not_finite_gets_an_error():
     assert try_score(Returns(scores), SAID).errors == (None, "the reward is nan", "the reward is -inf")
 
 
+NOT_LISTS = {
+    "a text": "hello",
+    "bytes": b"hello",
+    "nothing": None,
+    "a generator": (one for one in SAID),
+    "a set": {"hello"},
+    "a message": SAID[0][1],
+    "a row": {"messages": SAID[0]},
+}
+NOT_CONVERSATIONS = {
+    "one conversation": SAID[0],
+    "texts": ["hello", "there"],
+    "an array of texts": np.array(["hello"]),
+    "rows": [{"messages": SAID[0]}],
+    "lists of texts": [["hello"]],
+    "one too deep": [SAID],
+    "a text among conversations": [SAID[0], "hello"],
+}
+SCORERS = {
+    "model": None,
+    "function": length,
+    "math": {"kind": "math"},
+    "code": {"kind": "code"},
+    "rule": {"kind": "length", "max_length": 9},
+    "weighted": {"kind": "weighted", "scorers": [length, {"kind": "length", "max_length": 9}]},
+    "ensemble": {"kind": "ensemble", "scorers": [length]},
+}
+
+
+@pytest.mark.parametrize("given", NOT_LISTS.values(), ids=NOT_LISTS)
+@pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
+def test_conversations_must_be_a_list(scorer, given):
+    with pytest.raises(ConfigError, match="conversations must be a list of conversations, each a list of"):
+        load_scorer(scorer).score(given)
+
+
+@pytest.mark.parametrize("given", NOT_CONVERSATIONS.values(), ids=NOT_CONVERSATIONS)
+@pytest.mark.parametrize("scorer", SCORERS.values(), ids=SCORERS)
+def test_each_conversation_must_be_a_list_of_messages(scorer, given):
+    with pytest.raises((ConfigError, ScoringError), match=r"a list of (conversations|{'role')|must be {'role'"):
+        load_scorer(scorer).score(given)
+
+
 def test_other_exceptions_of_a_scorer_are_raised():
     def crash(conversations):
         raise OSError("the scorer crashed")

@@ -16,7 +16,7 @@ import numpy as np
 
 from gym_rm.checks import one_of
 from gym_rm.errors import ConfigError, brief, logger
-from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, check_rows, release_scorer, try_score
+from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, check_conversations, release_scorer, try_score
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
@@ -83,7 +83,7 @@ class CombinedScorer(abc.ABC):
         Raises:
             ScoringError: a score is missing in some rows; the attribute `scores` has the other rows.
         """
-        check_rows(conversations, prompts)
+        check_conversations(conversations, prompts)
         results = self._results(conversations, prompts)
         errors = self._row_errors(len(conversations), prompts)
         components: dict[str, RewardArray] = {}
@@ -149,9 +149,10 @@ class CombinedScorer(abc.ABC):
     def _score_rows(
         self, name: str, rows: Sequence[int], conversations: Sequence[Conversation], prompts: Prompts
     ) -> Scores:
+        asked = [conversations[row] for row in rows]
         given = None if prompts is None else [prompts[row] for row in rows]
         try:
-            scores = try_score(self.scorers[name], [conversations[row] for row in rows], given)
+            scores = try_score(self.scorers[name], asked, given)
         except ConfigError:
             raise
         except Exception as error:

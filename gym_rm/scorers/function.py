@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import RewardFunction, check_rows
+from gym_rm.scorer import RewardFunction, check_conversations
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance, copy_conversation, copy_prompt
 
@@ -64,8 +64,8 @@ class FunctionScorer:
             ConfigError: the input or the return value is not a list of length N.
             ScoringError: the function returned None or a number that is not finite for some rows.
         """
-        check_rows(conversations, prompts)
-        copies = _copy_all(conversations)
+        check_conversations(conversations, prompts)
+        copies = [copy_conversation(conversation) for conversation in conversations]
         size = len(copies)
         required = self._prompts is not None and self._prompts.default is inspect.Parameter.empty
         given: Sequence[Prompt | None] = prompts if prompts is not None else [None] * size
@@ -165,13 +165,3 @@ def _prompts_parameter(function: RewardFunction, name: str) -> inspect.Parameter
             f"{[each.name for each in parameters]}."
         ) from error
     return chosen
-
-
-def _copy_all(conversations: Sequence[Conversation]) -> list[list[Message]]:
-    try:
-        return [copy_conversation(conversation) for conversation in conversations]
-    except (AttributeError, TypeError) as error:
-        raise ConfigError(
-            "conversations must be a list of conversations, each a list of {'role', 'content'} messages; "
-            f"got {type(conversations).__name__} {conversations!r:.80}."
-        ) from error

@@ -11,7 +11,7 @@ import regex
 from gym_rm.checks import integer, one_of
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.scorer import check_rows
+from gym_rm.scorer import check_conversations
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Prompts, Provenance
 
@@ -40,7 +40,7 @@ class Rule(abc.ABC):
             ConfigError: the arguments are not lists of one length.
             ScoringError: a conversation does not end with a reply in text.
         """
-        check_rows(conversations, prompts)
+        check_conversations(conversations, prompts)
         rewards = [math.nan] * len(conversations)
         errors: list[str | None] = [None] * len(conversations)
         for row, conversation in enumerate(conversations):

@@ -193,12 +193,6 @@ def test_a_function_may_change_its_arguments():
     assert (conversations, prompts) == before
 
 
-@pytest.mark.parametrize("thing", [None, 3, (one for one in SAID), SAID[0], "text"])
-def test_conversations_must_be_a_list_of_conversations(thing):
-    with pytest.raises(ConfigError, match="conversations must be a list of conversations, each a list of"):
-        load_scorer(length).score(thing)
-
-
 @given(st.lists(st.tuples(st.text(max_size=3), st.none() | st.text(max_size=3)), max_size=8))
 def test_every_row_is_scored_with_its_own_prompt(rows):
     conversations = [said(text) for text, _ in rows]

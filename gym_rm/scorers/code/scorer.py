@@ -13,7 +13,7 @@ from gym_rm.checks import boolean, finite, one_of, positive
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError, brief
 from gym_rm.sandbox.sandbox import Sandbox
-from gym_rm.scorer import check_rows
+from gym_rm.scorer import check_conversations
 from gym_rm.scorers.code.interpreter import CodeInterpreter
 from gym_rm.scorers.code.replies import extract_code
 from gym_rm.scorers.code.row_tests import RowTests, TestsError, read_tests, solution_parts
@@ -119,7 +119,7 @@ class CodeScorer:
             ScoringError: some rows have no score: no tests, tests that cannot be read, or a process that was ended
                 from outside twice.
         """
-        check_rows(conversations, prompts)
+        check_conversations(conversations, prompts)
         verdicts: dict[int, CodeVerdict] = {}
         jobs: dict[RowTests, dict[str, list[int]]] = {}  # rows by their tests and their code
         for row, conversation in enumerate(conversations):

@@ -14,7 +14,7 @@ from gym_rm.checks import integer, one_of, positive
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError
 from gym_rm.sandbox.sandbox import available_cores
-from gym_rm.scorer import check_rows
+from gym_rm.scorer import check_conversations
 from gym_rm.scorers.math import answers
 from gym_rm.scorers.math.answers import STYLES, Style
 from gym_rm.scorers.math.formulas import FormulaComparer, FormulaPair
@@ -122,7 +122,7 @@ class MathScorer:
             ScoringError: a row has no reference answer, or one that cannot be parsed; or its process was killed, or did
                 not run, twice.
         """
-        check_rows(conversations, prompts)
+        check_conversations(conversations, prompts)
         given = prompts if prompts is not None else [None] * len(conversations)
         rows = [self._row(each, prompt) for each, prompt in zip(conversations, given, strict=True)]
         self._compare(rows)
