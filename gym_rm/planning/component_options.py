@@ -100,9 +100,13 @@ def awake_options(
 
 
 def with_sleeping(component: Component, awake: Sequence[Option], request: PlanRequest, *, alone: bool) -> list[Option]:
-    """Return the options with those that sleep while others of the pool work; a component alone never does."""
+    """Return the options with those that sleep while others of the pool work; a component alone never does.
+
+    On a CPU none does, because the host's memory is the memory that they would leave.
+    """
     policy_is_shared = component.role is Role.POLICY and generates_with_policy(request)
-    if alone or component.engine == "transformers" or policy_is_shared or component.sleeps is False:
+    stays = component.engine == "transformers" or policy_is_shared or component.sleeps is False
+    if alone or stays or request.cluster.device.is_cpu:
         return [*awake]
     asleep = [_asleep(component, option, request.cluster.device) for option in awake]
     return asleep if component.sleeps else [*awake, *asleep]

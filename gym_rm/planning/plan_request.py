@@ -50,6 +50,11 @@ class Component:
     shared_prompts: bool = False
 
     @property
+    def path(self) -> str:
+        """Its place in the settings of a request."""
+        return f"reward_models.{self.name}" if self.role is Role.REWARD_MODEL else self.name
+
+    @property
     def bytes_per_parameter(self) -> float:
         """Bytes of one parameter."""
         return BYTES[self.dtype]

@@ -52,11 +52,12 @@ def check(request: PlanRequest) -> list[Violation]:
     violations: list[Violation] = []
     for component in request.components:
         violations += [*_tensor_parallel(component, request.cluster.node_gpus), *_lengths(component, request)]
+        violations += _on_cpu(component) if request.cluster.device.is_cpu else ()
     return [*violations, *_step(request)]
 
 
 def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[Violation]:
-    size, name = component.tensor_parallel_size, f"{component.name}.tensor_parallel_size"
+    size, name = component.tensor_parallel_size, f"{component.path}.tensor_parallel_size"
     if size is None:
         return
     allowed = [number for number in range(1, node_gpus + 1) if not divisors_violated(component, number)]
@@ -67,15 +68,26 @@ def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[Violation
             f"Set {name}={nearest} (possible: {', '.join(map(str, allowed))}).",
         )
     if size > node_gpus:
-        larger = f", or {component.name}.fsdp_size for a larger group" if component.role.trains else ""
+        larger = f", or {component.path}.fsdp_size for a larger group" if component.role.trains else ""
         yield Violation(
             f"{name}={size} is more than the {node_gpus} GPUs of a node; a tensor-parallel group stays in one node.",
             f"Set {name}={nearest}{larger}.",
         )
 
 
+def _on_cpu(component: Component) -> Iterator[Violation]:
+    """Say which savings of a GPU's memory a CPU does not have."""
+    name = component.path
+    if component.sleeps:
+        text = f"{name}.sleeps=true frees nothing on a CPU, where weights that sleep are in the same memory."
+        yield Violation(text, f"Set {name}.sleeps=false.")
+    if component.role.trains and component.optimizer == "adamw_8bit":
+        text = f"{name}.optimizer=adamw_8bit needs a GPU: bitsandbytes has no 8-bit optimizer for CPUs."
+        yield Violation(text, f"Set {name}.optimizer=adamw, and {name}.lora_rank=16 if it does not fit.")
+
+
 def _lengths(component: Component, request: PlanRequest) -> Iterator[Violation]:
-    work, name, budget = request.workload, component.name, component.max_num_batched_tokens
+    work, name, budget = request.workload, component.path, component.max_num_batched_tokens
     if budget is not None and component.role is not Role.GENERATION and budget < work.longest:
         yield Violation(
             f"{name}.max_num_batched_tokens={budget:,} is less than the longest conversation, {work.longest:,} tokens.",
@@ -136,8 +148,8 @@ def _contradictions(request: PlanRequest) -> list[Violation]:
         fixed = [f"{field}={value}" for field in FIXED if (value := getattr(component, field)) is not None]
         if fixed and _peak_alone(component, request) is None:
             work = f"{request.cluster.num_gpus} GPUs and {request.workload.conversations} conversations of a step"
-            text = f"{component.name}: {', '.join(fixed)} cannot be kept with {work}."
-            violations.append(Violation(text, f"Leave one of {component.name}'s numbers auto, or change it."))
+            text = f"{component.path}: {', '.join(fixed)} cannot be kept with {work}."
+            violations.append(Violation(text, f"Leave one of {component.path}'s numbers auto, or change it."))
     return violations
 
 
@@ -210,8 +222,9 @@ def _with_memory(cluster: Cluster, gib: int) -> Cluster:
 
 
 def _with_gpus(cluster: Cluster, gpus: int) -> Cluster:
-    """Return the cluster with at least so many GPUs: one node grows to 8 before there are more."""
-    if len(cluster.nodes) == 1 and gpus <= 8:
+    """Return the cluster with at least so many GPUs: one node grows to 8 before there are more; a CPU is a node."""
+    grows = len(cluster.nodes) == 1 and not cluster.device.is_cpu
+    if grows and gpus <= 8:
         return replace(cluster, nodes=(gpus,))
-    size = max(cluster.node_gpus, 8) if len(cluster.nodes) == 1 else cluster.node_gpus
+    size = max(cluster.node_gpus, 8) if grows else cluster.node_gpus
     return replace(cluster, nodes=(size,) * math.ceil(gpus / size))

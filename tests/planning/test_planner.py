@@ -78,6 +78,30 @@ def test_a_cpu_by_another_name_has_the_memory_of_a_cpu():
     assert any(item.name == "libraries" for item in own.pools[0].memory[0].persistent)
 
 
+def test_sleeping_frees_nothing_on_a_cpu():
+    laptop = {"cluster": {"gpu": "cpu"}, "generation": {"engine": "transformers"}}
+    models = {name: {"model": "Qwen/Qwen3-0.6B", "dtype": "float32"} for name in ("policy", "rm")}
+    request = {**laptop, "policy": {**models["policy"], "lora_rank": 8}, "reward_models": {"rm": models["rm"]}}
+    request["workload"] = {"num_prompts": 2, "prompt_tokens": 128, "reply_tokens": 128}
+    (pool,) = plan(request).pools
+    assert not any(each.sleeps for each in pool.components)
+    assert all({"policy", "rm"} <= {item.component for item in memory.persistent} for memory in pool.memory)
+    with pytest.raises(Infeasible, match=r"reward_models.rm.sleeps=true frees nothing on a CPU"):
+        plan(request, overrides=("reward_models.rm.sleeps=true",))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("policy.optimizer=adamw_8bit", "needs a GPU"),
+        ("cluster.gpus_per_node=4", "share its memory; write cluster.nodes"),
+    ],
+)
+def test_savings_of_gpus_are_refused_on_a_cpu(change, message):
+    with pytest.raises(ConfigError, match=message):
+        plan({**GRPO, "cluster": {"gpu": "cpu"}}, overrides=(change,))
+
+
 def test_an_engine_that_is_awake_keeps_its_cache_while_others_work():
     for sleeps in ("true", "false"):
         found = plan(GRPO, overrides=("pools=together", f"generation.sleeps={sleeps}"))
@@ -166,7 +190,7 @@ def test_all_broken_rules_are_named_at_once_each_with_a_change():
 def test_tensor_parallel_groups_larger_than_a_node_are_refused():
     text = violations("cluster.gpus_per_node=2", "cluster.nodes=4", "reward_models.rm.tensor_parallel_size=4")
     assert "more than the 2 GPUs of a node" in text
-    assert "Set rm.tensor_parallel_size=2" in text
+    assert "Set reward_models.rm.tensor_parallel_size=2" in text
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,11 @@ def read_cluster(settings: ClusterSettings) -> Cluster:
             f"cluster.nodes={settings.nodes} with {settings.gpus_per_node} GPUs each is more than {MOST_GPUS:,} GPUs."
         )
     device = read_device(settings.gpu)
+    if device.is_cpu and settings.gpus_per_node > 1:
+        raise ConfigError(
+            f"cluster.gpus_per_node={settings.gpus_per_node}: processes on one machine's CPU share its memory; write "
+            "cluster.nodes for several machines."
+        )
     network = device.network if settings.network is None else Quantity(settings.network, Basis.FORMULA, "given")
     disk = NVME if settings.disk is None else Quantity(settings.disk, Basis.FORMULA, "given")
     return Cluster(device, (settings.gpus_per_node,) * settings.nodes, network, disk)
