@@ -6,7 +6,6 @@ so that an unknown or invalid setting gets the same error everywhere.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import types
@@ -17,13 +16,12 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import pydantic
-from ruamel.yaml import YAML
-from ruamel.yaml.constructor import SafeConstructor
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from gym_rm import checks
 from gym_rm.checks import describe
+from gym_rm.documents import parse_yaml
 from gym_rm.errors import ConfigError, nearest
+from gym_rm.plain_values import to_plain
 
 Schema = TypeVar("Schema", bound=pydantic.BaseModel)
 
@@ -196,45 +194,12 @@ def settings_of(schema: type[pydantic.BaseModel]) -> list[Setting]:
     settings = []
     for name, field in schema.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        shown = "required" if field.is_required() else json.dumps(default, default=str)
+        shown = "required" if field.is_required() else json.dumps(to_plain(default))
         settings.append(Setting(name, _type_name(field.annotation), shown, " ".join((field.description or "").split())))
     return settings
 
 
-# --- YAML --------------------------------------------------------------------------------------------------------
-
-
-class _Constructor(SafeConstructor):
-    """Values of YAML 1.2; a date stays a text."""
-
-
-_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the value of a YAML 1.2 document: `no` and `on` are texts, `3e-4` is a number.
-
-    Raises:
-        ValueError: the text is not valid YAML, or a key occurs twice. The message names line and column.
-    """
-    parser = YAML(typ="safe", pure=True)
-    parser.Constructor = _Constructor
-    try:
-        return parser.load(text)
-    except MarkedYAMLError as error:
-        mark = error.problem_mark
-        raise ValueError(f"{error.problem} at line {mark.line + 1}, column {mark.column + 1}") from error
-    except YAMLError as error:
-        raise ValueError(str(error)) from error
-
-
-def to_yaml(value: Any) -> str:
-    """Return plain values as a YAML document, with the keys in their order."""
-    writer, stream = YAML(typ="safe", pure=True), io.StringIO()
-    writer.default_flow_style = False
-    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    writer.dump(value, stream)
-    return stream.getvalue()
+# --- values ------------------------------------------------------------------------------------------------------
 
 
 def _read(file: str | Path) -> dict[str, Any]:
@@ -249,9 +214,6 @@ def _read(file: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict | None):
         raise ConfigError(f"{file}: expected a mapping of settings, got {type(values).__name__}: {values!r:.80}.")
     return values or {}
-
-
-# --- values ------------------------------------------------------------------------------------------------------
 
 
 def _validate(schema: type[Schema], values: dict[str, Any]) -> tuple[Schema | None, list[str]]:

@@ -19,7 +19,7 @@ Count: TypeAlias = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value that `json.dumps` accepts: NaN becomes None, and other objects become texts."""
+    """Return a value that `json.dumps` accepts: NaN and infinities become None, and other objects become texts."""
     if isinstance(value, Mapping):
         return {str(key): to_plain(each) for key, each in value.items()}
     if isinstance(value, np.ndarray | list | tuple | set | frozenset):
@@ -27,6 +27,8 @@ def to_plain(value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, float) and not math.isfinite(value):
         return None
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gym_rm.config import parse_yaml
+from gym_rm.documents import parse_json, parse_yaml
 from gym_rm.errors import ConfigError
 
 WEIGHT_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
@@ -61,7 +60,7 @@ def read_plan_file(source: Any) -> PlanFile:
         name, _, part = os.fspath(source).partition("#")
         try:
             text = Path(name).read_text(encoding="utf-8")
-            values = json.loads(text) if name.endswith(".json") else parse_yaml(text)
+            values = parse_json(text) if name.endswith(".json") else parse_yaml(text)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot read a plan in {name!r}: {error}.") from error
     elif hasattr(source, "to_dict"):

@@ -18,9 +18,9 @@ from gym_rm.config import (
     one_of,
     override_values,
     parse_settings,
-    parse_yaml,
     settings_of,
 )
+from gym_rm.documents import parse_yaml
 from gym_rm.errors import ConfigError
 
 

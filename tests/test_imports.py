@@ -15,6 +15,7 @@ FLOORS = {
     "scores": 0,
     "checks": 0,
     "plain_values": 0,
+    "documents": 0,
     "config": 1,
     "plan_file": 1,
     "scorer": 1,

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from gym_rm.cli.score_output import FileOutput, StreamOutput, added_names
-from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_in, show
+from gym_rm.data.rows import decompressed, format_of, parse_line, present, read_lines, rows_or_errors_in, show
 from gym_rm.data.scored_rows import Labels, RowToScore, row_to_score
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer, try_score
@@ -62,7 +62,7 @@ class InputLine:
 
     def with_fields(self, added: Mapping[str, Any]) -> bytes:
         """Return the output line."""
-        return self.stem + b", " + json.dumps(added, default=str).encode()[1:] + b"\n"
+        return self.stem + b", " + json.dumps(added, allow_nan=False).encode()[1:] + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class FileScoring:
             GymRMError: the scorer failed for a whole batch. The lines that were finished before are stored.
         """
         with ExitStack() as stack:
-            source = InputFile(self.source, added_names(self.key), stack)
+            source = InputFile(self.source, added_names(self.key), self.output, stack)
             output = self._open_output(stack)
             if isinstance(output, FileOutput):
                 source.spool()
@@ -240,14 +240,16 @@ class InputFile:
     Args:
         source: the file; None for standard input.
         added: names that a row must not have, because they are added to it.
+        output: the file to write; a Parquet file keeps the columns of a Parquet file, also binary ones.
         stack: closes the files.
 
     Raises:
         ConfigError: the file cannot be read.
     """
 
-    def __init__(self, source: Path | None, added: Sequence[str], stack: ExitStack) -> None:
+    def __init__(self, source: Path | None, added: Sequence[str], output: Path | None, stack: ExitStack) -> None:
         self._source, self._added, self._stack = source, added, stack
+        self._keeps_columns = output is not None and format_of(output)[0] == "parquet"
         self._name = str(source) if source else "standard input"
         try:
             self._stored: IO[bytes] = stack.enter_context(source.open("rb")) if source else sys.stdin.buffer
@@ -271,13 +273,16 @@ class InputFile:
             for number, raw in read_lines(file, self._name):
                 yield self._line(raw, f"{self._name} line {number}", number)
         else:
-            for number, (where, row) in enumerate(rows_in(file, self._name, stored_as)):
-                yield self._line(_as_json(row), where, number)
+            rows = rows_or_errors_in(file, self._name, stored_as, without_binary=self._keeps_columns)
+            for number, (where, row) in enumerate(rows):
+                if isinstance(row, ConfigError):
+                    yield InputLine(where, _invalid_stem(where), error=str(row))
+                else:
+                    yield self._line(_as_json(row), where, number)
 
     def _line(self, raw: bytes, where: str, number: int) -> InputLine:
         text = raw.strip()
-        # An invalid line is written as an object with the line in its field `line`.
-        stem = json.dumps({"line": text.decode(errors="replace")}).encode()[:-1]
+        stem = _invalid_stem(text.decode(errors="backslashreplace"))
         try:
             row = parse_line(text, where)
             if not isinstance(row, dict):
@@ -292,9 +297,14 @@ class InputFile:
             return InputLine(where, stem, error=str(error))
 
 
+def _invalid_stem(line: str) -> bytes:
+    """Return the start of the output line for an invalid line: its text, or its place in the file, as `line`."""
+    return json.dumps({"line": line}).encode()[:-1]
+
+
 def _as_json(row: Any) -> bytes:
     # The escape of a lone surrogate, which UTF-8 cannot encode, is also its escape in JSON.
-    return json.dumps(present(row), default=str, ensure_ascii=False).encode(errors="backslashreplace")
+    return json.dumps(present(row), ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
 
 
 def _reason(labels: Labels, errors: Sequence[str | None]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
@@ -12,6 +11,7 @@ import typer
 import gym_rm
 from gym_rm.cli.console import find_own_modules, quiet_loading, warn
 from gym_rm.config import override_values
+from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 from gym_rm.scorer import Scorer
 
@@ -94,7 +94,7 @@ def warn_of_embedded(scorer: Scorer) -> None:
 def parse_model(text: str | None) -> Any:
     """Return a reward model as `load_scorer` takes it; a text that begins with a brace is JSON."""
     try:
-        return json.loads(text) if text is not None and text.startswith("{") else text
+        return parse_json(text) if text is not None and text.startswith("{") else text
     except ValueError as error:
         raise ConfigError(f"the reward model is not valid JSON: {error}: {text!r}.") from error
 

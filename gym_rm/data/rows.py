@@ -5,21 +5,27 @@ Every reader yields `(where, row)`. `where` is the file and line of the row, for
 
 from __future__ import annotations
 
+import codecs
 import csv
+import datetime
 import gzip
 import importlib
 import importlib.resources
 import io
 import json
+import math
 import os
 import re
+import uuid
 import zlib
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
 
+from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 
 Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | None"
@@ -29,7 +35,6 @@ EMBEDDED = {"embedded": "prompts.jsonl", "embedded:code": "code_prompts.jsonl"}
 
 _FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".zst")
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_ERRORS = (OSError, EOFError, zlib.error)
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w\[\]%:+-]+)?")
 _LIKE_MESSAGES = re.compile(r"""\[\s*\{\s*["'](role|content)["']\s*:""")
@@ -64,7 +69,7 @@ def rows_or_errors(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
     if source is None or (isinstance(source, str) and source in EMBEDDED):
         name = EMBEDDED[source or "embedded"]
         text = importlib.resources.files("gym_rm").joinpath("assets", name).read_bytes()
-        return rows_in(io.BytesIO(text), "embedded prompts", "jsonl")
+        return rows_or_errors_in(io.BytesIO(text), "embedded prompts", "jsonl")
     if isinstance(source, str | os.PathLike):
         return _stored_rows(os.fspath(source), argument)
     if isinstance(source, Set) and not isinstance(source, KeysView | ItemsView):
@@ -82,21 +87,21 @@ def rows_or_errors(source: Source, argument: str) -> Iterator[tuple[str, Any]]:
     return ((f"{argument}[{index}]", row) for index, row in enumerate(source))
 
 
-def parse_line(line: bytes | str, where: str) -> Any:
+def parse_line(line: bytes, where: str) -> Any:
     """Parse one line as JSON.
 
     Raises:
         ConfigError: the line is not UTF-8 or not JSON.
     """
     try:
-        return json.loads(line)
+        return parse_json(line, allow_nan=True)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not valid JSON: {error.msg} at column {error.colno}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{where}: not valid UTF-8: byte {error.object[error.start]:#04x} at position {error.start}."
         ) from error
-    except (ValueError, RecursionError) as error:  # a number with too many digits, or too many nested brackets
+    except ValueError as error:
         raise ConfigError(f"{where}: cannot be parsed as JSON: {error}.") from error
 
 
@@ -139,22 +144,23 @@ def _stored_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:
 
 def _rows_of_file(path: Path, stored_as: str) -> Iterator[tuple[str, Any]]:
     with open_binary(path) as file:
-        yield from _rows_or_errors_in(file, str(path), stored_as)
+        yield from rows_or_errors_in(file, str(path), stored_as)
 
 
-def rows_in(file: IO[bytes], name: str, stored_as: str) -> Iterator[tuple[str, Any]]:
-    """Yield `(where, row)` of an open, decompressed file in a format of `format_of`."""
-    return _without_errors(_rows_or_errors_in(file, name, stored_as))
+def rows_or_errors_in(
+    file: IO[bytes], name: str, stored_as: str, *, without_binary: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """Yield `(where, row)` of an open, decompressed file in a format of `format_of`, as `rows_or_errors` does.
 
-
-def _rows_or_errors_in(file: IO[bytes], name: str, stored_as: str) -> Iterator[tuple[str, Any]]:
+    `without_binary` leaves out bytes that are no text, such as images, instead of refusing their row.
+    """
     match stored_as:
         case "json":
             return _json_rows(file, name)
         case "csv":
             return _csv_rows(file, name)
         case "parquet":
-            return _parquet_rows(file, name)
+            return _parquet_rows(file, name, without_binary)
     lines = ((f"{name} line {number}", line) for number, line in read_lines(file, name))
     return ((where, _or_error(parse_line, line, where)) for where, line in lines)
 
@@ -195,16 +201,29 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         for number, line in enumerate(file, start=1):
-            line = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+            if number == 1:
+                _refuse_other_encodings(line, name)
+            line = line.removeprefix(codecs.BOM_UTF8)  # also of a file that was appended to another one
             if line.strip():
                 yield number, line
     except _READ_ERRORS as error:
         raise ConfigError(f"{name}: cannot be read after line {number}: {error}.") from error
 
 
+def _refuse_other_encodings(start: bytes, name: str) -> None:
+    """Raise ConfigError for the start of a text in UTF-16 or UTF-32, with or without a byte order mark."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start:
+        raise ConfigError(
+            f"{name}: not UTF-8: it begins like UTF-16, UTF-32 or a binary file; convert it, for example with "
+            "iconv -f UTF-16 -t UTF-8."
+        )
+
+
 def _json_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     try:
-        rows = parse_line(file.read().removeprefix(BYTE_ORDER_MARK), name)
+        text = file.read().removeprefix(codecs.BOM_UTF8)
+        _refuse_other_encodings(text[:1024], name)
+        rows = parse_line(text, name)
     except _READ_ERRORS as error:
         raise ConfigError(f"{name}: cannot be read: {error}.") from error
     if not isinstance(rows, list):
@@ -218,9 +237,7 @@ def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     reader = csv.DictReader(text, strict=True)
     begin = 1
     try:
-        header = reader.fieldnames or []
-        if twice := [column for index, column in enumerate(header) if column in header[:index]]:
-            raise ConfigError(f"{name} line 1: the header has the column {twice[0]!r} twice; rename one of them.")
+        header = _csv_header(reader, name)
         begin = reader.line_num + 1
         for cells in reader:
             begin = reader.line_num + 1
@@ -231,11 +248,28 @@ def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
             f"{name} line {begin}: the row that begins here is not valid CSV: {error}. A cell that begins with a "
             "quote must end with one, and quotes inside it must be doubled; write longer cells to a .jsonl file."
         ) from error
-    except (UnicodeDecodeError, *_READ_ERRORS) as error:
+    except UnicodeDecodeError as error:
+        _refuse_other_encodings(error.object[:1024], name)
+        raise ConfigError(
+            f"{name}: not readable as CSV after line {reader.line_num}: not valid UTF-8: {error}; convert the file."
+        ) from error
+    except _READ_ERRORS as error:
         raise ConfigError(f"{name}: not readable as CSV after line {reader.line_num}: {error}.") from error
     finally:
         if not file.closed:
             text.detach()  # the caller closes the file
+
+
+def _csv_header(reader: csv.DictReader[str], name: str) -> Sequence[str]:
+    header = reader.fieldnames or []
+    _refuse_other_encodings("".join(header).encode(), name)
+    _refuse_twice(header, f"{name} line 1: the header")
+    return header
+
+
+def _refuse_twice(columns: Sequence[str], owner: str) -> None:
+    if twice := [column for index, column in enumerate(columns) if column in columns[:index]]:
+        raise ConfigError(f"{owner} has the column {twice[0]!r} twice; rename one of them.")
 
 
 def _csv_row(header: Sequence[str], cells: dict[Any, Any], where: str) -> dict[str, Any]:
@@ -252,14 +286,51 @@ def _csv_row(header: Sequence[str], cells: dict[Any, Any], where: str) -> dict[s
     return {column: cell for column, cell in cells.items() if cell or column in _CSV_REPLIES}
 
 
-def _parquet_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
+def _parquet_rows(file: IO[bytes], name: str, without_binary: bool) -> Iterator[tuple[str, Any]]:
     pyarrow = import_pyarrow(f"reading {name}")
     try:
-        batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1024)
+        stored = pyarrow.parquet.ParquetFile(file)
+        _refuse_twice(stored.schema_arrow.names, name)
+        batches = stored.iter_batches(batch_size=1024)
         for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-            yield f"{name} row {index}", row
-    except (pyarrow.ArrowException, OSError) as error:
+            where = f"{name} row {index}"
+            yield where, _or_error(_plain_cell, row, where, without_binary)
+    except ConfigError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise ConfigError(f"{name}: not readable as parquet: {error}.") from error
+
+
+def _plain_cell(value: Any, where: str, without_binary: bool) -> Any:
+    """Return a value of a column format as a value of JSON: bytes, dates and decimal numbers become texts.
+
+    Raises:
+        ConfigError: bytes are not UTF-8, a number is infinite, or the type is another one.
+    """
+    if isinstance(value, Mapping):
+        return {name: _plain_cell(each, f"{where}, {name!r}", without_binary) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_cell(each, where, without_binary) for each in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError as error:
+            if without_binary:
+                return None
+            raise ConfigError(
+                f"{where}: expected a text, got {show(value)}, which is not UTF-8; leave the column out."
+            ) from error
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, Decimal | datetime.timedelta | uuid.UUID):
+        return str(value)
+    if isinstance(value, float) and math.isinf(value):
+        raise ConfigError(f"{where}: expected a finite number, got {value}; leave it out (null) if it is not known.")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ConfigError(
+        f"{where}: expected a text, a number, a list or a mapping, got {show(value)}; leave the column out."
+    )
 
 
 def _dataset_rows(source: str, argument: str) -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ import pydantic
 from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, divide_settings, parse_settings
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.generation.chat import RemoteChatOptions, chat_options, load_chat_model
+from gym_rm.plain_values import to_plain
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
 
@@ -159,7 +160,7 @@ class SimulatedUser:
             value = prompt.answer if name == "answer" else prompt.metadata.get(name.removeprefix("metadata."))
             if value is None:
                 raise ConfigError(f"instructions have {{{name}}}, which the prompt {prompt.prompt_id!r} does not have.")
-            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            return value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False)
 
         return FIELD.sub(fill, self.options.instructions)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gym_rm.checks import integer
+from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit_lines import AuditLine, ReplyScores, make_line
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, other_replies
@@ -216,7 +216,7 @@ def read_record(path: str | os.PathLike[str]) -> AuditRecord:
         ConfigError: the file cannot be read, or it holds no audit.
     """
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = parse_json(Path(path).read_text(encoding="utf-8"))
         values = values.get("record", values)
         return AuditRecord(
             level=min(integer("level", values["level"], minimum=0), len(LEVELS) - 1),

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError, warn_once
 
 
@@ -106,7 +107,7 @@ class ScoreStore:
                 for number, line in enumerate(file, start=1):
                     if not line.endswith(b"\n"):
                         break
-                    entry = json.loads(line)
+                    entry = parse_json(line)
                     if number == 1:
                         self.header = {**entry}
                     else:
@@ -121,4 +122,4 @@ class ScoreStore:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, default=str).encode() + b"\n"
+    return json.dumps(value, allow_nan=False).encode() + b"\n"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.score_store import ScoreStore
+from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.types import Comparison, Prompt, Provenance
 
@@ -198,7 +199,7 @@ def digest_of(comparison: Comparison) -> str:
 
 def digest(value: Any) -> str:
     """Return 24 hex digits of the SHA-256 of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps(to_plain(value), sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _pairs(comparison: Comparison) -> Iterator[tuple[int, int]]:

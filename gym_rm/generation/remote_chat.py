@@ -15,7 +15,7 @@ from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.generation.chat import ChatReply, RemoteChatOptions, merge_system, without_reasoning
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
-from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_json
+from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
 from gym_rm.types import Conversation, Provenance
 
 ROUTE = "/v1/chat/completions"
@@ -161,7 +161,7 @@ def _patterns(tokenizer: Any) -> Sequence[re.Pattern[str]]:
 
 def _read_model(body: bytes) -> str:
     """Return the name of the only model that a server serves."""
-    models = parse_json(body)
+    models = parse_body(body)
     listed = models.get("data") if isinstance(models, Mapping) else None
     names = [each.get("id") for each in listed or () if isinstance(each, Mapping)] if isinstance(listed, list) else []
     if not names or not isinstance(names[0], str):
@@ -175,7 +175,7 @@ def _read_reply(body: bytes) -> ChatReply:
     Raises:
         InvalidReply: it is not what a chat route answers.
     """
-    answer = parse_json(body)
+    answer = parse_body(body)
     try:
         (choice,) = answer["choices"]
         content, reason = choice["message"]["content"], choice.get("finish_reason")

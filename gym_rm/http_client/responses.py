@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError, GymRMError, RemoteError
 
 SHORTEST_WAIT = 0.1  # seconds, if a server asks to wait
@@ -69,26 +69,18 @@ def retry_after(value: str | None) -> float | None:
     return float(value) if value is not None and re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value) else None
 
 
-def parse_json(body: bytes) -> Any:
-    """Return the value of a JSON body.
-
-    Raises:
-        InvalidReply: it is not valid JSON, or has NaN or Infinity.
-    """
-
-    def refuse(name: str) -> Any:
-        raise ValueError(f"{name} is not a number in JSON")
-
+def parse_body(body: bytes) -> Any:
+    """Return the value of a JSON body. Raises InvalidReply if it is not valid JSON."""
     try:
-        return json.loads(body, parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
+        return parse_json(body)
+    except ValueError as error:
         raise InvalidReply(f"the reply is not valid JSON: {error}: {body[:80]!r}") from error
 
 
 def _reason(body: bytes) -> str:
     """Return the message of an error body, or its start."""
     try:
-        content = parse_json(body)
+        content = parse_body(body)
     except InvalidReply:
         return body[:200].decode(errors="replace") or "no reason"
     for name in ("error", "message", "detail"):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import pydantic
 from pydantic import Field, PositiveInt
 
-from gym_rm.config import parse_yaml, to_yaml
+from gym_rm.documents import parse_json, parse_yaml, to_yaml
 from gym_rm.errors import ConfigError
 from gym_rm.planning.quantities import Basis, weakest
 
@@ -392,7 +392,7 @@ def load_plan(source: str | Path | dict[str, Any] | Plan) -> Plan:
     else:
         try:
             text = Path(source).read_text(encoding="utf-8")
-            values = json.loads(text) if Path(source).suffix == ".json" else parse_yaml(text)
+            values = parse_json(text) if Path(source).suffix == ".json" else parse_yaml(text)
         except (OSError, UnicodeDecodeError, ValueError) as error:
             raise ConfigError(f"cannot read a plan in {name!r}: {error}.") from error
     if not isinstance(values, dict) or "pools" not in values:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.generation.completions import Completion, TokenIds
-from gym_rm.http_client.responses import NoSuchRoute, Refused, parse_json
+from gym_rm.http_client.responses import NoSuchRoute, Refused, parse_body
 from gym_rm.training.checkpoints import atomic_folder
 
 CALIBRATION_SEED = 0
@@ -240,4 +240,4 @@ class _Unusable(Exception):
 
 
 def _parse(body: bytes) -> Any:
-    return parse_json(body) if body else {}
+    return parse_body(body) if body else {}

@@ -202,4 +202,4 @@ def curve_settings(settings: GRPOSettings) -> dict[str, Any]:
 
 def _digest(prompts: tuple[Sequence[Prompt], Sequence[Prompt]]) -> str:
     contents = [[[each.prompt_id, list(each.messages), each.answer] for each in part] for part in prompts]
-    return hashlib.sha256(json.dumps(contents, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(to_plain(contents), sort_keys=True).encode()).hexdigest()

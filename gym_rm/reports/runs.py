@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gym_rm.config import parse_yaml, to_yaml
+from gym_rm.documents import parse_json, parse_yaml, to_yaml
 from gym_rm.errors import ConfigError
 from gym_rm.reports.curves import Curve, read_curve
 from gym_rm.types import Conversation
@@ -242,7 +242,7 @@ def _first_set(path: Path) -> tuple[dict[str, Any], ...]:
 def _conversations(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(_whole_lines(path), start=1):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             row["phase"], row["reward"], row["prompt_id"], row["messages"][-1]["content"]
             if not isinstance(row["step"], int) or any("role" not in message for message in row["messages"]):
                 raise TypeError("step must be an integer, and messages need a role")

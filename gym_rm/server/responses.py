@@ -82,7 +82,7 @@ def error_response(error: RequestError, path: str) -> Response:
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """Return a JSON response, with escapes for everything but ASCII; NaN is an error."""
-    body = json.dumps(content, allow_nan=False, separators=(",", ":"), default=str)  # infos can have any object
+    body = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return Response(body, status, headers, media_type="application/json")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gym_rm.data.comparisons import ComparisonSet, DroppedRow, load_comparisons
+from gym_rm.data.findings import key_of
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from gym_rm.errors import ConfigError, ConversationError, logger
@@ -133,7 +133,7 @@ def _read(path: str, name: str, settings: DataSettings) -> ComparisonSet:
 
 def _divide(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[Comparison], list[Comparison]]:
     """Return the comparisons to train on and those to measure on; comparisons with one prompt stay together."""
-    names = [json.dumps(each.prompt, sort_keys=True, default=str) for each in comparisons]
+    names = [key_of(each.prompt) for each in comparisons]
     distinct = list(dict.fromkeys(names))
     count = round(share * len(distinct))
     if not 0 < count < len(distinct):

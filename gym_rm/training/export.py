@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from gym_rm.config import to_yaml
+from gym_rm.documents import to_yaml
 from gym_rm.training.checkpoints import atomic_folder
 from gym_rm.training.comparison_sets import EncodedSet
 from gym_rm.training.reward_model_settings import RewardModelTraining, flat_settings

@@ -18,7 +18,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from gym_rm.config import to_yaml
+from gym_rm.documents import to_yaml
 from gym_rm.engine.backbones.decoder import num_positions
 from gym_rm.engine.loading.trial import longest_shared
 from gym_rm.errors import ConfigError, logger

@@ -73,10 +73,26 @@ def test_skip_writes_the_error_and_continues(tmp_path, scorer):
     assert "score_error" not in out[4]
 
 
+def test_skip_continues_after_a_csv_row_with_too_many_cells(tmp_path, scorer):
+    source = tmp_path / "in.csv"
+    source.write_text("prompt,response\na,b\na,b,c\na,four\n")
+    run(source, "-o", tmp_path / "out.jsonl", "--on-error", "skip", code=3)
+    out = read(tmp_path / "out.jsonl")
+    assert [row["score"] for row in out] == [0.1, None, 0.4]
+    assert out[1]["line"] == f"{source} line 3"
+    assert "has more cells than the header" in out[1]["score_error"]
+
+
 @given(
     st.lists(
         st.dictionaries(
-            st.text(), st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text())
+            st.text(),
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats(allow_infinity=False)
+            | st.text()
+            | st.lists(st.text()),
         )
     ),
     st.integers(1, 5),

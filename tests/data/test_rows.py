@@ -1,10 +1,13 @@
 import csv
+import datetime
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -116,6 +119,50 @@ def test_parquet(tmp_path):
     rows = [{"messages": [USER], "user_turns": ["and 3 + 3?"], "answer": "4"}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
     assert values(tmp_path / "p.parquet") == rows
+
+
+def test_cells_of_parquet_become_values_of_json(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    day = datetime.datetime(2024, 7, 26, 12)
+    row = {"prompt": "é".encode(), "price": Decimal("0.10"), "when": day, "nested": [{"text": b"a", "none": None}]}
+    table = pyarrow.Table.from_pylist([row]).append_column("kind", pyarrow.array([b"x"]).dictionary_encode())
+    parquet.write_table(table, tmp_path / "p.parquet")
+    nested = [{"text": "a", "none": None}]
+    expected = {"prompt": "é", "price": "0.10", "when": "2024-07-26T12:00:00", "nested": nested, "kind": "x"}
+    assert values(tmp_path / "p.parquet") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"prompt": "é".encode("latin-1")},
+            r"row 0, 'prompt': expected a text, got bytes b'\\xe9', which is not",
+        ),
+        ({"prompt": [{"role": "user", "content": b"\xff"}]}, "row 0, 'prompt', 'content': expected a text, got bytes"),
+        ({"prompt": "a", "margin": math.inf}, "row 0, 'margin': expected a finite number, got inf"),
+    ],
+)
+def test_a_cell_of_parquet_that_json_does_not_have_is_refused_by_name(tmp_path, row, message):
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist([row]), tmp_path / "p.parquet")
+    with pytest.raises(ConfigError, match=message):
+        values(tmp_path / "p.parquet")
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.json", "p.csv", "p.jsonl.gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_a_file_in_another_encoding_is_refused_before_the_first_row(tmp_path, name, encoding):
+    text = {"jsonl": json_lines(ROWS), "json": json.dumps(ROWS), "csv": "prompt,answer\n2 + 2?,4\n"}
+    data = text[format_of(Path(name))[0]].encode(encoding)
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    with pytest.raises(ConfigError, match="not UTF-8: it begins like UTF-16"):
+        next(rows_of(tmp_path / name, "prompts"))
+
+
+def test_files_with_byte_order_marks_that_were_joined_are_read(tmp_path):
+    assert values(write(tmp_path / "p.jsonl", "".join("\ufeff" + json_lines([row]) for row in ROWS))) == ROWS
 
 
 def test_a_broken_parquet_file(tmp_path):
@@ -235,12 +282,22 @@ def test_an_invalid_source_is_refused(source, message):
         ("p.jsonl", b'{"prompt": "a"}\n\n{"prompt": }\n', r"p.jsonl line 3: not valid JSON: .* at column 12"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"p.jsonl line 2: not valid UTF-8: byte 0xff"),
         ("p.jsonl", b'{"a": ' + b"9" * 5000 + b"}", r"p.jsonl line 1: cannot be parsed as JSON"),
-        ("p.jsonl", b"[" * 100_000, r"p.jsonl line 1: cannot be parsed as JSON"),
+        (
+            "p.jsonl",
+            b"[" * 100_000,
+            r"p.jsonl line 1: cannot be parsed as JSON: lists and mappings",
+        ),
+        (
+            "p.jsonl",
+            b"[" * 700 + b"]" * 700,
+            r"p.jsonl line 1: cannot be parsed as JSON: lists and mappings",
+        ),
+        ("p.jsonl", b'{"a": 1e400}', r"p.jsonl line 1: cannot be parsed as JSON: the number 1e400 is too large"),
         ("p.jsonl.gz", b"not gzipped", r"p.jsonl.gz: cannot be read after line 0"),
         ("p.jsonl.gz", gzip.compress(b'"a"\n' * 9999, mtime=0)[:-20], r"p.jsonl.gz: cannot be read after line"),
         ("p.json.gz", gzip.compress(b"[1]", mtime=0)[:-4], r"p.json.gz: cannot be read"),
         ("p.json", b'{"prompt": "a"}', r"p.json: a .json file must contain a list of rows, got dict"),
-        ("p.csv", b"prompt\n\xff\n", r"p.csv: not readable as CSV after line 0"),
+        ("p.csv", b"prompt\n\xff\n", r"p.csv: not readable as CSV after line 0: not valid UTF-8"),
         ("p.txt", b"hello", r"prompts: cannot read '.*p.txt'; expected one of .jsonl"),
         ("p.parquet.gz", b"", r"prompts: cannot read '.*p.parquet.gz'"),
     ],

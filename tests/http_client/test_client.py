@@ -14,7 +14,7 @@ from gym_rm.http_client.responses import (
     NoSuchRoute,
     Refused,
     check_status,
-    parse_json,
+    parse_body,
     retry_after,
 )
 
@@ -55,7 +55,7 @@ def test_a_status_has_a_meaning(status, headers, error):
 @pytest.mark.parametrize("body", [b"", b"{", b"NaN", b'{"a": Infinity}', b"\xff", b"[" * 100_000])
 def test_what_is_no_json_is_invalid(body):
     with pytest.raises(InvalidReply):
-        parse_json(body)
+        parse_body(body)
 
 
 @pytest.mark.parametrize(

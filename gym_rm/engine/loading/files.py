@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
+from gym_rm.documents import parse_json
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
 
@@ -80,8 +80,8 @@ def read_json(file: Path) -> dict[str, Any]:
         ConfigError: the file is not JSON, or not an object.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{str(file)!r} is not a readable JSON file: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{str(file)!r} must be a JSON object; got {type(content).__name__} {content!r:.80}.")

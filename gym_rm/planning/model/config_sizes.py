@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ from pydantic import Field
 
 from gym_rm.checks import describe
 from gym_rm.config import Config, Flag, NonNegativeInt, PositiveInt, parse_settings
+from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 from gym_rm.planning.model.model_types import TYPES, ModelType
 from gym_rm.planning.model.shape import Layer, ModelShape
@@ -131,8 +131,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the configuration of the model in {str(path)!r}: {error}.") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{file}: expected a JSON object, got {type(config).__name__}.")

@@ -12,6 +12,7 @@ from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.preferences import PreferenceReport
 from gym_rm.evaluation.report import SetEvaluation, WrongPair, notes
+from gym_rm.plain_values import to_plain
 from gym_rm.reports.evaluation.charts import best_of_n_chart, calibration_chart, margin_chart
 from gym_rm.reports.evaluation.tables import ResultTable, model_names, result_tables
 from gym_rm.reports.pages import cut, render, write_page
@@ -46,7 +47,7 @@ def _about(provenance: Mapping[str, Any] | None) -> str:
         if value and name in ("model", "revision", "template_hash", "dtype", "device", "layout"):
             shown.append(f"{name}: {visible(str(value))}")
     settings = (provenance or {}).get("settings")
-    return " · ".join([*shown, f"settings: {visible(json.dumps(settings, default=str))}"] if settings else shown)
+    return " · ".join([*shown, f"settings: {visible(json.dumps(to_plain(settings)))}"] if settings else shown)
 
 
 def _set(evaluation: SetEvaluation) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gym_rm.documents import parse_json
 from gym_rm.scorers.code.replies import fenced_blocks, indented
 from gym_rm.types import Prompt
 
@@ -152,7 +153,7 @@ def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
 
 def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
     listed = data["test_list"]
-    listed = json.loads(listed) if isinstance(listed, str) and listed.lstrip().startswith("[") else listed
+    listed = parse_json(listed) if isinstance(listed, str) and listed.lstrip().startswith("[") else listed
     if not isinstance(listed, list) or not all(isinstance(source, str) for source in listed):
         raise TestsError(f"'test_list' must be a list of texts with asserts, got {listed!r:.80}")
     imports = data.get("test_imports") or []
@@ -308,7 +309,7 @@ def _case(name: str, row: Mapping[str, Any], is_call: bool) -> tuple[Any, Any]:
 
 def _named_in(metadata: Any) -> Any:
     try:
-        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
+        metadata = parse_json(metadata) if isinstance(metadata, str) else metadata
     except ValueError:
         return None
     return metadata.get("func_name") if isinstance(metadata, Mapping) else None
@@ -319,7 +320,7 @@ def _loaded(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError as error:
         raise TestsError(f"{name!r} is not JSON: {error}; got {value!r:.80}") from error
 

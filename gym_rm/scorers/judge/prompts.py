@@ -16,6 +16,7 @@ from typing import Any
 
 from gym_rm.engine.text.messages import extra_fields
 from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.plain_values import to_plain
 from gym_rm.types import Conversation, Message, Prompt
 
 LETTERS = "BCDFGHJKLMNPQRSTVWXZ"  # no words can be made of them
@@ -162,11 +163,11 @@ def _conversation(messages: Conversation, mark: str) -> str:
 def _text(message: Mapping[str, Any]) -> str:
     """Return the content of a message, and its other fields (tool calls, ...) as JSON."""
     other = {name: message[name] for name in extra_fields(message)}
-    return str(message["content"]) + (f"\n{json.dumps(other, ensure_ascii=False, default=str)}" if other else "")
+    return str(message["content"]) + (f"\n{json.dumps(to_plain(other), ensure_ascii=False)}" if other else "")
 
 
 def _metadata(prompt: Prompt | None, name: str) -> str:
     if prompt is None or name not in prompt.metadata:
         raise ConversationError(f"the rubric shows metadata.{name}, which this row's prompt does not have.")
     value = prompt.metadata[name]
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False)

@@ -247,7 +247,7 @@ class JudgeScorer:
             return pairs
         groups: dict[str, list[int]] = {}
         for row, conversation in checked.items():
-            groups.setdefault(json.dumps(list(conversation[:-1]), default=str), []).append(row)
+            groups.setdefault(repr(list(conversation[:-1])), []).append(row)
         for rows in groups.values():
             if len(rows) == 1:
                 errors[rows[0]] = "there is no other reply to the same prompt in this call to compare with"

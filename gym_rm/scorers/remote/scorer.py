@@ -15,7 +15,7 @@ from gym_rm.config import divide_settings
 from gym_rm.errors import ConfigError, ConversationError, RemoteError, logger, warn_once
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import Endpoint, HTTPClient
-from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_json
+from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
 from gym_rm.scorer import check_rows
 from gym_rm.scorers.remote.calibration import UNKNOWN_REWARDS, compare, suspect_activation
 from gym_rm.scorers.remote.options import RemoteOptions
@@ -213,7 +213,7 @@ class RemoteScorer:
 
         def tolerant(body: bytes) -> Served | str:
             try:
-                return read(parse_json(body))
+                return read(parse_body(body))
             except InvalidReply as error:
                 return str(error)
 
@@ -294,7 +294,7 @@ class RemoteScorer:
                 scores, _ = await send(
                     protocol.path,
                     protocol.body(encoded, turns),
-                    read=lambda body: protocol.read(parse_json(body), encoded, turns),
+                    read=lambda body: protocol.read(parse_body(body), encoded, turns),
                     deadline=deadline,
                 )
             except Refused as refused:  # the halves are sent, to find the invalid row
