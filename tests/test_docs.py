@@ -1,7 +1,8 @@
 """Tests of the pages in docs: their Python code runs and their links are valid.
 
 The Python blocks of a page run one after the other in an empty folder, with small checkpoints under the names that the
-page uses. A block marked ```` ```python no-run ```` is skipped. tests/adapters/test_pages.py runs docs/adapters.
+page uses, and show what the comments beside them say. A block marked ```` ```python no-run ```` is skipped.
+tests/adapters/test_pages.py runs docs/adapters.
 """
 
 import functools
@@ -25,6 +26,7 @@ from gym_rm.scorer import SCORER_KINDS
 from gym_rm.scorers.judge.scorer import JudgeOptions
 from tests import chain_models, tiny_models
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
+from tests.snippets import python_blocks, run_blocks
 
 try:
     import peft
@@ -90,15 +92,6 @@ def text_of(page):
     return page.read_text(encoding="utf-8")
 
 
-def python_blocks(page):
-    """Yield the Python blocks that are not marked `no-run`, each with the number of the line before it."""
-    text = text_of(page)
-    for found in re.finditer(r"^```python *([^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        assert found[1] in ("", "no-run"), f"{page.name}: unknown mark {found[1]!r} of a Python block"
-        if not found[1] and (peft is not None or "my/adapter" not in found[2]):
-            yield text.count("\n", 0, found.start(2)), found[2]
-
-
 @pytest.fixture(scope="module")
 def names_after(tmp_path_factory):
     """Function that runs the Python blocks of a page and returns the names they define and the folder."""
@@ -112,11 +105,8 @@ def names_after(tmp_path_factory):
             for name, save in CHECKPOINTS.items():
                 if f'"{name}"' in text_of(page):
                     save(name)
-            names = {"__name__": page.stem}
-            for line, block in python_blocks(page):
-                exec(
-                    compile("\n" * line + block, page, "exec"), names
-                )  # so that tracebacks show line numbers of the page
+            blocks = [each for each in python_blocks(page) if peft is not None or "my/adapter" not in each[1]]
+            names = run_blocks(page, blocks)
         finally:
             os.chdir(before)
         return names, folder
@@ -125,7 +115,7 @@ def names_after(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
-def test_the_python_blocks_of_a_page_run_one_after_the_other(page, names_after):
+def test_the_python_blocks_of_a_page_run_and_show_what_the_page_says(page, names_after):
     names_after(page)
 
 

@@ -7,6 +7,7 @@ import tiny_models
 from typer.testing import CliRunner
 
 from gym_rm.cli.main import app
+from tests.snippets import python_blocks, run_blocks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,14 +27,10 @@ def user_folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_python_blocks_run_one_after_the_other(user_folder):
-    names = {}
-    for block in blocks("python"):
-        exec(block, names)
-    assert names["rewards"].shape == (8,)
+def test_the_python_blocks_run_and_show_what_the_comments_say(user_folder):
+    names = run_blocks(ROOT / "README.md", python_blocks(ROOT / "README.md"))
     names["envs"].reset(options={"prompt_indices": [0, 1]})
     assert names["envs"].step(["4", "5"])[1].tolist() == [1.0, 0.0]
-    assert names["scores"].rewards.shape == (1,)
 
 
 def test_the_first_example_has_at_most_ten_lines():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.snippets import expected_text, same_text
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "adapters"
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.stem != "README")
@@ -57,6 +59,10 @@ def test_the_code_of_a_page_runs_and_shows_a_higher_reward(page, tmp_path):
     shown = re.findall(RISE, run.stdout)
     assert shown, run.stdout
     assert all(float(low) < float(high) for low, high in shown), shown
+    lines = script.read_text().splitlines()
+    for number in (number for number, line in enumerate(lines, 1) if line.startswith("print(")):
+        if expected := expected_text(lines, number):
+            assert any(same_text(expected, line) for line in run.stdout.splitlines()), (expected, run.stdout)
 
 
 def test_every_page_has_python_code_and_is_in_the_table():
