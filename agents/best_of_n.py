@@ -27,7 +27,7 @@ from rich.table import Table
 from transformers.utils import logging as transformers_logging
 
 import gym_rm
-from gym_rm.config import Config, NonNegativeInt, PositiveInt, load_config
+from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, load_config
 from gym_rm.data.prompts import load_prompts
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.answers import is_right
@@ -44,7 +44,7 @@ REWARD_COLOR, ACCURACY_COLOR, FAINT = "#2f6fb7", "#1f8a4c", "#8a939c"
 class BestOfNSettings(Config):
     """All settings."""
 
-    n: int = Field(default=16, ge=2)
+    n: PositiveInt = Field(default=16, ge=2)
     """Most replies to choose from, sampled for each prompt. Smaller numbers are subsets of these."""
     num_prompts: PositiveInt = 128
     """Number of prompts, the first ones."""
@@ -60,7 +60,7 @@ class BestOfNSettings(Config):
     """Most tokens in a reply; longer ones are cut here and scored."""
     max_num_seqs: PositiveInt | None = None
     """Number of replies sampled at a time; null for all."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: Finite = Field(default=1.0, gt=0)
     """Sampling temperature."""
     seed: NonNegativeInt = 1
     """Seed of sampling."""

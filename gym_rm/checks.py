@@ -11,11 +11,16 @@ import numpy as np
 
 from gym_rm.errors import ConfigError, nearest
 
+LARGEST_INTEGER = 2**63 - 1  # of int64
+MOST_THREADS = 1024  # torch crashes with 100,000
 
-def integer(name: str, value: Any, *, minimum: int) -> int:
-    """Return an integer of at least `minimum`. Booleans, floats and text are not accepted."""
+
+def integer(name: str, value: Any, *, minimum: int, maximum: int = LARGEST_INTEGER) -> int:
+    """Return an integer from `minimum` to `maximum`. Booleans, floats and text are not accepted."""
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < minimum:
         raise ConfigError(f"{name} must be an integer of at least {minimum}, got {describe(value)}.")
+    if value > maximum:
+        raise ConfigError(f"{name} must be an integer of at most {maximum}, got {describe(value):.100}.")
     return int(value)
 
 

@@ -47,9 +47,9 @@ class Config(pydantic.BaseModel):
     )
 
 
-def _integer_from(minimum: int) -> pydantic.BeforeValidator:
+def _integer_from(minimum: int, maximum: int = checks.LARGEST_INTEGER) -> pydantic.BeforeValidator:
     def check(value: Any, info: pydantic.ValidationInfo) -> int:
-        return checks.integer(str(info.field_name), value, minimum=minimum)
+        return checks.integer(str(info.field_name), value, minimum=minimum, maximum=maximum)
 
     return pydantic.BeforeValidator(check)
 
@@ -77,6 +77,7 @@ def _finite(value: Any, info: pydantic.ValidationInfo) -> float:
 
 PositiveInt: TypeAlias = Annotated[int, _integer_from(1)]
 NonNegativeInt: TypeAlias = Annotated[int, _integer_from(0)]
+ThreadCount: TypeAlias = Annotated[int, _integer_from(1, checks.MOST_THREADS)]
 Flag: TypeAlias = Annotated[bool, pydantic.BeforeValidator(_boolean)]
 Finite: TypeAlias = Annotated[float, pydantic.BeforeValidator(_finite)]
 

@@ -1,3 +1,6 @@
+import importlib
+import math
+import typing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +25,8 @@ from gym_rm.config import (
 )
 from gym_rm.documents import parse_yaml
 from gym_rm.errors import ConfigError
+from gym_rm.policy.grpo_settings import GRPOSettings
+from gym_rm.training.reward_model_settings import RewardModelTraining
 
 
 class Policy(Config):
@@ -361,3 +366,52 @@ def test_a_key_that_is_not_a_text_is_an_error(tmp_path):
     (tmp_path / "run.yaml").write_text("? [a]\n: 1\n")
     with pytest.raises(ConfigError, match="keys should be strings, got tuple"):
         load_config(Config, tmp_path / "run.yaml")
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def types_in(annotation) -> set[type]:
+    arguments = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Annotated:
+        arguments = arguments[:1]
+    return set().union(*map(types_in, arguments)) if arguments else {annotation}
+
+
+def number_fields():
+    """Yield every setting of the package that is a number, or a list of numbers, with its schema."""
+    for module in ("policy.grpo_settings", "planning.simulation", "planning.planner", "envs.settings", "engine.kinds"):
+        importlib.import_module(f"gym_rm.{module}")
+    for module in ("engine.reward_model_scorer", "scorers.weighted", "scorers.judge.scorer", "scorers.remote.scorer"):
+        importlib.import_module(f"gym_rm.{module}")
+    schemas = [Config]
+    while schemas:
+        schema = schemas.pop()
+        schemas += schema.__subclasses__()
+        for name, field in schema.model_fields.items():
+            types = types_in(field.annotation) - {type(None), Ellipsis}
+            if types and types <= {int, float, bool} and schema.__module__.startswith("gym_rm."):
+                yield schema, name, typing.get_origin(field.annotation) is tuple
+
+
+@pytest.mark.parametrize("bad", ["4", math.inf, math.nan, 10**400, b"1", [], "true"], ids=repr)
+def test_no_number_of_any_setting_is_a_text_or_infinite(bad):
+    found = list(number_fields())
+    assert len(found) > 100
+    for schema, name, is_list in found:
+        with pytest.raises(ConfigError, match=rf"\b{name}"):
+            parse_settings(schema, {name: [bad, bad] if is_list else bad})
+
+
+def test_no_number_of_any_setting_is_a_boolean():
+    for schema, name, is_list in number_fields():
+        if bool not in types_in(schema.model_fields[name].annotation):
+            with pytest.raises(ConfigError, match=rf"\b{name}"):
+                parse_settings(schema, {name: [True, True] if is_list else True})
+
+
+@pytest.mark.parametrize("override", ["optimizer.betas=[0.9, 1.5]", "optimizer.betas=[-0.1, 0.9]", "threads=100000"])
+def test_numbers_that_torch_would_not_survive_are_refused(override):
+    for schema in (GRPOSettings, RewardModelTraining):
+        with pytest.raises(ConfigError, match=override.partition("=")[0]):
+            load_config(schema, overrides=[override])

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 import gym_rm
+from gym_rm.checks import MOST_THREADS
 from gym_rm.cli.console import find_own_modules, quiet_loading, warn
 from gym_rm.config import override_values
 from gym_rm.documents import parse_json
@@ -23,7 +24,9 @@ Options: TypeAlias = Annotated[
 BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Number of conversations that are scored together.")]
 Threads: TypeAlias = Annotated[
     int | None,
-    typer.Option(min=1, help="CPU threads. Default: 1 for a small model, else the number that torch chooses."),
+    typer.Option(
+        min=1, max=MOST_THREADS, help="CPU threads. Default: 1 for a small model, else the number that torch chooses."
+    ),
 ]
 
 # Below this hidden size, the threads of a matrix product wait for each other longer than they compute.

@@ -81,7 +81,7 @@ class GenerationSettings(Config):
     """Engines that work on different rows."""
     max_num_seqs: AutoNumber = AUTO
     """Conversations that one engine generates at a time."""
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, lt=1)
+    gpu_memory_utilization: Finite = Field(default=0.9, gt=0, lt=1)
     """Share of a GPU's memory that an engine may fill, if nothing else needs it."""
     sleeps: AutoFlag = AUTO
     """Whether weights leave the GPU, and the KV cache is given back, while others of the pool work."""
@@ -166,5 +166,5 @@ class PlanSettings(Config):
     """The work of one step."""
     pools: PoolsSource = "auto"
     """Which components share GPUs and take turns: names of components in lists, or all, or none."""
-    step_seconds: float | None = Field(default=None, gt=0)
+    step_seconds: Finite | None = Field(default=None, gt=0)
     """Longest step: the plan has the fewest GPUs that reach it. null for the fastest step on all GPUs."""

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
-from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, settings_of
-from gym_rm.training.reward_model_settings import LoRASettings, OptimizerSettings
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, ThreadCount, settings_of
+from gym_rm.training.reward_model_settings import Beta, LoRASettings, OptimizerSettings
 
 
 class PolicySettings(Config):
@@ -33,7 +33,7 @@ class SamplingSettings(Config):
 
     max_new_tokens: PositiveInt | None = None
     """Most tokens in a completion; longer completions are cut here and scored. null for 24 (embedded policy) or 512."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: Finite = Field(default=1.0, gt=0)
     """Sampling temperature; log-probabilities are computed at this temperature too."""
     max_num_seqs: PositiveInt | None = None
     """Number of completions sampled at a time; null for all."""
@@ -71,7 +71,7 @@ class RolloutEnvSettings(Config):
     """File or data set name for `gym_rm.data.prompts.load_prompts`; null for the embedded prompts."""
     num_prompts: PositiveInt = 32
     """Number of prompts in a step, over all processes."""
-    group_size: int = Field(default=8, ge=2)
+    group_size: PositiveInt = Field(default=8, ge=2)
     """Number of completions per prompt; advantages compare the completions of one prompt."""
     max_turns: PositiveInt = 1
     """Most replies in an episode. With more than one, the user's next turns come from `respond`, from the method
@@ -94,7 +94,7 @@ class AdvantageSettings(Config):
 
     estimator: Literal["grpo", "dr_grpo", "rloo", "leave_one_out", "gdpo"] = "grpo"
     """Estimator, see `gym_rm.policy.advantages`. `gdpo` needs a scorer with several components."""
-    std_floor: float = Field(default=0.1, gt=0)
+    std_floor: Finite = Field(default=0.1, gt=0)
     """Lower bound on the standard deviation that divides advantages, so that groups whose rewards differ only by noise,
     such as the rounding of a reward model in bfloat16, get small advantages."""
     component_weights: dict[str, Finite] | None = None
@@ -108,7 +108,7 @@ class AdvantageSettings(Config):
     """`filter` gives completions that were cut at `max_new_tokens` no weight in the loss."""
     overlong_buffer: NonNegativeInt = 0
     """Number of tokens before `max_new_tokens` over which `overlong_penalty` rises from 0; 0 for no penalty."""
-    overlong_penalty: float = Field(default=1.0, ge=0)
+    overlong_penalty: Finite = Field(default=1.0, ge=0)
     """Largest penalty, subtracted from the reward (DAPO, arXiv 2503.14476, section 3.4)."""
 
 
@@ -117,15 +117,15 @@ class PolicyLossSettings(Config):
 
     normalisation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
     """Mean over all tokens of an update, over completions of their means, or division by `max_new_tokens`."""
-    clip_low: float = Field(default=0.2, ge=0, le=1)
+    clip_low: Finite = Field(default=0.2, ge=0, le=1)
     """The probability ratio is clipped to at least 1 - clip_low."""
-    clip_high: float = Field(default=0.2, ge=0)
+    clip_high: Finite = Field(default=0.2, ge=0)
     """The probability ratio is clipped to at most 1 + clip_high."""
-    kl_coef: float = Field(default=0.0, ge=0)
+    kl_coef: Finite = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the reference policy, which is the initial one. It is measured also with 0."""
     measure_kl: Flag = True
     """Measure the divergence if `kl_coef` is 0, which takes a copy of the initial policy and a forward pass."""
-    importance_cap: float | None = Field(default=2.0, gt=0)
+    importance_cap: Finite | None = Field(default=2.0, gt=0)
     """Weights of tokens are multiplied by min(probability in training / in sampling, importance_cap), where the sampler
     computes other probabilities than the trainer; null for no correction."""
     entropy_coef: Finite = 0.0
@@ -135,9 +135,9 @@ class PolicyLossSettings(Config):
 class PolicyOptimizerSettings(OptimizerSettings):
     """The optimizer."""
 
-    learning_rate: float | None = Field(default=None, gt=0)  # type: ignore[assignment]
+    learning_rate: Finite | None = Field(default=None, gt=0)  # type: ignore[assignment]
     """Learning rate after the warm-up. null for 5e-4 (embedded policy) or 1e-6."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Decay rates of AdamW's averages."""
     schedule: Literal["cosine", "linear", "constant"] = "constant"
     """How the learning rate falls after the warm-up, down to 0."""
@@ -188,7 +188,7 @@ class GRPOSettings(Config):
     """Number of steps. A step samples completions, scores them and updates the policy."""
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where to send metrics, besides `metrics.csv`."""
-    threads: PositiveInt | None = None
+    threads: ThreadCount | None = None
     """Number of CPU threads. null for 1 (embedded policy, which is too small to gain from more) or torch's default."""
     plan: str | None = None
     """Plan of `gym-rm plan` (a .json or .yaml file) to follow: it gives the policy, the reward model and the sizes of

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 import pydantic
 from pydantic import Field
 
-from gym_rm.config import Config, Flag, NonNegativeInt, PositiveInt
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, ThreadCount
 
 Paths: TypeAlias = Annotated[
     tuple[str, ...], pydantic.BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 ]
-Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+Beta: TypeAlias = Annotated[Finite, Field(ge=0, lt=1)]
 
 
 class LoRASettings(Config):
@@ -21,9 +21,9 @@ class LoRASettings(Config):
 
     rank: PositiveInt = 16
     """Rank of the adapters."""
-    alpha: float = Field(default=32.0, gt=0)
+    alpha: Finite = Field(default=32.0, gt=0)
     """Factor of the adapters, divided by their rank."""
-    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout: Finite = Field(default=0.0, ge=0, lt=1)
     """Dropout before the adapters."""
     target_modules: str | tuple[str, ...] = "all-linear"
     """Modules that get adapters, as in peft."""
@@ -53,7 +53,7 @@ class DataSettings(Config):
     """Files or data set names."""
     validation: dict[str, str] = Field(default={})
     """Files or data set names to measure on, by name."""
-    validation_share: float = Field(default=0.0, ge=0, lt=1)
+    validation_share: Finite = Field(default=0.0, ge=0, lt=1)
     """Share of the prompts of `train` to keep for a validation set named `held_out`. Rows with the same prompt stay
     together."""
     on_error: Literal["raise", "drop"] = "raise"
@@ -67,9 +67,9 @@ class RewardLossSettings(Config):
     """`auto` is `steps` for a process reward model, `ratings` if the head has several outputs, else `preferences`."""
     preferences: Literal["bradley_terry", "margin_bradley_terry", "rao_kupper", "plackett_luce"] = "bradley_terry"
     """Loss of preferences, see `gym_rm.training.losses`. Only `rao_kupper` and `plackett_luce` learn from ties."""
-    tie_parameter: float = Field(default=0.5, gt=0)
+    tie_parameter: Finite = Field(default=0.5, gt=0)
     """`log_theta` of `rao_kupper`: the difference of rewards below which replies are called equal."""
-    centring: float = Field(default=0.0, ge=0)
+    centring: Finite = Field(default=0.0, ge=0)
     """Weight of the square of the mean reward of a comparison, which keeps rewards near 0 (arXiv 2312.09244)."""
 
 
@@ -78,21 +78,21 @@ class OptimizerSettings(Config):
 
     name: Literal["adamw", "muon"] = "adamw"
     """`muon` is Muon (`torch.optim.Muon`) for the matrices inside the layers, and AdamW for everything else."""
-    learning_rate: float = Field(default=2e-6, gt=0)
+    learning_rate: Finite = Field(default=2e-6, gt=0)
     """Learning rate of AdamW after the warm-up."""
-    muon_learning_rate: float = Field(default=0.01, gt=0)
+    muon_learning_rate: Finite = Field(default=0.01, gt=0)
     """Learning rate of Muon after the warm-up."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: Finite = Field(default=0.0, ge=0)
     """Decoupled weight decay; vectors (norms, biases) have none."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of AdamW's averages."""
-    eps: float = Field(default=1e-8, gt=0)
+    eps: Finite = Field(default=1e-8, gt=0)
     """Added to AdamW's divisor."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: Finite = Field(default=1.0, gt=0)
     """Largest gradient norm; larger gradients are scaled down to it."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How the learning rate falls after the warm-up, down to 0."""
-    warmup_share: float = Field(default=0.03, ge=0, lt=1)
+    warmup_share: Finite = Field(default=0.03, ge=0, lt=1)
     """Share of the steps over which the learning rate rises."""
 
 
@@ -145,7 +145,7 @@ class RewardModelTraining(Config):
     step."""
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where to send metrics, besides `metrics.csv`."""
-    threads: PositiveInt | None = None
+    threads: ThreadCount | None = None
     """Number of CPU threads; null for torch's default."""
     model: StartSettings = StartSettings()
     data: DataSettings = DataSettings()

@@ -83,10 +83,7 @@ def _number(key: str, value: Any) -> float:
     name = f"cluster.gpu.{key}"
     if key in ("memory", "reserved"):
         return parse_bytes(name, value)
-    try:
-        number = checks.finite(name, float(value) if isinstance(value, str) else value)
-    except ValueError as error:
-        raise ConfigError(f"{name} must be a number, got {value!r}.") from error
+    number = checks.finite(name, value)
     if number <= 0:
         raise ConfigError(f"{name} must be more than 0, got {value!r}.")
     if key in ("matmul", "attention", "streaming", "decoding") and number > 1:

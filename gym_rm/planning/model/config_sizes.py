@@ -59,7 +59,7 @@ class ConfigSizes(Config):
     num_experts_per_tok: PositiveInt | None = None
     moe_intermediate_size: PositiveInt | None = Field(default=None, le=LARGEST)
     decoder_sparse_step: PositiveInt = 1
-    mlp_only_layers: tuple[int, ...] = ()
+    mlp_only_layers: tuple[NonNegativeInt, ...] = ()
     other_parameters: NonNegativeInt = 0
     """Parameters beside those of the text, such as of a part that sees."""
 
