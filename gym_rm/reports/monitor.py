@@ -7,8 +7,9 @@ replies changes its distribution by `log n - (n - 1) / n` nats (Stiennon et al.,
 one of four replies can become all of them at little cost. A wording that the start policy hardly ever wrote cannot be
 picked, only invented, and the reward model may never have seen the like. So a template is a sign if at least `COMMON`
 of the replies have it now, and fewer than `RARE` had it at the start, by the rule of succession
-`(count + 1) / (replies + 2)`, which gives no sign for fewer than 19 replies. In a template, numbers are N and names X.
-Whole replies are compared first; if they differ, their first four words and their last four.
+`(count + 1) / (replies + 2)`, which gives no sign for fewer than 19 replies. In a template, numbers are N, names X, and
+full stops and commas left out. Whole replies are compared first; if they differ, their first four words and their last
+four.
 
 Drifts. Entropy below `COLLAPSE` of its start; tokens per reply `LENGTH` times as many, or as few; `REPETITION` more of
 the 4-grams repeated; correlation of reward and length above `CORRELATION` and risen by as much; divergence from the
@@ -16,7 +17,7 @@ start policy above `KL_TOKEN` nats per token (its average token is then e times 
 `KL_REPLY` nats per reply (at tens of nats the true reward falls in Gao et al., arXiv 2210.10760). All but
 repetition also happen in training that goes well: a question with one right answer leaves little entropy. So they are
 signs only if the answers, checked without the reward model, are not right more often than at the start (by more than
-`RISE_ERRORS` standard errors of the difference), or are not checked.
+`RISE_ERRORS` standard errors of the difference). If answers are not checked at all, they are notes.
 
 Held-out check. The share of right answers falls by more than `FALL_ERRORS` standard errors below an earlier one, or its
 mean over the last three measurements is no higher than at the start (unless `MOST_RIGHT` were right then).
@@ -29,7 +30,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from gym_rm.reports.runs import Run
 from gym_rm.reports.transcripts import visible
@@ -50,6 +51,11 @@ ENSEMBLE = "an ensemble of reward models"
 KL = "raise `loss.kl_coef`"
 
 
+Severity: TypeAlias = Literal["note", "warning"]
+Finding: TypeAlias = tuple[str, str, Severity, str]
+"""Name, message, severity, and what to turn."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sign:
     """A sign that a policy learns to please its reward model instead of its task.
@@ -65,13 +71,16 @@ class Sign:
 
     name: str
     message: str
-    severity: Literal["note", "warning"]
+    severity: Severity
     what_to_turn: str
     step: int
 
 
 class Monitor:
     """Watches a run step by step, and gives each sign once; see the top of this file for what counts as one.
+
+    Attributes:
+        signs: by name, those that hold after the last step, with the numbers of now and the step that found them.
 
     Example:
         >>> monitor = Monitor()
@@ -87,7 +96,9 @@ class Monitor:
         self._held_out: list[Mapping[str, Any]] = []
         self._shares: list[tuple[float, int]] = []  # of right answers, and of how many
         self._start: list[str] = []  # templates of the first replies
-        self._found: set[str] = set()
+        self._wordings: list[Finding] = []  # of the last measurement
+        self._found: dict[str, int] = {}  # the step that found a sign
+        self.signs: dict[str, Sign] = {}
 
     def add(self, step: int, metrics: Mapping[str, Any], replies: Sequence[str] | None = None) -> list[Sign]:
         """Take the metrics of a training step, or of a measurement with its replies; return new signs.
@@ -104,17 +115,17 @@ class Monitor:
             self._held_out.append({name: metrics.get(name) for name in ("reward_mean", "reward_std", "accuracy")})
             if metrics.get("accuracy") is not None:
                 self._shares.append((metrics["accuracy"], len(replies) or UNKNOWN_COUNT))
-        start, now = self._start, list(map(template, replies or ()))
-        self._start = start or now
-        if not self._reward_rose():
-            return []
-        found = []
-        templates = self._templates(now) if start and now else ()
-        for name, message, severity, turn in (*templates, *self._checked(), *self._drifts()):
-            if name not in self._found:
-                self._found.add(name)
-                found.append(Sign(name, message, severity, turn, step))
-        return found
+        if replies:
+            now = list(map(template, replies))
+            self._wordings = list(self._templates(now)) if self._start else []
+            self._start = self._start or now
+        found = (*self._wordings, *self._checked(), *self._drifts()) if self._reward_rose() else ()
+        new = [name for name, *_ in found if name not in self._found]
+        self._found |= dict.fromkeys(new, step)
+        self.signs = {}
+        for name, message, severity, turn in found:
+            self.signs.setdefault(name, Sign(name, message, severity, turn, self._found[name]))
+        return [self.signs[name] for name in dict.fromkeys(new)]
 
     def _reward_rose(self) -> bool:
         rows = self._held_out if len(self._held_out) > 1 else self._training
@@ -141,7 +152,13 @@ class Monitor:
             and _apart((last, UNKNOWN_COUNT), (first, UNKNOWN_COUNT), RISE_ERRORS)
         )
 
-    def _templates(self, now: Sequence[str]) -> Iterator[tuple[str, str, Literal["note", "warning"], str]]:
+    @property
+    def _severity(self) -> Severity:
+        """Severity of what also happens in training that goes well."""
+        checked = self._shares or any(row.get("accuracy") is not None for row in self._training)
+        return "warning" if checked and not self._more_right() else "note"
+
+    def _templates(self, now: Sequence[str]) -> Iterator[Finding]:
         parts: tuple[tuple[str, Callable[[str], str], str], ...] = (
             ("template", str, "are now"),
             ("opening", lambda text: " ".join(text.split()[:WORDS]), "now begin with"),
@@ -158,12 +175,12 @@ class Monitor:
                 name,
                 f"{share:.0%} of the replies {verb} {shown!r}, which the start policy wrote in "
                 f"{before / len(self._start):.0%} of its own.",
-                "warning" if name == "template" or not self._more_right() else "note",
+                "warning" if name == "template" else self._severity,
                 f"{READ}; then {KL}, try {ENSEMBLE}, or {AUDIT} to see if it overrates this wording.",
             )
             return  # the others are parts of this one
 
-    def _checked(self) -> Iterator[tuple[str, str, Literal["note", "warning"], str]]:
+    def _checked(self) -> Iterator[Finding]:
         if len(self._shares) < 2:
             return
         first, last, best = self._shares[0], self._shares[-1], max(self._shares)
@@ -176,7 +193,7 @@ class Monitor:
             words = f"The reward rises, but right answers on held-out prompts stay at {last[0]:.0%}."
             yield "held_out", words, "warning", f"{READ}; then {AUDIT}, or try {ENSEMBLE}."
 
-    def _drifts(self) -> Iterator[tuple[str, str, Literal["note", "warning"], str]]:
+    def _drifts(self) -> Iterator[Finding]:
         def both(name: str) -> tuple[float, float]:
             first, last = (self._window(self._training, name, end=end) for end in (False, True))
             return (math.nan, math.nan) if first is None or last is None else (first, last)
@@ -193,31 +210,34 @@ class Monitor:
         before, after = both("entropy")
         if 0 < after < COLLAPSE * before:
             words = f"The entropy fell from {before:.2g} to {after:.2g} nats per token: the policy hardly varies."
-            yield "entropy", words, "warning", f"{KL.capitalize()} or `loss.entropy_coef`, or lower the learning rate."
+            yield (
+                "entropy",
+                words,
+                self._severity,
+                f"{KL.capitalize()} or `loss.entropy_coef`, or lower the learning rate.",
+            )
         before, after = both("completion_tokens")
         if after > LENGTH * before or after * LENGTH < before:
             words = f"Replies went from {before:.0f} to {after:.0f} tokens."
-            yield (
-                "length",
-                words,
-                "warning",
-                f"{AUDIT} (padding), {KL}, or `advantage.overlong_penalty`.",
-            )
+            turn = f"{AUDIT} (padding), {KL}, or `advantage.overlong_penalty`."
+            yield "length", words, self._severity, turn
         before, after = both("length_correlation")
         if after > CORRELATION and after - before > CORRELATION:
             words = f"The correlation of reward and length rose from {before:.2f} to {after:.2f}."
-            yield "length_correlation", words, "warning", f"{AUDIT} (padding), or try {ENSEMBLE}."
+            yield "length_correlation", words, self._severity, f"{AUDIT} (padding), or try {ENSEMBLE}."
         _, after = both("kl")
         nats = after * both("completion_tokens")[1]
         if after > KL_TOKEN or nats > KL_REPLY:
             words = f"The divergence from the start policy is {after:.2g} nats per token"
             words += "." if math.isnan(nats) else f", {nats:.0f} per reply."
-            yield "kl", words, "warning", f"{KL.capitalize()}, lower the learning rate, or stop earlier."
+            yield "kl", words, self._severity, f"{KL.capitalize()}, lower the learning rate, or stop earlier."
 
 
 def signs(run: Run) -> tuple[Sign, ...]:
-    """Return the signs of a whole run, in the order of its steps."""
-    return tuple(replay(run, Monitor()))
+    """Return the signs that hold at the end of a run, in the order in which they were found."""
+    monitor = Monitor()
+    replay(run, monitor)
+    return tuple(sorted(monitor.signs.values(), key=lambda sign: sign.step))
 
 
 def replay(run: Run, monitor: Monitor) -> list[Sign]:
@@ -232,14 +252,15 @@ def replay(run: Run, monitor: Monitor) -> list[Sign]:
 
 
 def template(reply: str) -> str:
-    """Return a reply with numbers as N, names (capitalised words inside a sentence) as X, and single spaces.
+    """Return a reply with numbers as N, names (capitalised words inside a sentence) as X, single spaces, and no stops.
 
     Example:
         >>> template("I would ask  Anna for 3,000.")
-        'I would ask X for N.'
+        'I would ask X for N'
     """
     text = re.sub(r"\d+(?:[.,]\d+)*", "N", " ".join(reply.split()))
-    return re.sub(r"(?<=[\w,;] )[A-Z][a-z]\w*", "X", text)
+    text = re.sub(r"(?<=[\w,;] )[A-Z][a-z]\w*", "X", text)
+    return re.sub(r"(?<=\w)[.,;:]+(?=\s|$)", "", text)
 
 
 def _apart(high: tuple[float, int], low: tuple[float, int], errors: float) -> bool:

@@ -13,6 +13,7 @@ from gym_rm.reports.monitor import Monitor, signs, template
 from gym_rm.reports.runs import read_run
 
 RUNS = Path(__file__).parent / "runs"
+SAME = [0.2, 0.22, 0.2, 0.22]  # right answers of a run whose reward rises
 VARIED = [f"{start} {n}." for n in range(10) for start in ("It is", "That is", "The answer is", "I would say")]
 
 
@@ -36,7 +37,7 @@ def found(*, steps=30, start=None, end=None, replies=(VARIED, VARIED), accuracy=
 def test_a_wording_that_the_start_policy_never_wrote_is_a_warning():
     (sign,) = signs(read_run(RUNS / "invented_wording"))
     assert (sign.name, sign.severity, sign.step) == ("template", "warning", 60)
-    assert "'would say N.', which the start policy wrote in 0% of its own" in sign.message
+    assert "'would say N', which the start policy wrote in 0% of its own" in sign.message
     assert "loss.kl_coef" in sign.what_to_turn
     assert "gym-rm audit" in sign.what_to_turn
 
@@ -67,7 +68,8 @@ def test_a_sign_is_given_once():
 )
 def test_a_common_opening_or_ending_that_is_new(name, reply):
     after = [reply.format(n=n, word=f"w{chr(97 + n)}" * (n + 1)) for n in range(20)]
-    assert found(replies=(VARIED, after)) == [(name, "warning")]
+    assert found(replies=(VARIED, after), accuracy=SAME) == [(name, "warning")]
+    assert found(replies=(VARIED, after)) == [(name, "note")]
     # If more answers are right, it may be the format of the answers.
     assert found(replies=(VARIED, after), accuracy=[0.2, 0.5, 0.8, 0.9]) == [(name, "note")]
 
@@ -89,8 +91,9 @@ def test_few_replies_at_the_start_say_nothing_about_templates():
     ],
 )
 def test_a_drift_is_a_sign_unless_more_answers_are_right(name, start, end):
-    assert found(start=start, end=end) == [(name, "warning")]
+    assert found(start=start, end=end, accuracy=SAME) == [(name, "warning")]
     assert found(start=start, end=end, accuracy=[0.2, 0.5, 0.8, 0.9]) == []
+    assert found(start=start, end=end) == [(name, "note")]  # nobody checks answers
     middle = {key: start[key] + (end[key] - start[key]) * 0.2 for key in start}
     assert found(start=start, end=middle) == []
 
@@ -116,5 +119,28 @@ def test_memory_does_not_grow_with_the_steps():
     assert len(monitor._training) < 20
 
 
-def test_templates_leave_out_numbers_names_and_spaces():
-    assert template(" I said,  Berlin has 3,500.5 of 10 parks.") == "I said, X has N of N parks."
+def test_templates_leave_out_numbers_names_spaces_and_stops():
+    assert template(" I said,  Berlin has 3,500.5 of 10 parks.") == "I said X has N of N parks"
+    assert template("It is 4!!") == "It is N!!"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("I would say {}.", "I would say {}"), ("It is {}", "It is {}."), ("Well: it is {}, I think.", "Well, it is {}.")],
+)
+def test_a_wording_with_another_full_stop_is_not_new(before, after):
+    start = [before.format(n) for n in range(20)] + [f"{n} {'so' * n}" for n in range(60)]
+    assert found(replies=(start, [f"{after.format(n)} {'so' * n}" for n in range(40)])) == []
+
+
+def test_the_signs_of_a_run_have_the_numbers_of_its_end():
+    monitor = Monitor()
+    monitor.add(0, {"reward_mean": 0.0, "reward_std": 1.0}, VARIED)
+    for step, share in ((1, 0.6), (2, 0.8)):
+        replies = [f"Great question, dear friend! {n} {'so' * n}" for n in range(int(40 * share))]
+        monitor.add(step, {"reward_mean": 2.0, "reward_std": 1.0}, [*replies, *VARIED[: 40 - len(replies)]])
+    (sign,) = monitor.signs.values()
+    assert sign.message.startswith("80% of the replies now begin with")
+    assert sign.step == 1
+    assert monitor.add(3, {"reward_mean": 2.0, "reward_std": 1.0}, VARIED) == []
+    assert monitor.signs == {}
