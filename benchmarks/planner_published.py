@@ -97,7 +97,7 @@ def predicted_tokens(run: Training, *, checkpointing: bool) -> float:
         gradient_checkpointing=checkpointing,
     )
     work = StepWorkload(run.batch, 1, 1, 0, constant(1), constant(run.length - 1))
-    site = Site(KINDS["h100_sxm"], NETWORK, run.gpus > 8, 8)
+    site = Site(KINDS["h100_sxm"], NETWORK, run.gpus, min(run.gpus, 8))
     seconds = component_times(component, choice, work, site, old_log_probs=False)[Phase.UPDATE].total
     return run.batch * run.length / seconds / run.gpus
 
@@ -122,7 +122,7 @@ def generation(model: str, row: Any) -> tuple[float, float]:
     component = Component("model", Role.GENERATION, shape, "bfloat16", "vllm")
     workload = StepWorkload(batch, 1, 1, 0, constant(row.isl), constant(row.osl))
     choice = Choice(tensor_parallel_size=size, max_num_batched_tokens=8192, max_num_seqs=batch)
-    site = Site(device, assumed(50e9, "one node"), False)
+    site = Site(device, assumed(50e9, "one node"), 8, 8)
     clock = component_times(component, choice, workload, site)[Phase.GENERATE]
     needed = 2.0 * (shape.parameters + batch * shape.cached_numbers(row.isl + row.osl))
     return clock.total, needed / size / device.memory.value

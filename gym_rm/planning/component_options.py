@@ -53,17 +53,31 @@ class PoolPlace:
     Attributes:
         num_gpus: number of GPUs.
         node_gpus: GPUs of the largest node.
-        spans: whether the pool is in more than one node.
+        per_node: GPUs of the pool that are in the same node at least: all, an equal part, or 1 for any place.
     """
 
     num_gpus: int
     node_gpus: int
-    spans: bool
+    per_node: int
+
+    @property
+    def spans(self) -> bool:
+        """Whether the pool is in more than one node."""
+        return self.per_node < self.num_gpus
 
     def site(self, cluster: Cluster) -> Site:
         """Return the place as the formulas of time need it."""
-        nodes = max(math.ceil(self.num_gpus / self.node_gpus), 2)
-        return Site(cluster.device, cluster.network, self.spans, max(self.num_gpus // nodes, 1))
+        return Site(cluster.device, cluster.network, self.num_gpus, self.per_node)
+
+
+def places(size: int, node_gpus: int, *, even: bool = True) -> Iterator[PoolPlace]:
+    """Yield the ways to place so many GPUs: in one node, in equal parts of as few nodes as can be, and anywhere.
+
+    Without `even`, equal parts are left out, as for work that does not go between nodes.
+    """
+    nodes = max(math.ceil(size / node_gpus), 2)
+    parts = {size if size <= node_gpus else 1, size // nodes if even and size % nodes == 0 else 1, 1}
+    yield from (PoolPlace(size, node_gpus, part) for part in sorted(parts, reverse=True))
 
 
 KnownSizes: TypeAlias = dict[tuple[str, Choice], tuple[float, float]]
@@ -130,7 +144,7 @@ def undominated(options: Sequence[Option], *, spans: bool = False) -> list[Optio
             other.resident <= option.resident
             and other.peak <= option.peak
             and other.extra <= option.extra
-            and not (spans and option.choice.tensor_parallel_size % other.choice.tensor_parallel_size)
+            and not (spans and option.choice.unit % other.choice.unit)
             and all(a <= b for a, b in zip(other.seconds, option.seconds, strict=True))
             for other in kept
         )
@@ -140,17 +154,23 @@ def undominated(options: Sequence[Option], *, spans: bool = False) -> list[Optio
 
 
 def phase_clocks(
-    component: Component, choice: Choice, request: PlanRequest, site: Site, *, together: bool
+    component: Component, choice: Choice, request: PlanRequest, site: Site, *, together: bool, crosses: bool = False
 ) -> dict[Phase, PhaseClock]:
-    """Return the seconds of each phase and what they are spent on, without waking."""
+    """Return the seconds of each phase and what they are spent on, without waking.
+
+    Args:
+        component, choice, request: what runs.
+        site: where.
+        together: whether the policy and generation share the pool.
+        crosses: whether they are in different nodes.
+    """
     work, shared = request.workload, generates_with_policy(request)
     # With one update, and replies from the policy's own forward, the log-probabilities are those of the update.
     # Another engine computes slightly different ones.
     old_log_probs = work.updates_per_step * work.epochs > 1 or not shared
     phases = component_times(component, choice, work, site, old_log_probs=old_log_probs)
     if component.role is Role.POLICY and not shared:
-        nodes = len(request.cluster.nodes)
-        phases[Phase.SYNC] = sync_times(component, choice, site, together=together, nodes=nodes)
+        phases[Phase.SYNC] = sync_times(component, choice, site, together=together, crosses=crosses)
     return phases
 
 
@@ -194,26 +214,34 @@ def _choices(component: Component, place: PoolPlace, request: PlanRequest) -> It
             continue
         for fsdp in _fsdp_sizes(component, place, tp, whole=whole):
             replicas = gpus // (tp * fsdp)
-            if component.num_replicas not in (None, replicas) or replicas * fsdp > most:
+            # The ranks of a reward model compute the same rows, with gathered weights; others divide them.
+            ranks = replicas * (1 if component.role is Role.REWARD_MODEL else fsdp)
+            if component.num_replicas not in (None, replicas) or ranks > most:
                 continue
-            base = Choice(tensor_parallel_size=tp, fsdp_size=fsdp, num_replicas=replicas)
+            base = Choice(tp, fsdp, replicas, one_node=not component.role.trains)
             if component.role is Role.GENERATION:
                 yield from _generation_choices(component, base, work)
                 continue
             given = component.gradient_checkpointing
             for again in (False,) if not component.role.trains else (False, True) if given is None else (given,):
-                for tokens in batch_sizes(component, work, replicas * fsdp):
+                for tokens in batch_sizes(component, work, ranks):
                     yield replace(base, max_num_batched_tokens=tokens, gradient_checkpointing=again)
 
 
 def _fsdp_sizes(component: Component, place: PoolPlace, tp: int, *, whole: bool) -> list[int]:
-    """Return the FSDP sizes: up to the groups of one node, and all groups of the pool."""
+    """Return the FSDP sizes: up to the groups of one node, and all groups of the pool where it trains.
+
+    A model that only computes forwards stays in one node, and is divided further than its heads can be.
+    """
     groups = place.num_gpus // tp
-    if not component.role.trains or whole:
+    if whole or component.role is Role.GENERATION:
         return [1]
     if component.fsdp_size is not None:
         return [component.fsdp_size] if groups % component.fsdp_size == 0 else []
     inside = max(place.node_gpus // tp, 1)
+    if not component.role.trains:
+        more = max(tensor_parallel_sizes(component, place.node_gpus), default=1)
+        return [1, *(size for size in range(more + 1, inside + 1) if tp == 1 and groups % size == 0)]
     return sorted({groups} | {size for size in range(1, inside + 1) if groups % size == 0})
 
 

@@ -16,23 +16,25 @@ class Site:
     Attributes:
         device: kind of the GPUs.
         network: bytes/s from a GPU to other nodes.
-        spans: whether the GPUs of the pool are in more than one node.
-        beside: GPUs of the pool in each node; they send at the same time.
+        num_gpus: GPUs of the pool.
+        per_node: GPUs of the pool that are in the same node at least.
     """
 
     device: Device
     network: Quantity
-    spans: bool
-    beside: int = 1
+    num_gpus: int
+    per_node: int
 
-    def collective(self, size: int, *, tensor_parallel: bool = False) -> Quantity:
-        """Return bytes/s of collectives over this many GPUs; tensor-parallel groups never leave a node.
+    def collective(self, size: int, *, stride: int = 1) -> Quantity:
+        """Return bytes/s of collectives over this many GPUs, of which every `stride`-th of the pool is one.
 
-        A ring over nodes passes each link between two nodes once for each GPU that a node has in it.
+        A ring over nodes passes the network once for each GPU that a node has in it: the groups between them, of which
+        there are `stride`, run at the same time and have the network of their own GPUs only.
         """
         inside = self.device.all_reduce_bandwidth(size)
-        between = self.network.value * min(self.beside, size)
-        if tensor_parallel or not self.spans or inside.value <= between:
+        between = self.network.value * max(min(self.per_node // stride, size), 1)
+        in_a_node = self.per_node == self.num_gpus or self.per_node % (size * stride) == 0
+        if in_a_node or inside.value <= between:
             return inside
         return Quantity(between, self.network.basis, self.network.source)
 

@@ -24,13 +24,26 @@ class Need:
     unit: int
 
 
-def place(nodes: Sequence[int], needs: Sequence[Need]) -> tuple[tuple[Address, ...], ...] | None:
+def place(
+    nodes: Sequence[int], needs: Sequence[Need], *, together: Sequence[int] = ()
+) -> tuple[tuple[Address, ...], ...] | None:
     """Return the GPUs of each pool, or None if they do not fit.
 
     Args:
         nodes: number of GPUs of each node.
         needs: what each pool needs.
+        together: pools, by their number, that must be in the same node.
     """
+    if together:
+        size = sum(needs[pool].num_gpus for pool in together)
+        others = [pool for pool in range(len(needs)) if pool not in together]
+        found = place(nodes, [Need(size, size), *(needs[pool] for pool in others)])
+        if found is None:
+            return None
+        left, given = list(found[0]), dict(zip(others, found[1:], strict=True))
+        for pool in together:
+            given[pool], left = tuple(left[: needs[pool].num_gpus]), left[needs[pool].num_gpus :]
+        return tuple(given[pool] for pool in range(len(needs)))
     # Larger nodes first, and equal ones by number, so that the order in which nodes are written changes nothing.
     order = sorted(range(len(nodes)), key=lambda node: (-nodes[node], node))
     units = [(need.unit, pool) for pool, need in enumerate(needs) for _ in range(need.num_gpus // need.unit)]

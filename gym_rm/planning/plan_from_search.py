@@ -110,7 +110,7 @@ def pool_times(request: PlanRequest, pool: PoolChoice, members: Sequence[Compone
     together = {Role.POLICY, Role.GENERATION} <= {component.role for component in members}
     times = []
     for component, choice in zip(members, pool.choices, strict=True):
-        clocks = phase_clocks(component, choice, request, site, together=together)
+        clocks = phase_clocks(component, choice, request, site, together=together, crosses=pool.crosses)
         if choice.sleeps:
             memory = component_memory(component, choice, request.workload, device)
             clocks[Phase.WAKE] = wake_times(component, sum(item.bytes for item in memory.resident), device)

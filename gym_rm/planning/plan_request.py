@@ -117,6 +117,7 @@ class Choice:
         max_num_batched_tokens: tokens in one forward of a replica; of one FSDP rank where `fsdp_size` > 1.
         max_num_seqs: conversations that one replica generates at a time; 0 for other components.
         gradient_checkpointing: whether activations are computed again in the backward.
+        one_node: whether a replica must be in one node.
     """
 
     tensor_parallel_size: int = 1
@@ -126,6 +127,12 @@ class Choice:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 0
     gradient_checkpointing: bool = False
+    one_node: bool = False
+
+    @property
+    def unit(self) -> int:
+        """GPUs that must be in one node."""
+        return self.tensor_parallel_size * (self.fsdp_size if self.one_node else 1)
 
     @property
     def num_gpus(self) -> int:

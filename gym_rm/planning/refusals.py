@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.component_options import (
-    PoolPlace,
     awake_options,
     divisors_violated,
+    places,
 )
 from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.plan import Role
@@ -172,12 +172,8 @@ def _peak_alone(component: Component, request: PlanRequest) -> float | None:
     cluster = request.cluster
     large = replace(request, cluster=_with_memory(cluster, MOST_MEMORY))
     sizes = {*coarse_sizes(cluster.num_gpus), *fixed_sizes(request, cluster.num_gpus)}
-    places = [
-        PoolPlace(size, cluster.node_gpus, size > cluster.node_gpus)
-        for size in sizes
-        if component.num_gpus in (None, size)
-    ]
-    options = [awake_options(component, place, large, together=True, known={}) for place in places]
+    wheres = [next(places(size, cluster.node_gpus)) for size in sizes if component.num_gpus in (None, size)]
+    options = [awake_options(component, where, large, together=True, known={}) for where in wheres]
     return min((option.peak for found in options for option in found), default=None)
 
 

@@ -63,6 +63,8 @@ class InferenceSettings(ComponentSettings):
 
     num_replicas: AutoNumber = AUTO
     """Copies that work on different rows."""
+    fsdp_size: AutoNumber = AUTO
+    """GPUs of a node that share the parameters of one copy, and gather those of a layer before it runs."""
 
 
 class GenerationSettings(Config):

@@ -25,13 +25,15 @@ from gym_rm.planning.component_options import (
     PoolPlace,
     Seconds,
     awake_options,
+    places,
     tensor_parallel_sizes,
     undominated,
     with_sleeping,
 )
 from gym_rm.planning.placement import Need, place
-from gym_rm.planning.plan import Address, Role
+from gym_rm.planning.plan import Address, Phase, Role
 from gym_rm.planning.plan_request import Choice, PlanRequest
+from gym_rm.planning.step_times import sync_times
 
 EXACT_GPUS = 64
 MOST_NODES = 100_000  # of the search tree; a search that is cut here is not exact
@@ -51,18 +53,19 @@ class PoolChoice:
         choices: one for each.
         place: its GPUs.
         seconds: of each phase.
+        crosses: whether new weights go from it to other nodes.
     """
 
     names: tuple[str, ...]
     choices: tuple[Choice, ...]
     place: PoolPlace
     seconds: Seconds
+    crosses: bool = False
 
     @property
     def need(self) -> Need:
         """The GPUs that it needs, and how many of them in one node."""
-        tp = math.lcm(*(choice.tensor_parallel_size for choice in self.choices))
-        return Need(self.place.num_gpus, tp if self.place.spans else self.place.num_gpus)
+        return Need(self.place.num_gpus, math.lcm(self.place.per_node, *(choice.unit for choice in self.choices)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class _Search:
     def _options(self, name: str, where: PoolPlace, together: bool, alone: bool) -> tuple[Option, ...]:
         component, spans = self.components[name], where.spans
         if not component.role.trains:  # only training and its weights go between nodes
-            where, together = replace(where, spans=False), False
+            where, together = replace(where, per_node=where.num_gpus), False
         awake = self.awake(name, where, together and component.role is Role.POLICY)
         return tuple(undominated(with_sleeping(component, awake, self.request, alone=alone), spans=spans))
 
@@ -232,13 +235,12 @@ class _Search:
         components = [self.components[name] for name in group]
         fixed = {component.num_gpus for component in components if component.num_gpus is not None}
         together = {Role.POLICY, Role.GENERATION} <= {component.role for component in components}
-        node_gpus = self.request.cluster.node_gpus
+        node_gpus, trains = self.request.cluster.node_gpus, any(component.role.trains for component in components)
         candidates = []
         for size in self.sizes:
             if fixed and fixed != {size}:
                 continue
-            for spanning in (True,) if size > node_gpus else (False,) if size == 1 else (True, False):
-                where = PoolPlace(size, node_gpus, spanning)
+            for where in places(size, node_gpus, even=trains):
                 options = tuple(self.options(name, where, together, len(group) == 1) for name in group)
                 if all(options) and self._may_fit(options):
                     fastest = [_running_least([option.seconds for option in each])[-1] for each in options]
@@ -338,17 +340,36 @@ class _Search:
         descend(start, bound(start))
 
     def _keep(self, pools: Sequence[PoolCandidate], work: Sequence[_Work], state: _State, key: Key) -> None:
-        """Keep chosen options as the best plan, if there are GPUs for them."""
+        """Keep chosen options as the best plan, if there are GPUs for them and new weights have no long way."""
         chosen = {(one.pool, one.part): one.options[index] for one, index in zip(work, state.chosen, strict=True)}
         made = []
         for index, (pool, seconds) in enumerate(zip(pools, state.seconds, strict=True)):
             options = [chosen[index, part] for part in range(len(pool.names))]
             made.append(PoolChoice(pool.names, tuple(option.choice for option in options), pool.place, seconds))
-        gpus = place(self.request.cluster.nodes, [pool.need for pool in made])
-        if gpus is not None:
-            step = step_seconds(state.seconds, asynchronous=self.request.workload.asynchronous)
+        ends = [index for index, pool in enumerate(made) if {Role.POLICY, Role.GENERATION} & self._roles(pool.names)]
+        gpus = None
+        if len(ends) == 2 and not any(made[index].place.spans for index in ends):
+            gpus = place(self.request.cluster.nodes, [pool.need for pool in made], together=ends)
+        if gpus is None:
+            gpus = place(self.request.cluster.nodes, [pool.need for pool in made])
+            if len(ends) == 2:
+                made = [self._crossing(pool) if Role.POLICY in self._roles(pool.names) else pool for pool in made]
+                key = self._key([pool.seconds for pool in made], sum(pool.place.num_gpus for pool in made))
+        if gpus is not None and key < self.key:
+            step = step_seconds([pool.seconds for pool in made], asynchronous=self.request.workload.asynchronous)
             self.key = key
             self.incumbent = SearchResult(tuple(made), gpus, step, key[0])
+
+    def _roles(self, names: Sequence[str]) -> set[Role]:
+        return {self.components[name].role for name in names}
+
+    def _crossing(self, pool: PoolChoice) -> PoolChoice:
+        """Return the pool of the policy with the seconds in which new weights go to another node."""
+        policy = next(each for each in self.components.values() if each.role is Role.POLICY)
+        choice, site = pool.choices[pool.names.index(policy.name)], pool.place.site(self.request.cluster)
+        inside, between = (sync_times(policy, choice, site, together=False, crosses=way).total for way in (False, True))
+        slower = tuple(between - inside if phase is Phase.SYNC else 0.0 for phase in Phase)
+        return replace(pool, seconds=_added(pool.seconds, slower), crosses=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ class _Work:
 
     def all_reduces(self, tokens: float, forwards: float, size: float) -> None:
         """Add two sums of the hidden states over tensor-parallel GPUs for each layer."""
-        bandwidth = self.site.collective(self.tp, tensor_parallel=True)
+        bandwidth = self.device.all_reduce_bandwidth(self.tp)
         latency = self.device.all_reduce_latency(self.tp)
         moved = 2.0 * self.shape.num_layers * tokens * self.shape.hidden * size * 2.0 * (self.tp - 1) / self.tp
         seconds = moved / bandwidth.value + 2.0 * self.shape.num_layers * forwards * latency.value
@@ -189,7 +189,7 @@ class _Work:
         ranks = self.choice.fsdp_size
         if ranks == 1:
             return
-        bandwidth = self.site.collective(ranks * self.tp)
+        bandwidth = self.site.collective(ranks, stride=self.tp)
         size = self.shape.parameters * self.component.bytes_per_parameter / self.tp
         waiting = forwards * size * (ranks - 1) / ranks / bandwidth.value - self.clock.total
         if waiting > 0:
@@ -209,7 +209,7 @@ class _Work:
 
     def score(self) -> PhaseClock:
         """Add the unique tokens of every turn: prompts once, replies once each."""
-        work, prompt, ranks = self.workload, self.workload.prompts.mean, self.choice.fsdp_size
+        work, prompt = self.workload, self.workload.prompts.mean
         prompts, conversations = self.share()
         tokens = pairs = 0.0
         for turn in range(1, work.turns + 1):
@@ -217,12 +217,12 @@ class _Work:
             tokens += prompts * prompt + conversations * growth
             pairs += prompts * self.shape.pairs_between(0, prompt)
             pairs += conversations * self.shape.pairs_between(prompt, prompt + growth)
-        batches = self.batches(tokens / ranks)
+        batches = self.batches(tokens)
         self.forward(
-            tokens=tokens / ranks,
-            pairs=pairs / ranks,
+            tokens=tokens,
+            pairs=pairs,
             batches=batches,
-            head_tokens=conversations * work.turns / ranks,
+            head_tokens=conversations * work.turns,
             length=prompt + work.growth,
         )
         if self.device.is_cpu:
@@ -283,7 +283,7 @@ class _Work:
         parameters = shape.lora_parameters(component.lora_rank) if component.lora_rank else shape.parameters
         trained = parameters / (self.tp * choice.fsdp_size)
         if replicas > 1:
-            bandwidth = self.site.collective(replicas * self.tp)
+            bandwidth = self.site.collective(replicas, stride=self.tp * choice.fsdp_size)
             moved = 2.0 * trained * 4.0 * (replicas - 1) / replicas
             self.clock.add(NETWORK, repeats * moved / bandwidth.value, bandwidth.basis, "all-reduce of gradients")
         touched = EAGER_OPTIMIZER_BYTES if device.is_cpu else OPTIMIZER_BYTES
@@ -384,11 +384,11 @@ class _Work:
 # --- between phases --------------------------------------------------------------------------------------------------
 
 
-def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool, nodes: int) -> PhaseClock:
+def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool, crosses: bool) -> PhaseClock:
     """Return the seconds in which new weights of the policy reach generation.
 
-    On the same GPUs every rank gathers the whole weights; on others they are broadcast, over the network if the cluster
-    has more than one node.
+    On the same GPUs every rank gathers the whole weights; on others one GPU sends them, over the network too if they
+    are in different nodes.
     """
     clock = PhaseClock()
     size = policy.shape.parameters * policy.bytes_per_parameter
@@ -397,7 +397,8 @@ def sync_times(policy: Component, choice: Choice, site: Site, *, together: bool,
         bandwidth = site.device.bandwidth if ranks == 1 else site.collective(ranks)
         text = "weights gathered on the GPUs of the policy"
     else:
-        bandwidth = site.network if nodes > 1 else site.device.link
+        links = (site.device.link, site.network) if crosses else (site.device.link,)
+        bandwidth = min(links, key=lambda link: link.value)
         text = "weights broadcast to the GPUs of generation"
     clock.add(NETWORK, size / bandwidth.value, weakest((bandwidth.basis, Basis.ASSUMPTION)), text)
     return clock

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from gym_rm.errors import ConfigError
+from gym_rm.plan_file import planned_scorer
 from gym_rm.planning.plan import Basis, Phase, Role, load_plan
 from gym_rm.planning.planner import plan
 from gym_rm.planning.refusals import Infeasible
@@ -228,6 +229,21 @@ def test_the_missing_memory_and_the_smallest_change_are_named():
 def test_a_step_time_out_of_reach_names_the_fastest():
     text = violations("step_seconds=0.5")
     assert "the fastest plan" in text
+
+
+@pytest.mark.parametrize(
+    "option", [(), ("reward_models.rm.fsdp_size=8",), ("reward_models.rm.tensor_parallel_size=1",)]
+)
+def test_a_reward_model_with_few_heads_is_divided_by_fsdp_in_a_node(option):
+    request = {"cluster": {"nodes": 2, "gpus_per_node": 8}, "reward_models": {"rm": {"model": "Qwen/Qwen3-235B-A22B"}}}
+    found = plan(request, overrides=option)
+    size, gpus = found.component("rm").fsdp_size, found.pools[0].gpus
+    assert size > 4
+    assert len(gpus) == 2 * size
+    assert all(len({address.node for address in group}) == 1 for group in (gpus[:size], gpus[size:]))
+    _, options = planned_scorer(found, None, {}, conversations=1)
+    assert (options["fsdp_size"], options["num_replicas"]) == (size, 2)
+    assert "tensor_parallel_size" not in options
 
 
 def test_pools_must_list_each_component_once():

@@ -6,7 +6,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from gym_rm.planning.component_options import Option, PoolPlace, awake_options, undominated, with_sleeping
+from gym_rm.planning.component_options import Option, PoolPlace, awake_options, places, undominated, with_sleeping
 from gym_rm.planning.phase_clock import Site
 from gym_rm.planning.placement import Need, place
 from gym_rm.planning.plan import Role
@@ -32,18 +32,14 @@ def brute_force(request):
         for sizes in itertools.product(range(1, gpus + 1), repeat=len(groups)):
             if sum(sizes) > gpus:
                 continue
-            for spans in itertools.product([False, True], repeat=len(groups)):
-                places = [PoolPlace(size, node_gpus, span) for size, span in zip(sizes, spans, strict=True)]
-                if any(span != (size > node_gpus) and (size > node_gpus or size == 1)
-                       for size, span in zip(sizes, spans, strict=True)):  # fmt: skip
-                    continue
-                best = min(best, fastest_choices(request, parts, groups, places, capacity))
+            for wheres in itertools.product(*(places(size, node_gpus) for size in sizes)):
+                best = min(best, fastest_choices(request, parts, groups, wheres, capacity))
     return best
 
 
-def fastest_choices(request, parts, groups, places, capacity):
+def fastest_choices(request, parts, groups, wheres, capacity):
     lists = []
-    for group, where in zip(groups, places, strict=True):
+    for group, where in zip(groups, wheres, strict=True):
         together = {"policy", "generation"} <= set(group)
         for name in group:
             awake = awake_options(parts[name], where, request, together=together, known={})
@@ -52,18 +48,39 @@ def fastest_choices(request, parts, groups, places, capacity):
     best = math.inf
     for chosen in itertools.product(*lists):
         vectors, needs = [], []
-        for where, group in zip(places, groups, strict=True):
+        for where, group in zip(wheres, groups, strict=True):
             mine = [option for place_of, of, option in chosen if place_of is where and of is group]
             if sum(each.resident for each in mine) + max(each.extra for each in mine) > capacity:
                 break
-            unit = math.lcm(*(each.choice.tensor_parallel_size for each in mine)) if where.spans else where.num_gpus
-            needs.append(Need(where.num_gpus, unit))
+            needs.append(Need(where.num_gpus, math.lcm(where.per_node, *(each.choice.unit for each in mine))))
             vectors.append(tuple(map(sum, zip(*(each.seconds for each in mine), strict=True))))
         else:
-            step = step_seconds(vectors, asynchronous=request.workload.asynchronous)
-            if step < best and place(request.cluster.nodes, needs) is not None:
-                best = step
+            for slower in ways_to_place(request, parts, groups, needs):
+                step = step_seconds(slower(vectors), asynchronous=request.workload.asynchronous)
+                best = min(best, step)
     return best
+
+
+def ways_to_place(request, parts, groups, needs):
+    """Yield functions that add what new weights take longer to other nodes, for every way that there is room."""
+    if place(request.cluster.nodes, needs) is None:
+        return
+    policy, generation = (
+        next(i for i, group in enumerate(groups) if role in group) for role in ("policy", "generation")
+    )
+    ends = [needs[policy], needs[generation]]
+    others = [need for index, need in enumerate(needs) if index not in (policy, generation)]
+    size = sum(need.num_gpus for need in ends)
+    in_one_node = all(need.unit == need.num_gpus for need in ends)
+    if policy == generation or (in_one_node and place(request.cluster.nodes, [Need(size, size), *others]) is not None):
+        yield lambda vectors: vectors
+        return
+    weights = parts["policy"].shape.parameters * parts["policy"].bytes_per_parameter
+    link, network = request.cluster.device.link.value, request.cluster.network.value
+    longer = weights / min(link, network) - weights / link
+    yield lambda vectors: [
+        (*vector[:-1], vector[-1] + longer) if index == policy else vector for index, vector in enumerate(vectors)
+    ]
 
 
 @pytest.mark.parametrize("gpus", [(1,), (2,), (1, 1), (3,)])
@@ -116,12 +133,41 @@ def value(request) -> float:
     return math.inf if found is None else found.value
 
 
-@hypothesis.given(gpus=strategies.integers(1, 9), memory=strategies.integers(5, 40), critic=strategies.booleans())
-@hypothesis.settings(max_examples=6, deadline=None)
-def test_more_gpus_or_more_memory_never_make_a_plan_worse(gpus, memory, critic):
-    now = value(grpo(cluster(gpus, memory=memory), critic=critic))
-    assert value(grpo(cluster(gpus + 1, memory=memory), critic=critic)) <= now
-    assert value(grpo(cluster(gpus, memory=memory + 3), critic=critic)) <= now
+@hypothesis.given(
+    gpus=strategies.sampled_from([(1,), (2,), (3,), (4,), (7,), (2, 2), (4, 4), (3, 3)]),
+    memory=strategies.integers(5, 40),
+    critic=strategies.booleans(),
+    asynchronous=strategies.booleans(),
+    pools=strategies.sampled_from([None, "apart"]),
+)
+@hypothesis.settings(max_examples=8, deadline=None)
+def test_better_hardware_or_shorter_texts_never_make_a_plan_worse(gpus, memory, critic, asynchronous, pools):
+    request = grpo(cluster(*gpus, memory=memory), critic=critic)
+    request = replace(request, workload=workload(asynchronous=asynchronous))
+    if pools is not None:
+        request = replace(request, pools=tuple((part.name,) for part in request.components))
+    hardware, work = request.cluster, request.workload
+    replies = replace(work.replies, values=tuple(length - 20 for length in work.replies.values))
+    faster = {"link": replace(hardware.device.link, value=2 * hardware.device.link.value)}
+    better = (
+        cluster(*gpus, gpus[0], memory=memory),
+        cluster(*(number + 1 for number in gpus), memory=memory),
+        cluster(*gpus, memory=memory + 3),
+        replace(hardware, network=replace(NETWORK, value=3 * NETWORK.value)),
+        replace(hardware, device=hardware.device.with_quantities(faster)),
+    )
+    now = value(request) * (1 + 1e-9)
+    assert all(value(replace(request, cluster=each)) <= now for each in better)
+    assert value(replace(request, workload=replace(work, replies=replies))) <= now
+
+
+def test_new_weights_stay_in_a_node_where_there_is_another_that_is_idle():
+    request = replace(grpo(cluster(8)), pools=(("policy",), ("generation",), ("rm",)))
+    assert value(replace(request, cluster=cluster(8, 8))) <= value(request)
+    apart = replace(request, components=tuple(replace(each, num_gpus=8) for each in request.components))
+    found = search(replace(apart, cluster=cluster(8, 8, 8)))
+    (policy,) = (pool for pool in found.pools if pool.crosses)
+    assert policy.seconds[-1] == pytest.approx(2 * request.components[0].shape.parameters / NETWORK.value)
 
 
 @pytest.mark.parametrize("gpus", [64, 100])
@@ -141,7 +187,9 @@ def test_scoring_takes_the_smallest_tensor_parallel_size_that_fits_and_replicas(
     found = search(scoring(cluster(8, memory=20), size=size))
     tp = found.pools[0].choices[0].tensor_parallel_size
     fitting = [
-        each for each in (1, 2, 4, 8) if search(scoring(cluster(8, memory=20), size=size, tensor_parallel_size=each))
+        each
+        for each in (1, 2, 4, 8)
+        if search(scoring(cluster(8, memory=20), size=size, tensor_parallel_size=each, fsdp_size=1))
     ]
     assert tp == fitting[0]
     assert found.pools[0].choices[0].num_replicas == 8 // tp
@@ -180,11 +228,11 @@ def test_partitions_are_the_bell_numbers():
 
 def test_more_replicas_are_never_slower():
     rm = component(Role.REWARD_MODEL, name="rm")
-    site = Site(device(), NETWORK, False)
-    kind = PoolPlace(8, 8, False)
+    site = Site(device(), NETWORK, 8, 8)
+    kind = PoolPlace(8, 8, 8)
     times = []
     for replicas in (1, 2, 3, 5, 8):
-        options = awake_options(replace(rm, num_replicas=replicas), replace(kind, num_gpus=replicas),
+        options = awake_options(replace(rm, num_replicas=replicas), replace(kind, num_gpus=replicas, per_node=replicas),
                                 scoring(cluster(8)), together=False, known={})  # fmt: skip
         phases = component_times(rm, options[0].choice, workload(num_prompts=64), site)
         times.append(sum(clock.total for clock in phases.values()))

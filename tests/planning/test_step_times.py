@@ -26,7 +26,7 @@ def model(name: str, role: Role, engine: str, **numbers) -> Component:
 
 
 def site(kind: str = "h100_sxm", **numbers) -> Site:
-    return Site(KINDS[kind], BETWEEN, **{"spans": False, **numbers})
+    return Site(KINDS[kind], BETWEEN, **{"num_gpus": 8, "per_node": 8, **numbers})
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,21 @@ def test_the_longest_replies_decide_how_long_generation_takes():
 def test_a_network_between_nodes_slows_fsdp():
     policy = model("Qwen/Qwen3-8B", Role.POLICY, "training")
     choice = Choice(fsdp_size=16, max_num_batched_tokens=1024)
-    slow = Site(KINDS["h100_sxm"], Quantity(1e9, Basis.FORMULA, "given"), spans=True, beside=8)
+    slow = Site(KINDS["h100_sxm"], Quantity(1e9, Basis.FORMULA, "given"), 16, 8)
     inside = component_times(policy, choice, WORK, site())[Phase.UPDATE].total
     assert component_times(policy, choice, WORK, slow)[Phase.UPDATE].total > 2 * inside
+
+
+@pytest.mark.parametrize(("fsdp", "per_node", "shared"), [(8, 8, 1), (4, 8, 2), (16, 8, 1), (2, 8, 4), (8, 4, 1)])
+def test_groups_between_nodes_share_the_network(fsdp, per_node, shared):
+    """Of every group, a node has `shared` GPUs; 8 replicas of 8 GPUs leave the network of one GPU to each group."""
+    policy = model("Qwen/Qwen3-8B", Role.POLICY, "training")
+    place = site(num_gpus=64, per_node=per_node)
+    assert place.collective(64 // fsdp, stride=fsdp).value == pytest.approx(shared * BETWEEN.value)
+    choice = Choice(fsdp_size=fsdp, num_replicas=64 // fsdp)
+    parts = component_times(policy, choice, WORK, place)[Phase.UPDATE].parts()
+    moved = 8 * policy.shape.parameters / fsdp * (1 - fsdp / 64)
+    assert sum(part.seconds for part in parts if part.name == NETWORK) >= moved / shared / BETWEEN.value
 
 
 def test_lora_and_kept_activations_are_faster():
@@ -130,12 +142,12 @@ def test_models_that_do_not_change_come_back_without_being_copied_away():
 
 def test_weights_go_to_other_nodes_over_the_network():
     policy = model("Qwen/Qwen3-8B", Role.POLICY, "training")
-    (part,) = sync_times(policy, Choice(fsdp_size=8), site(), together=False, nodes=2).parts()
+    (part,) = sync_times(policy, Choice(fsdp_size=8), site(), together=False, crosses=True).parts()
     assert part.name == NETWORK
     assert part.seconds == pytest.approx(policy.shape.parameters * 2 / 50e9)
 
 
 def test_a_cpu_is_slower_than_any_gpu():
     rm = model("Qwen/Qwen3-0.6B", Role.REWARD_MODEL, "gym_rm")
-    cpu = component_times(rm, Choice(), WORK, Site(CPU, BETWEEN, spans=False))[Phase.SCORE].total
+    cpu = component_times(rm, Choice(), WORK, Site(CPU, BETWEEN, 1, 1))[Phase.SCORE].total
     assert all(cpu > component_times(rm, Choice(), WORK, site(kind))[Phase.SCORE].total for kind in KINDS)
