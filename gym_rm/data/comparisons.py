@@ -61,11 +61,13 @@ def load_comparisons(
 
     The shape of each row is found from its fields, so a file may have several:
 
-    - `prompt` (or `context`, `question`, `messages`, `instruction`), `chosen`, `rejected`, each a text or messages;
-      `chosen` and `rejected` may be whole conversations, also as a transcript `"\\n\\nHuman: ...\\n\\nAssistant: ..."`.
+    - `prompt` (or `context`, `question`, `messages`, `instruction`, `input`), `chosen`, `rejected`, each a text or
+      messages; `chosen` and `rejected` may be whole conversations, also as a transcript
+      `"\\n\\nHuman: ...\\n\\nAssistant: ..."`, or whole texts, of which the words that they share are the prompt.
     - a prompt and a list `completions`, `solutions` or `responses` of replies with `rank` (lower is better),
       `correct`, or `overall_score` or `score` (higher is better), and ratings by objective in `annotations`.
-    - `context`, `response1`, `response2`, `overall_preference` from -3 (the first is better) to 3; 0 is a tie.
+    - `context`, `response1`, `response2`, `overall_preference` from -3 (the first is better) to 3; 0 is a tie; or
+      `prompt`, `response_1`, `response_2`, `preference_strength`.
     - `prompt`, `response` and ratings such as `helpfulness`.
     - `prompt`, `completions` (the steps of one reply) and `labels`.
     - `Comparison` and `PreferencePair` objects.

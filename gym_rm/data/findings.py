@@ -14,6 +14,7 @@ from gym_rm.engine.text.messages import KNOWN_ROLES
 from gym_rm.types import Comparison, Message
 
 EXAMPLES = 3
+TEMPLATE_COLUMNS = ("tools", "chat_template_kwargs")  # that TRL passes to the chat template
 _TRANSCRIPT = re.compile(r"(?:^|\n\n)(Human|Assistant|User):")
 
 Key = tuple[tuple[str, str], ...]
@@ -86,8 +87,15 @@ def key_of(messages: Iterable[Message]) -> Key:
     return tuple((message["role"], message["content"]) for message in messages)
 
 
+def template_columns(comparison: Comparison) -> list[str]:
+    """Return the columns of a row that its chat template would need, but that scoring does not pass to it."""
+    return [name for name in TEMPLATE_COLUMNS if comparison.metadata.get(name) not in (None, "", "[]", "{}", [], {})]
+
+
 def _of_roles(comparison: Comparison) -> Iterator[str]:
     prompt = comparison.prompt
+    for name in template_columns(comparison):
+        yield f"the row has {name!r}, which is not passed to the chat template; gym-rm train leaves the row out"
     for reply in comparison.replies:
         if reply[0]["role"] != "assistant":
             yield f"a reply begins with a turn of the role {reply[0]['role']!r}, not of the assistant"

@@ -11,9 +11,10 @@ from gym_rm.engine.text.messages import plain_content
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
 
-# Markup that chat templates write around turns: ChatML and Qwen, Llama 3, Gemma, Llama 2 and Mistral, Phi, DeepSeek.
+# Markup of turns in chat templates: ChatML and Qwen, Llama 3, Gemma, Llama 2 and Mistral, Phi, DeepSeek, NeMo.
 RENDERED = re.compile(
-    r"<\|(im_start|im_end|start_header_id|eot_id|user|assistant|end|begin_of_text)\|>|<start_of_turn>|\[INST\]|<｜User｜>"
+    r"<\|(im_start|im_end|start_header_id|eot_id|user|assistant|end|begin_of_text)\|>|<start_of_turn>|\[INST\]"
+    r"|<｜User｜>|<extra_id_1>"
 )
 
 

@@ -54,9 +54,10 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
             prompt, columns = _prompt_and_columns(row, name, parsed, where)
             return _row(prompt, columns, [prompt + reply for reply in parsed], tuple(range(len(replies))), index, where)
     if row.get("chosen") is not None or row.get("rejected") is not None:
-        (pair,) = pairs_of_row(row, where)
+        judged = {name: row[name] for name in ("margin", "score_chosen", "score_rejected") if name in row}
+        (pair,) = pairs_of_row({key: value for key, value in row.items() if key not in judged}, where)
         both = [pair.prompt + pair.chosen, pair.prompt + pair.rejected]
-        columns = {**pair.metadata, **{name: row[name] for name in ("margin",) if name in row}}
+        columns = {**pair.metadata, **judged}
         return _row(pair.prompt, columns, both, ("chosen", "rejected"), index, where)
     if row.get("response") is not None:
         reply = _reply(row["response"], where, "response")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gym_rm.data.comparisons import ComparisonSet, DroppedRow, load_comparisons
-from gym_rm.data.findings import key_of
+from gym_rm.data.findings import key_of, template_columns
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from gym_rm.errors import ConfigError, ConversationError, logger
@@ -177,6 +177,8 @@ def encode(
     for comparison in comparisons:
         replies = [next(rendered) for _ in comparison.replies]
         try:
+            if columns := template_columns(comparison):
+                raise ConversationError(f"{columns[0]!r} of a row is not passed to the chat template, as in scoring")
             texts = [_require(each) for each in replies]
             sequences = tuple(
                 TokenSequence(each.input_ids, start.kind.read_positions(each), each.second_segment) for each in texts

@@ -19,7 +19,13 @@ def of_prompt(*messages):
 
 
 def test_an_ordinary_pair_has_no_remark():
-    assert remarks(PAIR, of_prompt({"role": "system", "content": "Be brief."}, USER, FIVE, USER)) == {}
+    assert (
+        remarks(
+            {**PAIR, "tools": [], "chat_template_kwargs": None},
+            of_prompt({"role": "system", "content": "Be brief."}, USER, FIVE, USER),
+        )
+        == {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,6 +40,9 @@ def test_an_ordinary_pair_has_no_remark():
             "a message has the role 'human', which models may not know",
         ),
         ({**PAIR, "prompt": " "}, "the prompt has no text"),
+        ({**PAIR, "tools": [{"type": "function"}]}, "the row has 'tools', which is not passed to the chat template"),
+        ({**PAIR, "chat_template_kwargs": {"thinking": True}}, "the row has 'chat_template_kwargs', which is not"),
+        ({**PAIR, "prompt": "a<extra_id_1>User"}, "a text contains the markup '<extra_id_1>' of a chat template"),
         (of_prompt({"role": "system", "content": ""}, USER), "a system message of the prompt is empty"),
         ({**PAIR, "chosen": "4<|im_end|>"}, "a text contains the markup '<|im_end|>' of a chat template"),
         ({**PAIR, "chosen": "Human: 4"}, "a text contains 'Human:' like a turn of a transcript"),

@@ -32,6 +32,12 @@ def test_a_list_of_replies_gives_one_conversation_per_reply(prompt, replies):
     assert found == RowToScore(BOTH, (0, 1), Prompt((USER,), "3"))
 
 
+def test_a_pair_is_scored_whatever_its_margin_is():
+    row = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5", "score_chosen": 1, "score_rejected": 4, "margin": -3}
+    found = row_to_score(row, "here")
+    assert found.prompt.metadata == {"score_chosen": 1, "score_rejected": 4, "margin": -3}
+
+
 @pytest.mark.parametrize(
     "row",
     [

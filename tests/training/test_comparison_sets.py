@@ -18,12 +18,14 @@ def test_dropped_rows_are_named_with_their_reasons(saved_model, tmp_path, caplog
         {"context": "Tie", "response1": "yes", "response2": "no", "overall_preference": 0},
         {"prompt": "Malformed", "chosen": 3, "rejected": "no"},
         {"prompt": "Empty", "chosen": "", "rejected": "no"},
+        {"prompt": "Tools", "chosen": "yes", "rejected": "no", "tools": [{"type": "function"}]},
     ]
     options = ("data.on_error=drop", "max_steps=1", "model.reward_model_kwargs={max_length: 128}")
     trainer = Trainer(settings_of(tmp_path, saved_model("qwen3"), rows, *options))
     assert len(trainer.training.examples) == 6
-    assert "training: 5 of 11 comparisons are not used" in caplog.text
-    for words, line in [("max_length", 7), ("replies are equal", 8), ("a tie", 9), ("'chosen'", 10), ("is empty", 11)]:
+    assert "training: 6 of 12 comparisons are not used" in caplog.text
+    expected = ["max_length", "replies are equal", "a tie", "'chosen'", "is empty", "'tools' of a row"]
+    for line, words in enumerate(expected, start=7):
         (first,) = [row.where for row in trainer.training.dropped if words in row.reason]
         assert re.search(rf"\b{line}\b", first), first
         assert first in caplog.text

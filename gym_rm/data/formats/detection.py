@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from gym_rm.data.formats.fields import number
-from gym_rm.data.formats.pairs import of_pair, read_binary, read_signed
+from gym_rm.data.formats.fields import margin_of, number
+from gym_rm.data.formats.pairs import SIGNED, of_pair, read_binary, read_signed
 from gym_rm.data.formats.reply_lists import are_texts, list_field, read_groups, read_list, read_rated
 from gym_rm.data.formats.steps import read_steps
 from gym_rm.data.formats.transcripts import with_parsed_prompt
@@ -18,7 +18,8 @@ from gym_rm.types import Comparison, PreferencePair
 
 EXPECTED = (
     "'chosen' and 'rejected'; a list 'completions', 'solutions' or 'responses'; 'response1', 'response2' and "
-    "'overall_preference'; 'response' with ratings; or 'completions' with 'labels'"
+    "'overall_preference'; 'response_1', 'response_2' and 'preference_strength'; 'response' with ratings; or "
+    "'completions' with 'labels'"
 )
 
 
@@ -44,7 +45,7 @@ def comparison_of_row(row: Any, where: str) -> tuple[str, Comparison]:
         return "graded", read_groups(row, where)
     if row.get("chosen") is not None or row.get("rejected") is not None:
         return "binary", read_binary(row, where)
-    if row.get("response1") is not None or row.get("response2") is not None:
+    if any(row.get(name) is not None for names in SIGNED for name in names[:2]):
         return "signed", read_signed(row, where)
     if row.get("response") is not None:
         return "rated", read_rated(row, where)
@@ -63,6 +64,5 @@ def _checked(given: Comparison, where: str) -> Comparison:
     for name, scores in given.scores.items():
         if any(map(math.isinf, scores)):
             raise ConfigError(f"{where}: the scores {name!r} must be finite or NaN, got {scores}.")
-    if given.margin is not None:
-        number(given.margin, where, "margin")
+    margin_of(given.margin, where)
     return given if given.where else replace(given, where=where)

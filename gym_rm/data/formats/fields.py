@@ -13,7 +13,7 @@ from gym_rm.data.rows import filled_fields, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Message
 
-ALL_PROMPT_FIELDS = (*PROMPT_FIELDS, "instruction")
+ALL_PROMPT_FIELDS = (*PROMPT_FIELDS, "instruction", "input")
 SOURCE_FIELDS = ("source", "subset", "dataset", "domain")
 REPLY_TEXTS = ("completion", "response", "text", "answer")
 
@@ -43,6 +43,20 @@ def number(value: Any, where: str, field: str) -> float:
             f"{where}: {field!r} must be a {kind}, got {show(value)}; leave it out (null) if it is not known."
         )
     return converted
+
+
+def margin_of(value: Any, where: str, source: str = "'margin'") -> float | None:
+    """Return a margin, or None for None.
+
+    Raises:
+        ConfigError: it is not a finite number, or it is negative: then the other reply is the better one.
+    """
+    margin = None if value is None else number(value, where, "margin")
+    if margin is not None and margin < 0:
+        raise ConfigError(
+            f"{where}: {source} must not be negative, got {margin:g}; the preferred reply would be worse."
+        )
+    return margin
 
 
 def required_prompt(row: Mapping[str, Any], where: str, missing: str) -> tuple[str, Messages]:

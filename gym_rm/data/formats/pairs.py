@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +12,7 @@ from gym_rm.data.formats.fields import (
     Messages,
     answered,
     is_whole,
+    margin_of,
     number,
     parse_reply,
     required,
@@ -17,19 +20,23 @@ from gym_rm.data.formats.fields import (
     rest,
     source_of,
 )
+from gym_rm.data.formats.transcripts import parse_transcript
 from gym_rm.data.prompts import prompt_field
 from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Comparison, PreferencePair
 
-STRONGEST = 3  # absolute value of `overall_preference`
+STRONGEST = 3  # absolute value of a signed preference
+SIGNED = (("response1", "response2", "overall_preference"), ("response_1", "response_2", "preference_strength"))
 
 
 def read_binary(row: Mapping[str, Any], where: str) -> Comparison:
-    """Read a row with `chosen` and `rejected`: replies to `prompt`, or two whole conversations.
+    """Read a row with `chosen` and `rejected`: replies to `prompt`, two whole conversations, or two whole texts.
 
-    The margin is `margin`, or else `score_chosen - score_rejected`.
+    Without a prompt, texts are divided after the words that they share, as TRL does. The margin is `margin`, or else
+    `score_chosen - score_rejected`.
     """
+    row = with_shared_prompt(row)
     chosen = parse_reply(required(row, "chosen", where), where, "chosen")
     rejected = parse_reply(required(row, "rejected", where), where, "rejected")
     whole = is_whole(chosen) and is_whole(rejected)
@@ -49,40 +56,65 @@ def read_binary(row: Mapping[str, Any], where: str) -> Comparison:
             number(row["score_chosen"], where, "score_chosen"),
             number(row["score_rejected"], where, "score_rejected"),
         )
-    margin = None if row.get("margin") is None else number(row["margin"], where, "margin")
-    if margin is None and scores:
-        margin = scores["score"][0] - scores["score"][1]
+    margin = margin_of(row.get("margin"), where)
+    if scores:
+        difference = scores["score"][0] - scores["score"][1]
+        shown = "score_chosen {:g} - score_rejected {:g}".format(*scores["score"])
+        difference = margin_of(difference, where, shown)
+        margin = difference if margin is None else margin
     metadata = {**rest(row, field, "chosen", "rejected", "margin"), **reference}
     return Comparison(prompt, replies, (0.0, 1.0), margin, scores, None, source_of(row), where, metadata)
 
 
 def read_signed(row: Mapping[str, Any], where: str) -> Comparison:
-    """Read a row of HelpSteer3 (arXiv 2505.11475): `context`, `response1`, `response2`, `overall_preference`.
+    """Read a row with two replies and a preference between -3 (the first reply is much better) and 3.
 
-    The preference is between -3 (the first reply is much better) and 3; 0 is a tie. Its absolute value is the margin.
+    It has `response1`, `response2` and `overall_preference` (HelpSteer3, arXiv 2505.11475), or `response_1`,
+    `response_2` and `preference_strength` (HelpSteer2, arXiv 2410.01257). The preference 0 is a tie; its absolute value
+    is the margin.
     """
-    field, prompt = required_prompt(row, where, "context")
-    names = ("response1", "response2")
+    *names, preferred = next(each for each in SIGNED if row.get(each[0]) is not None or row.get(each[1]) is not None)
+    field, prompt = required_prompt(row, where, "context" if preferred == "overall_preference" else "prompt")
     replies = [parse_reply(required(row, name, where), where, name) for name in names]
     prompt, kept, reference = answered(prompt, replies, names, where, field)
     ranks, margin = None, None
-    if row.get("overall_preference") is not None:
-        preference = number(row["overall_preference"], where, "overall_preference")
+    if row.get(preferred) is not None:
+        preference = number(row[preferred], where, preferred)
         if abs(preference) > STRONGEST:
             raise ConfigError(
-                f"{where}: 'overall_preference' must be between -{STRONGEST} (the first reply is better) and "
+                f"{where}: {preferred!r} must be between -{STRONGEST} (the first reply is better) and "
                 f"{STRONGEST}, got {preference:g}."
             )
         ranks, margin = (float(preference > 0), float(preference < 0)), abs(preference)
-    metadata = {**rest(row, field, *names, "overall_preference"), **reference}
+    metadata = {**rest(row, field, *names, preferred), **reference}
     return Comparison(prompt, kept, ranks, margin, {}, None, source_of(row), where, metadata)
 
 
 def of_pair(pair: PreferencePair, where: str) -> Comparison:
     """Return a preference pair as a comparison."""
-    margin = None if pair.margin is None else number(pair.margin, where, "margin")
+    margin = margin_of(pair.margin, where)
     replies, source = (pair.chosen, pair.rejected), source_of(pair.metadata)
     return Comparison(pair.prompt, replies, (0.0, 1.0), margin, {}, None, source, where, pair.metadata)
+
+
+def with_shared_prompt(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row without a prompt whose replies are texts with the words at their start that they share as `prompt`.
+
+    Example:
+        >>> with_shared_prompt({"chosen": "The sky is blue.", "rejected": "The sky is black."})
+        {'chosen': ' blue.', 'rejected': ' black.', 'prompt': 'The sky is'}
+    """
+    chosen, rejected = row.get("chosen"), row.get("rejected")
+    if any(row.get(name) is not None for name in ALL_PROMPT_FIELDS) or parse_transcript(chosen) is not None:
+        return row
+    if not isinstance(chosen, str) or not isinstance(rejected, str):
+        return row
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+    shared = "".join(character for character, _ in equal)
+    prompt = shared[: len(shared) - len(re.split(r"\s", shared)[-1])].removesuffix(" ")  # it ends with a whole word
+    if not prompt.strip():
+        return row
+    return {**row, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :], "prompt": prompt}
 
 
 def _split_shared(

@@ -10,6 +10,7 @@ from gym_rm.data.formats.fields import (
     REPLY_TEXTS,
     Messages,
     answered,
+    margin_of,
     number,
     parse_reply,
     ranks_of,
@@ -72,7 +73,7 @@ def read_list(row: Mapping[str, Any], name: str, where: str) -> tuple[str, Compa
     replies = [_reply(entry, where, each) for entry, each in zip(entries, names, strict=True)]
     prompt, kept, reference = answered(prompt, replies, names, where, field)
     shape, ranks, scores = _preference(entries, names, where)
-    margin = None if row.get("margin") is None else number(row["margin"], where, "margin")
+    margin = margin_of(row.get("margin"), where)
     if margin is None and shape == "ratings" and ranks is not None:
         overall = next(iter(scores.values()))
         margin = max(overall) - min(overall)

@@ -28,6 +28,39 @@ def refusal(row):
 
 
 @pytest.mark.parametrize(
+    ("chosen", "rejected", "prompt"),
+    [
+        ("The sky is blue.", "The sky is green.", "The sky is"),
+        ("The sky is blue.", "The sky is black.", "The sky is"),
+        ("Question?\nYes", "Question?\nNo", "Question?\n"),
+        ("one two", "one two three", "one"),
+    ],
+)
+def test_texts_without_a_prompt_are_divided_after_the_words_that_they_share(chosen, rejected, prompt):
+    found = read({"chosen": chosen, "rejected": rejected})
+    assert found.prompt == ({"role": "user", "content": prompt},)
+    assert [prompt + reply[-1]["content"] for reply in found.replies] == [chosen, rejected]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"score_chosen": 1.0, "score_rejected": 4.0},
+            "score_chosen 1 - score_rejected 4 must not be negative",
+        ),
+        (
+            {"score_chosen": 1, "score_rejected": 4, "margin": 1},
+            "score_chosen 1 - score_rejected 4 must not be negative",
+        ),
+        ({"margin": -0.5}, "'margin' must not be negative, got -0.5"),
+    ],
+)
+def test_a_negative_margin_is_refused(row, message):
+    assert message in refusal({"prompt": "2 + 2?", "chosen": "4", "rejected": "5", **row})
+
+
+@pytest.mark.parametrize(
     ("shape", "row"),
     [
         ("binary", {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}),
@@ -43,7 +76,10 @@ def refusal(row):
                 "rejected": "\n\nHuman: 2 + 2?\n\nAssistant: 5",
             },
         ),
+        ("binary", {"input": "2 + 2?", "chosen": "4", "rejected": "5"}),
+        ("binary", {"input": [USER], "chosen": [FOUR], "rejected": [FIVE]}),
         ("signed", {"context": [USER], "response1": "4", "response2": "5", "overall_preference": -3}),
+        ("signed", {"prompt": "2 + 2?", "response_1": "4", "response_2": "5", "preference_strength": -1}),
         ("ranks", {"context": [USER], "completions": [{"rank": 0, "completion": [FOUR]}, {"rank": 1, "text": "5"}]}),
         ("ranks", {"prompt": "2 + 2?", "responses": ["4", "5"], "ranks": [0, 1]}),
         ("ranks", {"question": "2 + 2?", "answers": [{"answer": "4", "rank": 0}, {"answer": "5", "rank": 1}]}),
