@@ -9,6 +9,7 @@ import json
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -163,8 +164,29 @@ class _Shared:
     users: int
 
 
+_locks: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
+
+
+def lock_open_after_fork() -> threading.RLock:
+    """Return a lock that is open in a forked process if another thread had it, which does not exist there."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
+def _open_locks() -> None:
+    for lock in list(_locks):
+        if lock.acquire(blocking=False):
+            lock.release()
+        else:
+            lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open_locks)
+
 _shared: dict[str, _Shared] = {}
-_shared_lock = threading.RLock()
+_shared_lock = lock_open_after_fork()
 
 
 def acquire_scorer(reward_model: ScorerLike, options: Mapping[str, Any]) -> Scorer:

@@ -18,7 +18,7 @@ from typing import Any
 
 from gym_rm.checks import finite, integer
 from gym_rm.errors import ConfigError, brief
-from gym_rm.scorer import Scorer, acquire_scorer, check_rows, try_score
+from gym_rm.scorer import Scorer, acquire_scorer, check_rows, lock_open_after_fork, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt, Prompts
 
@@ -63,7 +63,7 @@ class MicroBatchingScorer:
         self._max_batch_size = integer("max_batch_size", max_batch_size, minimum=1)
         self._max_wait = max_wait
         self._waiting: queue.SimpleQueue[ScoreRequest | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = lock_open_after_fork()
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -176,7 +176,7 @@ class MicroBatchingScorer:
 
 
 _batching: dict[int, tuple[Any, MicroBatchingScorer]] = {}
-_batching_lock = threading.Lock()
+_batching_lock = lock_open_after_fork()
 
 
 def shared_batching_scorer(reward_model: Any, options: Mapping[str, Any]) -> MicroBatchingScorer:

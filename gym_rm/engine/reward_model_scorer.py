@@ -8,7 +8,6 @@ values to rewards. A failure affects only the rows of its own sequences.
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
@@ -33,7 +32,7 @@ from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.text.text_options import TextOptions
 from gym_rm.engine.token_tree import Layout
 from gym_rm.errors import ConfigError, ConversationError, logger, warn_once
-from gym_rm.scorer import check_rows
+from gym_rm.scorer import check_rows, lock_open_after_fork
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance, Workload
 
@@ -158,7 +157,7 @@ class RewardModelScorer:
             self.renderer.max_length = self.info.max_positions
         self.layout: Layout = self.info.layout
         self._scheduler = Scheduler(self.info, layout=self.layout, budget=engine.max_num_batched_tokens)
-        self._lock = threading.RLock()
+        self._lock = lock_open_after_fork()
         self.provenance = Provenance(
             scorer=type(self).__name__,
             model=facts.name,
@@ -191,7 +190,7 @@ class RewardModelScorer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.RLock()
+        self._lock = lock_open_after_fork()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RewardModelScorer:
         """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and the model must not be loaded twice."""

@@ -20,6 +20,7 @@ from gym_rm.generation.chat import LEFT_OPEN, ChatReply, LocalChatOptions, merge
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.generation.models import open_chat_model
 from gym_rm.generation.sampling import LocalSampler
+from gym_rm.scorer import lock_open_after_fork
 from gym_rm.types import Conversation, Provenance
 
 EMBEDDED = "embedded"
@@ -76,7 +77,7 @@ class LocalChatModel:
             temperature=self.options.temperature,
             max_num_seqs=self.options.max_num_seqs,
         )
-        self._lock = threading.Lock()
+        self._lock = lock_open_after_fork()
         files = tensor_files(self._source, self.options.revision)
         self._revision = revision_of(self._source, self.options.revision, files.values())
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, chunks_to_try
 from gym_rm.engine.backbones.devices import device_of
+from gym_rm.engine.backbones.evaluation import evaluate, locks_of
 from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import assign_weights, quantization_of, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
@@ -42,9 +41,6 @@ from gym_rm.scores import FloatArray
 # Threads of torch do not exist in a forked process, which would wait for them forever.
 _PROCESS = os.getpid()
 
-# Running a tree temporarily changes the model's attention, so executors of one model must not run at the same time.
-_MODEL_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
-
 
 class LocalExecutor:
     """Runs batches on the model's device; one copy to the host, after the last batch, returns all values.
@@ -62,7 +58,7 @@ class LocalExecutor:
         self._asleep: list[tuple[torch.Tensor, torch.device]] | None = None
         self._pinned: list[torch.Tensor] = []
         self._threads = 0
-        self._rows: BatchInvariant | contextlib.nullcontext[None] = contextlib.nullcontext()
+        self._rows: BatchInvariant | None = None
         self._sharding: Sharding | None = None
 
     def load(self, spec: LoadSpec) -> ModelInfo:
@@ -80,9 +76,10 @@ class LocalExecutor:
         self._spec = spec
         self._prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
         model, *others = (self._prepare(source) for source in spec.sources)
-        with _out_of_memory_is_a_config_error(model), _evaluation_mode([model, *others]):
-            reference = others[0] if others else None
-            self._model = make_reward_model(spec.readout, model, reference, self._prefix_cache)
+        reference = others[0] if others else None
+        make = functools.partial(make_reward_model, spec.readout, model, reference, self._prefix_cache)
+        with _out_of_memory_is_a_config_error(model):
+            self._model = evaluate([model, *others], make, inference=False)
         info = model_info(self._model, spec)
         candidate = Candidate(
             name=type(model).__name__,
@@ -129,25 +126,27 @@ class LocalExecutor:
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
         model = self._loaded()
+        return evaluate(model.models, functools.partial(self._run, model, batches), rows=self._rows)
+
+    def _run(self, model: RewardModel, batches: Sequence[Batch]) -> list[BatchResult]:
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
-        with torch.inference_mode(), _evaluation_mode(model.models), self._rows:
-            for batch in batches:
-                reused = self._reused_tokens()
-                failure, computed = None, None
-                try:
-                    computed = model.values(batch)
-                except Exception as error:  # returned as the result of this batch
-                    failure = _failure(error)
-                if failure is not None:
-                    _free_memory()  # after the except block, when the failed forward's tensors are released
-                    results.append(failure)
-                    continue
-                assert computed is not None
-                values.append(computed)
-                results.append(BatchResult(reused_tokens=self._reused_tokens() - reused))
-            none = np.empty((0, model.num_values), dtype=np.float32)
-            stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
+        for batch in batches:
+            reused = self._reused_tokens()
+            failure, computed = None, None
+            try:
+                computed = model.values(batch)
+            except Exception as error:  # returned as the result of this batch
+                failure = _failure(error)
+            if failure is not None:
+                _free_memory()  # after the except block, when the failed forward's tensors are released
+                results.append(failure)
+                continue
+            assert computed is not None
+            values.append(computed)
+            results.append(BatchResult(reused_tokens=self._reused_tokens() - reused))
+        none = np.empty((0, model.num_values), dtype=np.float32)
+        stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
         start = 0
         for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
             if result.error is None:
@@ -169,7 +168,8 @@ class LocalExecutor:
         if not isinstance(weights, Mapping):
             folder = " or a folder" if isinstance(spec.model, ModelFiles) else ""
             raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")
-        with _evaluation_mode(model.models):
+        first, second = locks_of(model.models)
+        with first, second:
             target = model.models[0] if isinstance(spec.model, ModelFiles) else spec.model
             assign_weights(target, weights)
         self.clear_cache()
@@ -178,7 +178,8 @@ class LocalExecutor:
         """Move the weights to host memory, which is allocated once and kept."""
         model = self._loaded()
         self.clear_cache()
-        with _evaluation_mode(model.models):
+        first, second = locks_of(model.models)
+        with first, second:
             if self._asleep is not None:
                 return
             tensors = [t for each in model.models for t in (*each.parameters(), *each.buffers()) if t.is_cuda]
@@ -194,7 +195,8 @@ class LocalExecutor:
         """Move the weights back to their devices."""
         if self._asleep is None:
             return
-        with _evaluation_mode(self._loaded().models):
+        first, second = locks_of(self._loaded().models)
+        with first, second:
             for tensor, device in self._asleep or ():
                 tensor.data = tensor.data.to(device, non_blocking=True)
             self._asleep = None
@@ -256,28 +258,30 @@ class LocalExecutor:
         """Return the hidden states and values of a plan for the trial."""
         return self._run_trial(plan, forward, self._loaded().all_values)
 
-    @torch.inference_mode()
     def _run_trial(self, plan: BatchPlan, forward: Forward, values_of: Callable[[Batch], torch.Tensor]) -> FloatArray:
-        model = self._loaded()
         self._set_forward(forward)
-        parts = []
-        with _evaluation_mode(model.models), self._rows:
+
+        def run() -> FloatArray:
+            parts = []
             for batch in plan.batches:
                 try:
                     parts.append(values_of(batch).float())
                 except torch.OutOfMemoryError as error:
                     # Too little memory does not mean that the model does not support the layout.
                     raise MemoryError(f"out of memory with {batch.input_ids.size} tokens.") from error
+            values: FloatArray = torch.cat(parts).cpu().numpy()
+            return values
+
+        values = evaluate(self._loaded().models, run, rows=self._rows)
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
-        values: FloatArray = torch.cat(parts).cpu().numpy()
         return values
 
     def _reused_tokens(self) -> int:
         return 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
 
     def _set_forward(self, forward: Forward) -> None:
-        self._rows = BatchInvariant(forward.chunk) if forward.invariant else contextlib.nullcontext()
+        self._rows = BatchInvariant(forward.chunk) if forward.invariant else None
         for decoder in self._loaded().decoders:
             decoder.fuse = forward.fuse
 
@@ -301,23 +305,6 @@ def _require_threads() -> None:
             "more, start processes with context='spawn' or 'forkserver' (AsyncVectorEnv), or use gym.make_vec without "
             "a vectorization_mode, which scores all environments in one call."
         )
-
-
-@contextlib.contextmanager
-def _evaluation_mode(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Lock the models, and turn off dropout and autocast; restore the models on exit."""
-    with contextlib.ExitStack() as stack:
-        for each in sorted(models, key=id):
-            stack.enter_context(_MODEL_LOCKS.setdefault(each, threading.RLock()))
-        training = [part for whole in models for part in whole.modules() if part.training]
-        for part in training:
-            part.training = False
-        try:
-            with torch.autocast(device_of(models[0]).type, enabled=False):
-                yield
-        finally:
-            for part in training:
-                part.training = True
 
 
 @contextlib.contextmanager
