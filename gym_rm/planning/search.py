@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from gym_rm.errors import ConfigError
 from gym_rm.planning.component_options import (
+    PHASES,
     ZERO,
     KnownSizes,
     Option,
@@ -26,6 +27,7 @@ from gym_rm.planning.component_options import (
     Seconds,
     awake_options,
     places,
+    pool_clocks,
     tensor_parallel_sizes,
     undominated,
     with_sleeping,
@@ -66,6 +68,10 @@ class PoolChoice:
     def need(self) -> Need:
         """The GPUs that it needs, and how many of them in one node."""
         return Need(self.place.num_gpus, math.lcm(self.place.per_node, *(choice.unit for choice in self.choices)))
+
+    def anywhere(self) -> PoolChoice:
+        """Return the pool with its parts in nodes of any number of its GPUs, if it is in several."""
+        return replace(self, place=replace(self.place, per_node=1)) if self.place.spans else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,10 @@ class PoolCandidate:
         """GPUs that it takes."""
         return self.place.num_gpus
 
+    def bare(self) -> PoolChoice:
+        """Return the pool without choices."""
+        return PoolChoice(self.names, (), self.place, self.seconds)
+
 
 class _Search:
     """One search over given sizes."""
@@ -175,6 +185,7 @@ class _Search:
         self.components = {component.name: component for component in request.components}
         device = request.cluster.device
         self.capacity = device.memory.value - device.reserved.value
+        self.crossing = self._crossing()
         self.examined = 0
         self.incumbent: SearchResult | None = None
         self.key = NEVER
@@ -218,6 +229,15 @@ class _Search:
             joined = [(*group, *inside) if policy in group else group for group in groups]
             yield tuple(sorted(tuple(sorted(group, key=names.index)) for group in joined))
 
+    def _crossing(self) -> Seconds:
+        """Return the seconds that new weights take longer to generation in another node."""
+        policy = next((each for each in self.components.values() if each.role is Role.POLICY), None)
+        if policy is None:
+            return ZERO
+        site = PoolPlace(1, 1, 1).site(self.request.cluster)
+        ways = [sync_times(policy, Choice(), site, together=False, crosses=crosses).total for crosses in (True, False)]
+        return tuple(ways[0] - ways[1] if phase is Phase.SYNC else 0.0 for phase in PHASES)
+
     # --- pools ---
 
     def _awake(self, name: str, where: PoolPlace, together: bool) -> list[Option]:
@@ -225,27 +245,29 @@ class _Search:
 
     def _options(self, name: str, where: PoolPlace, together: bool, alone: bool) -> tuple[Option, ...]:
         component, spans = self.components[name], where.spans
-        if not component.role.trains:  # only training and its weights go between nodes
-            where, together = replace(where, per_node=where.num_gpus), False
+        where = where.of(component)
         awake = self.awake(name, where, together and component.role is Role.POLICY)
         return tuple(undominated(with_sleeping(component, awake, self.request, alone=alone), spans=spans))
 
     def _candidates(self, group: tuple[str, ...]) -> list[PoolCandidate]:
         """Return the places for a group of components, by the GPUs that they take."""
-        components = [self.components[name] for name in group]
-        fixed = {component.num_gpus for component in components if component.num_gpus is not None}
-        together = {Role.POLICY, Role.GENERATION} <= {component.role for component in components}
-        node_gpus, trains = self.request.cluster.node_gpus, any(component.role.trains for component in components)
-        candidates = []
-        for size in self.sizes:
-            if fixed and fixed != {size}:
-                continue
-            for where in places(size, node_gpus, even=trains):
-                options = tuple(self.options(name, where, together, len(group) == 1) for name in group)
-                if all(options) and self._may_fit(options):
-                    fastest = [_running_least([option.seconds for option in each])[-1] for each in options]
-                    candidates.append(PoolCandidate(group, where, options, functools.reduce(_added, fastest, ZERO)))
+        given = (self.components[name].num_gpus for name in group)
+        fixed = {number for number in given if number is not None}
+        sizes = [size for size in self.sizes if not fixed or fixed == {size}]
+        wheres = [where for size in sizes for where in places(size, self.request.cluster.node_gpus)]
+        candidates = [found for where in wheres if (found := self._candidate(group, where)) is not None]
         return sorted(candidates, key=lambda one: (one.num_gpus, sum(one.seconds)))
+
+    def _candidate(self, group: tuple[str, ...], where: PoolPlace) -> PoolCandidate | None:
+        together = {Role.POLICY, Role.GENERATION} <= self._roles(group)
+        options = tuple(self.options(name, where, together, len(group) == 1) for name in group)
+        if not all(options) or not self._may_fit(options):
+            return None
+        fastest = [_running_least([option.seconds for option in each])[-1] for each in options]
+        return PoolCandidate(group, where, options, functools.reduce(_added, fastest, ZERO))
+
+    def _roles(self, names: Sequence[str]) -> set[Role]:
+        return {self.components[name].role for name in names}
 
     def _may_fit(self, options: Sequence[Sequence[Option]]) -> bool:
         """Return whether the smallest options fit together; the search decides about the others."""
@@ -295,7 +317,16 @@ class _Search:
         return lower >= self.key or math.isinf(lower[0]) or self.examined >= MOST_NODES
 
     def _choose_options(self, pools: list[PoolCandidate]) -> None:
-        """Choose the options of these pools, and keep them if they are better than the best plan so far."""
+        """Choose the options of these pools if there are GPUs for them: in equal parts of nodes, or in any."""
+        if (found := self._placed([pool.bare() for pool in pools])) is None:
+            again = [self._candidate(pool.names, pool.bare().anywhere().place) for pool in pools]
+            pools = [pool for pool in again if pool is not None]
+            found = self._placed([pool.bare() for pool in pools])
+        if found is not None:
+            self._choose(pools, [self.crossing if pool.crosses else ZERO for pool in found[0]])
+
+    def _choose(self, pools: list[PoolCandidate], seconds: list[Seconds]) -> None:
+        """Choose options, beside given seconds of each pool, and keep them if they are the best plan so far."""
         gpus = sum(pool.num_gpus for pool in pools)
         work = [
             _Work(index, part, options) for index, pool in enumerate(pools) for part, options in enumerate(pool.options)
@@ -324,7 +355,7 @@ class _Search:
                 return
             depth = len(state.chosen)
             if depth == len(work):
-                self._keep(pools, work, state, lower)
+                self._keep(pools, work, state)
                 return
             # Equal components in one pool choose in rising order, as their exchange changes nothing.
             twin = depth > 0 and work[depth].equals(work[depth - 1])
@@ -336,40 +367,47 @@ class _Search:
                 descend(next_state, key)
 
         zeros = (0.0,) * len(pools)
-        start = _State((), (ZERO,) * len(pools), zeros, zeros)
+        start = _State((), tuple(seconds), zeros, zeros)
         descend(start, bound(start))
 
-    def _keep(self, pools: Sequence[PoolCandidate], work: Sequence[_Work], state: _State, key: Key) -> None:
+    def _keep(self, pools: Sequence[PoolCandidate], work: Sequence[_Work], state: _State) -> None:
         """Keep chosen options as the best plan, if there are GPUs for them and new weights have no long way."""
         chosen = {(one.pool, one.part): one.options[index] for one, index in zip(work, state.chosen, strict=True)}
         made = []
         for index, (pool, seconds) in enumerate(zip(pools, state.seconds, strict=True)):
             options = [chosen[index, part] for part in range(len(pool.names))]
             made.append(PoolChoice(pool.names, tuple(option.choice for option in options), pool.place, seconds))
-        ends = [index for index, pool in enumerate(made) if {Role.POLICY, Role.GENERATION} & self._roles(pool.names)]
-        gpus = None
-        if len(ends) == 2 and not any(made[index].place.spans for index in ends):
-            gpus = place(self.request.cluster.nodes, [pool.need for pool in made], together=ends)
-        if gpus is None:
-            gpus = place(self.request.cluster.nodes, [pool.need for pool in made])
-            if len(ends) == 2:
-                made = [self._crossing(pool) if Role.POLICY in self._roles(pool.names) else pool for pool in made]
-                key = self._key([pool.seconds for pool in made], sum(pool.place.num_gpus for pool in made))
-        if gpus is not None and key < self.key:
-            step = step_seconds([pool.seconds for pool in made], asynchronous=self.request.workload.asynchronous)
+        for pools_of in (made, [pool.anywhere() for pool in made]):
+            if (found := self._placed(pools_of)) is not None:
+                self._keep_if_better(*found)
+                return
+
+    def _placed(self, pools: list[PoolChoice]) -> tuple[list[PoolChoice], tuple[tuple[Address, ...], ...]] | None:
+        """Return the pools with their GPUs, the policy and generation in one node if they can be; None without room."""
+        nodes, needs = self.request.cluster.nodes, [pool.need for pool in pools]
+        roles = [self._roles(pool.names) for pool in pools]
+        ends = [index for index, each in enumerate(roles) if {Role.POLICY, Role.GENERATION} & each]
+        if len(ends) == 2 and not any(pools[index].place.spans for index in ends):
+            gpus = place(nodes, needs, together=ends)
+            if gpus is not None:
+                return pools, gpus
+        if len(ends) == 2:
+            pools = [replace(pool, crosses=Role.POLICY in each) for pool, each in zip(pools, roles, strict=True)]
+        gpus = place(nodes, needs)
+        return None if gpus is None else (pools, gpus)
+
+    def _keep_if_better(self, pools: list[PoolChoice], gpus: tuple[tuple[Address, ...], ...]) -> None:
+        """Keep pools as the best plan if they still are, with the seconds at the place that they got."""
+        for index, pool in enumerate(pools):
+            members = [self.components[name] for name in pool.names]
+            clocks = pool_clocks(members, pool.choices, pool.place, self.request, crosses=pool.crosses)
+            totals = [sum(each[phase].total for each in clocks if phase in each) for phase in PHASES]
+            pools[index] = replace(pool, seconds=tuple(totals))
+        key = self._key([pool.seconds for pool in pools], sum(pool.place.num_gpus for pool in pools))
+        if key < self.key:
+            step = step_seconds([pool.seconds for pool in pools], asynchronous=self.request.workload.asynchronous)
             self.key = key
-            self.incumbent = SearchResult(tuple(made), gpus, step, key[0])
-
-    def _roles(self, names: Sequence[str]) -> set[Role]:
-        return {self.components[name].role for name in names}
-
-    def _crossing(self, pool: PoolChoice) -> PoolChoice:
-        """Return the pool of the policy with the seconds in which new weights go to another node."""
-        policy = next(each for each in self.components.values() if each.role is Role.POLICY)
-        choice, site = pool.choices[pool.names.index(policy.name)], pool.place.site(self.request.cluster)
-        inside, between = (sync_times(policy, choice, site, together=False, crosses=way).total for way in (False, True))
-        slower = tuple(between - inside if phase is Phase.SYNC else 0.0 for phase in Phase)
-        return replace(pool, seconds=_added(pool.seconds, slower), crosses=True)
+            self.incumbent = SearchResult(tuple(pools), gpus, step, key[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,7 @@ def test_a_step_time_out_of_reach_names_the_fastest():
 def test_a_reward_model_with_few_heads_is_divided_by_fsdp_in_a_node(option):
     request = {"cluster": {"nodes": 2, "gpus_per_node": 8}, "reward_models": {"rm": {"model": "Qwen/Qwen3-235B-A22B"}}}
     found = plan(request, overrides=option)
+    assert found.times[0].seconds == pytest.approx(found.step_seconds)
     size, gpus = found.component("rm").fsdp_size, found.pools[0].gpus
     assert size > 4
     assert len(gpus) == 2 * size
