@@ -1,5 +1,17 @@
-"""Run the command `gym-rm` as `python -m gym_rm`."""
+"""Run the command `gym-rm`, also as `python -m gym_rm`."""
 
-from gym_rm.cli.main import main
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; an interrupt while it is still imported ends it without a traceback."""
+    try:
+        from gym_rm.cli.main import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ so that an unknown or invalid setting gets the same error everywhere.
 from __future__ import annotations
 
 import json
+import os
 import re
 import types
 import typing
@@ -205,11 +206,11 @@ def settings_of(schema: type[pydantic.BaseModel]) -> list[Setting]:
 
 def _read(file: str | Path) -> dict[str, Any]:
     try:
-        text = Path(file).read_text(encoding="utf-8")
+        text = Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the settings in {str(file)!r}: {error}.") from error
     try:
-        values = parse_yaml(text)
+        values = _at_home(parse_yaml(text))
     except ValueError as error:
         raise ConfigError(f"{file}: not valid YAML: {error}.") from error
     if not isinstance(values, dict | None):
@@ -271,7 +272,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     if not equals or not all(parts):
         raise ConfigError(f"override {override!r}: expected the form name=value or group.name=value.")
     try:
-        value = parse_yaml(text)
+        value = _at_home(parse_yaml(text))
     except ValueError as error:
         raise ConfigError(f"override {override!r}: the value is not valid YAML ({error}); quote it.") from error
     node: Any = values
@@ -281,6 +282,15 @@ def _apply(values: dict[str, Any], override: str) -> None:
         node[_index(node, parts[-1], override)] = value
     else:
         node[parts[-1]] = value
+
+
+def _at_home(value: Any) -> Any:
+    """Return a value in which `~/` at the start of texts, at any depth, is the home folder."""
+    if isinstance(value, dict):
+        return {key: _at_home(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_at_home(each) for each in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def _child(node: Any, part: str, next_part: str, above: str, override: str) -> Any:

@@ -57,7 +57,6 @@ def audit(
         scoring = ScorerArguments.parse(reward_model, option, threads=threads)
         if output is not None and output.suffix != ".json":
             raise ConfigError(f"-o must end in .json, got {str(output)!r}.")
-        audit_rows = load_audit_rows(data, limit=rows, seed=seed)
     except ValueError as error:
         fail(error, code=2)
     bar = Progress(
@@ -65,6 +64,7 @@ def audit(
     )
     task = bar.add_task("load", total=None)
     try:
+        audit_rows = load_audit_rows(data, limit=rows, seed=seed)
         scorer = scoring.load(warn_if_embedded=False)
         with bar:
             found = run_audit(

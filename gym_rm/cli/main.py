@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import gym_rm
 from gym_rm.cli.audit import audit
@@ -20,7 +25,18 @@ from gym_rm.cli.serve import serve
 from gym_rm.cli.train import train, training_sections
 from gym_rm.errors import logger
 
+HOME = re.compile(r"^((?:-\w|--[\w-]+=)?)~(?=/)")
+
+
+class _Commands(TyperGroup):
+    def main(self, args: Sequence[str] | None = None, **options: Any) -> Any:
+        """Run a command; `~/` at the start of any argument is the home folder."""
+        given = sys.argv[1:] if args is None else args
+        return super().main([HOME.sub(rf"\1{Path.home()}", each) for each in given], **options)
+
+
 app = typer.Typer(
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

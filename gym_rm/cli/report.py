@@ -26,19 +26,17 @@ def report(
     gym-rm report outputs/grpo-20260101-120000
     gym-rm report outputs/with-kl -o page.html
 
-    Exit codes: 0 finished; 1 error; 2 invalid arguments.
+    Exit codes: 0 finished; 1 error, also a damaged run; 2 invalid arguments.
     """
     # Imported here because `--help` needs none of them.
     from gym_rm.reports.run_page import write_run_page
     from gym_rm.reports.runs import read_run
 
     path = output or run / "report.html"
+    if path.suffix != ".html":
+        fail(ConfigError(f"-o must end in .html, got {str(path)!r}."), 2)
     try:
-        if path.suffix != ".html":
-            raise ConfigError(f"-o must end in .html, got {str(path)!r}.")
         page = write_run_page(read_run(run), path)
-    except ConfigError as error:
-        fail(error, 2)
-    except OSError as error:
+    except (ConfigError, OSError) as error:
         fail(error, 1)
     stderr.print(f"wrote {page}", markup=False)

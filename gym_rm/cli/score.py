@@ -12,6 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from gym_rm.cli.console import fail, stderr
 from gym_rm.cli.score_file import FileScoring, ScoringProgress
+from gym_rm.cli.score_output import check_output
 from gym_rm.cli.scorer_arguments import BatchSize, Options, RewardModel, ScorerArguments, Threads
 from gym_rm.errors import ConfigError, GymRMError
 
@@ -70,10 +71,12 @@ def score(
     """
     try:
         scorer = ScorerArguments.parse(reward_model, option, threads=threads)
+        path = None if source == "-" else Path(source)
+        written = None if output == "-" else Path(output)
+        if written is not None:
+            check_output(written)
     except ValueError as error:
         fail(error, code=2)
-    path = None if source == "-" else Path(source)
-    written = None if output == "-" else Path(output)
     hidden = not stderr.is_terminal or (written is None and sys.stdout.isatty())
     columns = (SpinnerColumn(), TextColumn("{task.completed} lines"), TimeElapsedColumn())
     bar = Progress(*columns, console=stderr, transient=True, disable=hidden)
@@ -114,6 +117,8 @@ def score(
             raise typer.Exit(1) from None
         file = repr(error.filename) if error.filename else f"{source!r} or {output!r}"
         fail(ConfigError(f"cannot read or write {file}: {error.strerror or error}."), code=1)
+    if not last.lines:
+        stderr.print(f"{'standard input' if path is None else path} has no rows; nothing was scored.", markup=False)
     if last.failed:
         stderr.print(f"{last.failed} of {last.lines} lines have no score; their field {key}_error has the reason.")
         raise typer.Exit(3)

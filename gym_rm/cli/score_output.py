@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from gym_rm.data.rows import format_of, import_pyarrow
+from gym_rm.data.rows import columns_of, format_of, import_pyarrow
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.plain_values import to_plain
@@ -77,7 +77,6 @@ class FileOutput:
         *,
         overwrite: bool,
     ) -> None:
-        _check_output(path)
         self._path = Path(os.path.realpath(path))  # the lock is of the file, not of a link to it
         self._source, self._key = source, key
         self._settings = to_plain({"input": source.name if source else "-", **settings})
@@ -154,8 +153,10 @@ class FileOutput:
         stored_as, names = format_of(self._path)[0], added_names(self._key)
         if stored_as == "parquet":
             write_parquet(lines, file, self._source, names)
+        elif stored_as == "csv":
+            write_csv(lines, file, self._source, names)
         else:
-            write_text(lines, file, stored_as, names)
+            file.writelines(lines())
 
     def _stored(self, name: str) -> Any:
         """Return the settings or the provenance of the stored scores; the provenance is None before the first score."""
@@ -177,13 +178,9 @@ class FileOutput:
             )
 
 
-def write_text(lines: Lines, file: IO[bytes], stored_as: str | None, added: Sequence[str]) -> None:
-    """Write JSON lines, or a CSV file with all fields (the `added` ones last): texts, other values as JSON."""
-    if stored_as == "jsonl":
-        file.writelines(lines())
-        return
-    names = dict.fromkeys(name for line in lines() for name in json.loads(line))
-    columns = sorted(names, key=added.__contains__)
+def write_csv(lines: Lines, file: IO[bytes], source: Path | None, added: Sequence[str]) -> None:
+    """Write a CSV file with the columns of the source and all fields (the `added` ones last)."""
+    columns = _columns(map(json.loads, lines()), source, added)
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text)
     writer.writerow(columns)
@@ -196,7 +193,7 @@ def write_parquet(lines: Lines, file: IO[bytes], source: Path | None, added: Seq
     """Write one row per line. The columns of a parquet `source` keep their types, and the `added` ones are appended."""
     pyarrow = import_pyarrow("writing parquet")
     rows = [json.loads(line) for line in lines()]
-    names = sorted(dict.fromkeys(name for row in rows for name in row), key=added.__contains__)
+    names = _columns(rows, source, added)
     if source is not None and format_of(source)[0] == "parquet":
         table = pyarrow.parquet.read_table(source)
         for name in (name for name in names if name in added):
@@ -206,8 +203,14 @@ def write_parquet(lines: Lines, file: IO[bytes], source: Path | None, added: Seq
     pyarrow.parquet.write_table(table, file)
 
 
-def _check_output(path: Path) -> None:
-    """Refuse an output in another format, or one that is no file, before anything is scored."""
+def _columns(rows: Iterable[Mapping[str, Any]], source: Path | None, added: Sequence[str]) -> list[str]:
+    """Return the columns of the source, also those without values, and the fields of the rows, `added` ones last."""
+    names = dict.fromkeys([*columns_of(source), *added[:1], *(name for row in rows for name in row)])
+    return sorted(names, key=added.__contains__)
+
+
+def check_output(path: Path) -> None:
+    """Raise ConfigError for an output in another format, or one that is no file, before anything is scored."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"output must be a file, or - for standard output, got {str(path)!r}.")
     stored_as, compression = format_of(path)
@@ -218,6 +221,6 @@ def _check_output(path: Path) -> None:
 
 
 def _cell(value: Any) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
+    if value is None or value != value or isinstance(value, str):  # NaN is a missing value
+        return value if isinstance(value, str) else ""
     return json.dumps(value, ensure_ascii=False)

@@ -272,6 +272,20 @@ def _refuse_twice(columns: Sequence[str], owner: str) -> None:
         raise ConfigError(f"{owner} has the column {twice[0]!r} twice; rename one of them.")
 
 
+def columns_of(path: Path | None) -> Sequence[str]:
+    """Return the columns of a CSV or Parquet file, also without rows; none for another file, and for a pipe."""
+    if path is None or not path.is_file():
+        return ()
+    match format_of(path)[0]:
+        case "csv":
+            with open_binary(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+                return _csv_header(csv.DictReader(text, strict=True), str(path))
+        case "parquet":
+            names: list[str] = import_pyarrow(f"reading {path}").parquet.read_schema(path).names
+            return names
+    return ()
+
+
 def _csv_row(header: Sequence[str], cells: dict[Any, Any], where: str) -> dict[str, Any]:
     """Return the cells of a row as texts: those that are not empty, and the replies."""
     if None in cells or None in cells.values():

@@ -62,8 +62,8 @@ def changed_settings(run: Run) -> Iterator[tuple[str, Any]]:
         for name, value in values.items():
             if isinstance(value, Mapping):
                 yield from flat(value, f"{prefix}{name}.")
-            elif prefix + name != "output":
-                yield prefix + name, value
+            elif f"{prefix}{name}" != "output":
+                yield f"{prefix}{name}", value
 
     return flat(run.changed_settings, "")
 

@@ -13,16 +13,21 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import pydantic
 
 from gym_rm.documents import parse_json, parse_yaml, to_yaml
 from gym_rm.errors import ConfigError
+from gym_rm.plain_values import Count, Number
 from gym_rm.reports.curves import Curve, read_curve
 from gym_rm.types import Conversation
 
 METRICS, HELD_OUT, CONVERSATIONS, SETTINGS = "metrics.csv", "held_out.csv", "conversations.jsonl", "settings.yaml"
 CHANGED_SETTINGS = "changed_settings.yaml"
 VALIDATION = "validation.csv"  # of a run of `gym-rm train`, instead of held_out.csv
+
+LARGEST = 1e100  # number that a chart can show
 
 Phase = Literal["train", "held_out"]
 Row = Mapping[str, Any]
@@ -81,7 +86,7 @@ class RunWriter:
         Args:
             phase: "train" or "held_out".
             step: number of the step.
-            values: finite numbers, booleans, texts and None by name; a mapping gives a column `name/key` per value.
+            values: finite numbers, booleans and None by name; a mapping gives a column `name/key` per value.
 
         Raises:
             FloatingPointError: a number is not finite.
@@ -230,7 +235,7 @@ def _read(path: Path) -> tuple[dict[str, Any], ...]:
     rows = read_curve(path)
     if rows and "step" not in rows[0]:
         raise ValueError(f"{path.name} has no column 'step', only {list(rows[0])}")
-    return tuple({name: _typed(text) for name, text in row.items()} for row in rows)
+    return tuple({name: _typed(path, name, text) for name, text in row.items()} for row in rows)
 
 
 def _first_set(path: Path) -> tuple[dict[str, Any], ...]:
@@ -239,27 +244,50 @@ def _first_set(path: Path) -> tuple[dict[str, Any], ...]:
     return tuple(row for row in rows if row.get("set") == rows[0].get("set"))
 
 
+class _Conversation(pydantic.BaseModel):
+    """What pages read of a line of `conversations.jsonl`."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    step: Count
+    phase: Phase
+    reward: Number
+    prompt_id: Any
+    messages: Annotated[list[dict[str, Any]], pydantic.Field(min_length=1)]
+    group: Count | None = None
+    advantage: Number = None
+    right: bool | None = None
+    tokens: Count | None = None
+    finished: bool | None = None
+    components: dict[str, Number] | None = None
+    verdicts: dict[str, Any] | None = None
+
+
 def _conversations(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(_whole_lines(path), start=1):
         try:
             row = parse_json(line)
-            row["phase"], row["reward"], row["prompt_id"], row["messages"][-1]["content"]
-            if not isinstance(row["step"], int) or any("role" not in message for message in row["messages"]):
-                raise TypeError("step must be an integer, and messages need a role")
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"line {number} of {path.name} is no conversation: {error!r}") from error
+            for message in _Conversation.model_validate(row).messages:
+                if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | None):
+                    raise ValueError(f"a message needs a role and a text, got {message!r:.80}")
+        except ValueError as error:
+            raise ValueError(f"line {number} of {path.name} is no conversation: {error}") from error
         yield row
 
 
-def _typed(text: str) -> float | bool | str | None:
+def _typed(path: Path, name: str, text: str) -> float | bool | str | None:
+    """Return a value of a curve; only the name of a validation set is a text."""
     if text in ("", "True", "False"):
         return None if not text else text == "True"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    if name == "set":
+        return text
+    try:
+        number = int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        number = math.inf
+    if not abs(number) <= LARGEST:
+        raise ValueError(f"{path.name}: the column {name!r} must have finite numbers, got {text!r:.40}")
+    return number
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -62,7 +62,7 @@ def test_graded_rows_are_audited(scorers):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--data", "missing.jsonl"], 2, "does not exist"),
+        (["--data", "missing.jsonl"], 1, "does not exist"),
         (["-o", "a.txt"], 2, "-o must end in .json, got 'a.txt'"),
         (["missing/folder/model", "--data", "pairs.jsonl"], 1, "missing/folder/model"),
         (["{", "--data", "pairs.jsonl"], 2, "the reward model is not valid JSON"),

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from gym_rm.cli.score_output import write_text
+from gym_rm.cli.score_output import write_csv
 from gym_rm.data.rows import rows_of
 from tests.cli.command import FIVE, FOUR, ROWS, USER, read, run, write
 
@@ -135,6 +135,20 @@ def test_an_input_without_rows_gives_an_output_without_rows(tmp_path, scorer, gi
         assert rows_in(tmp_path / name) == []
 
 
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("prompt,response\n", "prompt,response,score\n"),
+        ("b,prompt,response\n,a,x\n", "b,prompt,response,score\n,a,x,0.1\n"),
+    ],
+)
+def test_a_csv_file_keeps_columns_without_values(tmp_path, scorer, given, written):
+    (tmp_path / "in.csv").write_text(given)
+    result = run(tmp_path / "in.csv", "-o", tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_text().replace("\r", "") == written
+    assert ("in.csv has no rows; nothing was scored" in result.stderr) == ("x" not in given)
+
+
 def test_a_broken_csv_file_stops_the_run_with_its_line(tmp_path, scorer):
     (tmp_path / "in.csv").write_text('prompt,response\na,x\n"b,xx\nc,xxx\n')
     result = run(tmp_path / "in.csv", "-o", tmp_path / "out.jsonl", code=1)
@@ -152,7 +166,7 @@ def test_missing_values_of_a_table_are_null_in_the_output(tmp_path, scorer):
 
 def test_texts_are_not_quoted_as_json_in_a_csv_file():
     file = io.BytesIO()
-    write_text(lambda: json_lines([{"a": 'x "y"\n', "b": None, "c": True, "d": "é"}]).splitlines(), file, "csv", [])
+    write_csv(lambda: json_lines([{"a": 'x "y"\n', "b": None, "c": True, "d": "é"}]).splitlines(), file, None, [])
     assert list(csv.reader(io.StringIO(file.getvalue().decode(), newline=""))) == [
         ["a", "b", "c", "d"],
         ['x "y"\n', "", "true", "é"],
@@ -161,5 +175,5 @@ def test_texts_are_not_quoted_as_json_in_a_csv_file():
 
 def test_a_lone_carriage_return_in_a_csv_file_is_read_back():
     lines, file = [json.dumps({"a\r": "x", "b": "one\rtwo"}).encode() + b"\n"], io.BytesIO()
-    write_text(lambda: lines, file, "csv", [])
+    write_csv(lambda: lines, file, None, [])
     assert list(csv.reader(io.StringIO(file.getvalue().decode(), newline=""))) == [["a\r", "b"], ["x", "one\rtwo"]]

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -21,15 +23,15 @@ def test_the_page_is_one_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "words"),
     [
-        (["missing"], "folder 'missing' must contain a run, but metrics.csv is missing"),
-        ([RUN, "-o", "page.pdf"], "-o must end in .html, got 'page.pdf'"),
+        (["missing"], 1, "folder 'missing' must contain a run, but metrics.csv is missing"),
+        ([RUN, "-o", "page.pdf"], 2, "-o must end in .html, got 'page.pdf'"),
     ],
 )
-def test_a_wrong_argument_is_one_line(arguments, words):
+def test_a_wrong_argument_is_one_line(arguments, code, words):
     result = report(*arguments)
-    assert result.exit_code == 2
+    assert result.exit_code == code
     assert words in result.output
     assert len(result.output.strip().splitlines()) == 1
 
@@ -39,16 +41,45 @@ def test_an_empty_or_broken_run_is_one_line(tmp_path):
     for contents, words in (("", "has no step yet"), ("step,seconds\n", "has no step yet")):
         (tmp_path / "metrics.csv").write_text(contents)
         result = report(tmp_path)
-        assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1)
+        assert (result.exit_code, len(result.output.strip().splitlines())) == (1, 1)
         assert words in result.output
     assert not (tmp_path / "report.html").exists()
+
+
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+LINE = {"step": 1, "phase": "train", "reward": 0.5, "prompt_id": "p", "messages": MESSAGES}
+DAMAGES = [
+    {"messages": 3},
+    {"messages": []},
+    {"messages": [{"role": 1, "content": "a"}]},
+    {"messages": [{"role": "user", "content": [1]}]},
+    {"reward": "x"},
+    {"step": None},
+    {"step": 10**30},
+    {"tokens": "many"},
+    {"components": [1]},
+    {"phase": "test"},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=repr)
+def test_a_damaged_conversation_is_one_line(tmp_path, damage):
+    (tmp_path / "metrics.csv").write_text("step,seconds\n1,2\n")
+    (tmp_path / "conversations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (LINE, LINE | damage)))
+    result = report(tmp_path)
+    assert (result.exit_code, len(result.output.strip().splitlines())) == (1, 1), result.output
+    assert "line 2 of conversations.jsonl is no conversation" in result.output
 
 
 @pytest.mark.parametrize(
     ("name", "contents", "words"),
     [
         ("conversations.jsonl", "{]\n", "line 1 of conversations.jsonl is no conversation"),
-        ("conversations.jsonl", '{"step": 1}\n', "KeyError('phase')"),
+        ("conversations.jsonl", '{"step": 1}\n', "line 1 of conversations.jsonl is no conversation"),
+        ("metrics.csv", "step,seconds,reward_mean\n1,2,x\n", "the column 'reward_mean' must have finite numbers"),
+        ("metrics.csv", "step,seconds,kl\n1,2,1e400\n", "the column 'kl' must have finite numbers, got '1e400'"),
+        ("metrics.csv", f"step,seconds,kl\n1,2,{'9' * 400}\n", "the column 'kl' must have finite numbers"),
+        ("changed_settings.yaml", "1: 2\na: &a [*a]\n", "nested more than 100 levels deep"),
         ("settings.yaml", "a: [", "cannot be read"),
         ("held_out.csv", "a,b\n1,2\n", "held_out.csv has no column 'step'"),
     ],
@@ -57,5 +88,5 @@ def test_a_broken_file_is_one_line(tmp_path, name, contents, words):
     (tmp_path / "metrics.csv").write_text("step,seconds\n1,2\n")
     (tmp_path / name).write_text(contents)
     result = report(tmp_path)
-    assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1), result.output
+    assert (result.exit_code, len(result.output.strip().splitlines())) == (1, 1), result.output
     assert words in result.output

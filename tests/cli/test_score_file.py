@@ -170,22 +170,22 @@ def test_batch_size_counts_conversations(tmp_path, scorer):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "message"),
     [
-        (["none.jsonl"], "cannot read 'none.jsonl': No such file"),
-        (["."], "cannot read '.': Is a directory"),
-        (["in.jsonl", "-o", "in.jsonl"], "output must not be the input 'in.jsonl'"),
-        (["in.jsonl", "-o", "out.parquet.gz"], "output must end in .jsonl, .csv or .parquet"),
-        (["in.jsonl", "-o", "."], "output must be a file, or - for standard output, got '.'"),
-        (["in.jsonl", "-o", "out.json"], "output must end in .jsonl, .csv or .parquet"),
-        (["in.jsonl", "-o", "none/out.jsonl"], "cannot write 'none/out.jsonl': No such file"),
-        (["in.jsonl.gz"], "cannot read 'in.jsonl.gz'"),
+        (["none.jsonl"], 1, "cannot read 'none.jsonl': No such file"),
+        (["."], 1, "cannot read '.': Is a directory"),
+        (["in.jsonl", "-o", "in.jsonl"], 1, "output must not be the input 'in.jsonl'"),
+        (["in.jsonl", "-o", "out.parquet.gz"], 2, "output must end in .jsonl, .csv or .parquet"),
+        (["in.jsonl", "-o", "."], 2, "output must be a file, or - for standard output, got '.'"),
+        (["in.jsonl", "-o", "out.json"], 2, "output must end in .jsonl, .csv or .parquet"),
+        (["in.jsonl", "-o", "none/out.jsonl"], 1, "cannot write 'none/out.jsonl': No such file"),
+        (["in.jsonl.gz"], 1, "cannot read 'in.jsonl.gz'"),
     ],
 )
-def test_the_error_for_an_invalid_file_names_it(tmp_path, monkeypatch, scorer, arguments, message):
+def test_the_error_for_an_invalid_file_names_it(tmp_path, monkeypatch, scorer, arguments, code, message):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "in.jsonl", ROWS)
-    assert message in run(*arguments, code=1).stderr
+    assert message in run(*arguments, code=code).stderr
 
 
 # --- continued runs ----------------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ def test_all_files_have_the_mode_of_the_umask(tmp_path, scorer, source, name):
 def test_a_missing_package_is_reported_before_anything_is_scored(tmp_path, monkeypatch, scorer, source):
     name = "out.parquet"
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    result = run(source, "-o", tmp_path / name, code=1)
+    result = run(source, "-o", tmp_path / name, code=2)
     assert f"writing {tmp_path / name} needs the package pyarrow; run pip install 'gym-rm[data]'" in result.stderr
     assert scorer.calls == []
 

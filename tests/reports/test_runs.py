@@ -66,7 +66,6 @@ def test_values_come_back_with_their_types(tmp_path):
         "b": 0.1 + 0.2,
         "c": True,
         "d": None,
-        "e": "text",
         "phase_seconds": {"generate": 1.5, "x": {"y": 2}},
     }
     RunWriter(tmp_path, {}).add_metrics("train", 3, values)
@@ -76,12 +75,11 @@ def test_values_come_back_with_their_types(tmp_path):
         "b": 0.1 + 0.2,
         "c": True,
         "d": None,
-        "e": "text",
         "phase_seconds/generate": 1.5,
         "phase_seconds/x/y": 2,
     }
     assert {name: row[name] for name in flat} == flat
-    assert [type(row[name]) for name in "abcde"] == [int, float, bool, type(None), str]
+    assert [type(row[name]) for name in "abcd"] == [int, float, bool, type(None)]
 
 
 def test_a_conversation_keeps_everything_that_is_known_of_it(tmp_path):
@@ -102,7 +100,7 @@ def test_a_conversation_keeps_everything_that_is_known_of_it(tmp_path):
 
 def write_steps(writer, steps):
     """Step s has the value 1 / s; every fifth step is measured and adds a column; times are left out of the files."""
-    writer._started = float("inf")
+    writer._started = 1e30
     for step in steps:
         writer.add_metrics(
             "train", step, {"reward_mean": 1 / step, "accuracy": None} | ({"kl": step} if step > 7 else {})
@@ -113,7 +111,7 @@ def write_steps(writer, steps):
 
 
 def contents(folder):
-    return {path.name: re.sub("-?inf", "", path.read_text()) for path in folder.iterdir() if path.is_file()}
+    return {path.name: path.read_text().replace("-1e+30", "") for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("last", [5, 6, 9, 12], ids=lambda step: f"killed-at-{step}")

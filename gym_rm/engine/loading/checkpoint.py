@@ -51,7 +51,7 @@ DOES_NOT_COMPUTE = re.compile("dropout|labels?$|_id$|initializer")
 
 def _path(value: Any) -> str | None:
     if value is None or isinstance(value, str | os.PathLike):
-        return None if value is None else os.fspath(value)
+        return None if value is None else os.path.expanduser(value)
     raise ConfigError(f"path must be a folder or a hub id, got {type(value).__name__} {value!r:.80}.")
 
 
