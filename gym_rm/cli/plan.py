@@ -241,19 +241,32 @@ def _several(
     *,
     as_json: bool,
 ) -> None:
-    """Show several requests side by side, or one with each of the changes; exit with 1 if there is no first plan."""
+    """Show several requests side by side, or one with each of the changes, and then what is wrong with the others.
+
+    Exits with 1 if there is no first plan.
+    """
     if len(files) > 1:
         if changes:
             raise ConfigError(f"--what-if changes one request, got {', '.join(map(str, files))}.")
-        found = {str(file): _try(file, [] if holds_plan(file) else overrides) for file in files}
+        wanted = [(str(file), file, [] if holds_plan(file) else overrides, "") for file in files]
     else:
         file = files[0] if files else None
-        found = {"as it is": _try(file, overrides)}
-        found |= {change: _try(file, [*overrides, *divide_change(change)]) for change in changes}
-    first = next(iter(found.values()))
+        wanted = [("as it is", file, overrides, ""), *((change, file, overrides, change) for change in changes)]
+    found: dict[str, Plan | Reasons] = {}
+    mistakes = []
+    for name, source, settings, change in wanted:
+        try:
+            found[name] = _try(source, [*settings, *(divide_change(change) if change else ())])
+        except GymRMError as error:
+            if not found:  # the request itself is wrong
+                raise
+            mistakes.append(f"{name}: {error}")
+    first = found[wanted[0][0]]
     if isinstance(first, Plan):
         _write(first, written)
     _print_several(console, found, as_json=as_json)
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
     if not isinstance(first, Plan):
         raise typer.Exit(1)
 

@@ -178,9 +178,11 @@ class _Estimate:
         return self.instant("forward" if scores else "no-grad log-probabilities", *items)
 
     def logits(self, copies: float, tokens: float, source: str) -> MemoryItem:
-        """Return logits of the tokens of the replies."""
+        """Return logits of the tokens of the replies, in a batch of the shortest prompts and the longest replies."""
         work = self.workload
-        rows = tokens * min(1.0, work.turns * work.replies.maximum / self.length) + tokens / self.length
+        replies = work.turns * (work.replies.maximum + 1.0)  # the token before a reply has logits too
+        others = work.prompts.values[0] + (work.turns - 1) * work.turn_tokens - work.turns
+        rows = tokens * replies / (replies + max(others, 0.0))
         copies += 1.0 if self.shape.model_type in activations.SOFT_CAPPED and copies != LOGITS_NO_GRAD else 0.0
         return self.item("logits", rows * self.shape.vocabulary * self.split * max(self.size, 4.0) * copies, source)
 
@@ -270,10 +272,10 @@ class _Estimate:
 
     # --- generation ---------------------------------------------------------------------------------------------
 
-    def cache(self, length: float, source: str) -> MemoryItem:
-        """Return the KV cache of the conversations that run at a time."""
+    def cache(self, length: float, seqs: int, source: str) -> MemoryItem:
+        """Return the KV cache of so many conversations of a length."""
         divided = min(self.tp, max(self.shape.kv_heads, 1))
-        cached = self.shape.cached_numbers(int(length)) * self.size * self.num_seqs / divided
+        cached = self.shape.cached_numbers(int(length)) * self.size * seqs / divided
         return self.item("kv_cache", cached, source)
 
     @property
@@ -284,7 +286,11 @@ class _Estimate:
     def generation(self) -> ComponentMemory:
         """Return the memory of an engine like vLLM; one that is awake keeps its cache."""
         mean = self.workload.prompts.mean + self.workload.growth
-        cache = self.cache(-(-mean // KV_PAGE) * KV_PAGE, "pages of conversations of mean length")
+        caches = (
+            self.cache(-(-mean // KV_PAGE) * KV_PAGE, self.num_seqs, "pages of conversations of mean length"),
+            self.cache(-(-self.length // KV_PAGE) * KV_PAGE, 1, "pages of one conversation of the largest length"),
+        )
+        cache = max(caches, key=lambda item: item.bytes)
         table = VLLM_EXPERTS if self.shape.layers[0][0].experts else VLLM_ACTIVATIONS
         factor = table[min(self.tp, 8).bit_length() - 1]
         size = max(70.0 * MIB, 2.0 * self.choice.max_num_batched_tokens * _widths(self.shape)[0] * factor)
@@ -304,5 +310,5 @@ class _Estimate:
         logits = self.item("logits", SAMPLING * seqs * shape.vocabulary * 4.0, text)
         instants = (self.instant("prefill", prefill, logits), self.instant("decode", decode, logits))
         stays = tuple(self.shared())
-        cache = self.cache(self.length, "keys and values of every conversation at its longest")
+        cache = self.cache(self.length, seqs, "keys and values of every conversation at its longest")
         return ComponentMemory(stays, (cache, *stays), ((Phase.GENERATE, instants),))

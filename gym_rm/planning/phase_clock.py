@@ -29,9 +29,9 @@ class Site:
         """Return bytes/s of collectives over this many GPUs, of which every `stride`-th of the pool is one.
 
         A ring over nodes passes the network once for each GPU that a node has in it: the groups between them, of which
-        there are `stride`, run at the same time and have the network of their own GPUs only.
+        there are `stride`, run at the same time, have the network of their own GPUs and share the links of the node.
         """
-        inside = self.device.all_reduce_bandwidth(size)
+        inside = self.device.all_reduce_bandwidth(size * stride)
         between = self.network.value * max(min(self.per_node // stride, size), 1)
         in_a_node = self.per_node == self.num_gpus or self.per_node % (size * stride) == 0
         if in_a_node or inside.value <= between:

@@ -82,7 +82,9 @@ def show_bytes(value: float) -> str:
 
 
 def show_seconds(value: float) -> str:
-    """Return a duration for people: `3.2 ms`, `41 s`, `12 min`, `3.0 h`."""
+    """Return a duration for people: `3.2 ms`, `41 s`, `12 min`, `3.0 h`; below what matters, `0 ms`."""
+    if value < 1e-6:
+        return "0 ms"
     if value < 1:
         return f"{value * 1000:.3g} ms"
     if value < 120:

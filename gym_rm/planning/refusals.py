@@ -158,7 +158,13 @@ def _too_large(request: PlanRequest) -> list[Violation]:
     change, device = _change(request), request.cluster.device
     texts = []
     for component in request.components:
-        short = (_peak_alone(component, request) or 0.0) + device.reserved.value - device.memory.value
+        needed = (_peak_alone(component, request) or 0.0) + device.reserved.value
+        short = needed - device.memory.value
+        if component.engine == "vllm" and component.gpu_memory_utilization < needed / device.memory.value < 1:
+            share = math.ceil(100 * needed / device.memory.value) / 100
+            text = f"{component.path}: the engine needs {show_bytes(needed)} of a GPU for its weights and at least the "
+            text += f"longest conversation, {component.gpu_memory_utilization:g} of it are less."
+            return [Violation(text, f"Set {component.path}.gpu_memory_utilization={share:g}.")]
         if short > 0:
             texts.append(
                 f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does "

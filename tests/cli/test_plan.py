@@ -191,6 +191,14 @@ def test_a_change_that_does_not_fit_is_a_row_with_its_reason(request_file, plann
     assert "does not fit: it needs 3" in shown
 
 
+def test_a_change_that_is_a_mistake_leaves_the_others(request_file, planned):
+    changes = ("gpus=16", "gpuz=16", "nodes=x", "nodes=2")
+    result = run(request_file, *(part for change in changes for part in ("--what-if", change)), code=2)
+    assert [name for name in changes if re.search(rf"{name} +\d+ of", result.stdout)] == ["gpus=16", "nodes=2"]
+    assert "gpuz=16: " in result.stderr
+    assert "nodes=x: " in result.stderr
+
+
 def test_what_if_as_json_has_plans_and_violations(request_file, planned):
     values = json.loads(run(request_file, "--json", "--what-if", "gpus=1").stdout)
     assert load_plan(values["as it is"]).used_gpus == 8

@@ -20,10 +20,10 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from gym_rm.planning import activations
 from gym_rm.planning.gpu_memory import ComponentMemory, component_memory
 from gym_rm.planning.hardware.devices import MIB, device_of_kind
-from gym_rm.planning.lengths import constant
+from gym_rm.planning.lengths import constant, from_quantiles
 from gym_rm.planning.model.config_sizes import shape_from_config
 from gym_rm.planning.model.shape import ModelShape
-from gym_rm.planning.plan import Role
+from gym_rm.planning.plan import Phase, Role
 from gym_rm.planning.plan_request import Choice, Component, StepWorkload
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +109,23 @@ def test_what_a_layer_keeps_is_what_torch_saves_for_the_backward(model_type: str
     assert kept[0] - kept[1] == pytest.approx(saved[0] - saved[1], rel=0.02)
     if dtype is torch.float32:
         assert kept[1] + outside == pytest.approx(saved[1], rel=0.04)
+
+
+def test_logits_are_those_of_a_batch_of_short_prompts_and_long_replies() -> None:
+    prompts = from_quantiles("prompts", {"min": 16, "p50": 200, "max": 15_000})
+    mixed = dataclasses.replace(work(), prompts=prompts, replies=constant(1000))
+    memory = component_memory(component(Role.POLICY), Choice(max_num_batched_tokens=16_384), mixed, H100)
+    instants = {instant.name: instant for phase, found in memory.phases if phase is Phase.UPDATE for instant in found}
+    (logits,) = (item for item in instants["forward"].items if item.name == "logits")
+    assert logits.bytes > 0.95 * 16_384 * 128_256 * 4 * 3
+
+
+def test_an_engine_has_a_cache_for_the_longest_conversation() -> None:
+    """vLLM does not start without: max_model_len must fit."""
+    one = dataclasses.replace(work(prompts=1), replies=from_quantiles("replies", {"p50": 10, "p99": 20, "max": 30_000}))
+    memory = component_memory(component(Role.GENERATION), Choice(max_num_seqs=1), one, H100)
+    (cache,) = (item for item in memory.working if item.name == "kv_cache")
+    assert cache.bytes >= 30_512 * 2 * 32 * 8 * 128 * 2
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.GENERATION])

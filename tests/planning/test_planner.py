@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 import yaml
@@ -7,6 +8,7 @@ from gym_rm.errors import ConfigError
 from gym_rm.plan_file import planned_scorer
 from gym_rm.planning.plan import Basis, Phase, Role, load_plan
 from gym_rm.planning.planner import plan
+from gym_rm.planning.quantities import show_seconds
 from gym_rm.planning.refusals import Infeasible
 
 SCORING = {"cluster": {"gpu": "h100_sxm", "gpus_per_node": 8}, "reward_models": {"rm": {"model": "Qwen/Qwen3-8B"}}}
@@ -224,6 +226,17 @@ def test_the_missing_memory_and_the_smallest_change_are_named():
     assert plan({**GRPO, "cluster": {"gpu": fits}}).used_gpus == 1
     with pytest.raises(Infeasible):
         plan({**GRPO, "cluster": {"gpu": {"like": "l4", "memory": f"{size - 1} GiB"}}})
+
+
+def test_an_engine_with_too_small_a_share_names_the_share_that_is_enough():
+    changes = ("pools=apart", "generation.gpu_memory_utilization=0.07", "generation.tensor_parallel_size=2")
+    fix = re.search(r"Set (generation.gpu_memory_utilization=0\.\d+)", violations(*changes))[1]
+    assert plan(GRPO, overrides=(*changes, fix)).component("generation").tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 ms"), (1.42e-14, "0 ms"), (3e-5, "0.03 ms"), (0.0123, "12.3 ms")])
+def test_a_duration_of_nothing_is_zero(seconds, text):
+    assert show_seconds(seconds) == text
 
 
 def test_a_step_time_out_of_reach_names_the_fastest():
