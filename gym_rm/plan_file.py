@@ -11,7 +11,7 @@ from typing import Any
 from gym_rm.documents import parse_json, parse_yaml
 from gym_rm.errors import ConfigError
 
-WEIGHT_BYTES = {"int8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)

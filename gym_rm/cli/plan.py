@@ -49,7 +49,7 @@ def plan_sections() -> Mapping[str, Sequence[Setting]]:
         "cluster.": schemas.ClusterSettings,
         "policy., critic., reward_training.": schemas.TrainingSettings,
         "generation.": schemas.GenerationSettings,
-        "reward_models.YOUR_NAME., reference.": schemas.InferenceSettings,
+        "reward_models.YOUR_NAME., reference.": schemas.RewardModelSettings,
         "workload.": schemas.WorkloadSettings,
         "simulation.": SimulationSettings,
     }

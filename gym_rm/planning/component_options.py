@@ -255,12 +255,14 @@ def _fsdp_sizes(component: Component, place: PoolPlace, tp: int, *, whole: bool)
     groups = place.num_gpus // tp
     if whole or component.role is Role.GENERATION:
         return [1]
-    if component.fsdp_size is not None:
-        return [component.fsdp_size] if groups % component.fsdp_size == 0 else []
-    inside = max(place.node_gpus // tp, 1)
+    given, inside = component.fsdp_size, max(place.node_gpus // tp, 1)
     if not component.role.trains:
         more = max(tensor_parallel_sizes(component, place.node_gpus), default=1)
-        return [1, *(size for size in range(more + 1, inside + 1) if tp == 1 and groups % size == 0)]
+        alone = tp == 1 and component.quantization is None  # as load_scorer combines them
+        sizes = [1, *range(more + 1, inside + 1)] if given is None else [given] if given <= inside else []
+        return [size for size in sizes if groups % size == 0 and (alone or size == 1)]
+    if given is not None:
+        return [given] if groups % given == 0 else []
     return sorted({groups} | {size for size in range(1, inside + 1) if groups % size == 0})
 
 

@@ -123,15 +123,23 @@ class _Estimate:
 
     def weights(self) -> MemoryItem:
         each = self.component.bytes_per_parameter
-        size = _parameters(self.shape, self.tp) * each / self.fsdp
-        return self.item("weights", size, f"parameters x {each:g} bytes / GPUs")
+        size = _parameters(self.shape, self.tp) * each / self.fsdp - self.spared()
+        return self.item("weights", size, f"parameters x {each:g} bytes / GPUs, and of quantized matrices 1 byte")
+
+    def spared(self) -> float:
+        """Return the bytes that quantized matrices are smaller; experts are not quantized."""
+        if self.component.quantization is None:
+            return 0.0
+        matrices = sum((layer.attention + (0 if layer.experts else layer.mlp)) * n for layer, n in self.shape.layers)
+        return matrices * (self.component.bytes_per_parameter - 1.0) / self.tp
 
     def mapped_files(self) -> list[MemoryItem]:
         """Return files of weights on a CPU that stay mapped, because the weights are copies: converted, or stacked."""
-        if not self.cpu or (self.size >= 4 and not self.experts):
+        if not self.cpu or (self.size >= 4 and not self.experts and self.component.quantization is None):
             return []
         size = max(self.size, 4.0 if not self.experts else self.size) / self.component.bytes_per_parameter
-        return [self.item("files", size * self.weights().bytes, "files of weights that were converted or stacked")]
+        whole = self.weights().bytes + self.spared()
+        return [self.item("files", size * whole, "files of weights that were converted or stacked")]
 
     def shared(self) -> list[MemoryItem]:
         """Return what comes with the work: code on a CPU, buffers of NCCL and gathered layers on several GPUs."""
@@ -152,6 +160,9 @@ class _Estimate:
     def inference(self) -> ComponentMemory:
         working = (self.weights(), *self.mapped_files(), *self.shared())
         instants = [self.no_grad()]
+        if self.component.quantization is not None:
+            text = "weights as they are read, before they are quantized"
+            instants.append(self.instant("load", self.item("weights", self.spared(), text)))
         if self.cpu and self.component.role is Role.REWARD_MODEL:
             tested = activations.tested_products(self.shape)
             items = self.item("activations", tested, "products that the load tries for batch invariance")

@@ -21,7 +21,8 @@ from gym_rm.planning.quantities import Basis, weakest
 FORMAT = 2  # of the file
 Item = TypeVar("Item")
 Filled = Annotated[tuple[Item, ...], Field(min_length=1)]
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]  # of weights
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]  # of weights
+Quantization: TypeAlias = Literal["int8", "fp8"]  # of the matrices in the layers of a reward model
 SIZES_OF = "sizes of "  # how the model of a component is called that was given by its sizes
 
 
@@ -186,6 +187,7 @@ class ComponentPlan:
         max_num_seqs: conversations that one replica generates at a time; None for other components.
         gradient_checkpointing: whether activations are computed again in the backward; None for inference.
         sleeps: whether its weights and state are in the host's memory while others of its pool work.
+        quantization: format of the matrices in its layers, if it is another.
     """
 
     name: str
@@ -200,6 +202,7 @@ class ComponentPlan:
     max_num_seqs: int | None
     gradient_checkpointing: bool | None
     sleeps: bool
+    quantization: Quantization | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -363,7 +366,8 @@ def _options(plan: Plan) -> dict[str, Any]:
         for part in pool.components:
             values = {
                 "model": None if part.model.startswith(SIZES_OF) else part.model,
-                **({"quantization": "int8"} if part.dtype == "int8" else {"dtype": part.dtype}),
+                "dtype": part.dtype,
+                **({} if part.quantization is None else {"quantization": part.quantization}),
                 **{name: getattr(part, name) for name in _SIZES},
             }
             if part.role is Role.REWARD_MODEL:

@@ -81,6 +81,7 @@ def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
         max_num_seqs=choice.max_num_seqs or None,
         gradient_checkpointing=choice.gradient_checkpointing if component.role.trains else None,
         sleeps=choice.sleeps,
+        quantization=component.quantization,
     )
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.lengths import Lengths
 from gym_rm.planning.model.shape import ModelShape
-from gym_rm.planning.plan import Dtype, Role
+from gym_rm.planning.plan import Dtype, Quantization, Role
 
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Component:
         sleeps, gradient_checkpointing: as in the settings.
         gpu_memory_utilization: share of the memory that generation may fill.
         optimizer, master_weights, lora_rank, shared_prompts: as in the settings, for components that train.
+        quantization: as in the settings, for reward models.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Component:
     master_weights: bool = True
     lora_rank: int = 0
     shared_prompts: bool = False
+    quantization: Quantization | None = None
 
     @property
     def path(self) -> str:
@@ -56,7 +58,7 @@ class Component:
 
     @property
     def bytes_per_parameter(self) -> float:
-        """Bytes of one parameter."""
+        """Bytes of one parameter that is not quantized."""
         return BYTES[self.dtype]
 
 

@@ -12,7 +12,7 @@ from gym_rm.planning.component_options import (
     divisors_violated,
     places,
 )
-from gym_rm.planning.hardware.devices import Cluster
+from gym_rm.planning.hardware.devices import Cluster, Device
 from gym_rm.planning.plan import Role
 from gym_rm.planning.plan_request import Component, PlanRequest
 from gym_rm.planning.quantities import GIB, show_bytes, show_seconds
@@ -21,7 +21,7 @@ from gym_rm.planning.search import coarse_sizes, fixed_sizes, search
 MOST_COMPONENTS = 8  # more have too many partitions to search
 MOST_MEMORY = 2048  # GiB of a GPU in a suggestion
 MOST_GPUS = 64  # of a cluster in a suggestion
-FIXED = ("num_gpus", "num_replicas", "fsdp_size", "tensor_parallel_size")
+FIXED = ("num_gpus", "num_replicas", "fsdp_size", "tensor_parallel_size", "quantization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def check(request: PlanRequest) -> list[Violation]:
     violations: list[Violation] = []
     for component in request.components:
         violations += [*_tensor_parallel(component, request.cluster.node_gpus), *_lengths(component, request)]
-        violations += _on_cpu(component) if request.cluster.device.is_cpu else ()
+        violations += _device(component, request.cluster.device)
     return [*violations, *_step(request)]
 
 
@@ -75,13 +75,17 @@ def _tensor_parallel(component: Component, node_gpus: int) -> Iterator[Violation
         )
 
 
-def _on_cpu(component: Component) -> Iterator[Violation]:
-    """Say which savings of a GPU's memory a CPU does not have."""
-    name = component.path
-    if component.sleeps:
+def _device(component: Component, device: Device) -> Iterator[Violation]:
+    """Say which savings of memory a device does not have."""
+    name, given = component.path, component.quantization
+    possible = "int8" if device.is_cpu else "fp8" if device.has_fp8 else None
+    if given not in (None, possible):
+        text = f"{name}.quantization={given} does not run on {device.name}."
+        yield Violation(text, f"Set {name}.quantization={possible or 'null'}.")
+    if device.is_cpu and component.sleeps:
         text = f"{name}.sleeps=true frees nothing on a CPU, where weights that sleep are in the same memory."
         yield Violation(text, f"Set {name}.sleeps=false.")
-    if component.role.trains and component.optimizer == "adamw_8bit":
+    if device.is_cpu and component.role.trains and component.optimizer == "adamw_8bit":
         text = f"{name}.optimizer=adamw_8bit needs a GPU: bitsandbytes has no 8-bit optimizer for CPUs."
         yield Violation(text, f"Set {name}.optimizer=adamw, and {name}.lora_rank=16 if it does not fit.")
 

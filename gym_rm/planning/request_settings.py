@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, one_of
-from gym_rm.planning.plan import Dtype
+from gym_rm.planning.plan import Dtype, Quantization
 
 AUTO: Any = "auto"  # in a request; None in the settings that were read
 
@@ -65,6 +65,13 @@ class InferenceSettings(ComponentSettings):
     """Copies that work on different rows."""
     fsdp_size: AutoNumber = AUTO
     """GPUs of a node that share the parameters of one copy, and gather those of a layer before it runs."""
+
+
+class RewardModelSettings(InferenceSettings):
+    """A reward model that scores."""
+
+    quantization: Quantization | None = None
+    """`int8` on a CPU, `fp8` on a GPU (Ada, Hopper or newer): matrices in 8 bits. The time is planned without it."""
 
 
 class GenerationSettings(Config):
@@ -160,7 +167,7 @@ class PlanSettings(Config):
     """Whether a frozen copy of the policy computes log-probabilities; or its settings (its model is the policy's)."""
     critic: TrainingSettings | None = None
     """The value model of PPO."""
-    reward_models: dict[str, InferenceSettings] = Field(default={})
+    reward_models: dict[str, RewardModelSettings] = Field(default={})
     """Reward models by name."""
     reward_training: TrainingSettings | None = None
     """A reward model to train on pairs: `num_prompts` prompts with `group_size` replies each."""

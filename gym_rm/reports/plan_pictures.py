@@ -91,7 +91,7 @@ def _facts(plan: Plan) -> str:
 
 def _described(plan: Plan, name: str) -> str:
     part = plan.component(name)
-    size = f"{count(part.parameters)} parameters, {part.dtype}"
+    size = f"{count(part.parameters)} parameters, {part.quantization or part.dtype}"
     return _plain(f"{name}: {part.model}, {size}; {part.num_gpus:,} GPUs, {division(part)}, {budget(part)}")
 
 

@@ -63,7 +63,7 @@ def placement_table(plan: Plan) -> Table:
     table = plain_table("Placement", "component", "model", "GPUs", "division", "at a time", "")
     for pool in plan.pools:
         for number, each in enumerate(pool.components):
-            model = f"{each.model} ({count(each.parameters)}, {each.dtype})"
+            model = f"{each.model} ({count(each.parameters)}, {each.quantization or each.dtype})"
             where = gpus_text(plan, pool) if number == 0 else "the same"
             add_row(table, each.name, model, where, division(each), budget(each), habits(each))
         table.add_section()

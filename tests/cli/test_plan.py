@@ -304,7 +304,7 @@ MISTAKES = [
     ("cluster.network=-1", "cluster.network: input should be greater than 0, got -1."),
     ("policy=Qwen/Qwen3-8B", "policy must be a mapping of settings, got str 'Qwen/Qwen3-8B'. Write policy.model="),
     ("policy.model=Qwen/Qwen3-8C", "Qwen/Qwen3-8C"),
-    ("policy.dtype=bf16", "policy.dtype must be 'float32', 'bfloat16', 'float16' or 'int8', got 'bf16'. Did you mean"),
+    ("policy.dtype=bf16", "policy.dtype must be 'float32', 'bfloat16' or 'float16', got 'bf16'. Did you mean"),
     ("policy.num_gpus=atuo", "policy.num_gpus must be an integer of at least 1, got str 'atuo'."),
     ("policy.tensor_parallel_size=3", "policy.tensor_parallel_size=3 does not divide the 32 attention heads"),
     ("reference=maybe", "reference must be true or false, got str 'maybe'."),

@@ -260,6 +260,44 @@ def test_a_reward_model_with_few_heads_is_divided_by_fsdp_in_a_node(option):
     assert "tensor_parallel_size" not in options
 
 
+def test_quantized_matrices_are_a_byte_each_after_they_were_read_whole():
+    request = {
+        "cluster": {"gpus_per_node": 2},
+        "reward_models": {"rm": {"model": "nvidia/Llama-3.3-Nemotron-70B-Reward"}},
+    }
+    fixed = ("reward_models.rm.tensor_parallel_size=2", "reward_models.rm.quantization=fp8")
+    found = plan(request, overrides=fixed)
+    (memory,) = found.pools[0].memory
+    (weights,) = (item for item in memory.persistent if item.name == "weights")
+    assert 34 < weights.bytes / 1e9 < 37
+    assert memory.largest.name == "load"
+    assert memory.peak > 70e9
+    _, options = planned_scorer(found, None, {}, conversations=1)
+    assert (options["quantization"], options["dtype"]) == ("fp8", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            ("reward_models.rm.quantization=int8",),
+            "rm.quantization=int8 does not run on h100_sxm.*\n.*quantization=fp8",
+        ),
+        (("reward_models.rm.quantization=fp8", "cluster.gpu=a100_sxm"), "does not run on a100_sxm"),
+        (("reward_models.rm.quantization=fp8", "reward_models.rm.fsdp_size=2"), "fsdp_size=2, quantization=fp8 cannot"),
+        (
+            ("reward_models.rm.tensor_parallel_size=2", "reward_models.rm.fsdp_size=2"),
+            "fsdp_size=2, tensor_parallel_size=2",
+        ),
+        (("policy.dtype=int8",), "policy.dtype must be 'float32', 'bfloat16' or 'float16'"),
+        (("generation.dtype=fp8",), "generation.dtype must be"),
+    ],
+)
+def test_what_cannot_be_loaded_is_not_planned(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(GRPO, overrides=changes)
+
+
 def test_pools_must_list_each_component_once():
     text = violations("pools=[[policy, generation], [rm, rm], [judge]]")
     for part in ("'judge' is no component", "'rm' is in more than one pool", "'reference' is in no pool"):

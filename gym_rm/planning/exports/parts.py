@@ -212,8 +212,10 @@ def divide(plan: Plan, library: str) -> Parts:
         tuple(each for each in components if each.role is Role.REWARD_MODEL),
     )
     for each in components:
-        if each.dtype == "int8":
-            parts.refuse(f"{each.name} has int8 weights, which only gym_rm's scorers have; plan with bfloat16.")
+        if each.quantization is not None:
+            parts.refuse(f"{each.name} has {each.quantization} weights, which only gym_rm's scorers have.")
+        if each.role is Role.REWARD_MODEL and each.fsdp_size > 1:
+            parts.refuse(f"{each.name} is divided by FSDP, as only gym_rm's scorers are.")
     if Role.REWARD_TRAINING in first:
         parts.refuse(f"{first[Role.REWARD_TRAINING].name} trains a reward model, which is a run of its own.")
     return parts

@@ -45,6 +45,7 @@ class Device:
         attention_lengths: share of `flops` that attention over texts of this length reaches; empty: `attention`.
         is_cpu: whether the host itself computes: operations wait for each other's start, every query head reads its
             keys, and tensors of more than 32 MiB are made of new pages each time.
+        has_fp8: whether it multiplies numbers of 8 bits.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Device:
     matmul_rows: Table = ()
     attention_lengths: Table = ()
     is_cpu: bool = False
+    has_fp8: bool = False
 
     def peak_flops(self, dtype: str) -> Quantity:
         """Return the FLOP/s of matrix products in this dtype."""
@@ -199,6 +201,7 @@ def _known_gpu(name: str, numbers: Mapping[str, Any]) -> Device:
         **shares,
         network=network,
         all_reduce=table("all_reduce", NODE_SIZES, bus),
+        has_fp8=not name.startswith(("a100", "a30", "a10", "rtx_30")),
         latency=table("latency", NODE_SIZES, assumed(0.014e-3, "as of 4 a100_sxm")),
         launch=assumed(5e-6, "a kernel launch from Python takes 3 to 10 microseconds"),
         reserved=assumed(1.25 * GIB, "CUDA context 0.5 GiB, cuBLAS and NCCL workspaces 0.75 GiB"),
@@ -251,4 +254,4 @@ def device_of_kind(name: str) -> Device:
 
 
 TABLES = ("all_reduce", "latency", "matmul_rows", "attention_lengths")
-QUANTITIES = tuple(field.name for field in fields(Device) if field.name not in ("name", "is_cpu", *TABLES))
+QUANTITIES = tuple(field.name for field in fields(Device) if field.name not in ("name", "is_cpu", "has_fp8", *TABLES))

@@ -189,7 +189,7 @@ TENSOR = pool(
         ("openrlhf", apart(), "together and others apart"),
         ("openrlhf", plan_of([8], TENSOR), "is one number for all models but vLLM, the plan has policy 2, rm 1"),
         ("openrlhf", plan_of([8], pool(training(), gpus(0, 0, 8))), "no reward model"),
-        ("verl", together(dtype="int8"), "policy has int8 weights"),
+        ("verl", together(quantization="int8"), "policy has int8 weights"),
         ("trl", together(), "policy stays on the GPU while others work"),
         ("trl", plan_of([8], TENSOR), "no tensor parallelism for policy"),
         ("trl", plan_of([8], CRITIC), "GRPO has no critic"),
