@@ -245,6 +245,7 @@ def _several(
 
     Exits with 1 if there is no first plan.
     """
+    wanted: list[tuple[str, Path | None, Sequence[str], str]]
     if len(files) > 1:
         if changes:
             raise ConfigError(f"--what-if changes one request, got {', '.join(map(str, files))}.")

@@ -259,6 +259,7 @@ class Plan:
         num_prompts, group_size: prompts of a step, and replies to each.
         prompt_tokens, reply_tokens: the longest prompt and reply that memory was planned for.
         turns, turn_tokens, updates_per_step, epochs, asynchronous: of the work of a step, as in the request.
+        processor: what its GPUs are, for people.
 
     Example:
         >>> from gym_rm.planning.planner import plan
@@ -290,6 +291,7 @@ class Plan:
     updates_per_step: int = 1
     epochs: int = 1
     asynchronous: bool = False
+    processor: Literal["GPU", "CPU"] = "GPU"
 
     @property
     def num_gpus(self) -> int:

@@ -64,6 +64,7 @@ def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
         updates_per_step=work.updates_per_step,
         epochs=work.epochs,
         asynchronous=work.asynchronous,
+        processor=device.processor,
     )
 
 
@@ -88,7 +89,9 @@ def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
 def pool_memory(request: PlanRequest, pool: PoolChoice, members: Sequence[Component]) -> tuple[PhaseMemory, ...]:
     """Return the memory of each GPU of a pool, for each component that works and each of its phases."""
     device = request.cluster.device
-    reserved = MemoryItem("reserved", "gpu", device.reserved.value, device.reserved.basis, device.reserved.source)
+    reserved = MemoryItem(
+        "reserved", device.processor, device.reserved.value, device.reserved.basis, device.reserved.source
+    )
     memories = {
         component.name: component_memory(component, choice, request.workload, device)
         for component, choice in zip(members, pool.choices, strict=True)

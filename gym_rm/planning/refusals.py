@@ -138,7 +138,9 @@ def explain(request: PlanRequest) -> Infeasible:
         seconds = math.ceil(fastest.step_seconds * 10) / 10
         gpus = _more_gpus(request)
         text = f"the fastest plan on {request.cluster.text} takes {show_seconds(fastest.step_seconds)}."
-        fix = f"Set step_seconds={seconds:g}" + (f" or more, or use {gpus} GPUs." if gpus else ".")
+        fix = f"Set step_seconds={seconds:g}" + (
+            f" or more, or use {gpus} {request.cluster.device.processor}s." if gpus else "."
+        )
         violations = [Violation(f"step_seconds={request.step_seconds:g}: {text}", fix)]
     else:
         violations = _contradictions(request) or _too_large(replace(request, step_seconds=None))
@@ -172,7 +174,7 @@ def _too_large(request: PlanRequest) -> list[Violation]:
         if short > 0:
             texts.append(
                 f"{component.name} ({component.shape.name}, {component.shape.parameters / 1e9:.2f}B parameters) does "
-                f"not fit: spread as well as it can be, each GPU is {show_bytes(short)} short."
+                f"not fit: spread as well as it can be, each {device.processor} is {show_bytes(short)} short."
             )
     return [Violation(text, change) for text in texts or ["the components fit one by one, but not together."]]
 
@@ -189,14 +191,16 @@ def _peak_alone(component: Component, request: PlanRequest) -> float | None:
 
 def _change(request: PlanRequest) -> str:
     """Return the smallest change of the hardware with which the whole request has a plan."""
-    changes = []
+    changes, processor = [], request.cluster.device.processor
     if _fits(request, _with_memory(request.cluster, MOST_MEMORY)):
         gib = _least(1, MOST_MEMORY, lambda size: _fits(request, _with_memory(request.cluster, size)))
-        changes.append(f"GPUs with {gib} GiB")
+        changes.append(f"{processor}s with {gib} GiB")
     if gpus := _more_gpus(request):
-        changes.append(f"{gpus} GPUs")
+        changes.append(f"{gpus} {processor}s")
     if not changes:
-        return "No size of GPU up to 2 TiB is enough: use a smaller model, shorter texts or fewer fixed numbers."
+        return (
+            f"No size of {processor} up to 2 TiB is enough: use a smaller model, shorter texts or fewer fixed numbers."
+        )
     return "It fits on " + ", or on ".join(changes) + "; or use a smaller dtype, LoRA, or shorter texts."
 
 

@@ -79,11 +79,11 @@ def colors_of(plan: Plan) -> dict[str, str]:
 
 
 def _facts(plan: Plan) -> str:
-    used = f"{plan.used_gpus:,} of {plan.num_gpus:,} GPUs of " if plan.used_gpus < plan.num_gpus else ""
+    used = f"{plan.used_gpus:,} of {plan.num_gpus:,} {plan.processor}s of " if plan.used_gpus < plan.num_gpus else ""
     facts = [
         f"{show_seconds(plan.step_seconds)} a step",
         f"{rate(plan.conversations_per_second)} conversations/s",
-        f"{rate(plan.tokens_per_second_per_gpu)} tokens/s per GPU",
+        f"{rate(plan.tokens_per_second_per_gpu)} tokens/s per {plan.processor}",
         f"slowest: {plan.bottleneck.phase} of {plan.bottleneck.component}, by {plan.bottleneck.bottleneck}",
     ]
     return _plain("\n".join(line[:130] for line in (f"{plan.name}: {used}{plan.cluster}", " · ".join(facts))))
@@ -92,7 +92,9 @@ def _facts(plan: Plan) -> str:
 def _described(plan: Plan, name: str) -> str:
     part = plan.component(name)
     size = f"{count(part.parameters)} parameters, {part.quantization or part.dtype}"
-    return _plain(f"{name}: {part.model}, {size}; {part.num_gpus:,} GPUs, {division(part)}, {budget(part)}")
+    return _plain(
+        f"{name}: {part.model}, {size}; {part.num_gpus:,} {plan.processor}s, {division(part)}, {budget(part)}"
+    )
 
 
 def _plain(text: str) -> str:
@@ -156,7 +158,7 @@ def _draw_nodes(axes: Any, plan: Plan, groups: list[NodeGroup], colors: dict[str
             if not names:
                 axes.barh(row, width, left=left, color="white", edgecolor=FAINT, linestyle="--", height=0.8)
             axes.text(left + width / 2, row, ranges(gpus), ha="center", va="center_baseline", bbox=PLATE)
-    axes.set_title("GPUs: several colours take turns, a dashed box is not used", **_TITLE)
+    axes.set_title(f"{plan.processor}s: several colours take turns, a dashed box is not used", **_TITLE)
     axes.set_yticks(range(len(groups)), [group.title for group in groups])
     axes.set_xlim(0, max(16, *plan.nodes))
     axes.invert_yaxis()
@@ -184,7 +186,8 @@ def _draw_memory(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
         axes.hlines(limit, start, x - 0.55, color=INK, linewidth=1.2)
         axes.text(start, limit + 0.012 * highest, f"{pool.gpu}: {_gib(pool.gpu_memory)}", va="bottom")
         x += 0.3
-    axes.set_title("Memory of one GPU in GiB: hatched is what the peak of a phase adds, grey is libraries", **_TITLE)
+    title = f"Memory of one {plan.processor} in GiB: hatched is what the peak of a phase adds, grey is libraries"
+    axes.set_title(title, **_TITLE)
     axes.set_xticks(places, [_plain(label) for label in labels], fontsize=SIZE if bars <= 8 else SIZE - 2)
     axes.set_xlim(-0.6, max(x - 0.6, 3.0))
     axes.set_ylim(0, 1.08 * highest)
@@ -265,7 +268,7 @@ def _draw_times(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
         axes.text(plan.step_seconds, row, f" {plan.idle_share(pool):.0%} idle", va="center")
     title = "One step in seconds: a row is a pool, pale is waiting" + ("; phases overlap" if overlaps(plan) else "")
     axes.set_title(title, **_TITLE)
-    names = [pool.name.replace("+", "\n+") + f"\n{len(pool.gpus):,} GPUs" for pool in plan.pools]
+    names = [pool.name.replace("+", "\n+") + f"\n{len(pool.gpus):,} {plan.processor}s" for pool in plan.pools]
     axes.set_yticks(range(len(plan.pools)), [_plain(name) for name in names])
     axes.set_xlim(0, 1.08 * plan.step_seconds)
     axes.invert_yaxis()

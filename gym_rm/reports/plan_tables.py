@@ -28,11 +28,11 @@ def plan_report(plan: Plan) -> Group:
 def summary(plan: Plan) -> Text:
     """Return the answers in a few lines: what fits where, how fast it is, and what it waits for."""
     slowest, (pool, tightest) = plan.bottleneck, tightest_of(plan)
-    used = f"{plan.used_gpus:,} of the GPUs of " if plan.used_gpus < plan.num_gpus else ""
+    used = f"{plan.used_gpus:,} of the {plan.processor}s of " if plan.used_gpus < plan.num_gpus else ""
     text = Text(f"{visible(plan.name)}: fits on {used}{visible(plan.cluster)}.", style="bold")
     lines = [
         f"A step takes {show_seconds(plan.step_seconds)}: {rate(plan.conversations_per_second)} conversations/s, "
-        f"{rate(plan.tokens_per_second_per_gpu)} tokens/s per GPU. The first step begins after "
+        f"{rate(plan.tokens_per_second_per_gpu)} tokens/s per {plan.processor}. The first step begins after "
         f"{show_seconds(plan.load_seconds)}.",
         f"Slowest: {slowest.phase} of {slowest.component}, {slowest.seconds / plan.step_seconds:.0%} of the step, "
         f"by {slowest.bottleneck}.",
@@ -42,7 +42,7 @@ def summary(plan: Plan) -> Text:
     if plan.exact:
         lines.append(f"No placement is better, by {plan.objective}: the search was exact.")
     else:
-        lines.append(f"The best that was found, by {plan.objective}; numbers of GPUs were tried in steps.")
+        lines.append(f"The best that was found, by {plan.objective}; numbers of {plan.processor}s were tried in steps.")
     lines += _assumed(plan)
     return text.append("\n" + visible("\n".join(lines)), style="not bold")
 
@@ -60,7 +60,7 @@ def _assumed(plan: Plan) -> list[str]:
 
 def placement_table(plan: Plan) -> Table:
     """Return a table of the components: their GPUs, how they are divided, and what they take at a time."""
-    table = plain_table("Placement", "component", "model", "GPUs", "division", "at a time", "")
+    table = plain_table("Placement", "component", "model", f"{plan.processor}s", "division", "at a time", "")
     for pool in plan.pools:
         for number, each in enumerate(pool.components):
             model = f"{each.model} ({count(each.parameters)}, {each.quantization or each.dtype})"
@@ -72,7 +72,7 @@ def placement_table(plan: Plan) -> Table:
 
 def memory_table(plan: Plan) -> Table:
     """Return a table of the memory of one GPU: a row for each phase and component, with its largest instant."""
-    table = plain_table("Memory of one GPU (the rows are different moments; they do not add up)")
+    table = plain_table(f"Memory of one {plan.processor} (the rows are different moments; they do not add up)")
     several = len(plan.pools) > 1
     for name in (*(["pool"] if several else []), "phase", "component"):
         table.add_column(name, overflow="fold")
@@ -107,7 +107,7 @@ def times_table(plan: Plan) -> Table:
     table.add_section()
     for pool in plan.pools:
         idle = f"{max(0.0, plan.idle_share(pool)):.0%}"
-        gpus = f"{len(pool.gpus):,} GPU{'s' if len(pool.gpus) > 1 else ''}"
+        gpus = f"{len(pool.gpus):,} {plan.processor}{'s' if len(pool.gpus) > 1 else ''}"
         waits = show_seconds(max(0.0, plan.step_seconds - pool.busy_seconds))
         add_row(table, "idle", pool.name, waits, idle, gpus)
     return table
@@ -150,7 +150,8 @@ def gpus_text(plan: Plan, pool: PoolPlan) -> str:
     parts = []
     for (gpus, size), numbers in nodes.items():
         where = f"node{'s' if len(numbers) > 1 else ''} {ranges(numbers)}"
-        shown = f"all {size}" if len(gpus) == size > 1 else f"GPU{'s' if len(gpus) > 1 else ''} {ranges(gpus)}"
+        some = f"{plan.processor}{'s' if len(gpus) > 1 else ''} {ranges(gpus)}"
+        shown = f"all {size}" if len(gpus) == size > 1 else some
         parts.append(f"{where}: {shown}")
     return "; ".join(parts)
 

@@ -1,13 +1,18 @@
 """The requests in configs/plan: each has a plan, whose numbers are those in docs/planning.md."""
 
 import functools
+import io
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from gym_rm.planning.exports import ray_bundles
 from gym_rm.planning.plan import Phase
 from gym_rm.planning.planner import plan
+from gym_rm.reports.plan_pictures import figure_of
+from gym_rm.reports.plan_tables import plan_report
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "configs" / "plan").glob("*.yaml"))
@@ -31,6 +36,17 @@ def test_a_request_says_in_one_line_what_it_answers(file):
     assert first.startswith("# ")
     assert first.endswith(("?", "."))
     assert not any(line.startswith("#") for line in others)
+
+
+def test_pictures_and_tables_of_a_cpu_say_cpu():
+    found = planned(ROOT / "configs" / "plan" / "laptop.yaml")
+    texts = [text.get_text() for text in figure_of(found).findobj(lambda artist: hasattr(artist, "get_text"))]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(plan_report(found))
+    shown = "\n".join([*texts, console.file.getvalue()])
+    assert "Memory of one CPU" in shown
+    assert "GPU" not in shown
+    assert all(group["bundles"] == [{"CPU": 1}] for group in ray_bundles(found))
 
 
 def test_twice_the_nodes_are_faster_but_not_twice_as_fast():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.plan import Plan, PoolPlan
+from gym_rm.planning.plan import Plan, PoolPlan, Role
 
 
 def ray_bundles(plan: Plan) -> list[dict[str, Any]]:
@@ -22,8 +22,11 @@ def ray_bundles(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _groups(plan: Plan, pool: PoolPlan) -> list[dict[str, Any]]:
-    size = max(each.tensor_parallel_size for each in pool.components)
-    bundle = {"CPU": 1} if pool.gpu == "cpu" else {"CPU": 1, "GPU": 1}
+    size = max(
+        each.tensor_parallel_size * (each.fsdp_size if each.role is Role.REWARD_MODEL else 1)
+        for each in pool.components
+    )
+    bundle = {"CPU": 1} if plan.processor == "CPU" else {"CPU": 1, "GPU": 1}
     found = []
     for start in range(0, len(pool.gpus), size):
         gpus = pool.gpus[start : start + size]

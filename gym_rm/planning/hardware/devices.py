@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.planning.quantities import GIB, Basis, Quantity, assumed, weakest
@@ -68,6 +68,11 @@ class Device:
     attention_lengths: Table = ()
     is_cpu: bool = False
     has_fp8: bool = False
+
+    @property
+    def processor(self) -> Literal["GPU", "CPU"]:
+        """What it is."""
+        return "CPU" if self.is_cpu else "GPU"
 
     def peak_flops(self, dtype: str) -> Quantity:
         """Return the FLOP/s of matrix products in this dtype."""
