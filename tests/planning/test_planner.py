@@ -113,6 +113,19 @@ def test_an_engine_that_is_awake_keeps_its_cache_while_others_work():
             assert cached == (memory.component == "generation" or sleeps == "false")
 
 
+@pytest.mark.parametrize("fixed", ["pools=apart", "pools=[[policy, reference], [generation, rm]]"])
+def test_a_plan_that_waits_much_says_which_change_uses_its_gpus(fixed):
+    notes = [note for note in plan(GRPO, overrides=(fixed,)).notes if "wait" in note]
+    assert len(notes) == 2
+    for note in notes:
+        change, after = re.search(r"with (\S+) it takes (.+) instead", note).groups()
+        assert show_seconds(plan(GRPO, overrides=(fixed, change)).step_seconds) == after
+
+
+def test_a_plan_that_is_busy_suggests_nothing():
+    assert not any("wait" in note for note in plan(GRPO, overrides=("pools=together",)).notes)
+
+
 def test_fixed_numbers_are_kept():
     found = plan(GRPO, overrides=("policy.num_gpus=4", "reward_models.rm.num_gpus=2", "generation.num_gpus=2",
                                   "reference={num_gpus: 4}", "generation.tensor_parallel_size=2"))  # fmt: skip
