@@ -20,7 +20,7 @@ import pydantic
 
 from gym_rm import checks
 from gym_rm.checks import describe
-from gym_rm.documents import parse_yaml
+from gym_rm.documents import parse_yaml, read_mapping
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.plain_values import to_plain
 
@@ -95,7 +95,7 @@ def load_config(
     Raises:
         ConfigError: the file cannot be read, or settings are invalid. The message lists all problems.
     """
-    given = file if isinstance(file, Mapping) else _read(file) if file is not None else {}
+    given = _at_home(read_mapping(file, "the settings")) if isinstance(file, str | Path) else file or {}
     values = _merge(_defaults(schema), dict(given))
     problems = []
     for override in overrides:
@@ -202,20 +202,6 @@ def settings_of(schema: type[pydantic.BaseModel]) -> list[Setting]:
 
 
 # --- values ------------------------------------------------------------------------------------------------------
-
-
-def _read(file: str | Path) -> dict[str, Any]:
-    try:
-        text = Path(file).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the settings in {str(file)!r}: {error}.") from error
-    try:
-        values = _at_home(parse_yaml(text))
-    except ValueError as error:
-        raise ConfigError(f"{file}: not valid YAML: {error}.") from error
-    if not isinstance(values, dict | None):
-        raise ConfigError(f"{file}: expected a mapping of settings, got {type(values).__name__}: {values!r:.80}.")
-    return values or {}
 
 
 def _validate(schema: type[Schema], values: dict[str, Any]) -> tuple[Schema | None, list[str]]:

@@ -7,11 +7,14 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from gym_rm.errors import ConfigError
 
 MOST_LEVELS = 100  # of lists and mappings in each other
 MOST_VALUES = 1_000_000  # in one level of a YAML document, with the values of each alias
@@ -67,6 +70,23 @@ def parse_yaml(text: str) -> Any:
         raise ValueError(f"a value does not fit its tag: {error!r}") from error
     _check_size(value, MOST_VALUES)
     return value
+
+
+def read_mapping(file: str | Path, what: str) -> dict[str, Any]:
+    """Return the mapping in a JSON file (by its suffix) or a YAML file; `what` it holds is for messages.
+
+    Raises:
+        ConfigError: the file cannot be read, is not valid, or holds something else.
+    """
+    path = Path(file).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {what} in {str(file)!r}: {error}.") from error
+    if not isinstance(values, dict | None):
+        raise ConfigError(f"{str(file)!r} must be a mapping with {what}, got {type(values).__name__}: {values!r:.80}.")
+    return values or {}
 
 
 def to_yaml(value: Any) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from gym_rm.documents import parse_json, parse_yaml
+from gym_rm.documents import read_mapping
 from gym_rm.errors import ConfigError
 
 WEIGHT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -58,11 +57,7 @@ def read_plan_file(source: Any) -> PlanFile:
     values, name, part = source, "the plan", ""
     if isinstance(source, str | os.PathLike):
         name, _, part = os.fspath(source).partition("#")
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-            values = parse_json(text) if name.endswith(".json") else parse_yaml(text)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read a plan in {name!r}: {error}.") from error
+        values = read_mapping(name, "a plan")
     elif hasattr(source, "to_dict"):
         values = source.to_dict()
     options = values.get("options") if isinstance(values, Mapping) else None

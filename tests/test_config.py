@@ -226,14 +226,14 @@ def test_the_error_of_a_recursive_schema_suggests_a_similar_name():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("seed: [1", "run.yaml: not valid YAML: "),
-        ("- seed", "run.yaml: expected a mapping of settings, got list: ['seed']."),
+        ("seed: [1", "cannot read the settings in "),
+        ("- seed", "run.yaml' must be a mapping with the settings, got list: ['seed']."),
         (
             "seed: 1\nseed: 2\n",
-            'run.yaml: not valid YAML: found duplicate key "seed"',
+            "run.yaml': found duplicate key",
         ),
         ("sed: 1", "run.yaml: 1 problem in the settings:\n  sed: unknown setting. Did you mean 'seed'?"),
-        ("name: !!python/object:os.system {}", "run.yaml: not valid YAML: "),
+        ("name: !!python/object:os.system {}", "cannot read the settings in "),
     ],
 )
 def test_an_invalid_file_is_refused(tmp_path, text, message):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,10 +27,11 @@ HOME = re.compile(r"^((?:-\w|--[\w-]+=)?)~(?=/)")
 
 
 class _Commands(TyperGroup):
-    def main(self, args: Sequence[str] | None = None, **options: Any) -> Any:
-        """Run a command; `~/` at the start of any argument is the home folder."""
-        given = sys.argv[1:] if args is None else args
-        return super().main([HOME.sub(rf"\1{Path.home()}", each) for each in given], **options)
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **options: Any) -> Any:
+        """Read the arguments; `~/` at the start of any of them is the home folder."""
+        return super().make_context(
+            info_name, [HOME.sub(rf"\1{Path.home()}", each) for each in args], *others, **options
+        )
 
 
 app = typer.Typer(

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import pydantic
 from pydantic import Field, PositiveInt
 
-from gym_rm.documents import parse_json, parse_yaml, to_yaml
+from gym_rm.documents import read_mapping, to_yaml
 from gym_rm.errors import ConfigError
 from gym_rm.planning.quantities import Basis, weakest
 
@@ -393,15 +393,8 @@ def load_plan(source: str | Path | dict[str, Any] | Plan) -> Plan:
     if isinstance(source, Plan):
         return source
     name = "the plan" if isinstance(source, dict) else str(source)
-    if isinstance(source, dict):
-        values: Any = dict(source)
-    else:
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-            values = parse_json(text) if Path(source).suffix == ".json" else parse_yaml(text)
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise ConfigError(f"cannot read a plan in {name!r}: {error}.") from error
-    if not isinstance(values, dict) or "pools" not in values:
+    values = dict(source) if isinstance(source, dict) else read_mapping(source, "a plan")
+    if "pools" not in values:
         raise ConfigError(f"{name} is not a plan; make one with `gym-rm plan REQUEST -o plan.json`.")
     values.pop("options", None)  # they follow from the rest
     if values.pop("format", None) != FORMAT:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from gym_rm.documents import parse_json, parse_yaml, to_yaml
+from gym_rm.documents import parse_json, read_mapping, to_yaml
 from gym_rm.errors import ConfigError
 from gym_rm.plain_values import Count, Number
 from gym_rm.reports.curves import Curve, read_curve
@@ -223,10 +223,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 def _settings(path: Path) -> Mapping[str, Any]:
-    settings = (parse_yaml(path.read_text(encoding="utf-8")) or {}) if path.exists() else {}
-    if not isinstance(settings, Mapping):
-        raise ValueError(f"{path.name} contains no settings")
-    return settings
+    return read_mapping(path, "settings") if path.exists() else {}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], ...]:

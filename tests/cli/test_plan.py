@@ -283,8 +283,8 @@ def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
         (["--what-if", "16"], "--what-if must be settings such as 'gpus=16'"),
         (["--what-if", "gpuz=16"], "gpuz: unknown setting"),
         (["plan.json", "gpus=16"], "holds a plan, which has no settings to change"),
-        (["broken.yaml"], "not valid YAML"),
-        (["list.yaml"], "expected a mapping of settings"),
+        (["broken.yaml"], "cannot read the settings"),
+        (["list.yaml"], "must be a mapping with the settings"),
         (["cut.json"], "is not a plan"),
     ],
 )

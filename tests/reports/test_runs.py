@@ -173,5 +173,5 @@ def test_a_damaged_conversation_is_named_when_a_run_goes_on(tmp_path, damaged):
 def test_a_settings_file_without_settings_is_named(tmp_path):
     RunWriter(tmp_path, {}).add_metrics("train", 1, {"loss": 1.0})
     (tmp_path / "settings.yaml").write_text("- a\n")
-    with pytest.raises(ConfigError, match=r"settings.yaml contains no settings"):
+    with pytest.raises(ConfigError, match=r"settings.yaml' must be a mapping with settings"):
         read_run(tmp_path)

@@ -58,9 +58,8 @@ def read_binary(row: Mapping[str, Any], where: str) -> Comparison:
         )
     margin = margin_of(row.get("margin"), where)
     if scores:
-        difference = scores["score"][0] - scores["score"][1]
         shown = "score_chosen {:g} - score_rejected {:g}".format(*scores["score"])
-        difference = margin_of(difference, where, shown)
+        difference = margin_of(scores["score"][0] - scores["score"][1], where, shown)
         margin = difference if margin is None else margin
     metadata = {**rest(row, field, "chosen", "rejected", "margin"), **reference}
     return Comparison(prompt, replies, (0.0, 1.0), margin, scores, None, source_of(row), where, metadata)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from gym_rm.documents import parse_json
+from gym_rm.documents import read_mapping
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
 
@@ -73,21 +73,6 @@ def find_file(source: str, name: str, revision: str | None = None) -> Path | Non
     return None if found is None else Path(found)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
-
-    Raises:
-        ConfigError: the file is not JSON, or not an object.
-    """
-    try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{str(file)!r} is not a readable JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{str(file)!r} must be a JSON object; got {type(content).__name__} {content!r:.80}.")
-    return content
-
-
 def read_config(source: str, revision: str | None = None) -> dict[str, Any]:
     """Return the content of a checkpoint's `config.json`.
 
@@ -97,7 +82,7 @@ def read_config(source: str, revision: str | None = None) -> dict[str, Any]:
     file = find_file(source, "config.json", revision)
     if file is None:
         raise ConfigError(f"{source!r} has no config.json; expected a checkpoint saved with save_pretrained.")
-    return read_json(file)
+    return read_mapping(file, "a configuration")
 
 
 def check_tokenizer(tokenizer: Any) -> Any:
@@ -135,7 +120,7 @@ def tensor_files(source: str, revision: str | None = None) -> dict[str, str]:
             "Convert them with from_pretrained(...).save_pretrained(...), or pass the revision of a converted copy "
             "(on the hub often a pull request: revision='refs/pr/1')."
         )
-    files = read_json(index).get("weight_map")
+    files = read_mapping(index, "tensors").get("weight_map")
     if not isinstance(files, dict) or not files:
         raise ConfigError(f"{str(index)!r} must have a weight_map from tensors to files; got {files!r:.80}.")
     for file in files.values():

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from gym_rm.engine.loading.files import absolute, find_file, open_tensors, read_json
+from gym_rm.documents import read_mapping
+from gym_rm.engine.loading.files import absolute, find_file, open_tensors
 from gym_rm.errors import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -77,7 +78,7 @@ def find_adapter(source: str, revision: str | None, base: str | os.PathLike[str]
     file = find_file(source, CONFIG, revision)
     if file is None:
         return None
-    config = read_json(file)
+    config = read_mapping(file, "the configuration of an adapter")
     if config.get("peft_type", "LORA") != "LORA" or config.get("megatron_config") is not None:
         raise ConfigError(
             f"the adapter {source!r} must be a LoRA adapter without megatron_config; got peft_type="

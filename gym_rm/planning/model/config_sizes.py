@@ -13,7 +13,7 @@ from pydantic import Field
 
 from gym_rm.checks import describe
 from gym_rm.config import Config, Flag, NonNegativeInt, PositiveInt, parse_settings
-from gym_rm.documents import parse_json
+from gym_rm.documents import read_mapping
 from gym_rm.errors import ConfigError
 from gym_rm.planning.model.model_types import TYPES, ModelType
 from gym_rm.planning.model.shape import Layer, ModelShape
@@ -130,13 +130,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: there is none, or it is not a JSON object.
     """
     file = path / "config.json" if path.is_dir() else path
-    try:
-        config = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the configuration of the model in {str(path)!r}: {error}.") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file}: expected a JSON object, got {type(config).__name__}.")
-    return config
+    return read_mapping(file, "the configuration of a model")
 
 
 def _model_type(config: Mapping[str, Any], name: str, *, by_hand: bool) -> ModelType:

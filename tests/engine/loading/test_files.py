@@ -73,7 +73,7 @@ def test_weights_may_be_links_as_in_the_cache_of_the_hub(folder):
 @pytest.mark.parametrize(
     ("index", "match"),
     [
-        ("[1]", "must be a JSON object; got list"),
+        ("[1]", "must be a mapping with"),
         ('{"weight_map": ["a"]}', "must have a weight_map"),
         ('{"weight_map": {"score.weight": 3}}', "inside the checkpoint; got 3"),
         ('{"weight_map": {"score.weight": "no.safetensors"}}', r"no file 'no.safetensors', which .*index.json names"),
@@ -117,7 +117,7 @@ def test_a_damaged_weights_file_is_an_error(folder, change, match):
 @pytest.mark.parametrize("content", ["{", "[1]", "[" * 100_000, b"\xff\xfe"])
 def test_a_config_that_is_not_a_json_object_is_an_error(folder, content):
     (folder / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert_refused(folder, r"config.json' (is not a readable JSON file|must be a JSON object)")
+    assert_refused(folder, r"config.json' must be a mapping|cannot read a configuration")
 
 
 def test_a_config_with_a_field_of_the_wrong_type_is_an_error(folder):

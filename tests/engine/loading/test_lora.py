@@ -134,8 +134,8 @@ def test_the_base_of_an_adapter_cannot_be_another_adapter(tmp_path):
 @pytest.mark.parametrize(
     ("config", "match"),
     [
-        ("[1]", "must be a JSON object"),
-        ("{", "is not a readable JSON file"),
+        ("[1]", "must be a mapping with"),
+        ("{", "cannot read the configuration of an adapter"),
         ('{"peft_type": "XLORA", "adapters": {"0": "/elsewhere"}}', "must be a LoRA adapter .* got peft_type='XLORA'"),
         ('{"peft_type": "LORA", "megatron_config": {}, "megatron_core": "antigravity"}', "without megatron_config"),
         ('{"peft_type": "LORA"}', "does not name its base model"),
