@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gym_rm.cli.console import fail, stderr
+from gym_rm.cli.console import exit_codes, fail, stderr
 from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import Audit, run_audit
 from gym_rm.evaluation.audit_rows import load_audit_rows
 
@@ -63,7 +63,7 @@ def audit(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=stderr, transient=True
     )
     task = bar.add_task("load", total=None)
-    try:
+    with exit_codes():
         audit_rows = load_audit_rows(data, limit=rows, seed=seed)
         scorer = scoring.load(warn_if_embedded=False)
         with bar:
@@ -74,11 +74,6 @@ def audit(
                 report=lambda scored: bar.update(task, description=f"{scored:,} conversations"),
             )
         _write(found, output, as_json=as_json)
-    except KeyboardInterrupt:
-        stderr.print("interrupted.")
-        raise typer.Exit(130) from None
-    except (GymRMError, OSError) as error:
-        fail(error, code=1)
     if found.level > max_level:
         raise typer.Exit(3)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import NoReturn
 
 import typer
 from rich.console import Console
+
+from gym_rm.errors import GymRMError
 
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -18,6 +22,18 @@ def fail(error: Exception, code: int) -> NoReturn:
     for text in (f"error: {error}", *getattr(error, "__notes__", ())):
         stderr.print(text, style="red", markup=False)
     raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def exit_codes(advice: str = "interrupted.") -> Iterator[None]:
+    """End a command with 1 after an error of its data or scorer, and with 130 and this advice after an interrupt."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        stderr.print(advice)
+        raise typer.Exit(130) from None
+    except (GymRMError, OSError) as error:
+        fail(error, code=1)
 
 
 def warn(message: str) -> None:

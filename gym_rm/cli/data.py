@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from gym_rm.cli.console import fail, quiet_loading
+from gym_rm.cli.console import exit_codes, fail, quiet_loading
 from gym_rm.config import override_values
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.errors import ConfigError
 
 if TYPE_CHECKING:
     from gym_rm.engine.text.text_reader import TextReader
@@ -78,15 +78,13 @@ def inspect(
 
     if reward_model is not None and tokenizer is not None:
         fail(ConfigError("--reward-model and --tokenizer exclude each other: a reward model has a tokenizer."), code=2)
-    try:
+    with exit_codes():
         reader = _text_reader(reward_model, tokenizer, max_length, option or [])
         found = inspect_comparisons(
             load_comparisons("/dev/stdin" if source == "-" else source, name=_name(source), on_error="drop"),
             against=[load_prompt_set(each, name=_name(each)) for each in against or ()],
             reader=reader,
         )
-    except GymRMError as error:
-        fail(error, code=1)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:

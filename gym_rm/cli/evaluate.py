@@ -18,10 +18,10 @@ from rich.progress import Progress as ProgressBar
 from rich.text import Text
 
 import gym_rm
-from gym_rm.cli.console import fail, stderr
+from gym_rm.cli.console import exit_codes, fail, stderr
 from gym_rm.cli.scorer_arguments import BatchSize, Options, RewardModel, ScorerArguments, Threads, without_key
 from gym_rm.data.comparisons import ComparisonSet, load_comparisons
-from gym_rm.errors import ConfigError, GymRMError
+from gym_rm.errors import ConfigError
 from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
 from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
 from gym_rm.evaluation.report import SetEvaluation, evaluate_set, notes
@@ -125,20 +125,13 @@ def evaluate(
         "best_of_n": best_of_n,
     }
     results = Results(settings)
-    try:
+    with exit_codes("interrupted; with -o FOLDER, repeat the same command to continue."):
         with bar:
             if benchmark is not None:
                 results.benchmarks = evaluate_benchmark_files(benchmark, sources, models)
             else:
                 results.sets = evaluate_files(sources, models, gold=best_of_n, skip_malformed=on_error == "skip")
         written = [] if output is None else write_results(output, results)
-    except KeyboardInterrupt:
-        stderr.print("interrupted; with -o FOLDER, repeat the same command to continue.")
-        raise typer.Exit(130) from None
-    except GymRMError as error:
-        fail(error, code=1)
-    except OSError as error:
-        fail(ConfigError(f"cannot write {error.filename or str(output)!r}: {error.strerror or error}."), code=1)
     if as_json:
         typer.echo(json.dumps(results.as_dict(), indent=2))
     else:

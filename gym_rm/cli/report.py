@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gym_rm.cli.console import fail, stderr
+from gym_rm.cli.console import exit_codes, fail, stderr
 from gym_rm.errors import ConfigError
 
 
@@ -35,8 +35,6 @@ def report(
     path = output or run / "report.html"
     if path.suffix != ".html":
         fail(ConfigError(f"-o must end in .html, got {str(path)!r}."), 2)
-    try:
+    with exit_codes():
         page = write_run_page(read_run(run), path)
-    except (ConfigError, OSError) as error:
-        fail(error, 1)
     stderr.print(f"wrote {page}", markup=False)

@@ -52,37 +52,27 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
                 raise ConfigError(f"{where}: {name!r} must be a list of replies, got {show(replies)}.")
             parsed = [_reply(reply, where, f"{name}[{i}]") for i, reply in enumerate(replies)]
             prompt, columns = _prompt_and_columns(row, name, parsed, where)
-            return _row(prompt, columns, [prompt + reply for reply in parsed], tuple(range(len(replies))), index, where)
+            whole = tuple(prompt + reply for reply in parsed)
+            return RowToScore(whole, tuple(range(len(whole))), prompt_of_columns(prompt, columns, index, where=where))
     if row.get("chosen") is not None or row.get("rejected") is not None:
         judged = {name: row[name] for name in ("margin", "score_chosen", "score_rejected") if name in row}
         (pair,) = pairs_of_row({key: value for key, value in row.items() if key not in judged}, where)
-        both = [pair.prompt + pair.chosen, pair.prompt + pair.rejected]
+        both = (pair.prompt + pair.chosen, pair.prompt + pair.rejected)
         columns = {**pair.metadata, **judged}
-        return _row(pair.prompt, columns, both, ("chosen", "rejected"), index, where)
+        return RowToScore(both, ("chosen", "rejected"), prompt_of_columns(pair.prompt, columns, index, where=where))
     if row.get("response") is not None:
         reply = _reply(row["response"], where, "response")
         prompt, columns = _prompt_and_columns(row, "response", [reply], where)
-        return _row(prompt, columns, [prompt + reply], None, index, where)
+        return RowToScore((prompt + reply,), None, prompt_of_columns(prompt, columns, index, where=where))
     if row.get("messages") is not None:
         _, whole = _prompt_messages(row, where)
         prompt = whole[:-1] if whole[-1]["role"] == "assistant" else whole
         columns = {key: value for key, value in row.items() if key != "messages"}
-        return _row(prompt, columns, [whole], None, index, where)
+        return RowToScore((whole,), None, prompt_of_columns(prompt, columns, index, where=where))
     raise ConfigError(
         f"{where}: nothing to score; expected 'messages', or a prompt with 'response', 'chosen' and 'rejected', "
         f"or a list {' / '.join(map(repr, _REPLY_LISTS))}; got the fields {filled_fields(row)}."
     )
-
-
-def _row(
-    messages: tuple[Message, ...],
-    columns: Mapping[str, Any],
-    conversations: list[tuple[Message, ...]],
-    labels: Labels,
-    index: int,
-    where: str,
-) -> RowToScore:
-    return RowToScore(tuple(conversations), labels, prompt_of_columns(messages, columns, index, where=where))
 
 
 def _prompt_and_columns(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gym_rm.data.formats.fields import Messages, answered, number, parse_reply, required_prompt, rest, source_of
+from gym_rm.data.formats.fields import answered, number, parse_reply, required_prompt, rest, source_of
 from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Comparison
@@ -26,19 +26,6 @@ def read_steps(row: Mapping[str, Any], where: str) -> Comparison:
             f"{where}: 'labels' must be a list with one label for each step of 'completions', got {show(labels)} for "
             f"{show(steps)}."
         )
-    good = tuple(_label(label, where, f"labels[{index}]") for index, label in enumerate(labels))
-    metadata = rest(row, field, "completions", "labels")
-    return _comparison(prompt, steps, good, where, field, metadata)
-
-
-def _comparison(
-    prompt: Messages,
-    steps: Sequence[Any],
-    labels: tuple[float, ...],
-    where: str,
-    field: str,
-    metadata: Mapping[str, Any],
-) -> Comparison:
     for index, step in enumerate(steps):
         if not isinstance(step, str) or not step.strip() or STEP_SEPARATOR in step.strip():
             raise ConfigError(
@@ -46,10 +33,11 @@ def _comparison(
             )
     if not steps:
         raise ConfigError(f"{where}: the reply has no steps; expected at least one.")
+    good = tuple(_label(label, where, f"labels[{index}]") for index, label in enumerate(labels))
     reply = parse_reply(STEP_SEPARATOR.join(step.strip() for step in steps), where, "completions")
     prompt, replies, reference = answered(prompt, (reply,), ("completions",), where, field)
-    source = source_of(metadata)
-    return Comparison(prompt, replies, None, None, {}, (labels,), source, where, {**metadata, **reference})
+    metadata = {**rest(row, field, "completions", "labels"), **reference}
+    return Comparison(prompt, replies, None, None, {}, (good,), source_of(metadata), where, metadata)
 
 
 def _are_lists(*values: Any) -> bool:
