@@ -75,12 +75,10 @@ class PoolPlace:
 
 
 def places(size: int, node_gpus: int) -> Iterator[PoolPlace]:
-    """Yield the ways to place so many GPUs: in one node, and in several, in equal parts if they can be divided."""
-    if size <= node_gpus:
-        yield PoolPlace(size, node_gpus, size)
-    if size > 1:
-        nodes = max(math.ceil(size / node_gpus), 2)
-        yield PoolPlace(size, node_gpus, size // nodes if size % nodes == 0 else 1)
+    """Yield the ways to place so many GPUs: in one node, in equal parts of as few nodes as can be, and anywhere."""
+    nodes = max(math.ceil(size / node_gpus), 2)
+    parts = {size if size <= node_gpus else 1, size // nodes if size % nodes == 0 else 1, 1}
+    yield from (PoolPlace(size, node_gpus, part) for part in sorted(parts, reverse=True))
 
 
 KnownSizes: TypeAlias = dict[tuple[str, Choice], tuple[float, float]]
@@ -175,22 +173,6 @@ def phase_clocks(
     if component.role is Role.POLICY and not shared:
         phases[Phase.SYNC] = sync_times(component, choice, site, together=together, crosses=crosses)
     return phases
-
-
-def pool_clocks(
-    components: Sequence[Component], choices: Sequence[Choice], where: PoolPlace, request: PlanRequest, *, crosses: bool
-) -> list[dict[Phase, PhaseClock]]:
-    """Return the seconds of each component of a pool in each phase; `crosses` is as for `phase_clocks`."""
-    device = request.cluster.device
-    together = {Role.POLICY, Role.GENERATION} <= {component.role for component in components}
-    clocks = []
-    for component, choice in zip(components, choices, strict=True):
-        site = where.of(component).site(request.cluster)
-        clocks.append(phase_clocks(component, choice, request, site, together=together, crosses=crosses))
-        if choice.sleeps:
-            memory = component_memory(component, choice, request.workload, device)
-            clocks[-1][Phase.WAKE] = wake_times(component, sum(item.bytes for item in memory.resident), device)
-    return clocks
 
 
 def generates_with_policy(request: PlanRequest) -> bool:

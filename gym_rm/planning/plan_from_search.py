@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gym_rm.planning.component_options import PHASES, pool_clocks
+from gym_rm.planning.component_options import PHASES, phase_clocks
 from gym_rm.planning.gpu_memory import component_memory
 from gym_rm.planning.plan import (
     ComponentPlan,
     MemoryItem,
+    Phase,
     PhaseMemory,
     PhaseTime,
     Plan,
     PoolPlan,
+    Role,
 )
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest
 from gym_rm.planning.search import PoolChoice, SearchResult
+from gym_rm.planning.step_times import wake_times
 
 
 def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
@@ -107,9 +110,14 @@ def pool_memory(request: PlanRequest, pool: PoolChoice, members: Sequence[Compon
 
 def pool_times(request: PlanRequest, pool: PoolChoice, members: Sequence[Component]) -> list[PhaseTime]:
     """Return the seconds of each component of a pool in each phase."""
-    times = []
-    found = pool_clocks(members, pool.choices, pool.place, request, crosses=pool.crosses)
-    for component, clocks in zip(members, found, strict=True):
+    device, times = request.cluster.device, []
+    together = {Role.POLICY, Role.GENERATION} <= {component.role for component in members}
+    for component, choice in zip(members, pool.choices, strict=True):
+        site = pool.place.of(component).site(request.cluster)
+        clocks = phase_clocks(component, choice, request, site, together=together, crosses=pool.crosses)
+        if choice.sleeps:
+            memory = component_memory(component, choice, request.workload, device)
+            clocks[Phase.WAKE] = wake_times(component, sum(item.bytes for item in memory.resident), device)
         for phase, clock in clocks.items():
             if parts := clock.parts():
                 times.append(PhaseTime(phase, component.name, "+".join(pool.names), clock.total, parts))

@@ -27,7 +27,6 @@ from gym_rm.planning.component_options import (
     Seconds,
     awake_options,
     places,
-    pool_clocks,
     tensor_parallel_sizes,
     undominated,
     with_sleeping,
@@ -68,10 +67,6 @@ class PoolChoice:
     def need(self) -> Need:
         """The GPUs that it needs, and how many of them in one node."""
         return Need(self.place.num_gpus, math.lcm(self.place.per_node, *(choice.unit for choice in self.choices)))
-
-    def anywhere(self) -> PoolChoice:
-        """Return the pool with its parts in nodes of any number of its GPUs, if it is in several."""
-        return replace(self, place=replace(self.place, per_node=1)) if self.place.spans else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +167,6 @@ class PoolCandidate:
         """GPUs that it takes."""
         return self.place.num_gpus
 
-    def bare(self) -> PoolChoice:
-        """Return the pool without choices."""
-        return PoolChoice(self.names, (), self.place, self.seconds)
-
 
 class _Search:
     """One search over given sizes."""
@@ -251,20 +242,16 @@ class _Search:
 
     def _candidates(self, group: tuple[str, ...]) -> list[PoolCandidate]:
         """Return the places for a group of components, by the GPUs that they take."""
-        given = (self.components[name].num_gpus for name in group)
-        fixed = {number for number in given if number is not None}
-        sizes = [size for size in self.sizes if not fixed or fixed == {size}]
-        wheres = [where for size in sizes for where in places(size, self.request.cluster.node_gpus)]
-        candidates = [found for where in wheres if (found := self._candidate(group, where)) is not None]
-        return sorted(candidates, key=lambda one: (one.num_gpus, sum(one.seconds)))
-
-    def _candidate(self, group: tuple[str, ...], where: PoolPlace) -> PoolCandidate | None:
+        given = {self.components[name].num_gpus for name in group} - {None}
         together = {Role.POLICY, Role.GENERATION} <= self._roles(group)
-        options = tuple(self.options(name, where, together, len(group) == 1) for name in group)
-        if not all(options) or not self._may_fit(options):
-            return None
-        fastest = [_running_least([option.seconds for option in each])[-1] for each in options]
-        return PoolCandidate(group, where, options, functools.reduce(_added, fastest, ZERO))
+        candidates = []
+        for size in (size for size in self.sizes if not given or given == {size}):
+            for where in places(size, self.request.cluster.node_gpus):
+                options = tuple(self.options(name, where, together, len(group) == 1) for name in group)
+                if all(options) and self._may_fit(options):
+                    fastest = [_running_least([option.seconds for option in each])[-1] for each in options]
+                    candidates.append(PoolCandidate(group, where, options, functools.reduce(_added, fastest, ZERO)))
+        return sorted(candidates, key=lambda one: (one.num_gpus, sum(one.seconds)))
 
     def _roles(self, names: Sequence[str]) -> set[Role]:
         return {self.components[name].role for name in names}
@@ -317,16 +304,9 @@ class _Search:
         return lower >= self.key or math.isinf(lower[0]) or self.examined >= MOST_NODES
 
     def _choose_options(self, pools: list[PoolCandidate]) -> None:
-        """Choose the options of these pools if there are GPUs for them: in equal parts of nodes, or in any."""
-        if (found := self._placed([pool.bare() for pool in pools])) is None:
-            again = [self._candidate(pool.names, pool.bare().anywhere().place) for pool in pools]
-            pools = [pool for pool in again if pool is not None]
-            found = self._placed([pool.bare() for pool in pools])
-        if found is not None:
-            self._choose(pools, [self.crossing if pool.crosses else ZERO for pool in found[0]])
-
-    def _choose(self, pools: list[PoolCandidate], seconds: list[Seconds]) -> None:
-        """Choose options, beside given seconds of each pool, and keep them if they are the best plan so far."""
+        """Choose the options of these pools, and keep them if they are better than the best plan so far."""
+        if (found := self._placed([PoolChoice(pool.names, (), pool.place, ZERO) for pool in pools])) is None:
+            return
         gpus = sum(pool.num_gpus for pool in pools)
         work = [
             _Work(index, part, options) for index, pool in enumerate(pools) for part, options in enumerate(pool.options)
@@ -367,23 +347,31 @@ class _Search:
                 descend(next_state, key)
 
         zeros = (0.0,) * len(pools)
-        start = _State((), tuple(seconds), zeros, zeros)
+        start = _State((), tuple(pool.seconds for pool in found[0]), zeros, zeros)
         descend(start, bound(start))
 
     def _keep(self, pools: Sequence[PoolCandidate], work: Sequence[_Work], state: _State) -> None:
         """Keep chosen options as the best plan, if there are GPUs for them and new weights have no long way."""
         chosen = {(one.pool, one.part): one.options[index] for one, index in zip(work, state.chosen, strict=True)}
         made = []
-        for index, (pool, seconds) in enumerate(zip(pools, state.seconds, strict=True)):
+        for index, pool in enumerate(pools):
             options = [chosen[index, part] for part in range(len(pool.names))]
+            seconds = functools.reduce(_added, (option.seconds for option in options))
             made.append(PoolChoice(pool.names, tuple(option.choice for option in options), pool.place, seconds))
-        for pools_of in (made, [pool.anywhere() for pool in made]):
-            if (found := self._placed(pools_of)) is not None:
-                self._keep_if_better(*found)
-                return
+        if (found := self._placed(made)) is None:
+            return
+        made, gpus = found
+        key = self._key([pool.seconds for pool in made], sum(pool.place.num_gpus for pool in made))
+        if key < self.key:
+            step = step_seconds([pool.seconds for pool in made], asynchronous=self.request.workload.asynchronous)
+            self.key = key
+            self.incumbent = SearchResult(tuple(made), gpus, step, key[0])
 
     def _placed(self, pools: list[PoolChoice]) -> tuple[list[PoolChoice], tuple[tuple[Address, ...], ...]] | None:
-        """Return the pools with their GPUs, the policy and generation in one node if they can be; None without room."""
+        """Return the pools with their GPUs, or None if there is no room.
+
+        The policy and generation are in one node if they can be; else new weights take longer.
+        """
         nodes, needs = self.request.cluster.nodes, [pool.need for pool in pools]
         roles = [self._roles(pool.names) for pool in pools]
         ends = [index for index, each in enumerate(roles) if {Role.POLICY, Role.GENERATION} & each]
@@ -392,22 +380,11 @@ class _Search:
             if gpus is not None:
                 return pools, gpus
         if len(ends) == 2:
-            pools = [replace(pool, crosses=Role.POLICY in each) for pool, each in zip(pools, roles, strict=True)]
+            end = next(index for index in ends if Role.POLICY in roles[index])
+            slower = replace(pools[end], crosses=True, seconds=_added(pools[end].seconds, self.crossing))
+            pools = [*pools[:end], slower, *pools[end + 1 :]]
         gpus = place(nodes, needs)
         return None if gpus is None else (pools, gpus)
-
-    def _keep_if_better(self, pools: list[PoolChoice], gpus: tuple[tuple[Address, ...], ...]) -> None:
-        """Keep pools as the best plan if they still are, with the seconds at the place that they got."""
-        for index, pool in enumerate(pools):
-            members = [self.components[name] for name in pool.names]
-            clocks = pool_clocks(members, pool.choices, pool.place, self.request, crosses=pool.crosses)
-            totals = [sum(each[phase].total for each in clocks if phase in each) for phase in PHASES]
-            pools[index] = replace(pool, seconds=tuple(totals))
-        key = self._key([pool.seconds for pool in pools], sum(pool.place.num_gpus for pool in pools))
-        if key < self.key:
-            step = step_seconds([pool.seconds for pool in pools], asynchronous=self.request.workload.asynchronous)
-            self.key = key
-            self.incumbent = SearchResult(tuple(pools), gpus, step, key[0])
 
 
 @dataclass(frozen=True, slots=True)
