@@ -18,6 +18,7 @@ from gym_rm.policy.rollouts import Rollout
 from gym_rm.reports.rollout_metrics import rollout_metrics
 from gym_rm.reports.runs import Phase, Run, RunWriter, read_run
 from gym_rm.scorer import Scorer, provenance_of
+from gym_rm.training.adapters import base_revision
 from gym_rm.training.checkpoints import BestModel, checkpoint_to_resume, lock_folder, release_folder, save_checkpoint
 from gym_rm.training.parallel_model import start_trackers
 from gym_rm.training.reward_model_settings import flat_settings
@@ -68,6 +69,7 @@ class RunFolder:
         self._identity = {
             **curve_settings(settings),
             "contents of prompts": _digest(prompts),
+            "files of policy.model": base_revision(settings.policy.lora, settings.policy.model),
             "reward model": None if made is None else to_plain(made.identity),
         }
         answers = any(prompt.answer is not None for prompt in prompts[1])

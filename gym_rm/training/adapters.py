@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from gym_rm.engine.loading.files import tensor_files
+from gym_rm.engine.loading.revision import revision_of
 from gym_rm.errors import ConfigError
 from gym_rm.training.reward_model_settings import LoRASettings
 
@@ -49,3 +51,10 @@ def with_adapters(
             raise ConfigError(f"{owner}.lora={settings.model_dump()} does not fit {name!r}: {error}") from error
     adapted.peft_config["default"].base_model_name_or_path = name
     return adapted
+
+
+def base_revision(lora: LoRASettings | None, path: str | None, revision: str | None = None) -> str | None:
+    """Return the revision of the base of adapters, which no checkpoint has; None if all weights are trained."""
+    if lora is None or path is None:
+        return None
+    return revision_of(path, revision, tensor_files(path, revision).values())

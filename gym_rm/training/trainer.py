@@ -24,6 +24,7 @@ from gym_rm.engine.loading.trial import longest_shared
 from gym_rm.errors import ConfigError, logger
 from gym_rm.reports.curves import Curve
 from gym_rm.reports.runs import CHANGED_SETTINGS, SETTINGS
+from gym_rm.training.adapters import base_revision
 from gym_rm.training.checkpoints import (
     BestModel,
     checkpoint_to_resume,
@@ -95,6 +96,8 @@ class Trainer:
         self.settings = settings = settings.model_copy(update={"output": name})
         self.folder = Path(name)
         self.start: StartModel = open_model(settings.model, seed=settings.seed)
+        start = settings.model
+        self._base = base_revision(start.lora, start.path, start.reward_model_kwargs.get("revision"))
         self.objective = make_objective(settings.loss, self.start.kind, output_names(self.start))
         self.sets = read_sets(
             settings.data, self.start, self.objective.settings, self.objective.objectives, seed=settings.seed
@@ -309,7 +312,12 @@ class Trainer:
         """Return what must be the same to resume a run: settings, training data, and the metric of the best model."""
         metric = "/".join(self.metric) if self.validation else None
         contents = self.training.digest()
-        return {**curve_settings(self.settings), "contents of data.train": contents, "checkpoint.metric": metric}
+        return {
+            **curve_settings(self.settings),
+            "contents of data.train": contents,
+            "checkpoint.metric": metric,
+            "files of model.path": self._base,
+        }
 
     def _start_files(self) -> None:
         write_atomically(self.folder / SETTINGS, to_yaml(self.settings.model_dump(mode="json")))

@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from gym_rm.errors import ConfigError
 from gym_rm.reports.curves import Curve, read_curve
@@ -163,6 +163,16 @@ def test_other_rows_in_the_same_file_are_refused(saved_model, tmp_path):
     train(tmp_path, saved_model("qwen3"), None, "max_steps=1")
     settings = settings_of(tmp_path, saved_model("qwen3"), pairs(14), "max_steps=1")
     with pytest.raises(ConfigError, match=r"contents of data\.train"):
+        Trainer(settings)
+
+
+def test_adapters_are_not_resumed_on_another_base(saved_model, tmp_path):
+    base = shutil.copytree(saved_model("qwen3"), tmp_path / "base")
+    settings = settings_of(tmp_path, base, None, "max_steps=1", "model.lora={rank: 4}")
+    Trainer(settings).run()
+    weights = load_file(base / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, base / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"files of model\.path: now 'sha256:"):
         Trainer(settings)
 
 
