@@ -172,6 +172,7 @@ class RewardModelScorer:
             transformers=self.info.transformers,
             settings={
                 "kind": kind,
+                **({"family": source.family.name} if isinstance(source, ModelFiles) else {}),
                 "max_length": self.renderer.max_length,
                 "overlong": self.renderer.overlong,
                 **({} if self.info.quantization is None else {"quantization": self.info.quantization}),

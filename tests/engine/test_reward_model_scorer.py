@@ -162,6 +162,9 @@ def test_provenance(saved_model):
     assert made.template_hash == Renderer(tiny_models.tokenizer("qwen")).template_hash
     assert made.settings == {
         "kind": "decoder",
+        "family": "classifier",
+        "head": "score",
+        "token_id": None,
         "max_length": 512,
         "overlong": "drop_turns",
         "dropped_text": "error",

@@ -42,6 +42,11 @@ class DecoderBackbone:
 
     def __init__(self, model: PreTrainedModel, prefix_cache: PrefixCache | None = None) -> None:
         require_supported(model)
+        if model.base_model is model:
+            raise ConfigError(
+                f"{type(model).__name__} has no backbone {model.base_model_prefix!r} that runs without the output "
+                "layer; pass a function that calls the model as the reward model."
+            )
         self.model = model
         self.prefix_cache = prefix_cache
         self.code = llama_code(model.base_model)

@@ -93,8 +93,8 @@ class PolicyAndReference(RewardModel):
                 "policy and reference must have the same vocabulary; got vocabularies of "
                 f"{sizes[0]} and {sizes[1]} tokens."
             )
-        self._logits = [OutputLayer(policy), OutputLayer(reference)]
         super().__init__(policy, reference, decoders=(DecoderBackbone(policy), DecoderBackbone(reference)))
+        self._logits = [OutputLayer(policy), OutputLayer(reference)]
         self.num_values = 2
 
     def values(self, batch: Batch) -> Tensor:

@@ -82,7 +82,7 @@ class DecoderKind(LastTokenKind):
         shared: dict[str, Any] = {
             "pooling": options.pooling,
             "padding": padding_of(facts.config),
-            "settings": {"pooling": options.pooling},
+            "settings": dict(options),
         }
         if options.token_id is not None:
             size = facts.config.get_text_config().vocab_size

@@ -96,7 +96,7 @@ class MultiHeadKind(LastTokenKind):
             InputFormat(encoder=not decoder),
             names,
             {
-                **({"pooling": options.pooling} if decoder else {}),
+                **({"pooling": options.pooling, "head": options.head} if decoder else {}),
                 "weights": dict(zip(names, numbers.tolist(), strict=True)),
             },
             pooling=options.pooling if decoder else "last",

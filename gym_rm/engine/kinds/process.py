@@ -74,7 +74,7 @@ class ProcessKind(Kind):
         return cls(
             readout,
             InputFormat(**marks),  # type: ignore[arg-type]
-            settings={**marks, "reduction": options.reduction},
+            settings={**dict(options), "answers": options.answers and list(options.answers)},
             step_id=token_of(facts.tokenizer, options.step_token),
             reduction=options.reduction,
             good_label=options.good_label,

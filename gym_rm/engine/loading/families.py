@@ -1,20 +1,20 @@
 """Known families of public reward models: kind, heads and pooling.
 
-A family is recognised by the architecture in `config.json`, by the tensors outside the backbone and, if these are not
-enough, by the name of the checkpoint. Other checkpoints are loaded by their architecture, or refused with an error that
-lists the options to pass, because a wrong head would return plausible but wrong scores.
+A family is recognised by the architecture in `config.json` and by the tensors outside the backbone or, where these are
+those of any language model, by its exact hub ids and its vocabulary. Other checkpoints are loaded by their
+architecture, or refused with an error that lists the options to pass, because a wrong head would return plausible but
+wrong scores.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from transformers import PreTrainedConfig
 
-from gym_rm.errors import ConfigError
+from gym_rm.errors import ConfigError, logger
 
 Loader = Literal["classifier", "causal", "heads"]
 
@@ -29,7 +29,7 @@ class Family:
         loader: `"classifier"` and `"causal"` use a class of transformers; `"heads"` builds heads from tensor shapes.
         architectures: architectures in `config.json`.
         heads: first names of tensors outside the backbone; the checkpoint must have all of them.
-        pattern: regular expression for the name of the repository or folder, or None.
+        vocabularies: hub ids of its checkpoints and the sizes of their vocabularies; empty if the class suffices.
         options: options of the kind.
     """
 
@@ -38,17 +38,16 @@ class Family:
     loader: Loader = "classifier"
     architectures: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
-    pattern: str | None = None
+    vocabularies: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def matches(self, config: PreTrainedConfig, tensors: Iterable[str], name: str) -> bool:
         """Return whether a checkpoint belongs to this family."""
         present = {tensor.partition(".")[0] for tensor in tensors}
-        last_name = name.rstrip("/").rpartition("/")[2]
         return (
             architecture_of(config) in self.architectures
             and set(self.heads) <= present
-            and (self.pattern is None or re.search(self.pattern, last_name, re.IGNORECASE) is not None)
+            and (not self.vocabularies or self.vocabularies.get(name) == config.get_text_config().vocab_size)
         )
 
 
@@ -61,7 +60,12 @@ FAMILIES = (
         "decoder",
         "causal",
         architectures=("LlamaForCausalLM", "Qwen3ForCausalLM"),
-        pattern=r"nemotron.*reward",
+        vocabularies={
+            "nvidia/Llama-3.1-Nemotron-70B-Reward-HF": 128_256,
+            "nvidia/Llama-3.3-Nemotron-70B-Reward": 128_256,
+            "nvidia/Llama-3.3-Nemotron-70B-Reward-Multilingual": 128_256,
+            "nvidia/Qwen-3-Nemotron-32B-Reward": 151_936,
+        },
         options={"token_id": 0, "pooling": "last"},
     ),
     Family(
@@ -111,9 +115,13 @@ def choose_family(
         )
     known = recognise(config, tensors, name)
     if known is not None and kind in ("auto", known.kind):
+        evidence = f"its hub id {name!r}" if known.vocabularies else f"its tensors {[*known.heads]}"
+        logger.info("%r is of the family %s, by %s and its class %s", name, known.name, evidence, architecture)
         return known
     if kind in ("generative", "implicit"):
         return Family(kind, kind, "causal")
+    if kind == "decoder" and architecture.endswith("ForCausalLM"):
+        return Family("causal language model", kind, "causal")  # with token_id=
     if architecture.endswith("ForSequenceClassification") and _is_of_transformers(architecture):
         return Family("classifier", kind)
     if kind == "process":
@@ -132,7 +140,8 @@ def choose_family(
         raise ConfigError(
             f"{name!r} is a {architecture}, a causal language model without a known reward head.{found} Pass "
             "kind='generative' (with question= and answers=) to score by its answer to a question, or kind='implicit' "
-            "(with reference=) to score by its log-probabilities relative to a reference model."
+            "(with reference=) to score by its log-probabilities relative to a reference model, or kind='decoder' with "
+            "token_id= and pooling='last' if the logit of one token is the reward (Nemotron reward: token_id=0)."
         )
     raise ConfigError(
         f"{name!r} is not of a known family of reward models: its architecture is {architecture or 'none'!r}, and its "

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import gym_rm
 from gym_rm import ConfigError
@@ -48,6 +48,13 @@ def test_a_causal_model_without_a_kind_is_refused(tmp_path):
     folder = tiny_models.save_policy(tmp_path)
     with pytest.raises(ConfigError, match=r"kind='generative'.*kind='implicit'"):
         gym_rm.load_scorer(str(folder))
+
+
+def test_a_model_without_a_backbone_of_its_own_is_refused_by_name():
+    sizes = {**tiny_models.GROUPED, "vocab_size": 400, "intermediate_size_mlp": 64, "num_local_experts": 2}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama4_text", **sizes))
+    with pytest.raises(ConfigError, match="Llama4ForCausalLM has no backbone 'language_model'"):
+        gym_rm.RewardModelScorer(model, tiny_models.tokenizer("qwen"), kind="generative", answers=ANSWERS)
 
 
 def test_a_reply_cannot_answer_for_the_model(tmp_path):

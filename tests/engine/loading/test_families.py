@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig
 
 import gym_rm
 from gym_rm import ConfigError
@@ -65,13 +65,38 @@ def test_a_template_appends_the_token_that_the_head_reads(tmp_path):
     np.testing.assert_allclose(scorer.score(PLAIN).rewards, expected, atol=1e-5)
 
 
-def test_nemotron_reads_the_logit_of_the_first_token(tmp_path):
+def test_the_logit_of_a_token_is_the_reward_by_its_options(tmp_path):
+    """As for a copy of Nemotron reward in a folder, which nothing but its hub id tells from a policy."""
     folder = tiny_models.save_policy(tmp_path / "Llama-3.1-Nemotron-70B-Reward-HF", "llama", initializer_range=0.3)
-    scores = gym_rm.load_scorer(str(folder)).score(PLAIN)
+    with pytest.raises(ConfigError, match=r"without a known reward head.*token_id=0"):
+        gym_rm.load_scorer(str(folder))
+    with pytest.raises(ConfigError, match="has no head 'score'"):
+        gym_rm.load_scorer(str(folder), kind="decoder")
+    scores = gym_rm.load_scorer(str(folder), kind="decoder", token_id=0, pooling="last").score(PLAIN)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.inference_mode():
         expected = [float(model(torch.tensor([token_ids(folder, m)])).logits[0, -1, 0]) for m in PLAIN]
     np.testing.assert_allclose(scores.rewards, expected, atol=1e-5)
+    assert scores.provenance.settings["token_id"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size"),
+    [
+        ("nvidia/Llama-3.3-Nemotron-70B-Reward-Principle", 128_256),
+        ("me/Llama-3.1-Nemotron-70B-Reward-HF", 128_256),
+        ("nvidia/Llama-3.1-Nemotron-70B-Reward-HF", 32_000),
+        ("/models/nvidia/Llama-3.1-Nemotron-70B-Reward-HF", 128_256),
+        ("nemotron-grpo-reward-shaping", 128_256),
+    ],
+)
+def test_a_family_is_recognised_by_its_exact_hub_id_and_vocabulary(name, vocab_size):
+    config = LlamaConfig(architectures=["LlamaForCausalLM"], vocab_size=128_256)
+    known = choose_family(config, [], "nvidia/Llama-3.1-Nemotron-70B-Reward-HF")
+    assert known.options == {"token_id": 0, "pooling": "last"}
+    config.vocab_size = vocab_size
+    with pytest.raises(ConfigError, match="without a known reward head"):
+        choose_family(config, [], name)
 
 
 def test_open_assistant_encodes_question_and_answer_as_a_pair(tmp_path):
@@ -110,10 +135,11 @@ def test_a_value_head_of_reinforcement_learning_is_not_used_as_a_reward_head(tmp
     np.testing.assert_allclose(rewards, expected, atol=1e-5)
 
 
-def test_every_family_has_valid_options_and_is_recognised():
+def test_every_family_has_valid_options_and_is_recognised(caplog):
+    caplog.set_level("INFO", "gym_rm")
     for family in FAMILIES:
         assert set(family.options) <= {*KINDS[family.kind].Options.model_fields}
-        first = family.architectures[0]
-        config = PreTrainedConfig(architectures=[first])
-        name = "Llama-3.1-Nemotron-70B-Reward-HF" if family.pattern else "some/model"
-        assert choose_family(config, [f"{head}.weight" for head in family.heads], name) is family
+        for name, vocab_size in (family.vocabularies or {"some/model": 10}).items():
+            config = LlamaConfig(architectures=[family.architectures[0]], vocab_size=vocab_size)
+            assert choose_family(config, [f"{head}.weight" for head in family.heads], name) is family
+        assert f"is of the family {family.name}, by its" in caplog.text
