@@ -241,8 +241,8 @@ def _fsdp_sizes(component: Component, place: PoolPlace, tp: int, *, whole: bool)
     if not component.role.trains:
         more = max(tensor_parallel_sizes(component, place.node_gpus), default=1)
         alone = tp == 1 and component.quantization is None  # as load_scorer combines them
-        sizes = [1, *range(more + 1, inside + 1)] if given is None else [given] if given <= inside else []
-        return [size for size in sizes if groups % size == 0 and (alone or size == 1)]
+        sizes = [1, *range(more + 1, inside + 1)] if given is None else [given]
+        return [size for size in sizes if groups % size == inside % size == 0 and (alone or size == 1)]
     if given is not None:
         return [given] if groups % given == 0 else []
     return sorted({groups} | {size for size in range(1, inside + 1) if groups % size == 0})

@@ -235,10 +235,11 @@ class _Search:
         return awake_options(self.components[name], where, self.request, together=together, known=self.known)
 
     def _options(self, name: str, where: PoolPlace, together: bool, alone: bool) -> tuple[Option, ...]:
-        component, spans = self.components[name], where.spans
-        where = where.of(component)
-        awake = self.awake(name, where, together and component.role is Role.POLICY)
-        return tuple(undominated(with_sleeping(component, awake, self.request, alone=alone), spans=spans))
+        component = self.components[name]
+        awake = self.awake(name, where.of(component), together and component.role is Role.POLICY)
+        options = with_sleeping(component, awake, self.request, alone=alone)
+        fitting = [one for one in options if math.lcm(where.per_node, one.choice.unit) <= where.node_gpus]
+        return tuple(undominated(fitting, spans=where.spans))
 
     def _candidates(self, group: tuple[str, ...]) -> list[PoolCandidate]:
         """Return the places for a group of components, by the GPUs that they take."""
