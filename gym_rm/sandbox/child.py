@@ -11,7 +11,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
+
+CPU_CLOCK = 2  # CPUCLOCK_SCHED of Linux: with the complement of a process id, the clock of that process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Child:
         for each in (stdout, stderr, *theirs.values()):
             os.close(each)
         self.cpu_seconds = 0.0
+        self.interpreter = 0 if launch.nested else self.process.pid
         self.lock = threading.RLock()  # no signal goes to a number that another thread has just reaped
         with contextlib.suppress(BrokenPipeError):  # the first request tells why
             write(self.requests, launch.program)
@@ -75,25 +79,40 @@ class Child:
     def kill(self) -> None:
         """Kill all processes of the session and reap them. The innermost goes first, so that bubblewrap reaps it."""
         with self.lock:
-            if self.poll() is None and self.nested:
-                self.kill_inner()
+            if self.poll() is None and self.nested and self.find_interpreter() > 1:
+                _signal(os.kill, self.interpreter)
+                self.wait(1.0)
             if self.poll() is None:
                 _signal(os.killpg, self.process.pid)
                 self.wait(10.0)
 
-    def kill_inner(self) -> None:
-        """Kill the first process of the namespace, and with it all others."""
+    def find_interpreter(self) -> int:
+        """Return the process id of the interpreter, which is the first of its namespace; -1 if it is not known."""
+        if self.interpreter == 0:
+            self.interpreter = -1
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                started = select.poll()
+                started.register(self.info, select.POLLIN)
+                started.poll(1000)  # milliseconds, of which bubblewrap needs few
+                told = os.read(self.info, 4096).split(b'"child-pid":', 1)
+                self.interpreter = int(told[1].strip().split(b"\n")[0].strip(b" ,}"))
+        return self.interpreter
+
+    def cpu_time(self) -> float:
+        """Return the seconds of processor time of the interpreter, of all its threads; 0.0 if it has ended."""
+        number = self.find_interpreter()
         try:
-            started = select.poll()
-            started.register(self.info, select.POLLIN)
-            started.poll(1000)  # milliseconds, of which bubblewrap needs few
-            told = os.read(self.info, 4096).split(b'"child-pid":', 1)
-            inner = int(told[1].strip().split(b"\n")[0].strip(b" ,}")) if len(told) == 2 else 0
-        except (OSError, ValueError):
-            inner = 0
-        if inner > 1:
-            _signal(os.kill, inner)
-            self.wait(1.0)
+            return time.clock_gettime(~number << 3 | CPU_CLOCK) if number > 1 else 0.0
+        except OSError:
+            return 0.0
+
+    def is_asleep(self) -> bool:
+        """Return whether no thread runs, waits for a processor or a disk, or is stopped. True where none can tell."""
+        states = []
+        for path in Path(f"/proc/{self.find_interpreter()}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # a thread that has ended
+                states.append(path.read_bytes().rpartition(b")")[2].split()[0])
+        return not any(state in (b"R", b"D", b"T", b"t") for state in states)
 
     def poll(self) -> int | None:
         """Return the exit code (negative: the signal), or None while the process runs."""

@@ -113,9 +113,7 @@ class Guest:
         except MemoryError:
             self.module.__dict__.clear()
             self.send(("memory", None, "MemoryError", ""))
-        except CrossingError as error:
-            self.send(("output", None, "CrossingError", str(error)))
-        except BaseException as error:  # of methods of the value's class
+        except BaseException as error:  # a value that cannot cross
             self.send(self.failure(error))
 
     def failure(self, error: BaseException) -> tuple[str, object, str, str]:
@@ -126,7 +124,9 @@ class Guest:
             status = "memory"
         elif isinstance(error, SystemExit):
             code = error.code
-            status, value = "exit", 0 if code is None else code if type(code) is int else 1
+            status, value = "exit", 0 if code is None else code & 255 if type(code) is int else 1
+        elif isinstance(error, CrossingError):
+            status = "output"
         elif isinstance(error, OSError) and error.errno in FORBIDDEN_ERRNOS:
             status = "forbidden"
         elif isinstance(error, NotCompiled):

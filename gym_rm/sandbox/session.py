@@ -16,6 +16,7 @@ from gym_rm.errors import GymRMError
 from gym_rm.sandbox.child import Child, Launch, read
 from gym_rm.sandbox.guest import MEMORY_EXIT, NONCE_BYTES, SETTINGS_LIMIT
 from gym_rm.sandbox.limits import SandboxLimits
+from gym_rm.sandbox.time_limit import TimeLimit
 from gym_rm.sandbox.values import CrossingError, decode, encode
 
 START_SECONDS = 60.0
@@ -28,9 +29,9 @@ class SandboxReply:
     """Answer of a session.
 
     `status` is "ok", or a failure: "exception", "syntax_error", "time", "memory", "output", "forbidden", "exit" (the
-    code ended the program, `value` is its exit code), "killed" (ended from outside, worth another try) and "invalid" (a
-    broken frame). `error_type` and `message` are of an exception, `stdout` and `stderr` what was printed since the
-    request.
+    code ended the program, `value` is its exit code), "killed" (ended from outside, or the machine gave it no time:
+    worth another try) and "invalid" (a broken frame). `error_type` and `message` are of an exception, `stdout` and
+    `stderr` what was printed since the request.
     """
 
     status: str
@@ -74,8 +75,7 @@ class SandboxSession:
         """Shut the process in under these limits, and return what it says was applied. Raises SandboxError."""
         self._limits = limits
         settings = {**limits.model_dump(), **self._launch.settings}
-        deadline = time.monotonic() + START_SECONDS
-        message = self._exchange(encode(settings, limit=SETTINGS_LIMIT), deadline)
+        message = self._exchange(encode(settings, limit=SETTINGS_LIMIT), TimeLimit(START_SECONDS))
         if isinstance(message, SandboxReply):
             raise SandboxError(f"A sandboxed interpreter did not start ({message.status}): {message.stderr.strip()}")
         return dict(message[1])
@@ -88,17 +88,17 @@ class SandboxSession:
         main: bool = True,
         result: bool = False,
         host: Host | None = None,
-        deadline: float | None = None,
+        limit: TimeLimit | None = None,
     ) -> SandboxReply:
         """Run source in the namespace of the session.
 
         With `main`, `__name__` is "__main__", and threads and atexit functions are finished as at the end of a program;
         else `__name__` is "solution". With `result` the value of a last expression is returned as text. `host(args)`
-        answers `__host__(*args)` of trusted code. `deadline` is on the clock of time.monotonic; by default
-        `wall_seconds` from now.
+        answers `__host__(*args)` of trusted code. `limit` may be shared by several requests; by default this one has
+        `wall_seconds`.
         """
         arguments = {"source": source, "main": main, "result": result, "host": host is not None, "stdin": stdin}
-        return self._request("execute", arguments, host, deadline)
+        return self._request("execute", arguments, host, limit)
 
     def call(
         self,
@@ -106,10 +106,10 @@ class SandboxSession:
         args: Sequence[Any] = (),
         *,
         host: Host | None = None,
-        deadline: float | None = None,
+        limit: TimeLimit | None = None,
     ) -> SandboxReply:
         """Call a function of the namespace, whose result must be plain."""
-        return self._request("call", {"name": name, "args": list(args)}, host, deadline)
+        return self._request("call", {"name": name, "args": list(args)}, host, limit)
 
     def close(self) -> None:
         """End the interpreter with all of its processes."""
@@ -122,16 +122,18 @@ class SandboxSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, name: str, arguments: dict[str, Any], host: Host | None, deadline: float | None) -> SandboxReply:
+    def _request(
+        self, name: str, arguments: dict[str, Any], host: Host | None, limit: TimeLimit | None
+    ) -> SandboxReply:
         if self._finished is not None:
             return dataclasses.replace(self._finished, stdout="", stderr="")
         try:
             data = encode((name, arguments), limit=self._limits.reply_bytes)
         except CrossingError as error:
             return SandboxReply("invalid", error_type="CrossingError", message=str(error))
-        deadline = time.monotonic() + self._limits.wall_seconds if deadline is None else deadline
+        limit = limit or TimeLimit(self._limits.wall_seconds)
         while True:
-            message = self._exchange(data, deadline)
+            message = self._exchange(data, limit)
             if isinstance(message, SandboxReply):
                 return message
             if message[0] != "host":
@@ -155,7 +157,7 @@ class SandboxSession:
         error_type, text = (each.encode("utf-8", "replace").decode() for each in message[2:])
         return SandboxReply(*message[:2], error_type, text, *self._take_printed())
 
-    def _exchange(self, data: bytes, deadline: float) -> Any:
+    def _exchange(self, data: bytes, limit: TimeLimit) -> Any:
         """Send one frame and return the tuple of the next one, or the SandboxReply that ended the session."""
         child = self._child
         self._nonce = secrets.token_bytes(NONCE_BYTES)
@@ -165,11 +167,14 @@ class SandboxSession:
             poller.register(each, select.POLLIN)
         poller.register(child.requests, select.POLLOUT)
         open_ends = 3
+        cpu_time = child.cpu_time()
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if limit.is_over:
                 return self._finish("time", "the time is over")
-            for number, _ in poller.poll(max(1, min(left * 1000, 1e9))):
+            if limit.is_given_up:
+                return self._finish("killed", "the machine gave the process too little time")
+            started = time.monotonic()
+            for number, _ in poller.poll(1000 * limit.until_sample):
                 if number == child.requests:
                     try:
                         frame = frame[os.write(number, frame) :]
@@ -185,7 +190,7 @@ class SandboxSession:
                     poller.unregister(number)
                     open_ends -= 1
                     if number == child.replies:
-                        return self._finish_ended(deadline)
+                        return self._finish_ended()
                 elif piece and number == child.replies:
                     self._incoming += piece
                 elif piece:
@@ -193,8 +198,11 @@ class SandboxSession:
                     if self._too_much_printed():
                         return self._finish("output", f"more than {self._limits.output_bytes} bytes were printed")
             received = self._next_message()
+            before, cpu_time = cpu_time, child.cpu_time()
+            limit.used += max(0.0, cpu_time - before)
             if received is not None:
                 return received
+            limit.waited(time.monotonic() - started, child)
 
     def _next_message(self) -> Any:
         """Return the next message if all of it is there."""
@@ -244,9 +252,9 @@ class SandboxSession:
         self._end()
         return self._finished
 
-    def _finish_ended(self, deadline: float) -> SandboxReply:
+    def _finish_ended(self) -> SandboxReply:
         """The pipe of replies was closed: find out why."""
-        code = self._child.wait(min(1.0, max(0.05, deadline - time.monotonic())))
+        code = self._child.wait(1.0)
         if code is None:
             return self._finish("invalid", "the pipe of replies was closed by the code")
         if self._launch.nested and code > 128:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_DEPTH = 100
-MAX_ITEMS = 1_000_000
+MAX_ITEMS = 250_000
 MAX_EQUAL_HASHES = 64  # keys of one hash make a table quadratic: multiples of 2**61 - 1 all have hash 0
 
 _COUNT = struct.Struct(">I")
@@ -81,14 +81,14 @@ def _append(out: bytearray, tag: bytes, data: bytes) -> None:
     out += data
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes, *, most_items: int = MAX_ITEMS) -> Any:
     """Return the value of these bytes, in linear time.
 
     Raises CrossingError, and nothing else, for bytes that `encode` does not make: unknown tags, missing or left bytes,
-    more than 100 levels or a million items, equal keys, keys that cannot be hashed, many keys of one hash.
+    more than 100 levels or `most_items`, equal keys, keys that cannot be hashed, many keys of one hash.
     """
     try:
-        reader = _Reader(data)
+        reader = _Reader(data, most_items)
         value = reader.value(0)
     except CrossingError:
         raise
@@ -100,10 +100,10 @@ def decode(data: bytes) -> Any:
 
 
 class _Reader:
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, most_items: int) -> None:
         self.data = data
         self.at = 0
-        self.left = MAX_ITEMS
+        self.left = most_items
 
     def take(self, size: int) -> bytes:
         end = self.at + size
@@ -150,7 +150,7 @@ class _Reader:
         length = 2 * count if tag == 100 else count
         self.left -= length
         if self.left < 0:
-            raise CrossingError(f"the value has more than {MAX_ITEMS} items")
+            raise CrossingError("the value has too many items")
         value, below = self.value, depth + 1
         items = [value(below) for _ in range(length)]
         if tag == 108:  # l

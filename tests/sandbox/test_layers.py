@@ -4,7 +4,7 @@ import struct
 import pytest
 
 from gym_rm.errors import ConfigError
-from gym_rm.sandbox import Sandbox, SandboxLimits, layers, syscalls
+from gym_rm.sandbox import Sandbox, SandboxLimits, TimeLimit, layers, syscalls
 
 
 def test_unsafe_must_be_permitted():
@@ -24,7 +24,7 @@ def test_without_a_layer_time_memory_and_output_are_limited():
         }
         for code, status in codes.items():
             with sandbox.session() as session:
-                assert session.execute(code, deadline=None if status == "time" else 1e9).status == status
+                assert session.execute(code, limit=None if status == "time" else TimeLimit(60)).status == status
 
 
 def test_a_machine_without_layers_is_refused_with_reasons(monkeypatch):

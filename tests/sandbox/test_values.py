@@ -125,5 +125,5 @@ def test_keys_made_to_collide_are_refused_in_linear_time():
 
 def test_the_largest_hostile_reply_is_decoded_quickly():
     start = time.process_time()
-    decode(b"l\x00\x0a\x00\x00" + b"S\x00\x00\x00\x00" * 655_360)
-    assert time.process_time() - start < 3.0
+    decode(b"l\x00\x03\x00\x00" + b"S\x00\x00\x00\x00" * 196_608)
+    assert time.process_time() - start < 1.0

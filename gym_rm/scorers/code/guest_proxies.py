@@ -10,6 +10,7 @@ import builtins
 import numbers
 import types
 
+from gym_rm.sandbox.values import decode, encode
 from gym_rm.scorers.code.guest_values import Codec, type_at
 
 TYPE_CHECKING = False
@@ -169,13 +170,19 @@ def plain(value: Any) -> Any:
 class Connection(Codec):
     """Requests of the tests of one row to the process of the model's code.
 
-    `unsupported` says what the tests gave to the model's code that cannot cross.
+    Attributes:
+        unsupported: what the tests gave to the model's code that cannot cross.
+        requests: number of requests.
+        largest: bytes of the largest answer.
     """
 
-    def __init__(self, serve: Callable[..., Any]) -> None:
+    def __init__(self, serve: Callable[[bytes], bytes], limit: int) -> None:
         super().__init__()
         self.serve = serve
+        self.limit = limit
         self.unsupported = ""
+        self.requests = 0
+        self.largest = 0
         self.proxies: dict[int, Proxy] = {}
         self.classes: dict[str, Any] = {}
 
@@ -184,13 +191,24 @@ class Connection(Codec):
         return self.request(action, name, list(args), {})
 
     def caller(self, action: str, name: str, *first: Any) -> Callable[..., Any]:
-        """Return a function that sends a request with its arguments."""
-        return lambda *args, **kwargs: self.request(action, name, [*first, *args], kwargs)
+        """Return a function that sends a request with its arguments. It has a handle, so that it can be an argument."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.request(action, name, [*first, *args], kwargs)
+
+        call.__name__ = name
+        handle = [*self.write_object(first[0]), name] if first else ["c", *name.split(".")]
+        call._gym_rm_handle = handle  # type: ignore[attr-defined]
+        return call
 
     def request(self, action: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Send a request, and return its result or raise its exception."""
-        reply = self.serve(action, name, self.write(args), self.write(kwargs))
+        request = encode([action, name, self.write(args), self.write(kwargs)], limit=self.limit)
+        self.requests += 1
+        answer = self.serve(request)
+        self.largest = max(self.largest, len(answer))
         try:
+            reply = decode(answer, most_items=len(answer))
             if reply[0]:
                 value = self.read(reply[1])
                 for arg, after in zip(args, self.read(reply[2])) if len(reply) > 2 else ():  # noqa: B905
@@ -210,8 +228,12 @@ class Connection(Codec):
         name = str(getattr(value, "__name__", ""))
         if isinstance(value, type) and self.classes.get(name) is value:
             return ["c", name]
+        if isinstance(value, types.FunctionType) and hasattr(value, "_gym_rm_handle"):
+            return list(value._gym_rm_handle)
         if isinstance(held := getattr(value, "_gym_rm_held", None), Proxy):  # an exception of the model's code
             return self.write_object(held)
+        if isinstance(value, type) and issubclass(value, Proxy):
+            raise TypeError("the class of an object of the model's code is not known")
         self.unsupported = f"the tests give the model's code an object of the type {type(value).__name__}"
         raise Unsupported(self.unsupported)
 
@@ -224,15 +246,14 @@ class Connection(Codec):
             self.proxies[data[1]] = proxy
         return self.proxies[data[1]]
 
-    def read_error(self, kinds: list[str], message: str, held: list[Any]) -> BaseException:
+    def read_error(self, kinds: list[str], args: list[Any], held: list[Any]) -> BaseException:
         """Return the exception of an answer, of the class that the tests know."""
         kind = self.exception_of(kinds)
         try:
-            error = kind(message)
-        except TypeError:  # of more arguments
-            error = kind.__new__(kind, message)
-        if held and held[0] == "r":
-            error._gym_rm_held = self.read_object(held)  # type: ignore[attr-defined]
+            error = kind(*args)
+        except TypeError:  # of other arguments
+            error = kind.__new__(kind, *args)
+        error._gym_rm_held = self.read(held)  # type: ignore[attr-defined]
         return error
 
     def class_of(self, kinds: list[str]) -> Any:
@@ -298,14 +319,4 @@ class SolutionModule(types.ModuleType):
             raise AttributeError(f"module 'solution' has no attribute {name!r}")
         if kind == "class":
             return connection.named_class(name, value[0])
-        return function_of(connection, name) if kind == "function" else value[0]
-
-
-def function_of(connection: Connection, name: str) -> Callable[..., Any]:
-    """Return a function that calls that of the model's code."""
-
-    def proxy(*args: Any, **kwargs: Any) -> Any:
-        return connection.request("call", name, list(args), kwargs)
-
-    proxy.__name__ = name
-    return proxy
+        return connection.caller("call", name) if kind == "function" else value[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import operator
 
+from gym_rm.sandbox.values import decode, encode
 from gym_rm.scorers.code.guest_values import ATOMS, GROUPS, Codec, path_of
 
 TYPE_CHECKING = False
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 
 
 class SolutionServer(Codec):
-    """Answers requests for the names of a namespace, and for the objects that it has given out."""
+    """Answers requests for the names of a namespace, and for the objects that it has given out.
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    An answer has at most `limit` bytes.
+    """
+
+    def __init__(self, names: dict[str, Any], limit: int) -> None:
         super().__init__()
         self.names = names
+        self.limit = limit
         self.objects: list[Any] = []
 
     def write_object(self, value: Any) -> list[Any]:
@@ -32,9 +37,16 @@ class SolutionServer(Codec):
 
     def read_object(self, data: list[Any]) -> Any:
         """Return the object of a handle."""
-        return self.names[data[1]] if data[0] == "c" else self.objects[data[1]]
+        value = self.find(data[1]) if data[0] == "c" else self.objects[data[1]]
+        for name in data[2:]:
+            value = getattr(value, name)
+        return value
 
-    def serve(self, action: str, name: str, args: list[Any], kwargs: list[Any]) -> list[Any]:
+    def serve(self, request: bytes) -> bytes:
+        """Answer a request. Raises CrossingError if the answer is too large."""
+        return encode(self.result(*decode(request, most_items=len(request))), limit=self.limit)
+
+    def result(self, action: str, name: str, args: list[Any], kwargs: list[Any]) -> list[Any]:
         """Return `[True, value]`, with the changed arguments of a call without a result, or `[False, error]`."""
         try:
             given = list(self.read(args))
@@ -45,10 +57,10 @@ class SolutionServer(Codec):
             return [True, self.write(value)]
         except MemoryError:
             raise
-        except Exception as error:
+        except BaseException as error:
             kinds = [path_of(kind) for kind in type(error).__mro__]
-            of_key = isinstance(error, KeyError) and [type(item) for item in error.args] == [str]
-            return [False, kinds, error.args[0] if of_key else str(error), self.write(error)]
+            has_plain_args = type(error).__module__ == "builtins" and self.is_plain(error.args)
+            return [False, kinds, list(error.args) if has_plain_args else [str(error)], self.write(error)]
 
     def answer(self, action: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Do what a request asks for, and return the result."""

@@ -2,86 +2,147 @@
 
 from __future__ import annotations
 
+import opcode
+import os
 import sys
 import types
 
-from gym_rm.scorers.code.guest_proxies import Connection, SolutionModule, function_of
+from gym_rm.sandbox.values import CrossingError
+from gym_rm.scorers.code.guest_proxies import BrokenAnswer, Connection, SolutionModule
+from gym_rm.scorers.code.guest_units import BrokenTests, run_units
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
+
+FILE = "<tests>"
+SMALL_ANSWER = 256  # bytes: no value of the model's code that the tests could have made too large
 
 
 class Report:
-    """Counts of the tests of one row, and the first error: the name of its class, and its message."""
+    """The cases of the tests of one row that ran and that failed, and the first error: whose it is, kind and message.
 
-    def __init__(self) -> None:
-        self.passed = 0
-        self.total = 0
+    `undefined` has the names that the tests use and never define.
+    """
+
+    def __init__(self, connection: Connection, undefined: list[str]) -> None:
+        self.connection = connection
+        self.undefined = undefined
+        self.ran: set[object] = set()
+        self.failed: set[object] = set()
         self.error: list[str] = []
 
-    def count(self, error: BaseException | None = None) -> None:
-        """Count a test, which passes without an error."""
-        self.passed += error is None
-        self.total += 1
+    def count(self, case: object, error: BaseException | None = None) -> None:
+        """Count a case that ran once more, with its error if it failed."""
+        self.ran.add(case)
         if error is not None:
+            self.failed.add(case)
             self.note(error)
 
     def note(self, error: BaseException) -> None:
         """Keep the first error."""
-        self.error = self.error or [type(error).__name__, str(error)[:2000]]
+        kind = "" if isinstance(error, BrokenTests) else type(error).__name__
+        self.error = self.error or [self.verdict(error), kind, str(error)[:2000]]
+
+    def verdict(self, error: BaseException) -> str:
+        """Return how the model's code failed, or "error" if the tests are wrong, whatever this code does."""
+        if isinstance(error, BrokenTests) or not self.connection.requests:
+            return "error"
+        if isinstance(error, BrokenAnswer):
+            return "forbidden"
+        if "_gym_rm_held" in vars(error):  # raised by the model's code
+            known = {PermissionError: "forbidden", MemoryError: "memory"}
+            return next((known[kind] for kind in known if isinstance(error, kind)), "exception")
+        if isinstance(error, CrossingError):
+            return "error" if self.connection.largest <= SMALL_ANSWER else "output"
+        if isinstance(error, NameError) and str(error).split("'")[1:2] in [[name] for name in self.undefined]:
+            return "error"
+        if isinstance(error, ImportError):
+            if str(error.name).partition(".")[0] == "solution":
+                return "exception"
+            return "error" if is_raised_by_import(error) else "wrong_answer"
+        return "wrong_answer"
+
+
+def is_raised_by_import(error: BaseException) -> bool:
+    """Return whether an import statement of the tests led to an error."""
+    trace, name = error.__traceback__, ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename == FILE:
+            name = opcode.opname[code.co_code[trace.tb_lasti]]
+        trace = trace.tb_next
+    return name.startswith("IMPORT_")
+
+
+class Assert:
+    """Counts an assert statement, and goes on if it fails. `handled`: its error is for a handler of the tests."""
+
+    def __init__(self, report: Report, number: int, handled: bool) -> None:
+        self.report = report
+        self.number = number
+        self.handled = handled
 
     def __enter__(self) -> None:
-        """Begin an assert."""
+        """Begin the assert."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        """Count the assert that ends here, and go on if it fails."""
-        self.count(error)
-        return True
+        """Count the assert that ends here."""
+        self.report.count(self.number, None if self.handled else error)
+        return not self.handled
 
 
 def run(
-    serve: Callable[..., Any],
+    serve: Callable[[bytes], bytes],
+    limit: int,
     entry_point: str,
     parts: list[str],
+    undefined: list[str],
     units: bool,
     calls: list[tuple[list[Any], Any]],
     stop_early: bool,
 ) -> dict[str, Any]:
     """Run the tests of a row in a namespace of their own, and return what was counted.
 
-    An error in the first part ends the run, one in another part ends only this part. Tests of `units` that did not run
-    are part of the total.
+    An error in the first part ends the run, one in another part ends only this part. `total` is the number of unit
+    tests, which is known only now.
     """
-    report, connection = Report(), Connection(serve)
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (what tests print is nobody's output)
+    connection = Connection(serve, limit)
+    report, total = Report(connection, undefined), 0
     sys.modules["solution"] = SolutionModule(connection)
     module = sys.modules["tests"] = types.ModuleType("tests")
-    module.__dict__["_gym_rm_assert"] = report
+    module.__dict__["_gym_rm_assert"] = lambda number, handled: Assert(report, number, handled)
     if entry_point:
-        module.__dict__["candidate"] = module.__dict__[entry_point] = function_of(connection, entry_point)
+        module.__dict__["candidate"] = module.__dict__[entry_point] = connection.caller("call", entry_point)
     for k, source in enumerate(parts):
         try:
-            exec(compile(source, "<tests>", "exec", dont_inherit=True), module.__dict__)
+            exec(compiled(source), module.__dict__)
         except BaseException as error:
             report.note(error)
             if k == 0:
                 break
     else:
         if units:
-            run_units(module, report)
-    for args, expected in calls:
-        with report:
+            total = run_units(module, report)
+    for k, (args, expected) in enumerate(calls):
+        connection.largest = 0  # the arguments are the row's
+        with Assert(report, k, False):
             result = module.__dict__["candidate"](*args)
             assert as_json(result) == as_json(expected), f"expected {expected!r:.200}, got {result!r:.200}"
         if report.error and stop_early:
             break
-    return {
-        "passed": report.passed,
-        "total": report.total,
-        "error": report.error,
-        "unsupported": connection.unsupported,
-    }
+    passed = len(report.ran - report.failed)
+    return {"passed": passed, "total": total, "error": report.error, "unsupported": connection.unsupported}
+
+
+def compiled(source: str) -> types.CodeType:
+    """Return tests that this interpreter can run. Raises BrokenTests."""
+    try:
+        return compile(source, FILE, "exec", dont_inherit=True)
+    except Exception as error:
+        raise BrokenTests(f"{type(error).__name__}: {error}") from None
 
 
 def as_json(value: Any) -> Any:
@@ -91,67 +152,3 @@ def as_json(value: Any) -> Any:
     if type(value) is dict:
         return {str(key): as_json(item) for key, item in value.items()}
     return value
-
-
-def run_units(module: types.ModuleType, report: Report) -> None:
-    """Run the cases of unittest, and plain functions and classes whose names begin with `test`."""
-    import unittest
-
-    class Result(unittest.TestResult):
-        """Counts each test once. What was skipped by the tests themselves is not counted, any other skip is missing."""
-
-        def addSuccess(self, test: Any) -> None:
-            report.count()
-
-        def addExpectedFailure(self, test: Any, error: Any) -> None:
-            report.count()
-
-        def addError(self, test: Any, error: Any) -> None:
-            report.note(error[1])
-
-        def addFailure(self, test: Any, error: Any) -> None:
-            report.note(error[1])
-
-        def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
-            if error is not None:
-                report.note(error[1])
-
-        def addUnexpectedSuccess(self, test: Any) -> None:
-            report.note(AssertionError("unexpected success"))
-
-        def addSkip(self, test: Any, reason: str) -> None:
-            method = getattr(test, getattr(test, "_testMethodName", ""), None)
-            if any(getattr(each, "__unittest_skip__", False) for each in (method, type(test))):
-                self.skipped.append((test, reason))
-
-    suite = unittest.defaultTestLoader.loadTestsFromModule(module)
-    try:
-        suite.addTests([unittest.FunctionTestCase(call) for call in plain_tests(module)])
-    except NotImplementedError as error:
-        report.note(error)
-        return
-    size, result = suite.countTestCases(), Result()
-    if not size:
-        report.note(NotImplementedError("no test was found"))
-    suite.run(result)
-    report.total = max(report.total, size - len(result.skipped))
-
-
-def plain_tests(module: types.ModuleType) -> Iterator[Callable[[], None]]:
-    """Yield the functions `test_...` of a module, and the calls of those in its classes `Test...`."""
-    import inspect
-    import unittest
-
-    for name, value in list(module.__dict__.items()):
-        if getattr(value, "__module__", None) != module.__name__ or not name.lower().startswith("test"):
-            continue
-        is_plain_class = isinstance(value, type) and not issubclass(value, unittest.TestCase)
-        for method, function in list(vars(value).items()) if is_plain_class else [("", value)]:
-            if not isinstance(function, types.FunctionType) or (method and not method.startswith("test")):
-                continue
-            parameters = inspect.signature(function).parameters.values()
-            if any(each.default is each.empty for each in list(parameters)[bool(method) :]):
-                raise NotImplementedError(f"{function.__name__} has parameters; write a test for each of their values")
-            if inspect.iscoroutinefunction(function):
-                raise NotImplementedError(f"{function.__name__} is a coroutine, which these tests cannot await")
-            yield (lambda kind=value, name=method: getattr(kind(), name)()) if method else function  # type: ignore[misc]

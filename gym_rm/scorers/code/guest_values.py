@@ -1,7 +1,8 @@
 """Values between the model's code and its tests. Runs in the sandbox, in the interpreters of both.
 
-A value crosses as a tagged list: `["v", value]` if it is plain, the parts of what the library can make again, or a
-handle of an object that stays with the model's code.
+The parent passes the bytes of requests and answers on, and reads none of them. A value crosses as a tagged list:
+`["v", value]` if it is plain, the parts of what the library can make again, or a handle of an object that stays with
+the model's code.
 """
 
 from __future__ import annotations

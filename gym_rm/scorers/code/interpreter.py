@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from gym_rm.checks import positive
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
+from gym_rm.sandbox.time_limit import TimeLimit
 from gym_rm.scorers.code.replies import reply_blocks
 from gym_rm.scorers.code.verdicts import clean
 from gym_rm.scores import Scores
@@ -125,13 +125,13 @@ class CodeInterpreter:
 
     def _execute(self, session: SandboxSession, blocks: Sequence[str]) -> tuple[list[str], SandboxReply]:
         """Execute blocks until one fails; return the texts of the results, and the last reply."""
-        deadline = time.monotonic() + self._timeout
+        limit = TimeLimit(self._timeout)
         texts: list[str] = []
         for block in blocks:
-            reply = session.execute(clean(block), result=True, deadline=deadline)
+            reply = session.execute(clean(block), result=True, limit=limit)
             texts += [text.rstrip("\n") for text in (reply.stdout, reply.stderr) if text.strip()]
             if reply.status == "ok":
-                texts += [] if reply.value is None else [str(reply.value)]
+                texts += [reply.value] if isinstance(reply.value, str) else []
                 continue
             if reply.status in _KEEPS_STATE:
                 texts.append(": ".join(part for part in (reply.error_type, reply.message) if part))
@@ -143,12 +143,12 @@ class CodeInterpreter:
     def _rebuilt(self, messages: Sequence[Message]) -> SandboxSession:
         """Return a new session in which the earlier blocks of the conversation were executed."""
         session = self._sandbox.session(self._limits)
-        deadline = time.monotonic() + self._timeout
+        limit = TimeLimit(self._timeout)
         for k, message in enumerate(messages):
             if message["role"] != "assistant" or any(LOST in after["content"] for after in messages[k + 1 : k + 2]):
                 continue
             for block in self.blocks_of(message["content"]):
-                reply = session.execute(clean(block), deadline=deadline)
+                reply = session.execute(clean(block), limit=limit)
                 if reply.status not in _KEEPS_STATE:
                     session.close()
                     session = self._sandbox.session(self._limits)

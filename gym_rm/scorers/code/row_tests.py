@@ -56,6 +56,7 @@ class RowTests:
         preamble: code of the prompt before this function: imports and helpers.
         parts: for `"program"`, sources to run one after another. An error in the first ends the run.
         asserts: for `"program"`, the number of its assert statements.
+        undefined: for `"program"`, names that it uses and does not define.
         units: for `"program"`, whether it has unit tests to run.
         cases: for `"cases"`, text for standard input and text expected on standard output; for `"calls"`, the list of
             arguments and the expected value.
@@ -67,20 +68,22 @@ class RowTests:
     preamble: str = ""
     parts: tuple[str, ...] = ()
     asserts: int = 0
+    undefined: tuple[str, ...] = ()
     units: bool = False
     cases: tuple[tuple[Any, Any], ...] = ()
 
     @property
     def total(self) -> int:
-        """Least number of tests."""
+        """Number of cases; 1 for unit tests, which are counted when they run."""
         return len(self.cases) or max(self.asserts, 1)
 
 
 class CountedAsserts(ast.NodeTransformer):
-    """Puts every assert of the tests of a row into `with _gym_rm_assert:`, which counts it and goes on if it fails."""
+    """Puts every assert of the tests of a row into a `with _gym_rm_assert(...)`, which counts it and goes on."""
 
     def __init__(self) -> None:
         self.asserts = 0
+        self.handled = False
 
     def source(self, tree: ast.Module) -> str:
         """Return the source of tests with counted asserts."""
@@ -89,7 +92,17 @@ class CountedAsserts(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         """Count the assert."""
         self.asserts += 1
-        return ast.With([ast.withitem(ast.Name("_gym_rm_assert", ast.Load()))], [node])
+        arguments: list[ast.expr] = [ast.Constant(self.asserts), ast.Constant(self.handled)]
+        return ast.With([ast.withitem(ast.Call(ast.Name("_gym_rm_assert", ast.Load()), arguments, []))], [node])
+
+    def visit_Try(self, node: ast.Try) -> ast.stmt:
+        """Leave what an assert raises to the handlers around it."""
+        outer, self.handled = self.handled, self.handled or bool(node.handlers)
+        node.body = [self.visit(each) for each in node.body]
+        self.handled = outer
+        for part in (node.handlers, node.orelse, node.finalbody):
+            part[:] = [self.visit(each) for each in part]
+        return node
 
 
 def read_tests(prompt: Prompt | None) -> RowTests:
@@ -148,7 +161,7 @@ def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
     if not any(isinstance(node, ast.Expr) and "check" in _called(node.value) for node in tree.body):
         tree.body += ast.parse("check(candidate)").body
     parts = (f"{_helpers(preamble)}\n{counter.source(tree)}",)
-    return RowTests("program", name, stub, preamble, parts, counter.asserts)
+    return RowTests("program", name, stub, preamble, parts, counter.asserts, _undefined(parts))
 
 
 def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
@@ -165,11 +178,11 @@ def _assert_list(data: Mapping[str, Any], text: str) -> RowTests:
         raise TestsError(f"'test_list' calls no function by its name, got {listed!r:.80}")
     stub, preamble = prompt_code(text, name)
     setup = f"{_helpers(preamble)}\n{setup}"
-    missing = [each for each in _undefined("\n".join([setup, *listed])) if each != name and not _is_module(each, trees)]
+    missing = [each for each in _undefined([setup, *listed]) if each != name and not _is_module(each, trees)]
     first = "\n".join([*map(_import_of, missing), setup])
     counter = CountedAsserts()
     parts = (first, *(counter.source(tree) for tree in trees))
-    return RowTests("program", name, stub, preamble, parts, counter.asserts)
+    return RowTests("program", name, stub, preamble, parts, counter.asserts, _undefined(parts))
 
 
 def _import_of(name: str) -> str:
@@ -233,24 +246,31 @@ def _helpers(preamble: str) -> str:
 
 def _units(name: str, source: str) -> RowTests:
     tree, counter = _parse(name, source), CountedAsserts()
-    used = _undefined(source)
+    used = _undefined([source])
     for node in ast.walk(tree):  # the model's code must not choose names of the tests: it would replace their functions
         if isinstance(node, ast.ImportFrom) and node.module == "solution" and node.names[0].name == "*" and used:
             node.names = [ast.alias(each) for each in used]
-    tests = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name.startswith("test")]
-    if tests:
-        return RowTests("program", parts=(ast.unparse(tree),), units=True)
+    tree.body = [node for node in tree.body if not _runs_tests(node)]
+    functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    if any(each.name.startswith("test") or each.name == "runTest" for each in functions):
+        parts = (ast.unparse(tree),)
+        return RowTests("program", parts=parts, undefined=_undefined(parts), units=True)
     parts = (counter.source(tree),)
     if not counter.asserts:
         raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
-    return RowTests("program", parts=parts, asserts=counter.asserts)  # on the imported solution
+    return RowTests("program", parts=parts, asserts=counter.asserts, undefined=_undefined(parts))
 
 
-def _undefined(source: str) -> list[str]:
+def _runs_tests(node: ast.stmt) -> bool:
+    """Return whether a statement is a call of `unittest.main` or `pytest.main`: the tests run in any case."""
+    return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("unittest.main(", "pytest.main("))
+
+
+def _undefined(sources: Sequence[str]) -> tuple[str, ...]:
     """Return the names that a program uses and does not define."""
-    known, used = {*dir(builtins), "__name__", "__file__"}, dict[str, None]()
+    known, used = {*dir(builtins), "__name__", "__file__", "_gym_rm_assert"}, dict[str, None]()
     try:
-        tables = [symtable.symtable(source, "<tests>", "exec")]
+        tables = [symtable.symtable("\n".join(sources), "<tests>", "exec")]
     except SyntaxError as error:  # of what only the whole program shows, such as `return` outside of a function
         raise TestsError(f"the tests are not Python: {error}") from error
     while tables:
@@ -262,7 +282,7 @@ def _undefined(source: str) -> list[str]:
                 known.add(symbol.get_name())
             elif outermost or symbol.is_global():
                 used[symbol.get_name()] = None
-    return [name for name in used if name not in known]
+    return tuple(name for name in used if name not in known)
 
 
 # --- inputs and outputs -------------------------------------------------------------------------------------------

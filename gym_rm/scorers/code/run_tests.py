@@ -1,41 +1,27 @@
 """Runs tests in the sandbox: one interpreter for the model's code, and one for the tests.
 
-The parent passes every call from the tests to the model's code and every result back, as plain values. Expected values
-never enter the interpreter of the model's code.
+The parent passes the bytes of every call from the tests to the model's code, and those of every result back, without
+reading them. Expected values never enter the interpreter of the model's code.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
+from gym_rm.sandbox.time_limit import TimeLimit
 from gym_rm.scorers.code.row_tests import RowTests
-from gym_rm.scorers.code.verdicts import VERDICTS, CodeVerdict, same_output, shown
+from gym_rm.scorers.code.verdicts import CodeVerdict, same_output, shown
 
-KILLED_TWICE = "the process of the code was ended from outside, and again in a second run"
-FAULTS_OF_TESTS = (
-    "NameError",
-    "ModuleNotFoundError",
-    "ImportError",
-    "SyntaxError",
-    "NotImplementedError",
-    "CrossingError",
-)
-"""Names of errors of the tests themselves, unless the model's code raised one of this name."""
-_VERDICT_OF_ERROR = {
-    "AssertionError": "wrong_answer",
-    "Failed": "wrong_answer",
-    "PermissionError": "forbidden",
-    "MemoryError": "memory",
-}
+KILLED_TWICE = "the process of the code was ended from outside or got no time of the machine, and again in a second run"
 _VERDICT_OF_STATUS = {"exit": "exception", "invalid": "forbidden"}
 _MOST_OUTPUT = 1 << 16
+_FRAME_BYTES = 1 << 12  # around an answer that a process passes on
 _GUEST = """
 import sys
 for name, source in {sources}:
@@ -50,20 +36,12 @@ def guest_program(*names: str) -> str:
     return _GUEST.format(sources=[(name, Path(__file__).with_name(f"{name}.py").read_text()) for name in names])
 
 
-SOLUTION_PROGRAM = (
-    guest_program("guest_values", "guest_solution") + "_gym_rm_serve = module.SolutionServer(globals()).serve"
-)
-TESTS_PROGRAM = (
-    guest_program("guest_values", "guest_proxies", "guest_tests")
-    + "_gym_rm_run = lambda *tests: module.run(__host__, *tests)"
-)
+SOLUTION_PROGRAM = guest_program("guest_values", "guest_solution")
+TESTS_PROGRAM = guest_program("guest_values", "guest_proxies", "guest_units", "guest_tests")
 
 
 class TestRunner:
-    """Runs the tests of one `score` call in sessions of a sandbox. A thread keeps its last session of tests.
-
-    Rows with the same tests follow each other, as the replies of a group do, and share that session: the tests are
-    those of one data row, and nothing of the model's code is in it.
+    """Runs tests in sessions of a sandbox: one for the model's code and one for the tests, which serve one row.
 
     Args:
         sandbox: where sessions come from.
@@ -77,57 +55,40 @@ class TestRunner:
         self._sandbox = sandbox
         self._tolerance = tolerance
         self._stop_early = stop_early
-        self._kept: dict[int, tuple[RowTests, SandboxSession]] = {}
 
-    def close(self) -> None:
-        """End the sessions of tests."""
-        while self._kept:
-            self._kept.popitem()[1][1].close()
-
-    def run(self, sources: Sequence[str], tests: RowTests, end: float) -> CodeVerdict:
-        """Return the verdict of the tests. A run whose process was ended from outside is repeated once.
+    def run(self, sources: Sequence[str], tests: RowTests, timeout: float) -> CodeVerdict:
+        """Return the verdict of the tests. A run that was ended from outside, or that got no time, is repeated once.
 
         Args:
             sources: the model's code, to be executed one after another.
             tests: what is tested.
-            end: when it must be finished, on the clock of `time.monotonic`.
+            timeout: seconds of processor time and of sleep, of the code and of its tests together.
         """
         run = self._cases if tests.form == "cases" else self._program
         for _ in range(2):
             try:
-                return run(sources, tests, end)
+                return run(sources, tests, TimeLimit(timeout))
             except _Killed:
                 continue
         return CodeVerdict.failed(KILLED_TWICE, tests.total)
 
-    def _program(self, sources: Sequence[str], tests: RowTests, end: float) -> CodeVerdict:
-        with self._sandbox.session() as session:
-            solution = _Solution(session, end)
-            if failure := solution.load(sources, tests):
+    def _program(self, sources: Sequence[str], tests: RowTests, limit: TimeLimit) -> CodeVerdict:
+        answer_bytes = self._sandbox.limits.reply_bytes
+        limits = self._sandbox.limits.model_copy(update={"reply_bytes": answer_bytes + _FRAME_BYTES})
+        with self._sandbox.session(limits) as session:
+            solution = _Solution(session, limit)
+            serving = f"_gym_rm_serve = module.SolutionServer(globals(), {answer_bytes}).serve"
+            if failure := solution.load([*sources, SOLUTION_PROGRAM + serving], tests):
                 return failure
-            runner = self._session_of(tests, solution, end)
-            try:
-                arguments = [tests.entry_point, tests.parts, tests.units, tests.cases, self._stop_early]
-                reply = runner.call("_gym_rm_run", arguments, host=solution.serve, deadline=end)
-            except BaseException:
-                runner.close()
-                raise
-            self._kept[threading.get_ident()] = (tests, runner)
+            # Its time is that of the row.
+            with self._sandbox.session(limits.model_copy(update={"cpu_seconds": 24 * 3600})) as runner:
+                running = f"_gym_rm_run = lambda *tests: module.run(__host__, {answer_bytes}, *tests)"
+                runner.execute(TESTS_PROGRAM + running, main=False, host=solution.serve, limit=limit)
+                arguments = [tests.entry_point, tests.parts, tests.undefined, tests.units, tests.cases]
+                reply = runner.call("_gym_rm_run", [*arguments, self._stop_early], host=solution.serve, limit=limit)
         return dataclasses.replace(_verdict_of_run(reply, tests, solution), stdout=solution.stdout)
 
-    def _session_of(self, tests: RowTests, solution: _Solution, end: float) -> SandboxSession:
-        """Return a session for these tests, whose host is given with each request."""
-        known, session = self._kept.pop(threading.get_ident(), (None, None))
-        if session is not None and known is tests and session.alive:
-            return session
-        if session is not None:
-            session.close()
-        # One session may serve many rows: the time of each is limited by its deadline.
-        session = self._sandbox.session(self._sandbox.limits.model_copy(update={"cpu_seconds": 24 * 3600}))
-        session.execute(TESTS_PROGRAM, main=False, host=solution.serve, deadline=end)
-        return session
-
-    def _cases(self, sources: Sequence[str], tests: RowTests, end: float) -> CodeVerdict:
+    def _cases(self, sources: Sequence[str], tests: RowTests, limit: TimeLimit) -> CodeVerdict:
         passed, message, verdict, stdout = 0, "", "", ""
         limits = self._sandbox.limits
         for given, expected in tests.cases:
@@ -138,7 +99,7 @@ class TestRunner:
             with self._sandbox.session(limits.model_copy(update=large)) as session:
                 reply = SandboxReply("ok")
                 for source in sources:
-                    reply = session.execute(source, stdin=given, deadline=end)
+                    reply = session.execute(source, stdin=given, limit=limit)
             if reply.status == "killed":
                 raise _Killed
             stdout = stdout or reply.stdout
@@ -162,37 +123,33 @@ class _Killed(Exception):
 class _Solution:
     """The session of the model's code, which the tests reach through `serve`.
 
-    `fault` is the verdict if this code has ended (out of time, of memory, ...), and `message` says why; `errors` has
-    the names of the exceptions that it raised.
+    `fault` is the verdict if this code has ended (out of time, of memory, ...), and `message` says why; `was_asked`
+    says whether the tests have reached it.
     """
 
-    def __init__(self, session: SandboxSession, end: float) -> None:
+    def __init__(self, session: SandboxSession, limit: TimeLimit) -> None:
         self._session = session
-        self._end = end
+        self._limit = limit
         self.fault: str | None = None
         self.message = ""
-        self.errors: set[str] = set()
+        self.was_asked = False
         self.stdout = ""
 
     def load(self, sources: Sequence[str], tests: RowTests) -> CodeVerdict | None:
         """Execute the model's code; return the verdict if it fails."""
-        for source in [*sources, SOLUTION_PROGRAM]:
-            reply = self._checked(self._session.execute(source, main=False, deadline=self._end))
+        for source in sources:
+            reply = self._checked(self._session.execute(source, main=False, limit=self._limit))
             if reply.status != "ok":
                 return CodeVerdict(_verdict(reply), 0, tests.total, self.stdout, _message(reply))
         return None
 
     def serve(self, args: list[Any]) -> SandboxReply:
         """Pass a request of the tests to the model's code. After its end, every request fails."""
+        self.was_asked = True
         if self.fault is None:
-            reply = self._checked(self._session.call("_gym_rm_serve", args, deadline=self._end))
-            if reply.status == "ok" and _is_answer(reply.value):
-                if not reply.value[0]:
-                    self.errors.update(kind.rpartition(".")[2] for kind in reply.value[1])
+            reply = self._checked(self._session.call("_gym_rm_serve", args, limit=self._limit))
+            if reply.status == "ok" and type(reply.value) is bytes:
                 return SandboxReply("ok", reply.value)
-            if reply.status == "exception":
-                self.errors.add(reply.error_type)
-                return SandboxReply("ok", [False, [reply.error_type, "Exception"], reply.message, ["v", None]])
             self.fault = "forbidden" if reply.status == "ok" else _verdict(reply)
             self.message = _message(reply)
         return SandboxReply("exception", None, "RuntimeError", f"the code has ended: {self.fault}")
@@ -204,52 +161,27 @@ class _Solution:
         return reply
 
 
-def _is_answer(value: Any) -> bool:
-    """Return whether the model's process says that a request succeeded, or names the classes of an exception."""
-    if type(value) is not list or len(value) < 2 or type(value[0]) is not bool:
-        return False
-    return value[0] or (type(value[1]) is list and all(type(kind) is str for kind in value[1]))
-
-
 def _verdict_of_run(reply: SandboxReply, tests: RowTests, solution: _Solution) -> CodeVerdict:
-    """Return the verdict of a program of tests from what it counted; no assert evaluated is not a pass."""
+    """Return the verdict of tests from what they counted; tests of which none was reached do not pass."""
     if reply.status == "killed":
         raise _Killed
-    log = reply.value
-    if reply.status != "ok" or not isinstance(log, dict):
-        if solution.fault is None and _is_fault_of_tests(reply.error_type, reply.message, solution):
-            return _fault_of_tests(reply.error_type, _message(reply), tests.total)
-        verdict = solution.fault or (reply.status if reply.status in VERDICTS else "exception")
-        return CodeVerdict(verdict, 0, tests.total, message=solution.message or _message(reply))
-    if log["unsupported"]:
-        return CodeVerdict.failed(f"{log['unsupported']}, which cannot cross to its process", tests.total)
-    total = max(log["total"], tests.total)
-    passed = min(log["passed"], total - 1)
+    log = reply.value if reply.status == "ok" else {}
+    total = log.get("total") or tests.total
+    verdict, kind, text = log.get("error") or ("", reply.error_type, reply.message)
+    message = ": ".join(part for part in (kind, text) if part)
+    passed = min(log.get("passed", 0), total)
     if solution.fault is not None:
-        return CodeVerdict(solution.fault, passed, total, message=solution.message)
-    if log["error"]:
-        kind, text = log["error"]
-        message = f"{kind}: {text}" if text else kind
-        if _is_fault_of_tests(kind, text, solution):
-            return _fault_of_tests(kind, message, total)
-        return CodeVerdict(_VERDICT_OF_ERROR.get(kind, "exception"), passed, total, message=message)
-    if log["passed"] == log["total"] > 0:
+        return CodeVerdict(solution.fault, min(passed, total - 1), total, message=solution.message)
+    if log.get("unsupported"):
+        return CodeVerdict.failed(f"{log['unsupported']}, which cannot cross to its process", total)
+    if verdict == "error" or (reply.status != "ok" and not solution.was_asked):
+        hint = ". Name it in packages= if an interpreter has it." if kind == "ModuleNotFoundError" else ""
+        return CodeVerdict.failed(f"the tests of the row have an error: {message}{hint}", total)
+    if verdict or reply.status != "ok":
+        return CodeVerdict(verdict or _verdict(reply), min(passed, total - 1), total, message=message)
+    if passed and (passed == total or not tests.units):  # asserts in branches that were not taken hold
         return CodeVerdict("passed", total, total)
-    missing = log["total"] - log["passed"]
-    reason = f"{missing} of the tests were not reached" if missing else "no test was reached"
-    return CodeVerdict("wrong_answer", passed, total, message=reason)
-
-
-def _is_fault_of_tests(kind: str, message: str, solution: _Solution) -> bool:
-    """Return whether an exception that ended the tests says that the tests are wrong, and not the model's code."""
-    lacks_name = kind == "ImportError" and "'solution'" in message
-    return kind in FAULTS_OF_TESTS and kind not in solution.errors and not lacks_name
-
-
-def _fault_of_tests(kind: str, message: str, total: int) -> CodeVerdict:
-    """Return the verdict of a row whose tests are wrong."""
-    hint = ". Name it in packages= if an interpreter has it." if kind == "ModuleNotFoundError" else ""
-    return CodeVerdict.failed(f"the tests of the row have an error: {message}{hint}", total)
+    return CodeVerdict("wrong_answer", passed, total, message=f"{total - passed} of the tests were not reached")
 
 
 def _verdict(reply: SandboxReply) -> str:
@@ -258,5 +190,5 @@ def _verdict(reply: SandboxReply) -> str:
 
 def _message(reply: SandboxReply) -> str:
     if reply.status == "exit":
-        return f"SystemExit: the code ended its interpreter with {reply.value!r}"
+        return f"SystemExit: the code ended its interpreter with {shown(reply.value)}"
     return ": ".join(part for part in (reply.error_type, reply.message) if part)

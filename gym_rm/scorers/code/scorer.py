@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -40,8 +39,11 @@ class CodeScorer:
     `message`, the first error.
 
     Args:
-        reward: `"all"`: 1.0 if all tests pass, else 0.0; `"fraction"`: the share of the tests that pass.
-        timeout: seconds for one row.
+        reward: `"all"`: 1.0 if all tests pass, else 0.0; `"fraction"`: the share of the cases that pass. A case is a
+            test function or method (of pytest, with its parameters), an assert statement of other tests, however often
+            it is evaluated, or an input with its output.
+        timeout: seconds for one row, of processor time and of sleep. Waiting for a busy or stopped machine does not
+            count; a row that gets no time at all has no score.
         layer, allow_unsafe, num_workers, interpreter, packages: see `Sandbox`. As many rows run at the same time as
             there are workers.
         limits: fields of `SandboxLimits` to change, for example `{"memory_bytes": 2**30}`.
@@ -139,7 +141,6 @@ class CodeScorer:
             list(executor.map(grade, [(code, tests, rows) for tests in jobs for code, rows in jobs[tests].items()]))
         finally:
             executor.shutdown(cancel_futures=True)
-            runner.close()
         return self._scores([verdicts[row] for row in range(len(conversations))])
 
     def close(self) -> None:
@@ -166,7 +167,7 @@ class CodeScorer:
 
     def _grade(self, code: str, tests: RowTests, runner: TestRunner) -> CodeVerdict:
         try:
-            return runner.run(solution_parts(code, tests), tests, time.monotonic() + self.timeout)
+            return runner.run(solution_parts(code, tests), tests, self.timeout)
         except Exception as error:  # of this package or of the machine: never a reward of the reply
             return CodeVerdict.failed(f"the code could not be run: {brief(error)}", tests.total)
 

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from gym_rm.errors import ConfigError
 from gym_rm.sandbox.limits import SandboxLimits
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
+from gym_rm.sandbox.time_limit import TimeLimit
 
 PROGRAM = Path(__file__).with_name("guest_formulas.py")
 MOST_ROWS = 2000  # of one session; sympy keeps caches
-WALL_SECONDS = 4.0  # for each second of processor time; a row that takes longer waits for a busy machine
+WALL_SECONDS = 4.0  # for each second of processor time, which math-verify measures itself
 MEMORY_BYTES = 2**30  # of address space; an answer that needs more is unparsable
 
 
@@ -115,8 +115,7 @@ class FormulaComparer:
         return FormulaVerdict(reply.value if known else "unparsable")
 
     def _call(self, session: SandboxSession, name: str, arguments: list[Any]) -> SandboxReply:
-        end = time.monotonic() + WALL_SECONDS * self._timeout
-        return session.call(name, [*arguments, self._timeout], deadline=end)
+        return session.call(name, [*arguments, self._timeout], limit=TimeLimit(WALL_SECONDS * self._timeout))
 
     def _take(self) -> tuple[SandboxSession, int]:
         """Return a session, and how many rows it may compare."""

@@ -129,6 +129,14 @@ def test_each_assert_of_a_script_counts_once(scorer):
     assert rewards == [0.0, 0.5, 1.0]
 
 
+def test_an_assert_in_a_loop_is_one_case(scorer):
+    check = "def check(f):\n    assert f(0) == 1\n    for x in f(9): assert x == 0\n"
+    check += "    assert f(5) == 6\n    assert f(6) == 7"
+    for length in (1, 10_000):
+        code = f"def f(x): return [0] * {length} if x == 9 else 5"
+        assert grade(scorer, code, test=check, entry_point="f").reward == 0.25
+
+
 def test_any_number_is_not_near_to_an_infinite_one(scorer):
     for expected in ("inf", "9" * 400):
         assert grade(scorer, "print(1)", cases=[{"input": "", "output": expected}]).reward == 0.0
@@ -166,7 +174,7 @@ class TestF(unittest.TestCase):
     assert grade(scorer, "def f(x): return 2", unit_tests=tests).reward == 0.5
     assert grade(scorer, "import unittest\ndef f(x): raise unittest.SkipTest", unit_tests=tests).reward == 0.0
     only = tests[: tests.index("    def test_one")]
-    assert grade(scorer, "def f(x): return 2", unit_tests=only).reward == 0.0
+    assert "no test" in grade(scorer, "def f(x): return 2", unit_tests=only).error
 
 
 def verdict_of(scorer, code, **metadata):

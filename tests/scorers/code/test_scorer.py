@@ -223,7 +223,7 @@ def test_tests_with_numpy_need_it_by_name(fast):
         assert verdict(scorer, code.replace("np.mean", "np.sum"), **row) == "wrong_answer"
 
 
-def test_unit_tests_may_use_pytest_if_it_is_named_but_no_parameters(fast):
+def test_unit_tests_may_use_pytest_if_it_is_named(fast):
     tests = """import pytest
 from solution import half
 
@@ -239,7 +239,14 @@ def test_odd():
         assert verdict(scorer, right.replace("2: raise ValueError", "2: print"), unit_tests=tests) == "wrong_answer"
         assert verdict(scorer, right.replace("x // 2", "3"), unit_tests=tests) == "wrong_answer"
     fixture = "from solution import half\ndef test_file(tmp_path): pass"
-    assert "test_file has parameters" in verdict(fast, right, unit_tests=fixture)
+    assert "test_file has 'tmp_path', which pytest runs" in verdict(fast, right, unit_tests=fixture)
+    fixture = "import pytest\nfrom solution import half\n@pytest.fixture\ndef four(): return 4\n"
+    fixture += "class TestHalf:\n    def setup_method(self): self.two = 2\n"
+    fixture += "    @pytest.mark.parametrize('k', [2, 4])\n"
+    fixture += "    def test_a(self, four, k): assert half(four * k) == self.two * k"
+    with open_scorer("auto", packages=["pytest"], reward="fraction") as scorer:
+        assert verdict(scorer, right, unit_tests=fixture) == "passed"
+        assert grade(scorer, "def half(x): return 4", unit_tests=fixture).reward == 0.5
 
 
 def test_an_import_of_all_names_cannot_replace_those_of_the_tests(fast):
@@ -320,6 +327,58 @@ def test_a_row_whose_process_is_killed_is_run_again():
         assert score.error is None
         assert score.reward == 1.0
     assert not descendants() - before
+
+
+def test_a_machine_that_stops_costs_no_time_and_sleep_does():
+    before = descendants()
+    with CodeScorer(allow_unsafe=True, timeout=1.0, num_workers=1) as scorer:
+        code = "for _ in range(4 * 10**6): pass\ndef double(x): return 2 * x"
+
+        def stop(number):
+            for pid in descendants() - before:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+        grade(scorer, code)
+        timers = [threading.Timer(0.03, stop, [signal.SIGSTOP]), threading.Timer(2.5, stop, [signal.SIGCONT])]
+        for timer in timers:
+            timer.start()
+        started = time.monotonic()
+        assert grade(scorer, f"# stopped\n{code}").reward == 1.0
+        for timer in timers:
+            timer.join()
+        assert time.monotonic() - started > 2.0
+        score = grade(scorer, "import time\ndef double(x): time.sleep(99)")
+        assert (score.reward, score.infos["verdict"]) == (0.0, "time")
+
+
+@pytest.mark.parametrize(
+    ("code", "test"),
+    [
+        ("raise SystemExit(10**5000)", "assert f(1) == 2"),
+        ("def f(x): raise SystemExit(10**5000)", "assert f(1) == 2"),
+        ("class A:\n    def x(self): pass\ndef f(x): return A() if x == 1 else 0", "assert f(f(1).x) == 2"),
+        ("def f(x): return 'x' * (2**22 - 60)", "assert f(f(1)) == 2"),
+        ("def f(x): return 'x' * 2**21", "assert f(f(1) * 3) == 2"),
+        ("def f(x):\n    if x: raise ValueError", "try:\n    r = f(2)\nexcept ValueError:\n    pass\nassert r == 4"),
+        ("def f(x): return 'missing'", "assert eval(f(1)) == 2"),
+        ("def f(x): return '1 +'", "assert eval(f(1)) == 2"),
+        ("def f(x): return 'missing'", "assert __import__(f(1)) == 2"),
+        ("class NameError(Exception): pass\ndef f(x): raise NameError('name')", "assert f(1) == 2"),
+    ],
+)
+def test_what_the_code_does_is_its_verdict_and_no_error_of_the_row(fast, code, test):
+    score = grade(fast, code, unit_tests=f"from solution import f\n{test}")
+    assert (score.error, score.reward) == (None, 0.0)
+
+
+def test_rewards_do_not_depend_on_other_replies_of_the_call(fast):
+    tests = "import math\nfrom solution import f\nif f(1) == 9: math.pi = 9\nassert f(2) == 4 and math.pi < 4"
+    prompt = Prompt((user("?"),), "p", metadata={"unit_tests": tests})
+    codes = ["def f(x): return 9 if x == 1 else 4", "def f(x): return 2 * x", "def f(x): return x + 2"]
+    for order in ([0, 1, 2], [2, 1, 0], [1], [0, 0, 2]):
+        conversations = [[user("?"), assistant(f"{codes[k]}  # {place}")] for place, k in enumerate(order)]
+        assert fast.score(conversations, [prompt] * len(order)).rewards.tolist() == [float(k > 0) for k in order]
 
 
 def test_a_row_whose_process_is_killed_twice_is_named():

@@ -1,0 +1,165 @@
+"""Runs test classes and test functions as unittest and pytest do. In the sandbox."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import unittest
+    from collections.abc import Iterator
+    from typing import Any
+
+    from gym_rm.scorers.code.guest_tests import Report
+
+OPTIONS = ("-q", "-c", "/dev/null", "--rootdir=/", "--capture=no", "-p", "no:cacheprovider", "-p", "no:faulthandler")
+HOOKS = [f"{when}{what}" for when in ("setup_", "teardown_") for what in ("module", "function", "class", "method")]
+
+
+class BrokenTests(Exception):
+    """The tests cannot be run, whatever the model's code does."""
+
+
+def run_units(module: types.ModuleType, report: Report) -> int:
+    """Run the tests of a module: all by pytest if it is imported already, else those of unittest and plain ones.
+
+    Returns the number of tests that must pass: all but those that the tests themselves skip.
+    """
+    try:
+        total = run_by_pytest(module, report) if "pytest" in sys.modules else run_by_unittest(module, report)
+        if not report.ran and not report.error and not total:
+            raise BrokenTests("no test was found")
+    except BrokenTests as error:
+        report.note(error)
+        return 0
+    return total
+
+
+def run_by_unittest(module: types.ModuleType, report: Report) -> int:
+    """Run the cases of unittest, and functions that need nothing of pytest."""
+    import unittest
+
+    class Result(unittest.TestResult):
+        """Counts each test once. What the tests skip does not count, any other skip is missing."""
+
+        def addSuccess(self, test: Any) -> None:
+            report.count(test)
+
+        def addExpectedFailure(self, test: Any, error: Any) -> None:
+            report.count(test)
+
+        def addError(self, test: Any, error: Any) -> None:
+            report.count(test, error[1])
+
+        addFailure = addError
+
+        def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
+            if error is not None:
+                report.count(test, error[1])
+
+        def addUnexpectedSuccess(self, test: Any) -> None:
+            report.count(test, AssertionError("unexpected success"))
+
+        def addSkip(self, test: Any, reason: str) -> None:
+            method = getattr(test, getattr(test, "_testMethodName", ""), None)
+            if any(getattr(each, "__unittest_skip__", False) for each in (method, type(test))):
+                self.skipped.append((test, reason))
+
+    suite = unittest.defaultTestLoader.loadTestsFromModule(module)
+    suite.addTests(plain_tests(module))
+    size, result = suite.countTestCases(), Result()
+    suite.run(result)
+    return size - len(result.skipped)
+
+
+def plain_tests(module: types.ModuleType) -> Iterator[unittest.TestCase]:
+    """Yield the test functions of a module and of its classes. Raises BrokenTests for those that need pytest."""
+    import unittest
+
+    for name, value in list(vars(module).items()):
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        if isinstance(value, types.FunctionType) and name.startswith("test"):
+            needs_no_pytest(value, vars(module))
+            yield unittest.FunctionTestCase(value)
+        if not isinstance(value, type) or not name.startswith("Test") or issubclass(value, unittest.TestCase):
+            continue
+        for method in [each for each in dir(value) if each.startswith("test") and value.__dict__.get("__test__", True)]:
+            needs_no_pytest(getattr(value, method), {*vars(module), *dir(value)})
+            yield unittest.FunctionTestCase(lambda kind=value, name=method: getattr(kind(), name)())  # type: ignore[misc]
+
+
+def needs_no_pytest(function: Any, names: Any) -> None:
+    """Raise BrokenTests for a test function that only pytest runs; `names` are those beside it."""
+    parameters = list(inspect.signature(function).parameters.values())
+    is_method = parameters[:1] and parameters[0].name == "self"
+    needs = [each.name for each in parameters[bool(is_method) :] if each.default is each.empty]
+    needs += [each for each in [*HOOKS, "setUpModule", "tearDownModule"] if each in names]
+    if needs or inspect.iscoroutinefunction(function):
+        reason = f"has {needs[0]!r}" if needs else "is a coroutine"
+        raise BrokenTests(
+            f"{function.__name__} {reason}, which pytest runs: install pytest and name it in packages=['pytest']"
+        )
+
+
+def run_by_pytest(module: types.ModuleType, report: Report) -> int:
+    """Run all tests by pytest, from a module that is no file."""
+    import pathlib
+
+    import pytest
+
+    class Tests(pytest.Module):
+        """The module of the tests."""
+
+        def _getobj(self) -> types.ModuleType:
+            return module
+
+    class Plugin:
+        """Collects from this module, and counts."""
+
+        required = 0
+
+        def pytest_collection(self, session: Any) -> bool:
+            tests = Tests.from_parent(session, path=pathlib.Path("/tests.py"))
+            session.items = list(session.genitems(tests))
+            session.testscollected = self.required = len(session.items)
+            for item in session.items:
+                if {"tmp_path", "tmpdir", "capfd"} & {*getattr(item, "fixturenames", ())}:
+                    raise BrokenTests(f"{item.name} needs files, which the sandbox does not have")
+                if (
+                    inspect.iscoroutinefunction(item.obj)
+                    and isinstance(item, pytest.Function)
+                    and item.parent.obj is module
+                ):
+                    raise BrokenTests(f"{item.name} is a coroutine; write an unittest.IsolatedAsyncioTestCase")
+            return True
+
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_makereport(self, item: Any, call: Any) -> Any:
+            outcome = yield
+            skips = [mark for mark in item.iter_markers() if mark.name in ("skip", "skipif")]
+            skips += [each for each in (item.obj, item.cls) if getattr(each, "__unittest_skip__", False)]
+            if outcome.skipped and skips:
+                self.required -= 1
+            elif outcome.failed and call.excinfo is not None and call.excinfo.typename == "FixtureLookupError":
+                report.note(BrokenTests(f"{item.name} needs a fixture that does not exist"))
+            elif outcome.failed:
+                error = AssertionError(str(outcome.longrepr)) if call.excinfo is None else call.excinfo.value
+                report.count(item.nodeid, error)
+            elif call.when == "call" and (outcome.passed or hasattr(outcome, "wasxfail")):
+                report.count(item.nodeid)
+            return outcome
+
+        def pytest_collectreport(self, report: Any) -> None:
+            if report.failed:
+                raise BrokenTests(str(report.longrepr))
+
+        def pytest_internalerror(self, excinfo: Any) -> bool:
+            report.note(excinfo.value)
+            return True
+
+    plugin = Plugin()
+    pytest.main([*OPTIONS], plugins=[plugin])
+    return plugin.required
