@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
-from gym_rm.scorers.math.numbers import MAX_ANSWER_LENGTH, ascii_digits, parse_number, strip_markup
+from gym_rm.scorers.math.denials import MARGIN, is_denied
+from gym_rm.scorers.math.numbers import (
+    CHANGING_WORDS,
+    MAX_ANSWER_LENGTH,
+    MULTIPLIER_WORDS,
+    ascii_digits,
+    parse_number,
+    strip_markup,
+)
 
 Style = Literal["auto", "boxed", "gsm8k", "answer", "last", "choice"]
 STYLES: tuple[str, ...] = get_args(Style)
 
+DENIED = "\0denied"  # instead of an answer that the words around it deny
 _MARKED_LENGTH = 20_000  # characters at the end in which "Answer:" is searched
 _MAX_MARKS = 16  # marks from the end that are tried for an answer
 _BRACES = re.compile(r"\\(?P<box>boxed|fbox|framebox)\s{0,3}\{|\\.|(?P<brace>[{}])", re.DOTALL)
@@ -45,7 +54,9 @@ _FORMULA = re.compile(
 _TOKEN = re.compile(
     r"(?<![\w.])-?[ ]?(?:\\?\$|[€£¥₹])?[ ]?-?\.?(?:\d{1,3}(?:[ ]\d{3})++(?:,\d\d?)?(?![\d.,]?\d)|\d(?:[,.]?\d)*+)"
     r"(?:[eE][+-]?\d{1,3}(?!\w))?(?:[ ]?/[ ]?\d++)?(?:[ ]?(?:\\?%|per ?cent\b|€))?"
+    rf"(?:[ -](?:{MULTIPLIER_WORDS})s?\b)?"
 )
+_CHANGED = re.compile(rf"[^\n.,;:!?(]{{0,60}}?\b(?:{CHANGING_WORDS})\b", re.IGNORECASE)
 _REMARK = re.compile(r"(?P<answer>[^()]{1,100}) \((?=[^\W\d_]{2})")
 _IN_WORDS = re.compile(r"[^\W\d_]{3,}(?:[ -][^\W\d_]+){0,9} \((?P<answer>[^()]{1,40})\)\.?")
 _ASSIGNED = re.compile(r"(?:.*[^\\<>!:]|^)=\s?(?=[^=])", re.DOTALL)
@@ -94,16 +105,17 @@ def extract(text: str, style: str = "auto", *, letter: bool = False, numeric: bo
         numeric: whether the reference is a number; marks that no number follows are then skipped.
     """
     text = text.rstrip()
-    if style == "choice":
-        return choice(text)
     finders = {
-        "boxed": lambda: boxed(text),
+        "boxed": lambda: _box(text),
         "gsm8k": lambda: _after_hashes(text),
         "answer": lambda: choice(text) if letter else _after_mark(text, numeric),
         "last": lambda: _last(text) if not letter else None,
+        "choice": lambda: choice(text),
     }
     for name in ("boxed", "gsm8k", "answer", "last") if style == "auto" else (style,):
         found = finders[name]()
+        if found == DENIED:
+            return None
         if found is not None and found.strip():
             return found.strip()
     return None
@@ -114,6 +126,12 @@ def boxed(text: str) -> str | None:
 
     `\\boxed 5` counts if there is none with braces.
     """
+    found = _box(text)
+    return None if found == DENIED else found
+
+
+def _box(text: str) -> str | None:
+    """Return the content of the last box, `DENIED` if the words around it deny it."""
     if "box" not in text:
         return None
     opened: list[tuple[bool, int]] = []
@@ -132,6 +150,8 @@ def boxed(text: str) -> str | None:
             return text[next(start for is_box, start in reversed(opened) if is_box) - len("\\boxed{") :]
         bare = _final(_BARE_BOX, text)
         return bare[1] if bare else None
+    if is_denied(text, last[0], last[1] + 1):
+        return DENIED
     content = text[last[0] : last[1]]
     if len(content) > MAX_ANSWER_LENGTH or "box" not in content:
         return content
@@ -153,8 +173,7 @@ def _after_mark(text: str, numeric: bool) -> str | None:
     places = [match.end() for pattern in (_MARK, _HEADING, _SHORT_MARK) for match in pattern.finditer(text)]
     for place in sorted(places)[: -_MAX_MARKS - 1 : -1]:
         line = text[place : place + MAX_ANSWER_LENGTH + 1].lstrip(" \t\n*_`:：")
-        line = _line(line)
-        found = _content(line, numeric)
+        found = _content(text[max(0, place - MARGIN) : place], _line(line), numeric)
         if found is not None:
             return found
     return None
@@ -169,18 +188,20 @@ def _line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _content(line: str, numeric: bool) -> str | None:
+def _content(before: str, line: str, numeric: bool) -> str | None:
     """Return the answer in the line after a mark, without the words of a sentence around it."""
     line = line.strip(" \t*_`!" if numeric else " \t*_`")
     if not line or len(line) > MAX_ANSWER_LENGTH:
         return line or None
+    text = f"{before} {line}"
+    start = len(text) - len(line)
     if parse_number(line) is not None:
-        return strip_markup(line)
-    if formulas := _formulas(line):
-        return formulas[-1]
+        return _asserted(text, [(start, len(text))])
+    if formulas := _formulas(text, start):
+        return _asserted(text, formulas)
     for found in (_REMARK.match(line), _IN_WORDS.fullmatch(line)):  # 18 (as 20 - 2 = 18); six (6)
         if found is not None and parse_number(found["answer"]) is not None:
-            return strip_markup(found["answer"])
+            return _asserted(text, [(start + found.start("answer"), start + found.end("answer"))])
     sides = _ASSIGNED.match(line)
     if sides and parse_number(line[sides.end() :]) is not None:
         return strip_markup(line[sides.end() :])
@@ -188,29 +209,35 @@ def _content(line: str, numeric: bool) -> str | None:
         return strip_markup(re.split(r"(?<=\w)\.\s", line, maxsplit=1)[0])
     prose = len(re.findall(r"[^\W\d_]{3,}", line)) >= 2
     if prose or not any(each.isdigit() for each in line):
-        return _last_number(line)
-    return line
+        text = ascii_digits(text)
+        return _asserted(text, [one.span() for one in _TOKEN.finditer(text, start)])
+    return DENIED if is_denied(text, start, len(text)) or line.endswith("?") else line
 
 
-def _formulas(text: str) -> list[str]:
-    return [inner for match in _FORMULA.finditer(text) for inner in match.groups() if inner and inner.strip()]
+def _asserted(text: str, spans: Sequence[tuple[int, int]]) -> str | None:
+    """Return the last of some answers that the words around it do not deny; `DENIED` if all are denied."""
+    for start, end in reversed(spans[-4:]):
+        if not is_denied(text, start, end):
+            formula = _FORMULA.fullmatch(text[start:end])
+            found = next(filter(None, formula.groups())).strip() if formula else strip_markup(text[start:end])
+            return DENIED if _CHANGED.match(text, end) else found
+    return DENIED if spans else None
+
+
+def _formulas(text: str, start: int = 0) -> list[tuple[int, int]]:
+    """Return where the formulas of a text are."""
+    return [one.span() for one in _FORMULA.finditer(text, start) if "".join(filter(None, one.groups())).strip()]
 
 
 def _last(text: str) -> str | None:
     """Return the last number or formula of a text, without what is before its equals sign."""
-    tail = text[-2 * MAX_ANSWER_LENGTH - 2 :]
-    formula = _final(_FORMULA, tail)
-    number = _final(_TOKEN, ascii_digits(tail))
-    if formula is not None and (number is None or formula.end() >= number.end()):
-        inner = next((each for each in formula.groups() if each), "")
-        sides = _ASSIGNED.match(inner)
-        return inner[sides.end() :] if sides else inner
-    return None if number is None else number[0].strip()
-
-
-def _last_number(text: str) -> str | None:
-    found = _final(_TOKEN, ascii_digits(text))
-    return None if found is None else found[0].strip()
+    tail = ascii_digits(text[-2 * MAX_ANSWER_LENGTH - 2 :])
+    formulas = _formulas(tail)
+    spans = formulas + [one.span() for one in _TOKEN.finditer(tail) if not formulas or one.start() >= formulas[-1][1]]
+    sentence = max(tail.rfind(end, 0, spans[-1][0]) for end in (". ", "! ", "? ", "\n")) if spans else 0
+    found = _asserted(tail, [each for each in spans if each[0] >= sentence])
+    sides = _ASSIGNED.match(found) if found is not None and spans[-1] in formulas else None
+    return found if sides is None or found is None else found[sides.end() :]
 
 
 def _final(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -227,7 +254,7 @@ def choice(text: str) -> str | None:
 
     It is in a box, after a mark such as `Answer:` in one of many languages, in brackets, or all of a line.
     """
-    for candidate in _candidates(text):
+    for before, candidate in _candidates(text):
         match = _CHOICE.match(candidate)
         if match is None:
             continue
@@ -237,28 +264,31 @@ def choice(text: str) -> str | None:
         # A lower-case letter, or the article "A", begins a word of a sentence unless nothing else follows.
         rest = candidate[match.end() :].lstrip()
         alone = not rest or not rest[0].isalnum() or match["joined"] is not None
+        if is_denied(before + candidate, len(before), len(before) + match.end()):
+            return None
         if alone or (letter.isupper() and letter not in "AI"):
             return letter.upper()
-    found = _final(_IN_BRACKETS, text[-MAX_ANSWER_LENGTH:])
-    return found["letter"] if found else None
+    tail = text[-MAX_ANSWER_LENGTH:]
+    found = _final(_IN_BRACKETS, tail)
+    return None if found is None or is_denied(tail, *found.span()) else found["letter"]
 
 
-def _candidates(text: str) -> Iterator[str]:
-    """Yield the places at which a letter may be, the most certain first."""
+def _candidates(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what stands before and at the places where a letter may be, the most certain first."""
     inside = boxed(text)
     if inside is not None:
-        yield inside[:MAX_ANSWER_LENGTH]
+        yield "", inside[:MAX_ANSWER_LENGTH]
     text = text[-_MARKED_LENGTH:]
     places = [match.end() for pattern in (_MARK, _HEADING, _OPTION) for match in pattern.finditer(text)]
     for place in sorted(places)[: -_MAX_MARKS - 1 : -1]:
-        yield text[place : place + 100]
+        yield text[max(0, place - MARGIN) : place], text[place : place + 100]
     lines = text[-MAX_ANSWER_LENGTH:].strip().splitlines()
     for line in (lines[-1:] + lines[:1]) if lines else []:
         bare = line.strip(" \t*_().[]`$")
         if len(bare) == 1:
-            yield bare
+            yield "", bare
         elif re.match(r"[*(]{0,3}[A-J][).:]", line.strip()):
-            yield line.strip()
+            yield "", line.strip()
 
 
 def choice_of_gold(gold: str) -> str | None:
@@ -288,7 +318,16 @@ def is_words(text: str) -> bool:
     )
 
 
+def is_changed(text: str) -> bool:
+    """Return whether words change the value of a number, as in `5 squared`."""
+    return re.search(rf"\d.*(?<!\\)\b(?:{CHANGING_WORDS})\b", text, re.IGNORECASE) is not None
+
+
 _LATEX = {
+    r"\langle": "(",
+    r"\rangle": ")",
+    r"\log_e": r"\ln ",
+    r"\log_{e}": r"\ln ",
     "π": r"\pi ",
     "√": r"\sqrt ",
     "×": r"\times ",
@@ -306,6 +345,7 @@ _LATEX = {
     "±": r"\pm ",
     "≠": r"\ne ",
 }
+_CHAIN = re.compile(r"([^<>=]+)>\s*(=?)([^<>=]+)>\s*(=?)([^<>=]+)")  # 2 > x > 1
 _PLAIN = (
     (re.compile(r"(?<![\w.])(\d{1,20}(?:\.\d{1,20})?)[eE]([+-]?\d{1,3})(?!\w)"), r"\1*10^{\2}"),
     (re.compile(r"\*\*"), "^"),
@@ -327,6 +367,8 @@ def to_latex(text: str) -> str | None:
             text = pattern.sub(new, text)
     for old, new in _LATEX.items():
         text = text.replace(old, new)
+    if chain := _CHAIN.fullmatch(re.sub(r"\\geq?(?![a-z])|\\gt(?![a-z])", lambda g: ">" + "=" * ("e" in g[0]), text)):
+        text = f"{chain[5]}<{chain[4]}{chain[3]}<{chain[2]}{chain[1]}".replace("<=", r"\le ")
     depth = 0
     for match in _BRACES.finditer(text):
         depth += -1 if match["brace"] == "}" else 1 if match["brace"] or match["box"] else 0

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Float, Rational
 
 MOST_REFERENCES = 4096
 CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -29,6 +30,11 @@ def parsed(text: str) -> list[Any]:
     except (Exception, RecursionError, MemoryError):
         return []
     return formulas
+
+
+def rational(formula: Any) -> Any:
+    """Return a formula with its decimals as fractions."""
+    return formula.xreplace({each: Rational(str(each)) for each in formula.atoms(Float)})
 
 
 def read_references(texts: list[str], seconds: float) -> bool:
@@ -53,6 +59,9 @@ def verdict(references: list[str], answer: str) -> str:
         return "unparsable"
     try:
         known = [formula for text in references for formula in parsed_references[text]]
-        return "right" if verify(known, formulas, timeout_seconds=None) else "wrong"
+        right = verify(known, formulas, timeout_seconds=None)
+        exact = [each if isinstance(each, str) else rational(each) for each in formulas]  # 2^{0.5}
+        right = right or (exact != formulas and verify(known, exact, timeout_seconds=None))
+        return "right" if right else "wrong"
     except (Exception, RecursionError, MemoryError):
         return "unparsable"

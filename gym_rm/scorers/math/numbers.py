@@ -1,4 +1,8 @@
-"""Plain numbers in answers: read from text exactly, with units, currency and percent signs, and compared."""
+"""Plain numbers in answers: read from text exactly, with units, currency and percent signs, and compared.
+
+A number is `[sign] [currency] digits [power of ten] [fraction] [multiplier word] [percent] [units or words]`. None of
+the words may change or deny it (`CHANGING_WORDS`, `not`, `wrong`, ...); otherwise the text is no number.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ _NUMBER = re.compile(
     rf"""(?P<sign>[+-]?)\ ?(?P<currency>(?:US|A|C)?\\?\$|[€£¥₹₽₩₺฿]|(?:USD|EUR|GBP|Rs\.?)\ )?\ ?(?P<minus>-?)
     (?:\\d?t?frac(?:\{{(?P<over>-?\d+)\}}\{{(?P<under>\d+)\}}|(?P<short>\d\d))
     |(?P<european>{_EUROPEAN})
-    |(?P<digits>{_DIGITS})?(?P<decimals>\.\d*)?
+    |(?P<digits>{_DIGITS})?(?P<decimals>\.\d*)?(?:\\(?:overline|bar|dot)\ ?\{{?(?P<cycle>\d+)\}}?)?
      (?:[eE](?P<exponent>[+-]?\d{{1,6}})(?!\w)|\ ?(?:\\times|×|\\cdot)\ ?10\^\{{?(?P<power>-?\d{{1,6}})\}}?)?
      (?:\ ?\\d?t?frac\{{(?P<mixed_over>\d+)\}}\{{(?P<mixed_under>\d+)\}}
       |\ (?P<part_over>\d+)/(?P<part_under>\d+)|\ ?/\ ?(?P<divisor>\d+)(?![\d.,]))?
@@ -30,24 +34,49 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _PERCENT = re.compile(r"\s?(?:%|(?:per ?cent|percentage points?|percentage)\b)", re.IGNORECASE)
+_MULTIPLIERS = {"dozen": 12, "hundred": 10**2, "thousand": 10**3, "lakh": 10**5, "million": 10**6, "crore": 10**7}
+_MULTIPLIERS |= {"billion": 10**9, "trillion": 10**12, "quadrillion": 10**15}
+MULTIPLIER_WORDS = "|".join(_MULTIPLIERS)
 _MULTIPLIER = re.compile(
-    r"\s?-?(?P<text>\\(?:text|mathrm|mbox|textrm)\{\s?)?(?P<word>hundred|thousand|million|billion|trillion)\b"
-    r"(?! (?:and|hundred|thousand))",
+    rf"\s?-?(?P<text>\\(?:text|mathrm|mbox|textrm)\{{\s?)?(?P<word>{MULTIPLIER_WORDS})s?\b(?! and )", re.IGNORECASE
+)
+_SYMBOL = (
+    r"(?:[kcdmnμ]?m|[kmμ]?g|m?l|lbs?|oz|hrs?|h|mins?|secs?|m?s|ft|in|yd|mi|mph|kph|kmh|days?|cents?|[ap]\.?m|units?"
+    r"|(?-i:[kMG]?(?:Hz|Pa|Wh?|J|N|V)|mol|eV|rad)|\\Omega|Ω)(?![^\W_])(?:\^?\{?-?\d\}?|[²³])?"
+)
+_UNIT = re.compile(
+    r"\s?(?:°\s?[CF]?|\^?\\circ\b|\^\{\\circ\}|\\degree|\\?\$|[€£¥₹₽₩₺฿]|元|円|원"
+    rf"|{_SYMBOL}(?:\s?(?:[/·*]|\\cdot)?\s?{_SYMBOL})*(?!\())",
     re.IGNORECASE,
 )
-_MULTIPLIERS = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_UNIT = re.compile(
-    r"""\s?(?:°\s?[CF]?|\^?\\circ\b|\^\{\\circ\}|\\degree|\\?\$|[€£¥₹₽₩₺฿]|元|円|원
-    |(?:km|cm|mm|m|kg|mg|g|lbs?|oz|ml|l|hrs?|h|min|mins|sec|s|ft|in|mi|mph|cents?|am|pm)(?:\^?\{?[23]\}?|[²³])?(?:/(?:km|m|kg|hr?|s|min|day))?(?![\w(])
-    )""",
-    re.VERBOSE | re.IGNORECASE,
+_TEXT_UNIT = re.compile(
+    r"\s?\\(?:text|mathrm|mbox|textrm|operatorname)\{\s?((?:[^{}]|\{-?\d\})*)\}(?:\^?\{?-?\d\}?|\^\{\\circ\}[CF]?)?"
 )
-_TEXT_UNIT = re.compile(r"\s?\\(?:text|mathrm|mbox|textrm|operatorname)\{\s?([^{}]*)\}(?:\^\{?\d\}?)?")
+_FRACTION_OF_UNITS = re.compile(r"\s?\\[dt]?frac\{\s*\}\{\s*\}")
+_POWER_OF_UNIT = re.compile(
+    r"\b(?P<unit>\w*met(?:er|re)s?|feet|foot|inch(?:es)?|yards?|miles?|units?|seconds?|[kcm]?m|ft|in|s)"
+    r" (?:squared|cubed)\b",
+    re.IGNORECASE,
+)
+_ORDINALS = (
+    r"(?:third|fourth|quarter|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|\w+teenth|\w+tieth"
+    r"|\w*hundredth|\w*thousandth|\w*illionth)s?"
+)
+CHANGING_WORDS = (
+    r"squared|cubed|factorial|half|halves|below|negative|minus|choose|modulo|mod|raised|power|root|score|gross"
+    rf"|(?:{MULTIPLIER_WORDS})s?|\w*illions?|{_ORDINALS}|less than (?:zero|nothing)|and a"
+)
+"""Words behind a number that change its value."""
 _NO_UNIT = re.compile(
-    r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|mod|or|and|to|plus|minus|times|over|infinity|i)\b", re.IGNORECASE
+    rf"\b(?:{CHANGING_WORDS}|sqrt|pi|sin|cos|tan|log|ln|exp|or|and|to|plus|times|divided|multiplied|over|infinity|i|not"
+    r"|never|no|nor|but|except|wrong|incorrect|false|untrue|mistaken|impossible|instead|rather)\b|n['’]t\b|\?",
+    re.IGNORECASE,
 )
-_MODULUS = re.compile(r"\s*(?:\\pmod\b|\(?\\b?mod\b|\\(?:text|mathrm)\{\s*\(?mod\b).*$")
-_NAME = re.compile(r"(?P<name>[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z0-9]\)) ?(?:=|\\approx|≈) ?")
+_MODULUS = re.compile(
+    r"\s*(?:\\p?b?mod\b|\(\s?mod\b|mod\b|\\(?:text|mathrm)\{\s*\(?mod\b)[\s{}]*(?P<modulus>\d{1,9})[\s{})]*$"
+)
+_CONTINUED = re.compile(r"(\\.\\d{0,20}?)(\\d{1,6}?)\\2{2,}(?:\\.\\.\\.|…|\\\\[lc]?dots)[\\s$]*$")  # 0.333...
+_NAME = re.compile(r"(?P<name>[A-Za-z](?:_\{?\w\}?)?|[A-Za-z]\([A-Za-z0-9]\)) ?(?:=|\\approx|≈|\\equiv|≡) ?")
 _ABOUT = re.compile(r"^(?:\\approx|\\simeq|≈|~) ?")
 _SYMBOLS = re.compile(r"[ \u2600-\u27bf\U0001f300-\U0001faff\ufe0f]+$")  # such as a check mark
 _COMMA = re.compile(r"^((?:[A-Za-z] ?= ?|€ ?)?-?\d{1,15}),(\d\d?|\d{4,15})(?![\d,.])")
@@ -104,7 +133,7 @@ def parse_number(text: str) -> Number | None:
     """Return the number that a short text is, with or without a unit; None if it is anything else."""
     if not text or len(text) > MAX_ANSWER_LENGTH:
         return None
-    text = strip_markup(text)
+    text = strip_markup(_CONTINUED.sub(r"\1\\overline{\2}", text))
     named = _NAME.match(text)
     name = named["name"] if named else ""
     rest = text[named.end() :] if named else text
@@ -124,7 +153,10 @@ def parse_number(text: str) -> Number | None:
         rest = rest.replace("}", "", 1) if found["text"] else rest
     percent = _PERCENT.match(rest)
     rest = rest[percent.end() :] if percent else rest
-    if not _is_unit(rest):
+    if modulus := _MODULUS.fullmatch(rest):
+        if not 0 <= value < int(modulus["modulus"]):  # not a remainder, but a number to be divided
+            return None
+    elif not _is_unit(rest):
         return None
     places = len(match["decimals"] or ".") - 1
     return Number(value, places, percent is not None, name)
@@ -149,6 +181,9 @@ def _value(match: re.Match[str]) -> Fraction | None:
         if not any(each.isdigit() for each in digits):
             return None
         value = Fraction(digits.rstrip(".") if digits.endswith(".") else digits)
+        if part["cycle"]:
+            fixed = len(part["decimals"] or ".") - 1
+            value += Fraction(int(part["cycle"]), (10 ** len(part["cycle"]) - 1) * 10**fixed)
         exponent = int(part["exponent"] or part["power"] or 0)
         if abs(exponent) > MAX_EXPONENT:
             return None
@@ -161,16 +196,15 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_unit(rest: str) -> bool:
-    """Return whether what follows a number leaves it unchanged: nothing, or units and words."""
-    rest = _MODULUS.sub("", rest)
-    rest = _TEXT_UNIT.sub(lambda match: " pi " if _NO_UNIT.search(match[1]) else " ", rest)
+    """Return whether what follows a number leaves its value: units, or words of which none changes or denies it."""
+    rest = _POWER_OF_UNIT.sub(r"\g<unit>", rest)
+    if _NO_UNIT.search(rest):
+        return False
+    rest = _FRACTION_OF_UNITS.sub(" ", _TEXT_UNIT.sub(" ", rest))
     if found := _UNIT.match(rest):
         rest = rest[found.end() :]
     rest = rest.strip(" .")
-    if not rest:
-        return True
-    word = re.match(r"[/(-]?\s?[^\W\d_]{2,}", rest)
-    return word is not None and not re.search(r"[+*=^\\<>_\d]", rest) and not _NO_UNIT.search(rest)
+    return not rest or re.fullmatch(r"[/(-]?\s?[^\W\d_]{2,}[^+*=^\\<>_\d]*", rest) is not None
 
 
 def same_number(gold: Number, found: Number) -> bool:

@@ -191,6 +191,10 @@ def _graded(golds: Sequence[_Gold], found: str, letter: bool) -> _Row:
             return _Row("right", found)
     if all(gold.words or (gold.number is not None and number is not None) for gold in golds):
         return _Row("wrong", found)
+    if all(gold.number is not None for gold in golds) and number is None and answers.is_changed(found):
+        return _Row("wrong", found)
+    if "\\{" in found and all(gold.text.startswith("(") for gold in golds):  # a set has no order
+        return _Row("wrong", found)
     latex = None if answers.is_words(found) else answers.to_latex(found)
     if latex is None:
         return _Row("unparsable", found)

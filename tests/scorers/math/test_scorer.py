@@ -6,6 +6,7 @@ import pickle
 import signal
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +182,21 @@ def test_formulas_are_equal_as_documented(scorer):
     }
     for verdict, pairs in expected.items():
         assert verdicts(scorer, *pairs) == [verdict] * len(pairs)
+
+
+def test_answers_of_many_kinds_are_graded_as_the_grammar_says(scorer):
+    """A table of 1,300 pairs: units, powers, denials, intervals, sets, letters, words, times, ..."""
+    pairs, expected = [], []
+    for line in Path(__file__).with_name("answer_pairs.txt").read_text(encoding="utf-8").splitlines()[1:]:
+        gold, *cells = line.split(" ;; ")
+        for cell in cells:
+            reply = cell.lstrip("~")
+            pairs.append((gold, reply[1:] if cell.startswith("~") else f"So it is $\\boxed{{{reply[1:]}}}$."))
+            expected.append(float(reply[0] == "="))
+    rewards = grade(scorer, *pairs).rewards.tolist()
+    wrong = [pair for pair, reward, should in zip(pairs, rewards, expected, strict=True) if reward != should]
+    assert len(pairs) > 1200
+    assert wrong == []
 
 
 def test_formulas_keep_what_changes_their_value(scorer):
