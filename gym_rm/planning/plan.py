@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import pydantic
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from gym_rm.documents import read_mapping, to_yaml
 from gym_rm.errors import ConfigError
@@ -21,6 +21,7 @@ from gym_rm.planning.quantities import Basis, weakest
 FORMAT = 2  # of the file
 Item = TypeVar("Item")
 Filled = Annotated[tuple[Item, ...], Field(min_length=1)]
+Optimizer: TypeAlias = Literal["adamw", "adamw_8bit", "sgd"]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]  # of weights
 Quantization: TypeAlias = Literal["int8", "fp8"]  # of the matrices in the layers of a reward model
 SIZES_OF = "sizes of "  # how the model of a component is called that was given by its sizes
@@ -188,6 +189,8 @@ class ComponentPlan:
         gradient_checkpointing: whether activations are computed again in the backward; None for inference.
         sleeps: whether its weights and state are in the host's memory while others of its pool work.
         quantization: format of the matrices in its layers, if it is another.
+        optimizer: of a component that trains.
+        lora_rank: rank of the adapters that are trained instead of all weights; 0 for all weights.
     """
 
     name: str
@@ -203,6 +206,8 @@ class ComponentPlan:
     gradient_checkpointing: bool | None
     sleeps: bool
     quantization: Quantization | None = None
+    optimizer: Optimizer | None = None
+    lora_rank: NonNegativeInt = 0
 
     @property
     def num_gpus(self) -> int:
@@ -379,7 +384,8 @@ def _options(plan: Plan) -> dict[str, Any]:
                 values |= {"max_num_seqs": part.max_num_seqs or plan.conversations}
                 values |= {"with_policy": any(other.role is Role.POLICY for other in pool.components)}
             if part.role.trains:
-                values |= {"gradient_checkpointing": part.gradient_checkpointing}
+                names = ("gradient_checkpointing", "optimizer", "lora_rank")
+                values |= {name: getattr(part, name) for name in names}
             options[part.role.value] = values
     return options
 

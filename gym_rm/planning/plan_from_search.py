@@ -86,6 +86,8 @@ def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
         gradient_checkpointing=choice.gradient_checkpointing if component.role.trains else None,
         sleeps=choice.sleeps,
         quantization=component.quantization,
+        optimizer=component.optimizer if component.role.trains else None,
+        lora_rank=component.lora_rank,
     )
 
 

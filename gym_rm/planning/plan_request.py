@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gym_rm.planning.hardware.devices import Cluster
 from gym_rm.planning.lengths import Lengths
 from gym_rm.planning.model.shape import ModelShape
-from gym_rm.planning.plan import Dtype, Quantization, Role
+from gym_rm.planning.plan import Dtype, Optimizer, Quantization, Role
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
@@ -45,7 +45,7 @@ class Component:
     sleeps: bool | None = None
     gradient_checkpointing: bool | None = None
     gpu_memory_utilization: float = 0.9
-    optimizer: str = "adamw"
+    optimizer: Optimizer = "adamw"
     master_weights: bool = True
     lora_rank: int = 0
     shared_prompts: bool = False

@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, one_of
-from gym_rm.planning.plan import Dtype, Quantization
+from gym_rm.planning.plan import Dtype, Optimizer, Quantization
 
 AUTO: Any = "auto"  # in a request; None in the settings that were read
 
@@ -101,7 +101,7 @@ class TrainingSettings(ComponentSettings):
 
     fsdp_size: AutoNumber = AUTO
     """Tensor-parallel groups that share the parameters, gradients and optimizer state of one replica."""
-    optimizer: Literal["adamw", "adamw_8bit", "sgd"] = "adamw"
+    optimizer: Optimizer = "adamw"
     """Optimizer; it decides the bytes of state for a parameter."""
     master_weights: Flag = True
     """Whether a float32 copy of weights in a smaller dtype is kept for the optimizer, and gradients are float32."""

@@ -25,6 +25,7 @@ def component(name, role, *, tensor_parallel_size=1, fsdp_size=1, num_replicas=1
         "max_num_batched_tokens": 16384,
         "max_num_seqs": 64 if role is Role.GENERATION else None,
         "gradient_checkpointing": True if role.trains else None,
+        "optimizer": "adamw" if role.trains else None,
         **changes,
     }
     return ComponentPlan(

@@ -1,4 +1,7 @@
+import json
+
 import pytest
+import yaml
 
 from gym_rm.config import load_config
 from gym_rm.errors import ConfigError
@@ -35,6 +38,20 @@ def test_the_agent_takes_sizes_of_batches_from_the_plan(grpo_plan):
     assert followed.env.reward_model_kwargs["dtype"] == "float32"
 
 
+def test_the_agent_trains_the_adapters_of_the_plan(grpo_plan, tmp_path):
+    values = yaml.safe_load(grpo_plan.read_text(encoding="utf-8"))
+    values["options"]["policy"]["lora_rank"] = 16
+    planned = ["policy.model=p", "env.reward_model=r"]
+    (tmp_path / "plan.json").write_text(json.dumps(values), encoding="utf-8")
+    settings = load_config(GRPOSettings, None, [f"plan={tmp_path}/plan.json", *planned])
+    assert (follow_plan(settings).policy.lora.rank, follow_plan(settings).policy.lora.alpha) == (16, 32.0)
+    settings = load_config(GRPOSettings, None, [f"plan={tmp_path}/plan.json", *planned, "policy.lora.rank=32"])
+    with pytest.raises(ConfigError, match=r"policy\.lora\.rank=32 exceeds the plan"):
+        follow_plan(settings)
+    settings = load_config(GRPOSettings, None, [f"plan={grpo_plan}", *planned])
+    assert follow_plan(settings).policy.lora is None
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -54,6 +71,7 @@ def test_the_agent_refuses_what_exceeds_the_plan(grpo_plan, change, line):
     ("change", "text"),
     [
         ("policy.dtype=bfloat16", "policy.dtype is bfloat16, but it is float32"),
+        ("policy.optimizer=sgd", "policy.optimizer is sgd, but it is adamw"),
         ("policy.gradient_checkpointing=true", "policy.gradient_checkpointing is True, but it is False"),
         ("generation.engine=vllm", "generation.dtype is bfloat16, but it is float32"),
     ],

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.parts import Library, Parts, Row, always, hydra
+from gym_rm.planning.exports.parts import Library, Parts, Row, adapters, always, hydra
 from gym_rm.planning.plan import ComponentPlan
 
 _GENERATION = "policy.generation.colocated.resources"
-_REWARD = "env.reward_model"
+_REWARD = "++env.reward_model"  # not in the default file, as the adapters in some versions
+_LORA = "++policy.dtensor_cfg.lora_cfg"
 
 
 def _check(parts: Parts) -> None:
     parts.refuse_without_engine()
     parts.refuse_reward_models()
+    parts.refuse_optimizers("adamw")
+    base = "grpo_rm_1B" if parts.reward_models else "grpo_math_1B"
+    parts.note(f"the settings are for --config examples/configs/{base}.yaml; ++ marks those that its file may lack.")
     if parts.critic is not None:
         parts.refuse("its GRPO has no critic.")
     if parts.reference is not None and not parts.together(parts.policy, parts.reference):
@@ -102,6 +106,10 @@ def _without_reference(value: Any) -> Any:
 
 NEMO_RL = Library(
     (
+        Row("policy.model_name", "policy", "model"),
+        Row("policy.precision", "policy", "dtype"),
+        *adapters(f"{_LORA}.dim", f"{_LORA}.alpha", (f"{_LORA}.enabled", True)),
+        Row("policy.optimizer.name", "policy", always("torch.optim.AdamW")),
         Row("cluster.num_nodes", "policy", lambda parts, _: _nodes(parts)),
         Row("cluster.gpus_per_node", "policy", lambda parts, _: parts.plan.nodes[0]),
         Row("policy.generation.colocated.enabled", "generation", _colocated),
@@ -116,7 +124,7 @@ NEMO_RL = Library(
         Row("policy.sequence_packing.train_mb_tokens", "policy", "max_num_batched_tokens"),
         Row("policy.train_global_batch_size", "plan", lambda parts, _: parts.update_rows()),
         Row("policy.max_total_sequence_length", "plan", lambda parts, _: parts.max_total),
-        Row("data.default.env_name", "reward_model", always("reward_model")),
+        Row("++data.default.env_name", "reward_model", always("reward_model")),
         Row(f"{_REWARD}.model_name", "reward_model", "model"),
         Row(f"{_REWARD}.precision", "reward_model", "dtype"),
         Row(f"{_REWARD}.resources.num_nodes", "reward_model", Parts.nodes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.parts import Library, Parts, Row, Subject, always
+from gym_rm.planning.exports.parts import Library, Parts, Row, Subject, adapters, always
 from gym_rm.planning.plan import ComponentPlan
 
 
@@ -26,6 +26,8 @@ def _check(parts: Parts) -> None:
     parts.refuse_reward_models()
     if not parts.reward_models:
         parts.refuse("the plan has no reward model; give --reward.remote_url or --train.agent_func_path yourself.")
+    parts.refuse_optimizers("adamw")
+    parts.refuse_critic_adapters()
     _check_pools(parts)
     sizes = {each.name: each.tensor_parallel_size for each in _trained(parts)}
     if len(set(sizes.values())) > 1:
@@ -81,6 +83,9 @@ def _shapes(name: str, of: Subject) -> tuple[Row, Row]:
 OPENRLHF = Library(
     (
         Row("actor.model_name_or_path", "policy", "model"),
+        *adapters("ds.lora.rank", "ds.lora.alpha"),
+        Row("actor.optim", "policy", always("adam")),
+        Row("critic.optim", "critic", always("adam")),
         *_shapes("actor", "policy"),
         *_shapes("ref", "reference"),
         *_shapes("critic", "critic"),

@@ -154,6 +154,22 @@ class Parts:
             names = ", ".join(each.name for each in self.reward_models)
             self.refuse(f"it has one reward model in a run, the plan {len(self.reward_models)}: {names}.")
 
+    def refuse_optimizers(self, *names: str) -> None:
+        """Refuse components that are trained with another optimizer than those with these names."""
+        for each in (self.policy, self.critic):
+            if each is not None and each.optimizer not in (None, *names):
+                self.refuse(
+                    f"it trains with {' or '.join(names)}, the plan has {each.name}.optimizer={each.optimizer}."
+                )
+
+    def refuse_critic_adapters(self) -> None:
+        """Refuse a critic whose adapters are not those of the policy."""
+        if self.critic is not None and self.critic.lora_rank != self.policy.lora_rank:
+            self.refuse(
+                f"the plan has critic.lora_rank={self.critic.lora_rank} and policy.lora_rank="
+                f"{self.policy.lora_rank}; it has one for both."
+            )
+
     def others_of(self, component: ComponentPlan) -> list[str]:
         """Return the names of what is in the pool of a reward model besides reward models."""
         return [each.name for each in self.pool(component).components if each not in self.reward_models]
@@ -243,6 +259,19 @@ def write(parts: Parts, library: Library) -> Flags:
 def hydra(name: str, value: Any) -> str:
     """Return a setting as YAML and Hydra read it."""
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def adapters(rank: str, alpha: str, *others: tuple[str, Any]) -> tuple[Row, ...]:
+    """Return the rows of LoRA adapters on all linear layers of the policy, whose factor is twice their rank."""
+
+    def if_any(value: Callable[[int], Any]) -> Callable[[Parts, Any], Any]:
+        return lambda parts, policy: value(policy.lora_rank) if policy.lora_rank else None
+
+    def constant(value: Any) -> Callable[[int], Any]:
+        return lambda rank: value
+
+    numbers = (Row(rank, "policy", if_any(lambda rank: rank)), Row(alpha, "policy", if_any(lambda rank: 2 * rank)))
+    return *numbers, *(Row(name, "policy", if_any(constant(value))) for name, value in others)
 
 
 def always(value: Any) -> Callable[[Parts, Any], Any]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.parts import Library, Parts, Row, always
+from gym_rm.planning.exports.parts import Library, Parts, Row, adapters, always
 from gym_rm.planning.plan import ComponentPlan
+
+OPTIMIZERS = {"adamw": "adamw_torch", "adamw_8bit": "adamw_bnb_8bit", "sgd": "sgd"}
 
 
 def _line(name: str, value: Any) -> str:
@@ -114,6 +116,8 @@ def _accumulated(parts: Parts, _: Any) -> int:
 TRL = Library(
     (
         Row("model_name_or_path", "policy", "model"),
+        *adapters("lora_r", "lora_alpha", ("use_peft", True), ("lora_target_modules", "all-linear")),
+        Row("optim", "policy", lambda _, policy: OPTIMIZERS.get(policy.optimizer)),
         Row("gradient_checkpointing", "policy", "gradient_checkpointing"),
         Row("bf16", "policy", always(True)),
         Row("use_vllm", "policy", lambda parts, _: parts.generation is not None),

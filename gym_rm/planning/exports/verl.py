@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_rm.planning.exports.parts import Library, Parts, Row, always, hydra
+from gym_rm.planning.exports.parts import Library, Parts, Row, adapters, always, hydra
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
@@ -13,6 +13,9 @@ _REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
 def _check(parts: Parts) -> None:
     parts.refuse_without_engine()
     parts.refuse_reward_models()
+    parts.refuse_optimizers("adamw")
+    if parts.critic is not None and parts.critic.lora_rank:
+        parts.refuse(f"it trains the whole critic, the plan has critic.lora_rank={parts.critic.lora_rank}.")
     if not parts.together(parts.policy, parts.generation, parts.reference, parts.critic):
         parts.refuse(
             "its trainer has policy, generation, reference and critic on the same GPUs; plan with all of them in one "
@@ -59,6 +62,14 @@ VERL = Library(
         Row("algorithm.adv_estimator", "policy", lambda parts, _: "gae" if parts.critic else "grpo"),
         Row("actor_rollout_ref.model.path", "policy", "model"),
         Row("actor_rollout_ref.model.enable_gradient_checkpointing", "policy", "gradient_checkpointing"),
+        *adapters(
+            "actor_rollout_ref.model.lora_rank",
+            "actor_rollout_ref.model.lora_alpha",
+            ("actor_rollout_ref.model.target_modules", "all-linear"),
+            (f"{_ROLLOUT}.load_format", "safetensors"),
+        ),
+        Row(f"{_ACTOR}.optim.optimizer", "policy", always("AdamW")),
+        Row("critic.optim.optimizer", "critic", always("AdamW")),
         Row(f"{_ACTOR}.strategy", "policy", always("fsdp2")),
         Row(f"{_ACTOR}.fsdp_config.fsdp_size", "policy", "fsdp_size"),
         Row(f"{_ACTOR}.fsdp_config.param_offload", "policy", "sleeps"),

@@ -164,11 +164,49 @@ def test_trl_gets_a_server_for_generation_apart():
     assert any("serve rm" in note for note in found.notes)
 
 
+# What a library is told of the policy's model, the rank of its adapters and their factor, and the optimizer.
+OF_POLICY = {
+    "nemo-rl": ("policy.model_name", "policy.dtensor_cfg.lora_cfg.dim", "policy.dtensor_cfg.lora_cfg.alpha",
+                "policy.optimizer.name", "torch.optim.AdamW"),
+    "verl": ("actor_rollout_ref.model.path", "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora_alpha",
+             "actor_rollout_ref.actor.optim.optimizer", "AdamW"),
+    "openrlhf": ("actor.model_name_or_path", "ds.lora.rank", "ds.lora.alpha", "actor.optim", "adam"),
+    "trl": ("model_name_or_path", "lora_r", "lora_alpha", "optim", "adamw_torch"),
+}  # fmt: skip
+
+
+def with_policy(library, **changes):
+    """Return a plan that a library can follow, with changes of what it trains."""
+    plan = {"nemo-rl": apart(), "verl": together(), "openrlhf": together(), "trl": awake(4)}[library]
+    first, *others = plan.pools
+    parts = tuple(dataclasses.replace(each, **changes) if each.role.trains else each for each in first.components)
+    return dataclasses.replace(plan, pools=(dataclasses.replace(first, components=parts), *others))
+
+
+@pytest.mark.parametrize("rank", [0, 8, 16, 128])
+@pytest.mark.parametrize("library", list(LIBRARIES))
+def test_a_library_trains_the_policy_that_was_planned(library, rank):
+    got = values(flags(with_policy(library, lora_rank=rank, model=f"of rank {rank}"), library))
+    model, *sizes, optimizer, name = OF_POLICY[library]
+    assert (got[model], got[optimizer]) == (f"of rank {rank}", name)
+    assert [int(got.get(size, 0)) for size in sizes] == [rank, 2 * rank]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "sgd"])
+@pytest.mark.parametrize("library", [each for each in LIBRARIES if each != "trl"])
+def test_another_optimizer_than_the_library_trains_with_is_refused(library, optimizer):
+    with pytest.raises(ConfigError, match=f"trains with adamw, the plan has policy.optimizer={optimizer}"):
+        flags(with_policy(library, optimizer=optimizer), library)
+
+
 UNEVEN = [
     pool((component("policy", "policy", fsdp_size=12), component("generation", "generation", num_replicas=12)),
          [*gpus(0, 0, 8), *gpus(1, 0, 4)]),
     pool((reward(4),), gpus(1, 4, 4)),
 ]  # fmt: skip
+CRITIC_ADAPTERS = (
+    *training(lora_rank=16), component("critic", "critic", fsdp_size=8, lora_rank=8), reward(8)
+)  # fmt: skip
 CRITIC = pool((*training(), component("critic", "critic", fsdp_size=8), reward(8)), gpus(0, 0, 8))
 TWO = pool((*training(), reward(8), reward(8, name="second")), gpus(0, 0, 8))
 TENSOR = pool(
@@ -190,6 +228,8 @@ TENSOR = pool(
         ("openrlhf", plan_of([8], TENSOR), "is one number for all models but vLLM, the plan has policy 2, rm 1"),
         ("openrlhf", plan_of([8], pool(training(), gpus(0, 0, 8))), "no reward model"),
         ("verl", together(quantization="int8"), "policy has int8 weights"),
+        ("verl", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "the plan has critic.lora_rank=8"),
+        ("openrlhf", plan_of([8], pool(CRITIC_ADAPTERS, gpus(0, 0, 8))), "critic.lora_rank=8 and policy.lora_rank=16"),
         ("trl", together(), "policy stays on the GPU while others work"),
         ("trl", plan_of([8], TENSOR), "no tensor parallelism for policy"),
         ("trl", plan_of([8], CRITIC), "GRPO has no critic"),

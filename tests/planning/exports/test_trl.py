@@ -12,7 +12,10 @@ from accelerate.commands import launch as commands  # noqa: E402
 from transformers import HfArgumentParser  # noqa: E402
 
 SHARDED = plan_of([4], pool((component("policy", "policy", fsdp_size=4, sleeps=False),), gpus(0, 0, 4)))
-PLANS = [awake(1), awake(4), SHARDED]
+ADAPTERS = plan_of(
+    [1], pool((component("policy", "policy", sleeps=False, lora_rank=16, optimizer="adamw_8bit"),), gpus(0, 0, 1))
+)
+PLANS = [awake(1), awake(4), SHARDED, ADAPTERS]
 
 
 def test_arguments_for_trl_are_fields_of_its_config_and_make_one():
@@ -26,6 +29,12 @@ def test_arguments_for_trl_are_fields_of_its_config_and_make_one():
         ["--output_dir", "unused", "--use_cpu", "true", *words], return_remaining_strings=True
     )
     assert (config.generation_batch_size, config.num_generations) == (512, 8)
+    words = [word for line in flags(ADAPTERS, "trl").lines[1:] for word in line.split(" ", 1)]
+    config, model, _ = HfArgumentParser([trl.GRPOConfig, trl.ModelConfig]).parse_args_into_dataclasses(
+        ["--output_dir", "unused", "--use_cpu", "true", *words], return_remaining_strings=True
+    )
+    assert (model.use_peft, model.lora_r, model.lora_alpha, model.lora_target_modules) == (True, 16, 32, "all-linear")
+    assert config.optim == "adamw_bnb_8bit"
 
 
 def test_accelerate_accepts_the_launch_line():
