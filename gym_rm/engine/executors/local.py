@@ -89,7 +89,7 @@ class LocalExecutor:
             can_fuse=bool(self._model.decoders) and all(decoder.fuse for decoder in self._model.decoders),
             max_width=info.max_width,
         )
-        with _out_of_memory_is_a_config_error(model):
+        with _out_of_memory_is_a_config_error(model), _unchanged(self._model.models):
             forward = choose_forward(candidate, self._try)
         if spec.quantization is not None:
             for each in self._model.models:
@@ -304,6 +304,28 @@ def _require_threads() -> None:
             "this process was forked after torch had started threads, so its reward model runs with one thread; for "
             "more, start processes with context='spawn' or 'forkserver' (AsyncVectorEnv), or use gym.make_vec without "
             "a vectorization_mode, which scores all environments in one call."
+        )
+
+
+@contextlib.contextmanager
+def _unchanged(models: Sequence[PreTrainedModel]) -> Iterator[None]:
+    """Undo what a forward changes in the modules of models, and refuse it: values would depend on earlier texts."""
+    parts = [part for whole in models for part in whole.modules()]
+    before = [(part, {name: value for name, value in vars(part).items() if isinstance(value, str)}) for part in parts]
+    children = [(part, dict(part._modules)) for part in parts]
+    changed: set[str] = set()
+    try:
+        yield
+    finally:
+        for part, state in [*before, *children]:
+            for name, value in state.items():
+                if getattr(part, name, None) != value:
+                    changed.add(f"{type(part).__name__}.{name}")
+                    setattr(part, name, value)
+    if changed:
+        raise ConfigError(
+            f"the forward of {type(models[0]).__name__} changes {sorted(changed)[:3]}, so its values depend on the "
+            "texts before; for a BigBird, load it with attention_type='original_full' in its config.json."
         )
 
 

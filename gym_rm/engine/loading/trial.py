@@ -28,6 +28,7 @@ IdArray: TypeAlias = NDArray[np.int32]
 # Maximum difference, relative to the largest value. In bfloat16, correct layouts of random models differ by up to 0.07.
 TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.03}
 PROMPT_TOKENS = 9  # length of the trial's prompt
+TRIAL_TOKENS = 17  # length of the longest text that is compared with the plain forward
 UNCHANGED = 2  # index of the trial's sequence whose values must not depend on other branches
 EVERYTHING = 10**6  # a token budget larger than the whole trial
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)

@@ -5,7 +5,7 @@ import pytest
 import tiny_models
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from gym_rm.engine.backbones import batch_invariance
 from gym_rm.engine.backbones.batch_invariance import CHUNK
@@ -14,6 +14,7 @@ from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead
 from gym_rm.engine.loading.trial import (
     PLAIN,
+    TRIAL_TOKENS,
     UNCHANGED,
     Candidate,
     Forward,
@@ -22,6 +23,7 @@ from gym_rm.engine.loading.trial import (
     trial_sequences,
 )
 from gym_rm.engine.token_tree import plan_trees
+from gym_rm.errors import ConfigError
 
 HEAD = ModuleHead("score")
 
@@ -196,3 +198,22 @@ def test_only_the_other_branches_change():
     trees = [plan_trees(each, max_num_batched_tokens=1000) for each in (before, after)]
     assert np.array_equal(trees[0].batches[0].position_ids, trees[1].batches[0].position_ids)
     assert np.array_equal(trees[0].value_index, trees[1].value_index)
+
+
+def test_a_forward_that_changes_the_model_is_refused_and_undone():
+    """A BigBird gives up its sparse attention for good when it reads a short text."""
+    sizes = {**tiny_models.SMALL, "vocab_size": 400, "block_size": 16, "num_labels": 1}
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("big_bird", **sizes)).eval()
+    attention = model.bert.encoder.layer[0].attention.self
+    with pytest.raises(ConfigError, match=r"changes \['BigBird.*attention_type='original_full'"):
+        LocalExecutor().load(LoadSpec(model, ClassifierLogits()))
+    assert model.bert.attention_type == model.bert.encoder.layer[0].attention_type == "block_sparse"
+    assert model.bert.encoder.layer[0].attention.self is attention
+    full = AutoConfig.for_model("big_bird", attention_type="original_full", **sizes)
+    model = AutoModelForSequenceClassification.from_config(full).eval()
+    assert forward_of(model, ClassifierLogits())[0] == "bit-equal"
+
+
+def test_the_longest_text_of_the_trial():
+    config = tiny_models.reward_model("qwen3").config
+    assert max(len(each.input_ids) for each in trial_sequences(config)) == TRIAL_TOKENS
