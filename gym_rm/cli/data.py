@@ -37,13 +37,6 @@ def inspect(
             "data set 'org/name' or 'org/name:split'; - for JSON lines from standard input.",
         ),
     ],
-    against: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="OTHER",
-            help="Another set, of preferences or prompts, to look for the same prompts in both; may be repeated.",
-        ),
-    ] = None,
     reward_model: Annotated[
         str | None,
         typer.Option(help="Folder or hub id of a reward model, or embedded: count tokens. Its weights are not read."),
@@ -65,7 +58,7 @@ def inspect(
 
     Rows that cannot be used are counted with their reasons; they are no error here. The report has the shapes of the
     rows, ties, margins, ratings, sources, lengths, how often the preferred reply is the longer one, equal prompts and
-    comparisons, contradictory preferences, suspicious roles and texts, and prompts that other sets have too.
+    comparisons, contradictory preferences, and suspicious roles and texts.
 
     With --reward-model or --tokenizer, it also has the numbers of tokens.
 
@@ -73,7 +66,6 @@ def inspect(
     """
     from gym_rm.data.comparisons import load_comparisons  # imported here because the imports are slow
     from gym_rm.data.inspection import inspect_comparisons
-    from gym_rm.data.overlaps import load_prompt_set
     from gym_rm.reports.data_tables import inspection_report
 
     if reward_model is not None and tokenizer is not None:
@@ -82,7 +74,6 @@ def inspect(
         reader = _text_reader(reward_model, tokenizer, max_length, option or [])
         found = inspect_comparisons(
             load_comparisons("/dev/stdin" if source == "-" else source, name=_name(source), on_error="drop"),
-            against=[load_prompt_set(each, name=_name(each)) for each in against or ()],
             reader=reader,
         )
     if as_json:

@@ -1,9 +1,8 @@
-"""What a set of comparisons holds: shapes, ties, margins, lengths, duplicates, overlaps and possible mistakes."""
+"""What a set of comparisons holds: shapes, ties, margins, lengths, duplicates and possible mistakes."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,6 @@ import numpy as np
 
 from gym_rm.data.comparisons import ComparisonSet
 from gym_rm.data.findings import Finding, find_duplicates, find_remarks
-from gym_rm.data.overlaps import Overlap, PromptSet, find_overlap, prompts_of
 from gym_rm.data.pairs import pairs_of
 from gym_rm.data.token_lengths import TokenLengths, measure_tokens
 from gym_rm.engine.text.text_reader import TextReader
@@ -88,7 +86,6 @@ class Inspection:
         length_bias: how often the preferred reply is the longer one.
         duplicates: equal prompts, equal comparisons, contradictory preferences.
         remarks: possible mistakes.
-        overlaps: prompts in common with other sets.
         tokens: numbers of tokens, with a tokenizer.
     """
 
@@ -108,7 +105,6 @@ class Inspection:
     length_bias: LengthBias
     duplicates: tuple[Finding, ...]
     remarks: tuple[Finding, ...]
-    overlaps: tuple[Overlap, ...] = ()
     tokens: TokenLengths | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,17 +114,11 @@ class Inspection:
         return plain
 
 
-def inspect_comparisons(
-    found: ComparisonSet,
-    *,
-    against: Sequence[PromptSet] = (),
-    reader: TextReader | None = None,
-) -> Inspection:
+def inspect_comparisons(found: ComparisonSet, *, reader: TextReader | None = None) -> Inspection:
     """Return what a set holds.
 
     Args:
         found: the set.
-        against: other sets, whose prompts should not be in this one.
         reader: how a model reads conversations, for numbers of tokens.
 
     Example:
@@ -144,7 +134,6 @@ def inspect_comparisons(
     for each in comparisons:
         for name, values in each.scores.items():
             ratings[name].extend(values)
-    sets = [prompts_of(found), *against]
     return Inspection(
         name=found.name,
         rows=len(comparisons) + len(found.dropped),
@@ -162,7 +151,6 @@ def inspect_comparisons(
         length_bias=_length_bias([(_characters(pair.chosen), _characters(pair.rejected)) for pair in pairs]),
         duplicates=find_duplicates(comparisons),
         remarks=find_remarks(comparisons, None if reader is None else reader.renderer.control_tokens_in),
-        overlaps=tuple(find_overlap(first, second) for first, second in itertools.combinations(sets, 2)),
         tokens=None if reader is None else measure_tokens(comparisons, reader),
     )
 

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from gym_rm.data.findings import Finding
 from gym_rm.data.inspection import Inspection, Quantiles
-from gym_rm.data.overlaps import Overlap
 from gym_rm.data.token_lengths import TokenLengths
 from gym_rm.reports.transcripts import visible
 
@@ -25,7 +24,6 @@ def inspection_report(found: Inspection) -> Group:
         parts.append(_quantiles_table("Rating", found.objectives))
     parts.append(_findings_table("Dropped rows", found.dropped, "no row was dropped"))
     parts.append(_findings_table("Duplicates", [each for each in found.duplicates if each.count], "none"))
-    parts += [_overlap_text(each) for each in found.overlaps]
     parts.append(_findings_table("Possible mistakes", found.remarks, "none found"))
     return Group(*parts)
 
@@ -107,16 +105,6 @@ def _findings_table(title: str, findings: Sequence[Finding], none: str) -> Rende
 def _short(places: Iterable[str]) -> str:
     """Return places without the folders of their files."""
     return ", ".join(place.rsplit("/", 1)[-1] for place in places)
-
-
-def _overlap_text(overlap: Overlap) -> Text:
-    text = (
-        f"Prompts of {overlap.first} that are also in {overlap.second}: {overlap.equal:,} equal, {overlap.near:,} "
-        "with 13 words in a row of one."
-    )
-    for first, second in overlap.examples:
-        text += f"\n  {_short([first])} and {_short([second])}"
-    return Text(visible(text), style="yellow" if overlap.equal or overlap.near else "")
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -44,19 +44,10 @@ def test_tokens_are_those_of_the_model(tmp_path):
         assert (found["tokens"]["comparisons"], found["tokens"]["too_long"]) == (1, 1)
 
 
-def test_prompts_in_several_files_are_reported(tmp_path):
-    train = write(tmp_path / "train.jsonl", [PAIR])
-    other = write(tmp_path / "other.jsonl", [{"question": PAIR["prompt"].upper()}])
-    (overlap,) = as_dict(train, "--against", other)["overlaps"]
-    assert (overlap["first"], overlap["second"], overlap["equal"]) == ("train.jsonl", "other.jsonl", 1)
-    assert "Prompts of train.jsonl that are also in other.jsonl: 1 equal" in run(train, "--against", other).stdout
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
         (["nosuch.jsonl"], 1, "the file 'nosuch.jsonl' does not exist"),
-        (["p.jsonl", "--against", "nosuch.jsonl"], 1, "the file 'nosuch.jsonl' does not exist"),
         (["p.jsonl", "--max-length", "3"], 2, "--max-length need --reward-model or --tokenizer"),
         (["p.jsonl", "--reward-model", "embedded", "--tokenizer", "a"], 2, "exclude each other"),
         (["p.jsonl", "--reward-model", "nosuch/folder/here"], 1, "nosuch/folder/here"),

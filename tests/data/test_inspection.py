@@ -6,7 +6,6 @@ import pytest
 
 from gym_rm.data.comparisons import load_comparisons
 from gym_rm.data.inspection import Quantiles, inspect_comparisons
-from gym_rm.data.overlaps import prompts_of
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the checkout")
@@ -30,14 +29,6 @@ def test_real_graded_solutions_have_their_ties_and_a_rating():
     found = inspect_comparisons(load_comparisons(DATA / "gsm8k_graded.jsonl.gz"))
     assert (found.replies, found.pairs, found.ties) == ({4: 658}, 1187, 303)
     assert found.objectives["correct"].count == 4 * 658
-
-
-@needs_data
-def test_real_sets_with_the_same_prompts_overlap():
-    whole = load_comparisons(DATA / "rewardbench_slice.jsonl.gz", name="whole")
-    part = load_comparisons(whole.comparisons[:20], name="part")
-    (overlap,) = inspect_comparisons(part, against=[prompts_of(whole)]).overlaps
-    assert (overlap.first, overlap.second, overlap.equal) == ("part", "whole", 20)
 
 
 def test_shapes_ties_margins_and_sources_are_counted():
