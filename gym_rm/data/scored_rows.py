@@ -52,11 +52,13 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
                 raise ConfigError(f"{where}: {name!r} must be a list of replies, got {show(replies)}.")
             parsed = [_reply(reply, where, f"{name}[{i}]") for i, reply in enumerate(replies)]
             prompt, columns = _prompt_and_columns(row, name, parsed, where)
-            whole = tuple(prompt + reply for reply in parsed)
-            return RowToScore(whole, tuple(range(len(whole))), prompt_of_columns(prompt, columns, index, where=where))
+            every = tuple(prompt + reply for reply in parsed)
+            return RowToScore(every, tuple(range(len(every))), prompt_of_columns(prompt, columns, index, where=where))
     if row.get("chosen") is not None or row.get("rejected") is not None:
         judged = {name: row[name] for name in ("margin", "score_chosen", "score_rejected") if name in row}
-        (pair,) = pairs_of_row({key: value for key, value in row.items() if key not in judged}, where)
+        pair, *others = pairs_of_row({key: value for key, value in row.items() if key not in judged}, where)
+        if others:
+            raise ConfigError(f"{where}: 'chosen' and 'rejected' must be one reply each; write more into 'responses'.")
         both = (pair.prompt + pair.chosen, pair.prompt + pair.rejected)
         columns = {**pair.metadata, **judged}
         return RowToScore(both, ("chosen", "rejected"), prompt_of_columns(pair.prompt, columns, index, where=where))

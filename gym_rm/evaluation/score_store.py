@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,10 +90,6 @@ class ScoreStore:
         if self._file is not None:
             self._file.write(b"".join(_line({"digest": digest, **entry}) for digest, entry in entries.items()))
             self._file.flush()
-
-    def missing(self, digests: Iterable[str]) -> list[str]:
-        """Return the digests that have no entry."""
-        return [digest for digest in digests if digest not in self.entries]
 
     def close(self) -> None:
         """Release the lock."""

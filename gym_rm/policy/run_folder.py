@@ -182,8 +182,8 @@ class RunFolder:
                 advantage=advantage,
                 tokens=rollout.num_tokens,
                 finished=rollout.finished,
-                components=rollout.components,
-                verdicts=rollout.verdicts,
+                components=dict(rollout.components) or None,
+                verdicts=dict(rollout.verdicts) or None,
             )
 
 

@@ -33,6 +33,47 @@ Phase = Literal["train", "held_out"]
 Row = Mapping[str, Any]
 
 
+def _none_if_missing(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Known = Annotated[Number, pydantic.BeforeValidator(_none_if_missing)]
+
+
+class ConversationLine(pydantic.BaseModel):
+    """A line of `conversations.jsonl`.
+
+    Attributes:
+        step: number of the step.
+        prompt_id: id of the prompt.
+        messages: messages, the last one a reply.
+        reward: reward; None or NaN if the conversation could not be scored.
+        phase: "train" or "held_out".
+        group: number of the group within the step.
+        advantage: advantage of the reply.
+        right: whether the answer is right, checked without the reward model; None if the prompt has no answer.
+        tokens: number of tokens of the replies.
+        finished: whether the reply ended within the maximum number of tokens.
+        components: parts of the reward by name.
+        verdicts: verdicts of verifiers by name.
+    """
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+
+    step: Count
+    prompt_id: Any
+    messages: Annotated[list[dict[str, Any]], pydantic.Field(min_length=1)]
+    reward: Known
+    phase: Phase = "held_out"
+    group: Count | None = None
+    advantage: Known = None
+    right: bool | None = None
+    tokens: Count | None = None
+    finished: bool | None = None
+    components: dict[str, Known] | None = None
+    verdicts: dict[str, Any] | None = None
+
+
 class RunWriter:
     """Writer of the folder of a run; every line is on disk when the call returns.
 
@@ -98,54 +139,17 @@ class RunWriter:
         seconds = round(time.perf_counter() - self._started, 3)
         self._curves[phase].add({"step": step, "seconds": seconds, **flat})
 
-    def add_conversation(
-        self,
-        step: int,
-        conversation: Conversation,
-        *,
-        prompt_id: str,
-        reward: float | None,
-        right: bool | None = None,
-        phase: Phase = "held_out",
-        group: int | None = None,
-        advantage: float | None = None,
-        tokens: int | None = None,
-        finished: bool | None = None,
-        components: Mapping[str, float] | None = None,
-        verdicts: Mapping[str, str] | None = None,
-    ) -> None:
+    def add_conversation(self, step: int, conversation: Conversation, **known: Any) -> None:
         """Append a line to `conversations.jsonl`.
 
         Args:
             step: number of the step.
             conversation: messages, the last one a reply.
-            prompt_id: id of the prompt.
-            reward: reward; None or NaN if the conversation could not be scored.
-            right: whether the answer is right, checked without the reward model; None if the prompt has no answer.
-            phase: "train" or "held_out".
-            group: number of the group within the step.
-            advantage: advantage of the reply.
-            tokens: number of tokens of the replies.
-            finished: whether the reply ended within the maximum number of tokens.
-            components: parts of the reward by name.
-            verdicts: verdicts of verifiers by name.
+            **known: other fields of `ConversationLine`.
         """
-        row = {
-            "step": step,
-            "phase": phase,
-            "group": group,
-            "prompt_id": prompt_id,
-            "reward": _finite(reward),
-            "advantage": _finite(advantage),
-            "right": right,
-            "tokens": tokens,
-            "finished": finished,
-            "messages": list(conversation),
-            "components": {name: _finite(value) for name, value in components.items()} if components else None,
-            "verdicts": dict(verdicts) if verdicts else None,
-        }
+        line = ConversationLine(step=step, messages=[{**message} for message in conversation], **known)
         with (self.folder / CONVERSATIONS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.write(json.dumps(line.model_dump(), allow_nan=False) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,30 +245,11 @@ def _first_set(path: Path) -> tuple[dict[str, Any], ...]:
     return tuple(row for row in rows if row.get("set") == rows[0].get("set"))
 
 
-class _Conversation(pydantic.BaseModel):
-    """What pages read of a line of `conversations.jsonl`."""
-
-    model_config = pydantic.ConfigDict(strict=True)
-
-    step: Count
-    phase: Phase
-    reward: Number
-    prompt_id: Any
-    messages: Annotated[list[dict[str, Any]], pydantic.Field(min_length=1)]
-    group: Count | None = None
-    advantage: Number = None
-    right: bool | None = None
-    tokens: Count | None = None
-    finished: bool | None = None
-    components: dict[str, Number] | None = None
-    verdicts: dict[str, Any] | None = None
-
-
 def _conversations(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(_whole_lines(path), start=1):
         try:
             row = parse_json(line)
-            for message in _Conversation.model_validate(row).messages:
+            for message in ConversationLine.model_validate(row).messages:
                 if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str | None):
                     raise ValueError(f"a message needs a role and a text, got {message!r:.80}")
         except ValueError as error:
@@ -293,10 +278,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{name}/")
         else:
             yield prefix + name, value
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def _whole_lines(path: Path) -> Iterator[str]:

@@ -134,6 +134,10 @@ def test_fields_that_are_none_are_ignored():
             r"here: 'completions\[0\]' has a 'completion' and another 'text'",
         ),
         ({"response": "b"}, "here: the prompt is missing; expected one of the fields .*'prompt'"),
+        (
+            {"prompt": "a", "chosen": ["b"], "rejected": ["c", "d"]},
+            "here: 'chosen' and 'rejected' must be one reply each",
+        ),
         ({"prompt": "a", "chosen": "b"}, "here: the field 'rejected' is missing"),
         ({"messages": []}, r"here: 'messages' must be a text or a list of messages, got list \[\]"),
     ],
