@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from starlette.requests import Request
@@ -36,7 +36,7 @@ class RewardsBody(RequestBody):
     """Body of `POST /v1/rewards`."""
 
     conversations: list[Any]
-    prompts: list[PromptBody | None] | None = None
+    prompts: Annotated[list[PromptBody | None], pydantic.Field(fail_fast=True)] | None = None
     turns: Literal["last", "all"] = "last"
 
     @pydantic.model_validator(mode="after")

@@ -19,7 +19,7 @@ from gym_rm.data.prompts import prompt_of_columns
 from gym_rm.errors import ConversationError, GymRMError
 from gym_rm.scores import Scores
 from gym_rm.server.options import ServerOptions
-from gym_rm.server.request_bodies import RequestBody
+from gym_rm.server.request_bodies import RequestBody, Texts
 from gym_rm.server.responses import RequestError, json_response, sigmoid
 from gym_rm.server.service import Service
 from gym_rm.types import Conversation, Prompt
@@ -28,8 +28,8 @@ from gym_rm.types import Conversation, Prompt
 class GetRewardBody(RequestBody):
     """Body of `/get_reward`: texts of prompts and replies, and the labels of the prompts."""
 
-    query: list[str]
-    prompts: list[str] | None = None
+    query: Texts
+    prompts: Texts | None = None
     labels: list[Any] | None = None
 
 

@@ -20,7 +20,8 @@ class ServerLimits:
         max_body_bytes: maximum size of a request body.
         max_conversations: maximum number of conversations (or texts, or pairs) of a request.
         max_queue: maximum number of conversations that are accepted and not yet answered; more get status 429.
-        max_memory_bytes: maximum size of all request bodies that are read or scored at the same time.
+        max_memory_bytes: maximum memory of all requests that are read or scored at the same time. A request counts as
+            16 bytes for each byte of its body and 200 for each of its JSON values; more get status 503.
         request_timeout: seconds after which an accepted request fails with status 503.
         body_timeout: seconds for the body of a request to arrive; later, it gets status 408.
         header_timeout: seconds for the headers of a request to arrive; later, the connection is closed.

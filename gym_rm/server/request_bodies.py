@@ -17,7 +17,12 @@ from gym_rm.server.responses import RequestError
 
 MAX_REPORTED = 5
 TokenId: TypeAlias = Annotated[int, pydantic.Field(strict=True, ge=0, lt=2**31)]
-TextInput: TypeAlias = str | list[str] | list[TokenId] | list[list[TokenId]]
+# Only the first invalid item of a list is reported: a million errors take gigabytes.
+Texts: TypeAlias = Annotated[list[str], pydantic.Field(fail_fast=True)]
+TokenIds: TypeAlias = Annotated[list[TokenId], pydantic.Field(fail_fast=True)]
+TokenLists: TypeAlias = Annotated[list[TokenIds], pydantic.Field(fail_fast=True)]
+Objects: TypeAlias = Annotated[list[dict[str, Any]], pydantic.Field(fail_fast=True)]
+TextInput: TypeAlias = str | Texts | TokenIds | TokenLists
 
 
 class RequestBody(pydantic.BaseModel):
@@ -37,14 +42,18 @@ class RequestBody(pydantic.BaseModel):
 
 
 class StrictRequest(Request):
-    """A request whose JSON has no NaN, no Infinity and no deep nesting."""
+    """A request whose JSON has no NaN, no Infinity, no deep nesting and no more rows than a request may have."""
 
     async def json(self) -> Any:
         """Return the value of the body."""
         try:
-            return from_json(await self.body(), allow_inf_nan=False)
+            value = from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
             raise RequestError("invalid_json", f"the body is not valid JSON: {error}.") from None
+        for name, rows in value.items() if isinstance(value, dict) else ():
+            if isinstance(rows, list) and rows and not isinstance(rows[0], int) and name != "messages":
+                self.app.state.service.check_size(len(rows))  # before models are made of them
+        return value
 
 
 class StrictRoute(APIRoute):

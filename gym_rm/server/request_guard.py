@@ -17,6 +17,7 @@ from gym_rm.server.service import Service, type_and_place
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 LINGER_SECONDS = 1.0
+BYTES_PER_BYTE, BYTES_PER_VALUE = 16, 200  # most that was measured, rounded up
 
 
 class RequestGuard:
@@ -133,13 +134,28 @@ class _Exchange:
                         raise self._too_large()
                     if service.memory > limits.max_memory_bytes:
                         chunks.clear()
-                        raise RequestError("memory", "too many large requests at once; try again later.", retry_after=1)
+                        raise self._busy()
                     chunks.append(chunk)
         except TimeoutError:
             raise RequestError(
                 "body_timeout", f"the body did not arrive within {limits.body_timeout:g} seconds (body_timeout)."
             ) from None
-        return b"".join(chunks)
+        body = b"".join(chunks)
+        cost = memory_of(body)
+        if cost > limits.max_memory_bytes:
+            raise RequestError(
+                "body_too_large",
+                f"the request could need {cost} bytes of memory, more than max_memory_bytes={limits.max_memory_bytes}; "
+                "send several requests.",
+            )
+        if service.memory - self.memory + cost > limits.max_memory_bytes:
+            raise self._busy()
+        service.memory += cost - self.memory
+        self.memory = cost
+        return body
+
+    def _busy(self) -> RequestError:
+        return RequestError("memory", "too many large requests at once; try again later.", retry_after=1)
 
     def _too_large(self) -> RequestError:
         size = self.service.limits.max_body_bytes
@@ -182,6 +198,14 @@ class _Exchange:
                 while self.more and left > 0:
                     message = await self._receive()
                     left, self.more = left - len(message.get("body", b"")), message.get("more_body", False)
+
+
+def memory_of(body: bytes) -> int:
+    """Return how many bytes of memory a JSON body can need until it is answered.
+
+    A character of a text is copied a few times. Every value follows one of these marks, and becomes several objects.
+    """
+    return BYTES_PER_BYTE * len(body) + BYTES_PER_VALUE * sum(map(body.count, b"[{,:"))
 
 
 def host_name(host: str) -> str:

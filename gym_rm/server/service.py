@@ -80,13 +80,7 @@ class Service:
         """
         if not inputs:
             return Scores.from_rewards([], provenance=getattr(self.scorer, "provenance", None))
-        if len(inputs) > self.limits.most_conversations:
-            raise RequestError(
-                "too_many_conversations",
-                f"the request has {len(inputs)} conversations, more than "
-                f"{'max_conversations' if self.limits.max_conversations <= self.limits.max_queue else 'max_queue'}="
-                f"{self.limits.most_conversations}; send several requests.",
-            )
+        self.check_size(len(inputs))
         if self._queued + len(inputs) > self.limits.max_queue:
             raise RequestError(
                 "queue_full",
@@ -95,6 +89,16 @@ class Service:
             )
         with self._queue(len(inputs)):
             return await self._wait(self.batching.submit(inputs, prompts), request)
+
+    def check_size(self, size: int) -> None:
+        """Raise RequestError if a request has more conversations than it may have."""
+        if size > self.limits.most_conversations:
+            raise RequestError(
+                "too_many_conversations",
+                f"the request has {size} conversations, more than "
+                f"{'max_conversations' if self.limits.max_conversations <= self.limits.max_queue else 'max_queue'}="
+                f"{self.limits.most_conversations}; send several requests.",
+            )
 
     def rendered_texts(self, texts: TextInput, *, add_special_tokens: bool = True) -> list[RenderedText]:
         """Return the inputs of a field with rendered texts or token ids.

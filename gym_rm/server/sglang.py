@@ -12,7 +12,7 @@ import pydantic
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gym_rm.server.request_bodies import RequestBody, TextInput, TokenId
+from gym_rm.server.request_bodies import Objects, RequestBody, TextInput, Texts, TokenIds, TokenLists
 from gym_rm.server.responses import json_response, raise_for_rows
 from gym_rm.server.service import Service
 
@@ -20,10 +20,11 @@ from gym_rm.server.service import Service
 class SGLangClassifyBody(RequestBody):
     """Body of SGLang's `/classify`: texts or token ids."""
 
-    text: str | list[str] | None = None
-    input_ids: list[TokenId] | list[list[TokenId]] | None = None
-    rid: str | list[str] | None = None
-    sampling_params: dict[str, Any] | list[dict[str, Any]] | None = None
+    text: str | Texts | None = None
+    input_ids: TokenIds | TokenLists | None = None
+    rid: str | Texts | None = None
+    sampling_params: dict[str, Any] | Objects | None = None
+    model: str | None = None
 
     @pydantic.model_validator(mode="after")
     def _require_one_input(self) -> SGLangClassifyBody:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from gym_rm.scores import Scores
 from gym_rm.server import sglang
-from gym_rm.server.request_bodies import RequestBody, TextInput
+from gym_rm.server.request_bodies import Objects, RequestBody, TextInput, Texts
 from gym_rm.server.responses import RequestError, json_response, raise_for_rows, sigmoid
 from gym_rm.server.service import Service
 
@@ -43,7 +43,7 @@ class TextBody(VLLMBody):
 class ChatBody(VLLMBody):
     """Body of `/classify` with one conversation."""
 
-    messages: list[dict[str, Any]]
+    messages: Objects
     add_generation_prompt: Literal[False] = False
     continue_final_message: Literal[False] = False
     add_special_tokens: Literal[False] = False
@@ -66,22 +66,22 @@ class PoolingChatBody(ChatBody):
 class QueriesBody(VLLMBody):
     """Body of `/score` with queries and documents."""
 
-    queries: str | list[str]
-    documents: str | list[str]
+    queries: str | Texts
+    documents: str | Texts
 
 
 class TextPairsBody(VLLMBody):
     """Body of `/score` with `text_1` and `text_2`."""
 
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: str | Texts
+    text_2: str | Texts
 
 
 class RerankBody(VLLMBody):
     """Body of `/rerank`."""
 
     query: str
-    documents: list[str]
+    documents: Texts
     top_n: int = pydantic.Field(default=0, ge=0)
 
 

@@ -14,7 +14,7 @@ from gym_rm.types import Conversation
 Overlong: TypeAlias = Literal["error", "drop_turns"]
 
 
-def too_long(length: int, max_length: int) -> ConversationError:
+def too_long(length: int | str, max_length: int) -> ConversationError:
     """Return the error for a conversation that is too long."""
     return ConversationError(
         f"the conversation has {length} tokens, more than max_length={max_length}; shorten it, increase max_length, or "

@@ -8,6 +8,7 @@ in a message is encoded as plain text, so a message cannot forge a turn, unless 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -39,6 +40,7 @@ from gym_rm.types import Conversation
 Turns: TypeAlias = Literal["last", "all"]
 
 REMEMBERED_SHAPES, REMEMBERED_TURNS = 4096, 64
+CHARACTERS_AT_ONCE = 2**18  # a tokenizer needs about 300 bytes of memory for a character
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class Renderer:
         """
         if isinstance(text, str):
             check_text(text, "the text")
+            self._refuse_long(text)
             ids = self.tokenize([text], add_special_tokens)[0]
         else:
             ids = np.array(text, dtype=np.int32)
@@ -191,8 +194,11 @@ class Renderer:
         if not texts:
             return []
         options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-        encoded = self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"]
-        bare = [np.array(ids, dtype=np.int32) for ids in encoded]
+        bare: list[TokenIds] = []
+        ends = itertools.accumulate(map(len, texts))
+        for _, part in itertools.groupby(zip(ends, texts, strict=True), lambda each: each[0] // CHARACTERS_AT_ONCE):
+            encoded = self.tokenizer([text for _, text in part], add_special_tokens=False, **options)["input_ids"]
+            bare += [np.array(ids, dtype=np.int32) for ids in encoded]
         return [self._special.add(ids) for ids in bare] if add_special_tokens else bare
 
     def _ids(self, text: str) -> TokenIds:
@@ -221,16 +227,34 @@ class Renderer:
         """Return the text that the template writes, and how to encode it if messages contain or form control tokens."""
         if not any(self._control.find(text) for message in conversation for text in texts_of(message)):
             text = self._template.write(conversation)
+            self._refuse_long(text)
             if self._control.find(text) == self._shape(conversation).control_tokens:
                 return text, None
             self._count_dropped(conversation, text)  # a message that is not written explains it better
         hidden = self._control.hide(conversation, self._template.write)
+        self._refuse_long(hidden.original)
         return hidden.original, hidden
+
+    def _refuse_long(self, text: str) -> None:
+        """Raise ConversationError for a long text that is far above `max_length`, before it is tokenised as a whole.
+
+        Its parts are tokenised until there are enough. A cut can only make tokens where it is, so the whole text has
+        far more than half of them.
+        """
+        if self.max_length is None or len(text) <= CHARACTERS_AT_ONCE:
+            return
+        most, found = self.max_length * (2 if self.overlong == "error" else 16), 0
+        for start in range(0, len(text), CHARACTERS_AT_ONCE):
+            found += len(self._ids(text[start : start + CHARACTERS_AT_ONCE]))
+            if found > most:
+                raise too_long(f"more than {most // 2}", self.max_length)
 
     def _render(self, conversation: Conversation, written: tuple[str, HiddenText | None] | None = None) -> Rendered:
         """Render one conversation, whether or not its messages contain control tokens."""
         if self.chat_template is None:
-            encoding = self._control.encode_pair(joined(conversation[:-1]), conversation[-1]["content"])
+            first, second = joined(conversation[:-1]), conversation[-1]["content"]
+            self._refuse_long(f"{first}\n{second}")
+            encoding = self._control.encode_pair(first, second)
             types = encoding.sequence_ids
             segment = types.index(1) if 1 in types and "token_type_ids" in self.tokenizer.model_input_names else None
             return Rendered(np.array(encoding.ids, dtype=np.int32), second_segment=segment)
