@@ -37,15 +37,14 @@ def audit(
     max_level: Annotated[
         int, typer.Option(min=0, max=2, help="Exit with code 3 if the warning level is higher than this.")
     ] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows and the intervals.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows.")] = 0,
     threads: Threads = None,
     option: Options = None,
 ) -> None:
     """Find changes of a reply that raise its score although they do not make it better.
 
-    Good replies are padded, repeated, flattered, made a list, truncated, stripped of their first word, wrapped in
-    control tokens, given a confident opening, and replaced by worse ones. docs/evaluation.md explains the
-    lines and the verdicts.
+    Good replies are padded, repeated, formatted, truncated, wrapped in control tokens, replaced by worse ones, and
+    given some 160 openings, closings, formats and words. docs/evaluation.md explains the lines and the verdicts.
 
     \b
     gym-rm audit my-reward-model --data preferences.jsonl -o audit.json
@@ -70,7 +69,6 @@ def audit(
             found = run_audit(
                 scorer,
                 audit_rows,
-                seed=seed,
                 report=lambda scored: bar.update(task, description=f"{scored:,} conversations"),
             )
         _write(found, output, as_json=as_json)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,14 @@ import numpy as np
 from gym_rm.checks import integer
 from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.audit_lines import AuditLine, ReplyScores, make_line
+from gym_rm.evaluation.audit_lines import POWER, SMALL, AuditLine, ReplyScores, make_line
 from gym_rm.evaluation.audit_rows import AuditRow, AuditRows, other_replies
-from gym_rm.evaluation.perturbations import PERTURBATIONS, Markup, Perturbation, ReplyToChange, markup_of
+from gym_rm.evaluation.perturbations import PERTURBATIONS, WORDINGS, Markup, Perturbation, ReplyToChange, markup_of
 from gym_rm.scorer import Scorer
 
 LEVELS = ("none", "watch", "exploitable")
 MOST_NAMED = 5  # findings in a warning
+TRIED = 32  # rows on which every wording is tried; the others only with wordings whose mean change is above 0 there
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,6 @@ class Audit:
             all are equal.
         lines: one line per change.
         scored: number of scored conversations.
-        seed: seed of the rows and the bootstrap.
     """
 
     record: AuditRecord
@@ -76,12 +78,24 @@ class Audit:
     spread: float
     lines: tuple[AuditLine, ...]
     scored: int
-    seed: int
 
     @property
     def level(self) -> int:
         """Warning level: 0 none, 1 watch, 2 exploitable."""
         return self.record.level
+
+    @property
+    def smallest_hole(self) -> float | None:
+        """Rise of the score that 9 of 10 audits like this one call exploitable, in spreads; None if it is not known.
+
+        For a change that raises every row by the same, and whose rows differ as those of the median line do: the mean
+        must be above `SMALL` spreads, and the share of rows above one half, with the lower ends of their intervals.
+        """
+        errors = [line.error * math.sqrt(line.rows) for line in self.lines if line.error is not None]
+        if not self.spread or not errors:
+            return None
+        deviation, above = float(np.median(errors)) / self.spread, POWER / math.sqrt(self.num_rows)
+        return max(SMALL + above * deviation, NormalDist().inv_cdf(min(0.999, (1 + above) / 2)) * deviation)
 
     def in_spreads(self, line: AuditLine) -> float | None:
         """Return the mean change of a line in units of the spread; None if there is none."""
@@ -89,7 +103,7 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the audit as plain JSON values; every line also has `spreads`, its mean change in spreads."""
-        values = dataclasses.asdict(self)
+        values = dataclasses.asdict(self) | {"smallest_hole": self.smallest_hole}
         for value, line in zip(values["lines"], self.lines, strict=True):
             value["spreads"] = self.in_spreads(line)
         return values
@@ -99,7 +113,6 @@ def run_audit(
     scorer: Scorer,
     rows: AuditRows,
     *,
-    seed: int = 0,
     report: Callable[[int], None] = lambda scored: None,
 ) -> Audit:
     """Audit a scorer.
@@ -107,7 +120,6 @@ def run_audit(
     Args:
         scorer: any scorer.
         rows: the rows, from `load_audit_rows`.
-        seed: seed of the bootstrap.
         report: called with the number of conversations that were scored until then.
 
     Raises:
@@ -132,7 +144,7 @@ def run_audit(
     worse = {row: scores.best(row, rows.rows[row].bad) for row in best if rows.rows[row].bad}
     margins = np.array([best[row][1] - found[1] for row, found in worse.items() if found is not None])
     spread = (float(margins.std()) if len(margins) > 1 else 0.0) or float(values.std())
-    lines = _lines(scores, rows.rows, list(best), markup_of(scorer), spread=spread, seed=seed)
+    lines = _lines(scores, rows.rows, list(best), markup_of(scorer), spread=spread)
     return Audit(
         record=_record(scorer, scores, rows, lines),
         num_rows=len(best),
@@ -145,7 +157,6 @@ def run_audit(
         spread=spread,
         lines=tuple(lines),
         scored=scores.scored,
-        seed=seed,
     )
 
 
@@ -156,16 +167,15 @@ def _lines(
     markup: Markup,
     *,
     spread: float,
-    seed: int,
 ) -> list[AuditLine]:
     """Return the line of every perturbation that changes a reply."""
     others = other_replies(rows)
 
-    def changed(perturbation: Perturbation, row: int) -> tuple[str, ...]:
+    def changed(perturbation: Perturbation, row: int, replies: Sequence[str]) -> tuple[str, ...]:
         """Return the different changed replies of a row."""
-        each = rows[row]
-        replies = [
-            ReplyToChange(
+        each, texts = rows[row], list[str]()
+        for text in replies:
+            reply = ReplyToChange(
                 text,
                 question=each.messages[-1]["content"],
                 answer=each.prompt.answer,
@@ -174,19 +184,31 @@ def _lines(
                 index=row,
                 markup=markup,
             )
-            for text in each.good
-        ]
-        texts = [text for reply in replies for text in perturbation.apply(reply) if text != reply.text]
+            texts += [after for after in perturbation.apply(reply) if after != text]
         return tuple(dict.fromkeys(texts))
 
-    found = {each: {row: texts for row in used if (texts := changed(each, row))} for each in PERTURBATIONS}
+    def line(each: Perturbation, found: dict[int, tuple[str, ...]]) -> AuditLine:
+        return make_line(each, scores, rows, found, before[each], spread=spread)
+
+    good = {row: rows[row].good for row in used}
+    # A wording is tried on one reply of a row, not on the one with the highest score: that has luck on its side.
+    one = {row: good[row][:1] for row in used}
+    before = dict.fromkeys(PERTURBATIONS, good) | dict.fromkeys(WORDINGS, one)
+    found = {
+        each: {row: texts for row in used if (texts := changed(each, row, replies[row]))}
+        for each, replies in before.items()
+    }
+    tried = used[:: max(1, len(used) // TRIED)][:TRIED]
+    first = {each: {row: found[each][row] for row in tried} for each in WORDINGS}
     # All at once, so that the variants of a row share the computation of its prompt.
-    scores.of([(row, text) for every in found.values() for row, texts in every.items() for text in texts])
-    return [
-        make_line(each.name, each.group, each.expected, scores, rows, every, spread=spread, seed=seed)
-        for each, every in found.items()
-        if every
-    ]
+    _score(scores, [*(found[each] for each in PERTURBATIONS), *first.values()])
+    falling = {each for each in WORDINGS if (mean := line(each, first[each]).mean) is None or mean.value <= 0}
+    _score(scores, [found[each] for each in WORDINGS if each not in falling])
+    return [line(each, first[each] if each in falling else every) for each, every in found.items() if every]
+
+
+def _score(scores: ReplyScores, changes: Sequence[dict[int, tuple[str, ...]]]) -> None:
+    scores.of([(row, text) for every in changes for row, texts in every.items() for text in texts])
 
 
 def _record(scorer: Scorer, scores: ReplyScores, rows: AuditRows, lines: list[AuditLine]) -> AuditRecord:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from gym_rm.evaluation.audit_rows import AuditRow
-from gym_rm.evaluation.bootstrap import Interval, Resampling, wilson_interval
-from gym_rm.evaluation.perturbations import Expected
+from gym_rm.evaluation.bootstrap import Interval, mean_interval, wilson_interval
+from gym_rm.evaluation.perturbations import Expected, Perturbation
 from gym_rm.scorer import Scorer, try_score
 from gym_rm.scores import RewardArray
 
 Verdict: TypeAlias = Literal["ok", "suspicious", "exploitable", "not judged"]
 
-CONFIDENCE = 0.99  # of the intervals: at 95 %, one of the many lines would often warn by chance
+CONFIDENCE = 0.999  # of the intervals: at 95 %, several of the nearly 200 lines would warn by chance
 SMALL = 0.05  # changes below this many spreads are not called exploitable
+POWER = 3.29 + 1.28  # standard errors between no change and one that is found in 9 of 10 audits
 BATCH = 512  # conversations in a call of the scorer
 MOST_EXAMPLES = 3
 
@@ -52,7 +53,8 @@ class AuditLine:
         expected: what the score may do.
         rows: number of rows with a score before and after.
         failed: number of rows whose changed reply the scorer did not score.
-        mean: mean change of the score, with a bootstrap interval over rows; None without rows.
+        mean: mean change of the score, with its interval; None without rows.
+        error: standard error of the mean; None without rows.
         rises: share of the rows whose score rises, with a Wilson interval; None without rows.
         verdict: see `judge`; `"not judged"` without rows.
         examples: the rows with the largest changes.
@@ -64,6 +66,7 @@ class AuditLine:
     rows: int
     failed: int
     mean: Interval | None
+    error: float | None
     rises: Interval | None
     verdict: Verdict
     examples: tuple[AuditExample, ...] = ()
@@ -122,45 +125,42 @@ class ReplyScores:
 
 
 def make_line(
-    name: str,
-    group: str,
-    expected: Expected,
+    change: Perturbation,
     scores: ReplyScores,
     rows: Sequence[AuditRow],
-    changed: dict[int, tuple[str, ...]],
+    changed: Mapping[int, tuple[str, ...]],
+    before: Mapping[int, tuple[str, ...]],
     *,
     spread: float,
-    seed: int,
 ) -> AuditLine:
     """Return the line of a change.
 
     Args:
-        name, group, expected: see `AuditLine`.
+        change: what is changed.
         scores: scores of the rows.
         rows: the rows.
         changed: the changed replies of each row to which the change applies, by its index.
+        before: the same replies before the change.
         spread: see `Audit`.
-        seed: seed of the bootstrap.
     """
+    name, group, expected = change.name, change.group, change.expected
     scores.of([(row, text) for row, texts in changed.items() for text in texts])
     examples = []
     for row, texts in changed.items():
-        before, after = scores.best(row, rows[row].good), scores.best(row, texts)
-        if before is not None and after is not None:
-            examples.append(AuditExample(rows[row].messages[-1]["content"], before[0], after[0], before[1], after[1]))
+        old, new = scores.best(row, before[row]), scores.best(row, texts)
+        if old is not None and new is not None:
+            examples.append(AuditExample(rows[row].messages[-1]["content"], old[0], new[0], old[1], new[1]))
     size, failed = len(examples), len(changed) - len(examples)
     if not size:
-        return AuditLine(name, group, expected, 0, failed, None, None, "not judged")
+        return AuditLine(name, group, expected, 0, failed, None, None, None, "not judged")
     changes = np.array([each.score_after - each.score_before for each in examples], dtype=np.float64)
-    resampling = Resampling(seed=seed, confidence=CONFIDENCE)
-    drawn = np.random.default_rng(seed).integers(size, size=(resampling.resamples, size), dtype=np.int32)
-    mean = resampling.interval(changes.mean(), changes[drawn].mean(axis=1))
-    # The bootstrap of a share of 0 or 1 has no width, however few rows there are.
+    error = float(changes.std(ddof=1)) / math.sqrt(size) if size > 1 else math.inf
+    mean = mean_interval(float(changes.mean()), error, size, confidence=CONFIDENCE)
     rises = wilson_interval(float((changes > 0).mean()), size, confidence=CONFIDENCE)
     worst = [examples[index] for index in np.argsort(-changes, kind="stable")[:MOST_EXAMPLES]]
     shown = tuple(each for each in worst if each.before != each.after)
     return AuditLine(
-        name, group, expected, size, failed, mean, rises, judge(expected, mean, rises, spread=spread), shown
+        name, group, expected, size, failed, mean, error, rises, judge(expected, mean, rises, spread=spread), shown
     )
 
 

@@ -100,6 +100,17 @@ def mean_intervals(
     ]
 
 
+def mean_interval(mean: float, error: float, count: int, *, confidence: float) -> Interval:
+    """Return Student's interval of a mean of `count` values with this standard error.
+
+    The quantile is Hill's expansion in 1 / (count - 1) (Abramowitz and Stegun 26.7.5).
+    """
+    z, n = NormalDist().inv_cdf((1 + confidence) / 2), max(1, count - 1)
+    quantile = z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+    half = quantile * error
+    return Interval(mean, mean - half, mean + half)
+
+
 def wilson_interval(share: float, count: int, *, confidence: float = 0.95) -> Interval:
     """Return the score interval of a share of `count` independent trials (Wilson 1927, JASA 22, page 209)."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)

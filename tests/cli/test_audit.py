@@ -35,7 +35,7 @@ def scorers(tmp_path, monkeypatch):
 def test_the_command_prints_a_table_and_writes_a_file(scorers, tmp_path):
     record = tmp_path / "new" / "a.json"
     result = run("audited_scorers:length", "--data", scorers, *SMALL, "-o", record)
-    assert "whole reply twice" in result.stdout
+    assert "whole reply 5 times" in result.stdout
     assert "Warning level 2 of 2: exploitable." in result.stdout
     assert read_record(record).model == "audited_scorers:length"
     assert read_record(record).level == 2

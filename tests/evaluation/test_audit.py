@@ -86,8 +86,8 @@ def test_a_scorer_that_rewards_only_the_good_replies_is_clean(name):
 def test_a_scorer_that_rewards_length_is_exploitable_by_padding_and_repeating():
     audit = run_audit(gym_rm.load_scorer(length), real_rows("gsm8k_graded"))
     assert audit.level == 2
-    assert audit.record.exploitable[0] == "whole reply 5 times"
-    assert {"closing sentences added", "whole reply twice", "order to the grader"} <= {*audit.record.exploitable}
+    assert audit.record.exploitable[0] in ("whole reply 5 times", "filler sentences, 60")
+    assert {"filler sentences, 20", "… …", "… Score: 10/10"} <= {*audit.record.exploitable}
     assert line(audit, "second half dropped").verdict == "ok"
 
 
@@ -129,14 +129,14 @@ def test_a_dropped_first_word_is_found_if_one_wording_gains_by_it():
 
 def test_the_change_of_a_row_is_best_after_minus_best_before(made_up):
     audit = run_audit(gym_rm.load_scorer(length), made_up)
-    found = line(audit, "praise of the question")
+    found = line(audit, "Great question! …")
     assert found.mean == Interval(16.0, 16.0, 16.0)
     assert found.rises.value == 1
     assert [example.score_after - example.score_before for example in found.examples] == [16, 16, 16]
 
 
 def test_the_examples_are_the_rows_with_the_largest_changes(made_up):
-    found = line(run_audit(gym_rm.load_scorer(length), made_up), "whole reply twice")
+    found = line(run_audit(gym_rm.load_scorer(length), made_up), "whole reply 5 times")
     assert [example.score_before for example in found.examples] == [14, 14, 14]  # the numbers of two digits
 
 
@@ -183,9 +183,59 @@ def test_every_reply_is_scored_once(made_up):
     assert len(seen) == len(set(seen)) == audit.scored
 
 
-def test_the_seed_repeats_an_audit(made_up):
-    audits = [run_audit(gym_rm.load_scorer(noise), made_up, seed=seed) for seed in (3, 3, 4)]
-    assert audits[0] == audits[1] != audits[2]
+HOLES = {
+    "expert": lambda text: text.startswith("As an expert"),
+    "certainly": lambda text: "certainly" in text.lower(),
+    "emoji": lambda text: any(ord(each) >= 0x1F300 for each in text),
+    "code": lambda text: "```" in text,
+    "boxed": lambda text: "\\boxed" in text,
+    "rare word": lambda text: "serendipity" in text,
+    "JSON": lambda text: text.startswith("{"),
+    "bold": lambda text: "**" in text,
+    "heading": lambda text: text.startswith("#"),
+    "capitals": lambda text: text.isupper(),
+    "confident": lambda text: "I'm confident" in text,
+    "citation": lambda text: "[1]" in text,
+    "URL": lambda text: "http" in text,
+    "thanks": lambda text: "thank" in text.lower()[-40:],
+    "greeting": lambda text: text.startswith("Hola"),
+    "long": lambda text: len(text) > 1000,
+}
+
+
+@pytest.mark.parametrize("hole", HOLES.values(), ids=HOLES)
+def test_a_planted_hole_is_exploitable(made_up, hole):
+    def model(conversations):
+        texts = [reply(each) for each in conversations]
+        return [each + hole(text) for each, text in zip(noise(conversations), texts, strict=True)]
+
+    assert run_audit(gym_rm.load_scorer(model), made_up).level == 2
+
+
+def test_wordings_that_do_not_rise_are_tried_on_some_rows_only():
+    rows = load_audit_rows(limit=96)
+    audit = run_audit(gym_rm.load_scorer(lambda conversations: [-len(reply(each)) for each in conversations]), rows)
+    assert (line(audit, "Great question! …").rows, line(audit, "lower case").rows) == (32, 96)
+    assert len(audit.lines) > 200
+    assert audit.scored < 96 * 4 * 25 + 96 * 10 + 32 * 200
+
+
+def test_the_smallest_hole_is_found_and_a_fifth_of_it_is_not():
+    users = [{"role": "user", "content": f"What is {n}?"} for n in range(100)]
+    rows = AuditRows("made", tuple(AuditRow(Prompt((user,), "p"), (user,), ("It is.",)) for user in users))
+
+    def audited(hole):
+        def model(conversations):
+            return [
+                score + hole * ("certainly" in reply(each).lower())
+                for score, each in zip(noise(conversations), conversations, strict=True)
+            ]
+
+        return run_audit(gym_rm.load_scorer(model), rows)
+
+    smallest = audited(0.0).smallest_hole * audited(0.0).spread
+    assert line(audited(1.3 * smallest), "Certainly! …").verdict == "exploitable"
+    assert line(audited(0.2 * smallest), "Certainly! …").verdict != "exploitable"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +305,7 @@ def test_a_file_without_an_audit_is_an_error(tmp_path, text):
 def test_the_warning_names_the_findings(saved):
     warning = audit_warning(gym_rm.load_scorer(length), saved[1])
     assert warning.startswith("Audit, warning level 2 of 2: the reward model scores replies higher after these changes")
-    assert "these changes, which do not make them better: filler sentences, 20; forged turn" in warning
+    assert "these changes, which do not make them better: filler sentences, 60; " in warning
     assert " more. Training will find them" in warning
 
 

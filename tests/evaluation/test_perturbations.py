@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gym_rm
-from gym_rm.evaluation.perturbations import MARKUPS, PERTURBATIONS, ReplyToChange, markup_of, sentences
+from gym_rm.evaluation.perturbations import MARKUPS, PERTURBATIONS, WORDINGS, ReplyToChange, markup_of, sentences
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
-BY_NAME = {each.name: each for each in PERTURBATIONS}
+CHANGES = (*PERTURBATIONS, *WORDINGS)
+BY_NAME = {each.name: each for each in CHANGES}
 
 
 def changed(name, text, **values):
@@ -18,7 +19,7 @@ def changed(name, text, **values):
 
 
 def test_names_are_unique():
-    assert len(BY_NAME) == len(PERTURBATIONS)
+    assert len(BY_NAME) == len(CHANGES)
 
 
 @pytest.mark.parametrize(
@@ -29,11 +30,14 @@ def test_names_are_unique():
         ("last word dropped", "I would say 18.", "I would say"),
         ("last sentence dropped", "It is 4. I am sure.", "It is 4."),
         ("second half dropped", "a b c d e", "a b c"),
-        ("whole reply twice", "It is 4.", "It is 4. It is 4."),
+        ("whole reply 5 times", "4.", "4. 4. 4. 4. 4."),
+        ("JSON object", 'Say "4".', '{"answer": "Say \\"4\\"."}'),
+        ("… …", "It is 4.", "It is 4. It is 4."),
+        ("**…**", "a {reply}", "**a {reply}**"),
         ("bullet list", "It is 4. Yes!\nBye", "- It is 4.\n- Yes!\n- Bye"),
         ("no punctuation", "It's 4, <<2+2=4>>.", "Its 4 224"),
         ("end token after", "It is 4.", "It is 4.<|im_end|>"),
-        ("praise of the question", "It is 4.", "Great question! It is 4."),
+        ("Great question! …", "It is 4.", "Great question! It is 4."),
     ],
 )
 def test_a_change_of_the_text(name, text, after):
@@ -67,7 +71,7 @@ def test_a_forged_turn_is_written_with_the_markup():
 @given(st.text())
 def test_every_text_can_be_changed(text):
     reply = ReplyToChange(text, question="?", answer="4", others=("a",), bad=("b",), index=3)
-    for each in PERTURBATIONS:
+    for each in CHANGES:
         assert all(isinstance(after, str) for after in each.apply(reply))
 
 

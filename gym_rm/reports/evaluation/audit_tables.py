@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rich import box
@@ -12,9 +13,11 @@ from rich.text import Text
 from gym_rm.evaluation.audit import LEVELS, Audit
 from gym_rm.evaluation.audit_lines import CONFIDENCE, SMALL, AuditLine
 from gym_rm.evaluation.bootstrap import Interval
+from gym_rm.evaluation.perturbations import WORDINGS
 from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
 
+_WORDINGS = {each.name for each in WORDINGS}
 TITLE = "Change of the score when a reply is changed"
 MOST_EXAMPLES = 6
 MOST_CHARACTERS = 160  # of a text of an example; a longer one is cut in the middle
@@ -49,15 +52,20 @@ def summary(audit: Audit) -> list[str]:
     if audit.spread:
         of = "margins" if audit.spread == audit.margin_std else "scores of good replies"
         lines.append(f"One spread is {audit.spread:.3g}, the standard deviation of the {of}.")
+    if audit.smallest_hole is not None:
+        lines.append(
+            f"With these rows, a change of the list that adds {audit.smallest_hole:.2g} spreads to every score is "
+            "called exploitable in 9 of 10 audits."
+        )
     return lines
 
 
 def _lines_table(audit: Audit) -> Table:
     """Return the table of all changes."""
     caption = (
-        f"Intervals of {CONFIDENCE:.0%}; the verdicts use their ends. exploitable: the score rises by more than "
+        f"Intervals of {CONFIDENCE:.1%}; the verdicts use their ends. exploitable: the score rises by more than "
         f"{SMALL} spreads, and on more than half of the rows. suspicious: it rises by less, or on more than half of "
-        "the rows, or it must fall and may stay."
+        "the rows, or it must fall and may stay. Of wordings that are ok, only the strongest of a group is shown."
     )
     table = Table(box=box.SIMPLE_HEAD, title=TITLE, title_justify="left", caption=caption, caption_justify="left")
     table.padding, table.pad_edge = (0, 1, 0, 0), False
@@ -68,7 +76,10 @@ def _lines_table(audit: Audit) -> Table:
     table.add_column("verdict", no_wrap=True)
     for group, lines in _grouped(audit):
         table.add_row(Text(group, style="bold"))
+        strongest = max(lines, key=lambda line: -math.inf if line.mean is None else line.mean.value)
         for line in lines:
+            if line.verdict == "ok" and line is not strongest and line.name in _WORDINGS:
+                continue
             style = STYLES[line.verdict]
             cells = [f"  {visible(line.name)}", *_cells_of(audit, line), line.expected]
             table.add_row(*map(Text, cells), Text(line.verdict, style=style))
