@@ -127,3 +127,17 @@ def test_a_hugging_face_model_is_refused_with_what_to_do(options):
     for model in (tiny_models.reward_model("qwen3"), tiny_models.reward_model("bert")):
         with pytest.raises(ConfigError, match=r"got the model \w+; pass gym_rm.RewardModelScorer\(model, tokenizer\)"):
             gym_rm.load_scorer(model, **options)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "bert"])
+def test_the_caller_can_swap_the_parameters(architecture):
+    """Swapping refuses parameters that something has a weak reference to."""
+    model = tiny_models.reward_model(architecture)
+    scorer = gym_rm.RewardModelScorer(model, tiny_models.tokenizer(tiny_models.ARCHITECTURES[architecture][1]))
+    before = scorer.score(CONVERSATIONS).rewards
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.bfloat16().float()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert scorer.score(CONVERSATIONS).rewards.tolist() != before.tolist()

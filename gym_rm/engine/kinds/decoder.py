@@ -8,13 +8,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from gym_rm.config import Config, NonNegativeInt
-from gym_rm.engine.kinds.kind import Kind, ModelFacts, Reduction, no_components
+from gym_rm.engine.kinds.kind import Kind, ModelFacts
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import IntArray
 from gym_rm.errors import ConfigError, warn_once
-from gym_rm.scores import FloatArray
 
 Pooling: TypeAlias = Literal["last", "hf"]
 
@@ -92,10 +91,6 @@ class DecoderKind(LastTokenKind):
         require_one_output(facts, facts.outputs_of(options.head), "decoder")
         return cls(ModuleHead(options.head), **shared)
 
-    def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Return the last value of each sequence as its reward."""
-        return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))
-
 
 @dataclass(frozen=True, slots=True)
 class EncoderKind(Kind):
@@ -111,10 +106,6 @@ class EncoderKind(Kind):
         """See `Kind.of`."""
         require_one_output(facts, facts.config.num_labels, "encoder")
         return cls(ClassifierLogits(), InputFormat(encoder=True))
-
-    def reduce(self, values: FloatArray, starts: IntArray) -> Reduction:
-        """Return the logit of each sequence as its reward."""
-        return Reduction(values[starts[1:] - 1, 0], no_components(len(starts) - 1))
 
 
 def require_one_output(facts: ModelFacts, outputs: int, kind: str) -> None:

@@ -81,12 +81,6 @@ def architecture_of(config: PreTrainedConfig) -> str:
     return str((config.architectures or [""])[0])
 
 
-def recognise(config: PreTrainedConfig, tensors: Iterable[str], name: str) -> Family | None:
-    """Return the known family of a checkpoint, or None."""
-    tensors = list(tensors)
-    return next((family for family in FAMILIES if family.matches(config, tensors, name)), None)
-
-
 def choose_family(
     config: PreTrainedConfig, tensors: Iterable[str], name: str, *, kind: str = "auto", head: str | None = None
 ) -> Family:
@@ -113,7 +107,7 @@ def choose_family(
         return Family(
             "named head", "decoder" if kind == "auto" else kind, "heads", heads=(head,), options={"head": head}
         )
-    known = recognise(config, tensors, name)
+    known = next((family for family in FAMILIES if family.matches(config, tensors, name)), None)
     if known is not None and kind in ("auto", known.kind):
         evidence = f"its hub id {name!r}" if known.vocabularies else f"its tensors {[*known.heads]}"
         logger.info("%r is of the family %s, by %s and its class %s", name, known.name, evidence, architecture)
