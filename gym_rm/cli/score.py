@@ -64,7 +64,8 @@ def score(
 
     With -o, repeat the same command (without --overwrite) to resume after an interruption, or to score rows that were
     added to the input or have no score. OUTPUT.scores has the finished scores, their settings, and a digest of the
-    model's files: scores of different settings or another model are never mixed. OUTPUT is written at the end.
+    model's files: scores of different settings or another model are never mixed, so one row of a finished output is
+    scored again. OUTPUT is written at the end.
 
     Exit codes: 0 all lines have a score; 1 error (the message names the line, finished scores are in OUTPUT.scores); 2
     invalid arguments; 3 finished, but some lines have no score (--on-error skip); 130 interrupted.
