@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
 from gym_rm.errors import GymRMError
+from gym_rm.scorers.math.denials import is_denied
 
 Choice: TypeAlias = Literal["A", "B", "tie"]
 Value = TypeVar("Value", float, Choice)
@@ -32,10 +33,6 @@ _BEGINS = {
     "score": re.compile(rf"{DECORATION}[-+]?[0-9]"),
     "verdict": re.compile(rf"{DECORATION}(?:[AB]|[Tt]ie|TIE)"),
 }
-_NEGATION = re.compile(
-    r"(?:\b(?:not|never|cannot|neither|nor|without|rather than|instead of|other than)\b|n['’]t\b)[^.,;:!?\n]*+\Z",
-    re.IGNORECASE,
-)
 
 
 class NoVerdict(GymRMError):
@@ -98,7 +95,7 @@ def _only(text: str, name: str, mark: str | None, read: Callable[[str], Value]) 
     for start, stop, content in _places(text, name, mark):
         if not _BEGINS[name].match(content):
             continue
-        if _NEGATION.search(text[max(0, start - 100) : start]):
+        if is_denied(text, start, len(text)):
             raise NoVerdict(f"the {name} {content[:20]!r} is denied")
         spelled.append(content)
         end = max(end, stop)

@@ -56,7 +56,7 @@ _TOKEN = re.compile(
     r"(?:[eE][+-]?\d{1,3}(?!\w))?(?:[ ]?/[ ]?\d++)?(?:[ ]?(?:\\?%|per ?cent\b|€))?"
     rf"(?:[ -](?:{MULTIPLIER_WORDS})s?\b)?"
 )
-_CHANGED = re.compile(rf"[^\n.,;:!?(]{{0,60}}?\b(?:{CHANGING_WORDS})\b", re.IGNORECASE)
+_CHANGED = re.compile(rf"(?:[ -]\w+)?[ -](?:{CHANGING_WORDS})\b", re.IGNORECASE)
 _REMARK = re.compile(r"(?P<answer>[^()]{1,100}) \((?=[^\W\d_]{2})")
 _IN_WORDS = re.compile(r"[^\W\d_]{3,}(?:[ -][^\W\d_]+){0,9} \((?P<answer>[^()]{1,40})\)\.?")
 _ASSIGNED = re.compile(r"(?:.*[^\\<>!:]|^)=\s?(?=[^=])", re.DOTALL)
@@ -269,8 +269,8 @@ def choice(text: str) -> str | None:
         if alone or (letter.isupper() and letter not in "AI"):
             return letter.upper()
     tail = text[-MAX_ANSWER_LENGTH:]
-    found = _final(_IN_BRACKETS, tail)
-    return None if found is None or is_denied(tail, *found.span()) else found["letter"]
+    found = [one for one in _IN_BRACKETS.finditer(tail) if not is_denied(tail, *one.span())]
+    return found[-1]["letter"] if found else None
 
 
 def _candidates(text: str) -> Iterator[tuple[str, str]]:
@@ -306,6 +306,7 @@ def normal_text(text: str) -> str:
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = re.sub(r"\\varnothing(?![a-z])|∅", r"\\emptyset", text)
     text = re.sub(r"\\(?:text|textbf|mathrm|mbox)\s?\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"(?<=\d)\s*([ap])\.?m\b", lambda half: f"{half[1]}m".lower(), text, flags=re.IGNORECASE)  # 9:15 a.m.
     bare = "".join(text.split())
     return " ".join(text.split()).casefold() if is_words(text) else bare
 

@@ -12,11 +12,11 @@ _NOT = (
     r"not|never|cannot|nor|neither|hardly|scarcely|doubt(?:s|ed|ful)?|unlikely|impossible|mistake|no way"
     r"|(?:any(?:thing|where)|every(?:thing)?|nothing|nowhere|all|none|no one) (?:but|near)|by no means"
     r"|except|excluding|besides|apart from|rather than|instead of|other than|in place of|as opposed to|far from"
-    rf"|(?:wrong|incorrect|false|mistaken)(?= {_THING})"
+    rf"|(?:wrong|incorrect|false|mistaken)(?= (?:that|to|{_THING}))|nobody|no circumstances|rul(?:e|es|ed|ing) out"
     r"|no es|nicht|niet|non è|não é|n['’]est pas|не"
 )
 _BETWEEN = (  # from a denial to the answer
-    r"be|been|is|are|was|were|it|it['’]s|this|that|the|an?|for|to|if|whether|say|think|believe|claim|conclude|assume"
+    r"be|been|is|are|was|were|would|it['’]s|it|this|that|the|an?|worth|for|to|if|whether|say|think|believe|claim|conclude|assume"
     rf"|true that|certain|sure|just|even|quite|close|equals?|exactly|[^\W\d_]+ly"
     rf"|(?:(?:correct|right|final) )?{_THING}:?"
     r"|[a-z] ?=|boxed|text|textbf|mathrm"

@@ -59,9 +59,10 @@ def verdict(references: list[str], answer: str) -> str:
         return "unparsable"
     try:
         known = [formula for text in references for formula in parsed_references[text]]
-        right = verify(known, formulas, timeout_seconds=None)
-        exact = [each if isinstance(each, str) else rational(each) for each in formulas]  # 2^{0.5}
-        right = right or (exact != formulas and verify(known, exact, timeout_seconds=None))
+        is_set = any("infty" in text or "\\cup" in text or text.startswith("[") for text in references)
+        exact = [each if isinstance(each, str) else rational(each) for each in formulas]
+        forms = [formulas] if exact == formulas else [formulas, exact]  # 2^{0.5} is a root
+        right = any(verify(known, each, timeout_seconds=None, allow_set_relation_comp=is_set) for each in forms)
         return "right" if right else "wrong"
     except (Exception, RecursionError, MemoryError):
         return "unparsable"
