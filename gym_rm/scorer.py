@@ -332,11 +332,13 @@ def check_rows(conversations: Sequence[Conversation], prompts: Prompts) -> None:
 def check_conversations(conversations: Sequence[Conversation], prompts: Prompts) -> None:
     """Raise ConfigError like `check_rows`, and if a conversation is not a list of messages."""
     check_rows(conversations, prompts)
-    for row, conversation in enumerate(conversations):
-        if isinstance(conversation, Mapping) and "role" in conversation:
+    row: int
+    given: Any
+    for row, given in enumerate(conversations):
+        if isinstance(given, Mapping) and "role" in given:
             raise ConfigError(f"{CONVERSATIONS}; got a message in row {row}; if it is one conversation, pass [it].")
-        listed = isinstance(conversation, Sequence) and _is_list(conversation)
-        wrong = [each for each in conversation if not isinstance(each, Mapping)] if listed else [conversation]
+        listed = isinstance(given, Sequence) and _is_list(given)
+        wrong = [each for each in given if not isinstance(each, Mapping)] if listed else [given]
         if wrong:
             raise ConfigError(f"{CONVERSATIONS}; got {describe(wrong[0])} in row {row}.")
 

@@ -267,7 +267,7 @@ class Scores:
         plain: dict[str, Any] = {name: {} for name in _BY_NAME}
         for (field_name, name), column in self._columns().items():
             values = [to_plain(value) for value in column]
-            if field_name == "infos":
+            if field_name == "infos" and name is not None:
                 values = [value if has else None for value, has in zip(values, self.has_info(name), strict=True)]
             if name is None:
                 plain[field_name] = values

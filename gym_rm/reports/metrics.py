@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,11 +19,6 @@ class RewardMetrics:
         std: population standard deviation (divisor N), computed in two passes; 0.0 for a single sample.
         min: lowest reward.
         max: highest reward.
-        num_tokens: mean number of tokens per conversation; None if the scorer does not count tokens.
-        truncated: share of the conversations that were truncated.
-        length_correlation: Pearson correlation of reward and number of tokens; it is high if the reward model prefers
-            long replies. None if either is constant.
-        components: mean of each component of the reward.
 
     Example:
         >>> metrics = reward_metrics([1.0, 3.0, float("nan")])
@@ -38,42 +32,13 @@ class RewardMetrics:
     std: float | None
     min: float | None
     max: float | None
-    num_tokens: float | None
-    truncated: float | None
-    length_correlation: float | None
-    components: Mapping[str, float] = field(default_factory=dict)
 
 
-def reward_metrics(
-    rewards: ArrayLike,
-    *,
-    num_tokens: ArrayLike | None = None,
-    truncated_tokens: ArrayLike | None = None,
-    components: Mapping[str, ArrayLike] | None = None,
-) -> RewardMetrics:
-    """Return statistics of N rewards.
-
-    Args:
-        rewards: `[N]`; a value that is not finite counts as failed and is left out of the statistics.
-        num_tokens: `[N]`, number of tokens of each conversation; 0 if they were not counted.
-        truncated_tokens: `[N]`, number of tokens cut from each conversation.
-        components: `[N]` by name.
-
-    Raises:
-        ValueError: the arrays have different lengths.
-    """
+def reward_metrics(rewards: ArrayLike) -> RewardMetrics:
+    """Return statistics of N rewards `[N]`; a value that is not finite counts as failed and is left out."""
     values = np.asarray(rewards, dtype=np.float64).reshape(-1)
-    scored = np.isfinite(values)
-
-    def of_scored(column: ArrayLike | None) -> NDArray[np.float64]:
-        array = np.zeros_like(values) if column is None else np.asarray(column, dtype=np.float64)
-        if array.shape != values.shape:
-            raise ValueError(f"expected one entry per reward, shape {values.shape}, got shape {array.shape}.")
-        return array[scored]
-
-    kept, tokens, cut = values[scored], of_scored(num_tokens), of_scored(truncated_tokens)
-    any_kept, counted = kept.size > 0, tokens > 0
-    parts = {name: of_scored(column) for name, column in (components or {}).items()}
+    kept = values[np.isfinite(values)]
+    any_kept = kept.size > 0
     return RewardMetrics(
         num_samples=int(kept.size),
         num_failed=int(values.size - kept.size),
@@ -81,10 +46,6 @@ def reward_metrics(
         std=_finite_std(kept) if any_kept else None,
         min=float(kept.min()) if any_kept else None,
         max=float(kept.max()) if any_kept else None,
-        num_tokens=float(tokens[counted].mean()) if counted.any() else None,
-        truncated=float(np.mean(cut[counted] > 0)) if counted.any() else None,
-        length_correlation=correlation(kept[counted], tokens[counted]),
-        components={name: float(np.nanmean(part)) for name, part in parts.items() if np.isfinite(part).any()},
     )
 
 

@@ -327,7 +327,7 @@ def test_an_audit_of_other_weights_is_said_to_be_one(saved):
 
 
 def test_the_packaged_audit_is_of_the_embedded_model(embedded):
-    """Repeat `gym-rm audit -o gym_rm/assets/audit.json` after the model has been made again."""
+    """Put the record of `gym-rm audit -o FILE` there after the model has been made again."""
     packaged = read_record(Path(gym_rm.__file__).parent / "assets" / "audit.json")
     assert packaged.revision == embedded.record.revision
     warning = audit_warning(gym_rm.load_scorer(None))

@@ -30,25 +30,16 @@ def test_missing_scores_are_left_out_of_the_statistics(rewards, failures):
 def test_without_scores_the_statistics_are_none(rewards):
     metrics = reward_metrics(rewards)
     assert metrics.num_samples == 0
-    assert {metrics.mean, metrics.std, metrics.min, metrics.max, metrics.length_correlation} == {None}
+    assert {metrics.mean, metrics.std, metrics.min, metrics.max} == {None}
 
 
 def test_one_sample_has_standard_deviation_zero():
     assert reward_metrics([2.0]).std == 0.0
 
 
-def test_length_correlation_of_a_reward_for_length():
-    assert reward_metrics([1.0, 2.0, 3.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(1.0)
-    assert reward_metrics([3.0, 2.0, 1.0], num_tokens=[10, 20, 30]).length_correlation == pytest.approx(-1.0)
-
-
-def test_missing_scores_do_not_change_the_correlation():
-    assert reward_metrics([1.0, math.nan, 3.0], num_tokens=[10, 999, 30]).length_correlation == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [5.0]])
-def test_the_correlation_of_a_constant_is_none(rewards):
-    assert reward_metrics(rewards, num_tokens=range(len(rewards))).length_correlation is None
+@pytest.mark.parametrize("constant", [[0.1, 0.1, 0.1], [5.0]])
+def test_the_correlation_of_a_constant_is_none(constant):
+    assert correlation(np.array(constant), np.arange(len(constant), dtype=float)) is None
 
 
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=2, max_size=20))
@@ -62,28 +53,3 @@ def test_correlation_is_between_minus_one_and_one(pairs):
 def test_correlation_does_not_depend_on_the_scale(scale):
     x, y = np.array([1.0, 2.0, 4.0]), np.array([2.0, 1.0, 5.0])
     assert correlation(x * scale, y) == pytest.approx(np.corrcoef(x, y)[0, 1])
-
-
-def test_num_tokens_and_truncated_share():
-    metrics = reward_metrics([1.0, 2.0], num_tokens=[10, 30], truncated_tokens=[0, 5])
-    assert (metrics.num_tokens, metrics.truncated) == (20.0, 0.5)
-
-
-def test_rows_whose_tokens_were_not_counted_are_left_out_of_token_statistics():
-    metrics = reward_metrics([1.0, 9.0, 2.0], num_tokens=[10, 0, 30], truncated_tokens=[0, 0, 5])
-    assert (metrics.num_tokens, metrics.truncated, metrics.length_correlation) == (20.0, 0.5, pytest.approx(1.0))
-
-
-def test_a_scorer_without_token_counts_has_no_token_statistics():
-    metrics = reward_metrics([1.0, 2.0], num_tokens=[0, 0], truncated_tokens=[0, 0])
-    assert (metrics.num_tokens, metrics.truncated, metrics.length_correlation) == (None, None, None)
-
-
-def test_components_are_averaged_over_the_scored_rows():
-    metrics = reward_metrics([1.0, 2.0, math.nan], components={"help": [1.0, 3.0, 99.0], "none": [math.nan] * 3})
-    assert metrics.components == {"help": 2.0}
-
-
-def test_columns_of_another_length_raise_value_error():
-    with pytest.raises(ValueError, match="one entry per reward"):
-        reward_metrics([1.0, 2.0], num_tokens=[1])
