@@ -23,6 +23,7 @@ SETTINGS_LIMIT = 1 << 20
 MEMORY_EXIT = 86
 MAX_MESSAGE = 2000
 FILE = "<code>"
+INPUT = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 AST_ONLY = 0x400  # ast.PyCF_ONLY_AST, without the import of ast
 FORBIDDEN_ERRNOS = (1, 13, 30)  # EPERM, EACCES, EROFS
 
@@ -42,6 +43,7 @@ class Guest:
         self.input = -1
         self.module = type(sys)("__main__")
         self.module.__dict__["__builtins__"] = __builtins__
+        sys.modules["builtins"].open = io.open = open_file  # type: ignore[attr-defined]
         vars(sys.modules["builtins"]).update(exit=sys.exit, quit=sys.exit)  # as the module site does
         self.recursion = sys.getrecursionlimit()
         self.stdout, self.stderr = sys.stdout, sys.stderr
@@ -219,6 +221,12 @@ def finish_program() -> None:
     atexit = sys.modules.get("atexit")
     if atexit is not None:
         atexit._run_exitfuncs()
+
+
+def open_file(file: Any, *args: Any, _open: Any = open, **kwargs: Any) -> Any:
+    """Open a file; the names of standard input are its descriptor, because there may be no /proc."""
+    is_input = isinstance(file, (str, os.PathLike)) and os.fspath(file) in INPUT
+    return _open(os.dup(0) if is_input else file, *args, **kwargs)
 
 
 def open_input() -> int:

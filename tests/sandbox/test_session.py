@@ -32,6 +32,8 @@ def test_printed_text_comes_with_the_request_that_printed_it(session):
         "import sys; print(sys.stdin.read().replace('\\n', ''))",
         "import sys; print(sys.stdin.buffer.read().decode().replace('\\n', ''))",
         "print(open(0).read().replace('\\n', ''))",
+        "print(open('/dev/stdin').read().replace('\\n', ''))",
+        "import pathlib; print(pathlib.Path('/dev/stdin').read_text().replace('\\n', ''))",
         "import os; print(os.read(0, 99).decode().replace('\\n', ''))",
     ],
 )

@@ -53,7 +53,8 @@ def run_by_unittest(module: types.ModuleType, report: Report) -> int:
         def addError(self, test: Any, error: Any) -> None:
             report.count(test, error[1])
 
-        addFailure = addError
+        def addFailure(self, test: Any, error: Any) -> None:
+            report.count(test, error[1])
 
         def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
             if error is not None:
@@ -107,6 +108,7 @@ def needs_no_pytest(function: Any, names: Any) -> None:
 def run_by_pytest(module: types.ModuleType, report: Report) -> int:
     """Run all tests by pytest, from a module that is no file."""
     import pathlib
+    import unittest
 
     import pytest
 
@@ -128,11 +130,8 @@ def run_by_pytest(module: types.ModuleType, report: Report) -> int:
             for item in session.items:
                 if {"tmp_path", "tmpdir", "capfd"} & {*getattr(item, "fixturenames", ())}:
                     raise BrokenTests(f"{item.name} needs files, which the sandbox does not have")
-                if (
-                    inspect.iscoroutinefunction(item.obj)
-                    and isinstance(item, pytest.Function)
-                    and item.parent.obj is module
-                ):
+                is_method_of_unittest = item.cls is not None and issubclass(item.cls, unittest.TestCase)
+                if inspect.iscoroutinefunction(item.obj) and not is_method_of_unittest:
                     raise BrokenTests(f"{item.name} is a coroutine; write an unittest.IsolatedAsyncioTestCase")
             return True
 

@@ -13,7 +13,7 @@ from gym_rm.checks import positive
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.sandbox.time_limit import TimeLimit
-from gym_rm.scorers.code.replies import reply_blocks
+from gym_rm.scorers.code.replies import spoken, tagged_blocks
 from gym_rm.scorers.code.verdicts import clean
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
@@ -93,8 +93,7 @@ class CodeInterpreter:
 
     def blocks_of(self, reply: str) -> list[str]:
         """Return the code of a reply that is executed."""
-        has_code = "<code>" in reply.rpartition("</think>")[2]
-        return [block for block in reply_blocks(reply) if block.strip()] if has_code else []
+        return [block for block in tagged_blocks(spoken(reply)) if block.strip()]
 
     def close(self) -> None:
         """End the processes of all episodes."""

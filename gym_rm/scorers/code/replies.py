@@ -3,38 +3,86 @@
 from __future__ import annotations
 
 import ast
+import bisect
+import functools
+import itertools
 import re
 import textwrap
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+MARK = re.compile(r"(?<!`)(?:</?think>|<code>)")
+MOST_TRIALS = 8
+# Blocks alone, and fences in them wherever they are indented: replies indent those of lists in every way.
+_MARKDOWN = MarkdownIt("commonmark").disable(["code", "html_block", "reference", "inline", "text_join"])
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str]]:
     """Return the language and the code of every fenced block; a block without an end reaches to the end."""
-    blocks: list[tuple[str, str]] = []
-    fence, language, lines = "", "", list[str]()
-    for line in text.splitlines(keepends=True):
-        stripped = line.strip()
-        if not fence:
-            mark = re.match(r"(`{3,}|~{3,})([^`]*)$", stripped)
-            if mark:
-                fence, language, lines = mark[1], (mark[2].split() or [""])[0].lower(), []
-        elif stripped.startswith(fence) and not stripped.strip(fence[0]):
-            blocks.append((language, "".join(lines)))
-            fence = ""
-        else:
-            lines.append(line)
-    return [*blocks, (language, "".join(lines))] if fence else blocks
+    return [((token.info.split() or [""])[0].lower().strip("{}."), token.content) for token in _fences(text)]
+
+
+@functools.lru_cache(maxsize=16)
+def _fences(text: str) -> list[Token]:
+    return [token for token in _MARKDOWN.parse(text) if token.type == "fence"]
+
+
+def marks(text: str) -> list[re.Match[str]]:
+    """Return the tags `<think>`, `</think>` and `<code>` of a text that are not in the code of a fenced block."""
+    fenced = {line for token in _fences(text) for line in range(*(token.map or (0, 0)))}
+    breaks = [match.start() for match in re.finditer("\n", text)]
+    matches = [(bisect.bisect_left(breaks, match.start()), match) for match in MARK.finditer(text)]
+    lines = text.split("\n")
+    return [match for line, match in matches if line not in fenced or lines[line].strip() == "</think>"]
+
+
+def spoken(reply: str) -> str:
+    """Return a reply without its thoughts, whose beginning may be in the prompt."""
+    reply = reply.replace("\r\n", "\n")
+    for _ in range(MOST_TRIALS):
+        tags = [match for match in marks(reply) if match[0] != "<code>"]
+        if not tags:
+            return reply
+        first = tags[0]
+        start = 0 if first[0] == "</think>" else first.start()
+        ends = [match.end() for match in tags if match[0] == "</think>"]
+        if not ends:  # or in a block of the thoughts that has no end
+            found = reply.find("</think>", start)
+            ends = [found + len("</think>") if found >= 0 else len(reply)]
+        reply = reply[:start] + reply[ends[0] :]
+    return reply.rpartition("</think>")[2]
+
+
+def tagged_blocks(said: str) -> list[str]:
+    """Return the code of the `<code>` blocks of a text without thoughts."""
+    blocks, end = list[str](), 0
+    for match in marks(said):
+        if match[0] != "<code>" or match.start() < end:
+            continue
+        closing = itertools.islice(re.compile("</code>").finditer(said, match.end()), MOST_TRIALS)
+        ends = [each.start() for each in closing] or [len(said)]
+        end = next((each for each in ends if is_python(said[match.end() : each])), ends[0])
+        body = said[match.end() : end].strip("\n")
+        fences = "" if is_python(body) else "".join(code for _, code in fenced_blocks(body))
+        blocks.append(fences or body)
+    return blocks
+
+
+def is_python(code: str) -> bool:
+    """Return whether a text is a program."""
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def reply_blocks(reply: str) -> list[str]:
     """Return the code blocks of a reply after its thoughts: `<code>` blocks, else fenced blocks of Python."""
-    said = reply.rpartition("</think>")[2]
-    if "<think>" in said:
-        said = said.partition("<think>")[0]
-    tagged = [part.partition("</code>")[0] for part in said.split("<code>")[1:]]
-    if tagged:
-        return ["".join(code for _, code in fenced_blocks(each)) or each.strip("\n") for each in tagged]
-    blocks = fenced_blocks(said)
-    return [code for language, code in blocks if language in ("", "python", "py", "python3")]
+    said = spoken(reply)
+    languages = ("", "python", "py", "python3")
+    return tagged_blocks(said) or [code for language, code in fenced_blocks(said) if language in languages]
 
 
 def extract_code(reply: str, *, name: str = "") -> str | None:
@@ -43,8 +91,8 @@ def extract_code(reply: str, *, name: str = "") -> str | None:
     if blocks:
         defines = re.compile(rf"\b(?:def|class) +{name}\b|^{name} *[:=]", re.MULTILINE)
         return next((block for block in reversed(blocks) if name and defines.search(block)), blocks[-1])
-    said = reply.rpartition("</think>")[2]
-    has_marks = "```" in said or "<code>" in said or "<think>" in said
+    said = spoken(reply)
+    has_marks = bool(marks(said) or fenced_blocks(said))
     return said.strip("\n") if said.strip() and not has_marks else None
 
 
@@ -54,8 +102,4 @@ def indented(body: str) -> str:
     if body.startswith("    "):
         return body
     whole = textwrap.indent(body, "    ")
-    try:
-        ast.parse("def f():\n" + whole)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "    " + body.lstrip(" ")
-    return whole
+    return whole if is_python("def f():\n" + whole) else "    " + body.lstrip(" ")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gym_rm.documents import parse_json
-from gym_rm.scorers.code.replies import fenced_blocks, indented
+from gym_rm.scorers.code.replies import fenced_blocks, indented, is_python
 from gym_rm.types import Prompt
 
 CASE_FIELDS = ("cases", "test_cases", "input_output", "public_test_cases", "tests", "ground_truth", "reward_model")
@@ -225,11 +225,7 @@ def prompt_code(text: str, entry_point: str) -> tuple[str, str]:
     header = re.compile(rf"^(?:@.*\n)*(async +)?def +{entry_point}\b", re.M)
     for code in [block for _, block in fenced_blocks(text)] + [text[start:] for start in starts]:
         function = header.search(code)
-        if function is not None:
-            try:
-                ast.parse(code)
-            except (SyntaxError, ValueError, RecursionError, MemoryError):
-                continue
+        if function is not None and is_python(code):
             return code if code.endswith("\n") else code + "\n", code[: function.start()]
     return "", ""
 
