@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gym_rm.engine.backbones.tree_attention import SUPPORTED_LAYER_TYPES, UnsupportedByTree
 from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree, plan_padded, plan_trees
-from gym_rm.errors import logger
+from gym_rm.errors import ConfigError, brief, logger
 
 Values: TypeAlias = NDArray[np.float32]
 IdArray: TypeAlias = NDArray[np.int32]
@@ -86,10 +86,16 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
     Args:
         candidate: properties of the model.
         run: function that runs a plan's batches and returns their values `[sum R, ...]`.
+
+    Raises:
+        ConfigError: the plain forward fails.
     """
     sequences = trial_sequences(candidate.config)
     plain = plan_padded(sequences, max_num_batched_tokens=EVERYTHING, alone=True, exact=True)
-    expected = run(plain, PLAIN)[plain.value_index]
+    try:
+        expected = run(plain, PLAIN)[plain.value_index]
+    except FAILURES as error:
+        raise ConfigError(f"the forward of {candidate.name} fails for short texts: {brief(error)}.") from error
 
     def agrees(forward: Forward) -> bool:
         plan = _plan(candidate, forward, sequences)

@@ -157,6 +157,13 @@ def test_a_forward_that_fails_is_not_chosen(works):
     assert choose_forward(candidate, run) == expected
 
 
+def test_a_plain_forward_that_fails_is_an_error_by_name():
+    model = tiny_models.reward_model("bert")
+    model.bert.embeddings.forward = lambda **inputs: None
+    with pytest.raises(ConfigError, match="the forward of BertForSequenceClassification fails for short texts: "):
+        LocalExecutor().load(LoadSpec(model, ClassifierLogits()))
+
+
 def checked(sequence_value, chunks=(None, 256)):
     """Return the result of `check_invariance` for a model whose values are those of a function."""
     config = tiny_models.reward_model("qwen3").config
