@@ -29,7 +29,8 @@ def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
         allow_nan: whether `NaN`, which Python and pandas write, is a number.
 
     Raises:
-        ValueError: the text is not valid JSON, a number is not finite, or brackets are nested too deep.
+        ValueError: the text is not valid JSON, a key occurs twice, a number is not finite, or brackets are nested too
+            deep.
     """
 
     def constant(name: str) -> float:
@@ -39,12 +40,21 @@ def parse_json(text: str | bytes, *, allow_nan: bool = False) -> Any:
 
     try:
         text = text.decode("utf-8", "surrogatepass") if isinstance(text, bytes) else text
-        value = json.loads(text, parse_float=_finite, parse_constant=constant)
+        value = json.loads(text, parse_float=_finite, parse_constant=constant, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     if text.count("[") + text.count("{") > MOST_LEVELS:
         _check_size(value)
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r:.80} occurs twice")
+        found[key] = value
+    return found
 
 
 def parse_yaml(text: str) -> Any:

@@ -13,7 +13,7 @@ import pydantic
 
 from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, divide_settings, parse_settings
 from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.generation.chat import RemoteChatOptions, chat_options, load_chat_model
+from gym_rm.generation.chat import RemoteChatOptions, chat_options, check_replies, load_chat_model
 from gym_rm.plain_values import to_plain
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
@@ -111,7 +111,7 @@ class SimulatedUser:
                 break
             seeds = [self._seed(asked[row]) + attempt for row in rows]
             replies = self.model.reply([asked[row] for row in rows], seeds=seeds, deadline=deadline)
-            for row, reply in zip(rows, replies, strict=True):
+            for row, reply in zip(rows, check_replies(self.model, replies, len(rows)), strict=True):
                 if reply.error is not None:
                     raise self._failed(row, len(conversations), reply.error)
                 ends = self.options.end_marker in reply.text

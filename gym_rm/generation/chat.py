@@ -166,6 +166,26 @@ def load_chat_model(model: Any, **options: Any) -> ChatModel:
     return loaded
 
 
+def check_replies(model: Any, replies: Any, size: int) -> list[ChatReply]:
+    """Return what a chat model gave for `size` conversations; what is no `ChatReply` becomes the error of its row.
+
+    Raises:
+        ConfigError: it is not one reply for each conversation.
+    """
+    if not isinstance(replies, Sequence) or isinstance(replies, str | bytes) or len(replies) != size:
+        given = f"{len(replies)} replies" if isinstance(replies, list | tuple) else f"{replies!r:.80}"
+        raise ConfigError(f"{model!r:.100} gave {given} to {size} conversations; expected one ChatReply for each.")
+    return [
+        reply
+        if isinstance(reply, ChatReply)
+        and isinstance(reply.text, str)
+        and isinstance(reply.finished, bool)
+        and isinstance(reply.error, str | None)
+        else ChatReply(error=f"the chat model gave {reply!r:.80}, expected a ChatReply with a text")
+        for reply in replies
+    ]
+
+
 def without_reasoning(text: str, *, started: bool = False) -> str | None:
     """Return the answer after a model's reasoning; None if the reasoning has not ended.
 

@@ -94,7 +94,15 @@ def test_messages_of_one_side_in_a_row_are_joined_and_other_roles_left_out():
 
 @pytest.mark.parametrize(
     ("failure", "reason"),
-    [(ChatReply(error="no server"), "no server"), (ChatReply("", finished=False), "was empty, or cut"), (" ", "empty")],
+    [
+        (ChatReply(error="no server"), "no server"),
+        (ChatReply("", finished=False), "was empty, or cut"),
+        (" ", "empty"),
+        *(
+            (ChatReply(value, finished=True), "expected a ChatReply")
+            for value in (None, b"hi", 3, ["hi"], {"text": "hi"})
+        ),
+    ],
 )
 def test_a_failure_names_the_row_and_leaves_the_environment_unchanged(failure, reason):
     broken = [True]

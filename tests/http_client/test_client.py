@@ -52,7 +52,9 @@ def test_a_status_has_a_meaning(status, headers, error):
     assert "why" in str(raised.value) or status == 302
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"NaN", b'{"a": Infinity}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"NaN", b'{"a": Infinity}', b"\xff", b"[" * 100_000, b'{"a": [{"b": 1, "b": 2}]}']
+)
 def test_what_is_no_json_is_invalid(body):
     with pytest.raises(InvalidReply):
         parse_body(body)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, divide_settings, parse_settings
 from gym_rm.engine.text.messages import check_conversation
 from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.generation.chat import ChatReply, RemoteChatOptions, chat_options, load_chat_model
+from gym_rm.generation.chat import ChatReply, RemoteChatOptions, chat_options, check_replies, load_chat_model
 from gym_rm.scorer import check_rows
 from gym_rm.scorers.judge.prompts import Question, Rubric
 from gym_rm.scorers.judge.verdicts import NoVerdict, read_choice, read_score
@@ -264,9 +264,7 @@ class JudgeScorer:
                 seeds=[ask.seed + attempt for ask in asks],
                 deadline=deadline,
             )
-            if len(replies) != len(asks):
-                raise ConfigError(f"{self.model!r} gave {len(replies)} replies to {len(asks)} conversations.")
-            for ask, reply in zip(asks, replies, strict=True):
+            for ask, reply in zip(asks, check_replies(self.model, replies, len(asks)), strict=True):
                 self._take(ask, reply)
             asks = [ask for ask in asks if ask.verdict is None and ask.error is None]
         late = f" within timeout={self.options.timeout:g}" if time.monotonic() >= deadline else ""

@@ -15,6 +15,7 @@ from gym_rm import ConfigError, Prompt, load_scorer
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorer import try_score
 from gym_rm.scorers.judge.scorer import JudgeScorer
+from gym_rm.scores import ScoringError
 from gym_rm.testing import check_scorer
 
 FORM = re.compile(r"(?:Score|Verdict) ([A-Z]{6}): ")
@@ -340,3 +341,27 @@ def test_a_judge_is_the_reward_of_an_environment():
     _, rewards, _, _, infos = envs.step(["four", "five!"])
     assert rewards.tolist() == [4.0, 5.0]
     assert infos["final_info"]["judgement"][0].startswith("Score ")
+
+
+@pytest.mark.parametrize("value", [None, b"Score 3", 3, ["a"], {"text": "a"}])
+@pytest.mark.parametrize(
+    "wrap", [lambda value: value, lambda value: ChatReply(value, finished=True)], ids=["bare", "text"]
+)
+def test_a_reply_of_the_judge_that_is_no_text_is_an_error_of_its_row(value, wrap):
+    class Broken(Judge):
+        def reply(self, conversations, **options):
+            good = super().reply(conversations, **options)
+            return [*good[:-1], wrap(value)]
+
+    with pytest.raises(ScoringError, match=r"row 1: .*expected a ChatReply with a text"):
+        JudgeScorer(Broken(by_length), mode="score").score(ask("a", "bc"))
+
+
+@pytest.mark.parametrize("value", [None, b"a", "a", 3, [], {"a": 1}])
+def test_a_judge_that_does_not_give_one_reply_each_is_refused(value):
+    class Broken(Judge):
+        def reply(self, conversations, **options):
+            return value
+
+    with pytest.raises(ConfigError, match="expected one ChatReply for each"):
+        JudgeScorer(Broken(by_length), mode="score").score(ask("a"))
