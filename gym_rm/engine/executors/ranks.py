@@ -136,6 +136,8 @@ def _join(rank: Rank, device: torch.device) -> None:
     os.environ.update(RANK=str(rank.index), WORLD_SIZE=str(rank.size), LOCAL_RANK=str(rank.device_index))
     host, _, port = rank.store.rpartition(":")
     store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=JOIN_SECONDS))
+    store.set(f"rank {rank.index}", "here")
+    store.wait([f"rank {index}" for index in range(rank.size)], timedelta(seconds=JOIN_SECONDS))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=store,

@@ -221,3 +221,17 @@ def test_a_driver_that_is_killed_leaves_no_process_also_not_a_stopped_one(option
     process.kill()
     process.wait()
     assert all(gone(each) for each in ids)
+
+
+def test_a_rank_waits_for_the_others_no_longer_than_stated(monkeypatch):
+    from gym_rm.engine.executors import ranks as module  # loads torch.distributed
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(module, "JOIN_SECONDS", 1)
+    store = module.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank = module.Rank(0, 2, f"127.0.0.1:{store.port}")
+    started = time.monotonic()
+    with pytest.raises(module.dist.DistStoreError, match="rank 1"):
+        module._join(rank, module.torch.device("cpu"))
+    assert time.monotonic() - started < 10
