@@ -30,6 +30,7 @@ except ImportError as missing:
     ) from missing
 
 ROOM_SECONDS = 60.0  # that a replica waits for free resources
+INLINE_BYTES = 100_000  # which Ray sends with a call; more is read from the object store, as a copy for all ranks
 START_SECONDS = 600.0  # in which actors must start and import torch, before they load the model
 
 
@@ -98,6 +99,7 @@ class RayReplica(Replica):
     def _start_ranks(self, spec: LoadSpec) -> None:
         size = spec.num_ranks
         with _ray_errors():
+            _require_node()
             self._reserve(spec)
             for i in range(size):
                 self._add_actor(i)
@@ -137,7 +139,8 @@ class RayReplica(Replica):
         if len(actors) < self._size:
             raise ReplicaFailed("it was stopped")
         with _ray_errors():
-            message = request if len(actors) == 1 else ray.put(request)
+            _require_node()
+            message = request if len(actors) == 1 or len(request) < INLINE_BYTES else ray.put(request)
             self._answers = {actor.answer.remote(message): i for i, actor in enumerate(actors)}
 
     def _receive(self, ends: float) -> dict[int, Answer]:
@@ -150,6 +153,13 @@ class RayReplica(Replica):
                     "may take so long"
                 )
             return {self._answers.pop(reference): pickle.loads(ray.get(reference)) for reference in ready}
+
+
+def _require_node() -> None:
+    """Raise ReplicaFailed if the raylet of this machine has ended: Ray would wait for it, or end this process."""
+    here = ray.get_runtime_context().get_node_id()
+    if not any(node["NodeID"] == here and node["Alive"] for node in ray.nodes()):
+        raise ReplicaFailed("Ray has ended on this machine (its raylet is dead); start it again, and this program")
 
 
 @contextlib.contextmanager

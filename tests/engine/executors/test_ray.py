@@ -116,3 +116,10 @@ def test_an_executor_without_a_model_leaves_a_ray_that_was_there(cluster):
         executor.run([])
     executor.close()
     assert ray.is_initialized()
+
+
+def test_a_machine_whose_raylet_has_died_is_named_at_once(cluster, saved_model, monkeypatch):
+    replica = RayReplica()
+    monkeypatch.setattr(ray, "nodes", lambda: [{"NodeID": ray.get_runtime_context().get_node_id(), "Alive": False}])
+    with pytest.raises(ReplicaFailed, match="its raylet is dead"):
+        replica.start(spec_of(saved_model("qwen3")))
