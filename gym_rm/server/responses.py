@@ -34,7 +34,8 @@ STATUS: dict[str, int] = {
 }
 # vLLM, and SGLang like it, answer 400 to what is invalid.
 VLLM_PATHS = frozenset(
-    {"/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/pooling", "/v1/embeddings"}
+    {"/classify", "/v1/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/pooling"}
+    | {"/tokenize", "/v1/embeddings"}
 )
 VLLM_TYPES = {
     400: "BadRequestError",

@@ -6,6 +6,7 @@ would change or cut the text, because it is the one the model was trained on, ar
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -16,11 +17,14 @@ from fastapi import Body
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gym_rm.errors import ConversationError
 from gym_rm.scores import Scores
 from gym_rm.server import sglang
 from gym_rm.server.request_bodies import Objects, RequestBody, TextInput, Texts
 from gym_rm.server.responses import RequestError, json_response, raise_for_rows, sigmoid
 from gym_rm.server.service import Service
+
+STARTED = int(time.time())
 
 
 class VLLMBody(RequestBody):
@@ -47,6 +51,13 @@ class ChatBody(VLLMBody):
     add_generation_prompt: Literal[False] = False
     continue_final_message: Literal[False] = False
     add_special_tokens: Literal[False] = False
+
+
+class TokenizeBody(VLLMBody):
+    """Body of `/tokenize`."""
+
+    prompt: str = pydantic.Field(min_length=1)
+    add_special_tokens: bool = True
 
 
 class PoolingTextBody(TextBody):
@@ -119,6 +130,28 @@ ScoreBody = Annotated[
     pydantic.Discriminator(_pairs_form),
     Body(),
 ]
+
+
+async def models(request: Request) -> Response:
+    """The only model."""
+    model = request.app.state.service.model
+    entry = {"id": model, "object": "model", "created": STARTED, "owned_by": "gym_rm", "root": model, "parent": None}
+    return json_response({"object": "list", "data": [entry]})
+
+
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """Token ids of a text, as the reward model reads it."""
+    service: Service = request.app.state.service
+    service.rendered_texts(body.prompt)  # refuses a scorer of conversations
+    renderer = service.scorer.renderer  # type: ignore[attr-defined]
+    try:
+        rendered = await asyncio.to_thread(renderer.encode_text, body.prompt, body.add_special_tokens)
+    except ConversationError as error:
+        raise RequestError("invalid_request", str(error), "prompt") from error
+    tokens = rendered.input_ids.tolist()
+    return json_response(
+        {"count": len(tokens), "max_model_len": renderer.max_length, "tokens": tokens, "token_strs": None}
+    )
 
 
 async def classify(body: ClassifyBody, request: Request) -> Response:

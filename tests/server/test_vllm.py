@@ -148,3 +148,22 @@ def test_a_scorer_without_a_text_model_refuses_rendered_texts(client, path):
     assert reply.status_code == 501
     assert "scores conversations" in reply.json()["error"]["message"]
     assert client.post(path, json={"messages": chat("a", "four"), "use_activation": False}).status_code == 200
+
+
+def test_the_steps_of_vllms_own_client_examples(model_client):
+    """`classification_online.py`, `sequence_reward_online.py` and `embedding_requests_base64_online.py` begin so."""
+    model = model_client.get("/v1/models").json()["data"][0]["id"]
+    prompts = ["Hello, my name is", "The capital of France is"]
+    texts = model_client.post("/classify", json={"model": model, "input": prompts}).json()
+    asked = [model_client.post("/tokenize", json={"model": model, "prompt": prompt}).json() for prompt in prompts]
+    assert [each["count"] for each in asked] == [len(each["tokens"]) for each in asked]
+    ids = model_client.post("/v1/classify", json={"model": model, "input": [each["tokens"] for each in asked]}).json()
+    assert [each["probs"] for each in ids["data"]] == [each["probs"] for each in texts["data"]]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "vLLM is great!"}]}]
+    for body in ({"input": "vLLM is great!"}, {"messages": parts}):
+        assert len(model_client.post("/pooling", json={"model": model, **body}).json()["data"][0]["data"]) == 1
+
+
+@pytest.mark.parametrize("prompt", ["", "\ud800", 3, None, ["a"]])
+def test_tokenize_refuses_what_is_no_text(model_client, prompt):
+    assert model_client.post("/tokenize", content=json.dumps({"prompt": prompt}), headers=JSON).status_code == 400

@@ -191,7 +191,9 @@ class VLLMProtocol:
         data = _mapping(reply).get("data")
         if not isinstance(data, list) or len(data) != 1:
             raise InvalidReply(f"data must have one entry, got {data!r:.80}")
-        probs = _mapping(data[0]).get("probs")
+        probs, index = _mapping(data[0]).get("probs"), data[0].get("index", 0)
+        if type(index) is not int or index != 0:
+            raise InvalidReply(f"the index of the only entry must be 0, got {index!r:.80}")
         if not isinstance(probs, list) or not probs:
             raise InvalidReply(f"probs must be a list of numbers, got {probs!r:.80}")
         if len(probs) > 1:
