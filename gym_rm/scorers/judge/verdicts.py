@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
 from gym_rm.errors import GymRMError
-from gym_rm.scorers.math.denials import is_denied
+from gym_rm.scorers.math.denials import MARGIN, is_denied
 
 Choice: TypeAlias = Literal["A", "B", "tie"]
 Value = TypeVar("Value", float, Choice)
@@ -29,10 +29,7 @@ _END = r"(?:[\s*_`\"')\].$]|</\w{1,20}>)*+"
 _ENDS = re.compile(_END)
 _SCORE = re.compile(rf"{DECORATION}({_NUMBER})(?:[\s(*]*+(?:/|out of\b)\s*+({_NUMBER}))?{_END}")
 _CHOICE = re.compile(rf"{DECORATION}(A|B|[Tt]ie|TIE){_END}")
-_BEGINS = {
-    "score": re.compile(rf"{DECORATION}[-+]?[0-9]"),
-    "verdict": re.compile(rf"{DECORATION}(?:[AB]|[Tt]ie|TIE)"),
-}
+_BEGINS = re.compile(rf"{DECORATION}(?:[-+]?[0-9]|[AB]|[Tt]ie|TIE)")
 
 
 class NoVerdict(GymRMError):
@@ -93,9 +90,10 @@ def _only(text: str, name: str, mark: str | None, read: Callable[[str], Value]) 
         text, value = in_json
         spelled, end = [value], len(text)
     for start, stop, content in _places(text, name, mark):
-        if not _BEGINS[name].match(content):
+        if not _BEGINS.match(content):
             continue
-        if is_denied(text, start, len(text)):
+        line = text[max(0, start - MARGIN) : start].rpartition("\n")[2]
+        if is_denied(line, len(line), len(line)):
             raise NoVerdict(f"the {name} {content[:20]!r} is denied")
         spelled.append(content)
         end = max(end, stop)

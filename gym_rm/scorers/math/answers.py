@@ -58,7 +58,6 @@ _TOKEN = re.compile(
 )
 _CHANGED = re.compile(rf"(?:[ -]\w+)?[ -](?:{CHANGING_WORDS})\b", re.IGNORECASE)
 _REMARK = re.compile(r"(?P<answer>[^()]{1,100}) \((?=[^\W\d_]{2})")
-_IN_WORDS = re.compile(r"[^\W\d_]{3,}(?:[ -][^\W\d_]+){0,9} \((?P<answer>[^()]{1,40})\)\.?")
 _ASSIGNED = re.compile(r"(?:.*[^\\<>!:]|^)=\s?(?=[^=])", re.DOTALL)
 
 # --- multiple choice ---
@@ -199,15 +198,15 @@ def _content(before: str, line: str, numeric: bool) -> str | None:
         return _asserted(text, [(start, len(text))])
     if formulas := _formulas(text, start):
         return _asserted(text, formulas)
-    for found in (_REMARK.match(line), _IN_WORDS.fullmatch(line)):  # 18 (as 20 - 2 = 18); six (6)
-        if found is not None and parse_number(found["answer"]) is not None:
-            return _asserted(text, [(start + found.start("answer"), start + found.end("answer"))])
+    remark = _REMARK.match(line)  # 18 (as 20 - 2 = 18)
+    if remark is not None and parse_number(remark["answer"]) is not None:
+        return _asserted(text, [(start, start + remark.end("answer"))])
     sides = _ASSIGNED.match(line)
     if sides and parse_number(line[sides.end() :]) is not None:
         return strip_markup(line[sides.end() :])
     if not numeric:
         return strip_markup(re.split(r"(?<=\w)\.\s", line, maxsplit=1)[0])
-    prose = len(re.findall(r"[^\W\d_]{3,}", line)) >= 2
+    prose = re.search(r"[^\W\d_]{3,}.*[^\W\d_]{3,}|[^\W\d_]{3,} \(", line)
     if prose or not any(each.isdigit() for each in line):
         text = ascii_digits(text)
         return _asserted(text, [one.span() for one in _TOKEN.finditer(text, start)])
@@ -320,8 +319,9 @@ def is_words(text: str) -> bool:
 
 
 def is_changed(text: str) -> bool:
-    """Return whether words change the value of a number, as in `5 squared`."""
-    return re.search(rf"\d.*(?<!\\)\b(?:{CHANGING_WORDS})\b", text, re.IGNORECASE) is not None
+    """Return whether words or a base change or deny a number, as in `5 squared`, `5\\text{ or more}` and `5_8`."""
+    denial = r"\\text\{[^{}]*\b(?:or|not|is|was|if|but|never|except|wrong|error)\b|\d_\{?\w"
+    return re.search(rf"\d.*(?<!\\)\b(?:{CHANGING_WORDS})\b|{denial}", text, re.IGNORECASE) is not None
 
 
 _LATEX = {

@@ -50,7 +50,7 @@ _UNIT = re.compile(
     re.IGNORECASE,
 )
 _TEXT_UNIT = re.compile(
-    r"\s?\\(?:text|mathrm|mbox|textrm|operatorname)\{\s?((?:[^{}]|\{-?\d\})*)\}(?:\^?\{?-?\d\}?|\^\{\\circ\}[CF]?)?"
+    r"\s?\\(?:text|mathrm|mbox|textrm|operatorname)\{\s?((?:[^{}]|\{-?\d\})*)\}(?:\^(?:\{-?\d\}|-?\d))?"
 )
 _FRACTION_OF_UNITS = re.compile(r"\s?\\[dt]?frac\{\s*\}\{\s*\}")
 _POWER_OF_UNIT = re.compile(
@@ -64,6 +64,7 @@ _ORDINALS = (
 )
 CHANGING_WORDS = (
     r"squared|cubed|factorial|half|halves|below|negative|minus|choose|modulo|mod|raised|power|root|score|gross"
+    r"|doubled|tripled|halved|inverse|inverted|reciprocal|myriad|grand|per mille|bn|mn|base \d+"
     rf"|(?:{MULTIPLIER_WORDS})s?|\w*illions?|{_ORDINALS}|less than (?:zero|nothing)|and a"
 )
 """Words behind a number that change its value."""
