@@ -223,6 +223,7 @@ def test_tests_with_numpy_need_it_by_name(fast):
         assert verdict(scorer, code.replace("np.mean", "np.sum"), **row) == "wrong_answer"
 
 
+@pytest.mark.slow
 def test_unit_tests_may_use_pytest_if_it_is_named(fast):
     tests = """import pytest
 from solution import half
@@ -247,6 +248,9 @@ def test_odd():
     with open_scorer("auto", packages=["pytest"], reward="fraction") as scorer:
         assert verdict(scorer, right, unit_tests=fixture) == "passed"
         assert grade(scorer, "def half(x): return 4", unit_tests=fixture).reward == 0.5
+        for call in ("xfail", "skip", "exit"):
+            code = f"import pytest\ndef half(x): pytest.{call}('no')"
+            assert grade(scorer, code, unit_tests=fixture).reward == 0.0
 
 
 def test_an_import_of_all_names_cannot_replace_those_of_the_tests(fast):
