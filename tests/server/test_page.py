@@ -282,3 +282,10 @@ def test_the_page_needs_nothing_from_elsewhere():
 def test_the_screenshot_of_the_docs_is_small():
     image = Path(__file__).parents[2] / "docs" / "images" / "page.png"
     assert 10_000 < image.stat().st_size < 200_000
+
+
+def test_the_modes_have_equal_heights_on_a_narrow_screen(tab):
+    tab.set_viewport_size({"width": 360, "height": 800})
+    boxes = [each.bounding_box() for each in tab.locator(".modes span").all()]
+    assert len(boxes) == 2
+    assert {(box["y"], box["height"]) for box in boxes} == {(boxes[0]["y"], boxes[0]["height"])}
