@@ -1,7 +1,7 @@
 """Run models for evaluation, and leave them and torch as they were, at whatever moment an exception comes.
 
 Ctrl-C can raise while a context manager begins or ends, so that it is half open for ever. So what a forward changes is
-undone by functions that can be repeated.
+undone by a function that can be repeated.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -21,25 +22,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from gym_rm.engine.backbones.devices import device_of
 from gym_rm.errors import ConfigError
 
-Value = TypeVar("Value")
-
 # A forward changes its model for a while, so executors of one model must not run at the same time.
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _LOST: WeakSet[nn.Module] = WeakSet()  # models that another thread was using when this process was forked
-
-
-def call_then_undo(call: Callable[[], Value], undo: Callable[[], None]) -> Value:
-    """Return `call()`, and call `undo` after it; twice if an exception comes, which may have ended the first `undo`."""
-    try:
-        try:
-            return call()
-        finally:
-            undo()
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            traceback.clear_frames(error.__traceback__)  # ends what torch left half open, which else ends after `undo`
-        undo()
-        raise
 
 
 def locks_of(models: Sequence[PreTrainedModel]) -> tuple[threading.RLock, threading.RLock]:
@@ -58,69 +43,98 @@ def locks_of(models: Sequence[PreTrainedModel]) -> tuple[threading.RLock, thread
     return locks[0], locks[-1]
 
 
-def evaluate(
-    models: Sequence[PreTrainedModel],
-    call: Callable[[], Value],
-    *,
-    rows: TorchFunctionMode | None = None,
-    inference: bool = True,
-) -> Value:
-    """Return `call()`, with the models locked, and without dropout and autocast.
+class Evaluation:
+    """Run models without dropout and autocast; the context restores them and torch.
+
+    Enter it twice, because an interrupt can end the first exit, and begin inside.
 
     Args:
         models: the models that are called.
-        call: function that runs them.
         rows: mode of torch's functions, such as `BatchInvariant`.
         inference: whether torch is in inference mode.
+
+    Example:
+        >>> from transformers import Qwen3Config, Qwen3Model
+        >>> model = Qwen3Model(Qwen3Config(vocab_size=8, hidden_size=8, num_hidden_layers=1))
+        >>> first, second = locks_of([model])  # written in C: no interrupt comes between a lock and its release
+        >>> evaluation = Evaluation([model])
+        >>> with first, second, evaluation, evaluation:
+        ...     evaluation.begin()
+        ...     output = model(torch.tensor([[1, 2]]))
     """
-    parts = [part for model in models for part in model.modules()]
-    device = device_of(models[0]).type
-    first, second = locks_of(models)
-    with first, second:  # written in C, so that no interrupt comes between the lock and its release
-        training = [part for part in parts if part.training]
+
+    def __init__(
+        self, models: Sequence[PreTrainedModel], *, rows: TorchFunctionMode | None = None, inference: bool = True
+    ) -> None:
+        self._models = models
+        self._rows = rows
+        self._inference = inference
+        self._before: _Before | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def begin(self) -> None:
+        """Note how the models and torch are, and change them."""
+        parts = [part for model in self._models for part in model.modules()]
+        device = device_of(self._models[0]).type
+        tables = [each for part in parts for each in (part._parameters, part._forward_hooks, part._forward_pre_hooks)]
         configs = {
             id(config): config for part in parts if isinstance(config := vars(part).get("config"), PreTrainedConfig)
         }
-        attention = [(config, config._attn_implementation) for config in configs.values()]
-        autocast = torch.is_autocast_enabled(device)
-        modes = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
-        tables = [each for part in parts for each in (part._parameters, part._forward_hooks, part._forward_pre_hooks)]
-        contents = [dict(each) for each in tables]
-        without_gradients = torch.inference_mode()
-        finished = []
-        enters = inference and not torch.is_inference_mode_enabled()
+        self._before = before = _Before(
+            training=[part for part in parts if part.training],
+            attention=[(config, config._attn_implementation) for config in configs.values()],
+            tables=[(table, dict(table)) for table in tables],
+            modes=[torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())],
+            device=device,
+            autocast=torch.is_autocast_enabled(device),
+            inference=torch.inference_mode() if self._inference and not torch.is_inference_mode_enabled() else None,
+        )
+        for part in before.training:
+            part.training = False
+        torch.set_autocast_enabled(device, False)
+        if before.inference is not None:
+            before.inference.__enter__()
+        if self._rows is not None:
+            torch._C._push_on_torch_function_stack(self._rows)
 
-        def changed() -> Value:
-            for part in training:
-                part.training = False
-            torch.set_autocast_enabled(device, False)
-            if enters:
-                without_gradients.__enter__()
-            if rows is not None:
-                torch._C._push_on_torch_function_stack(rows)
-            value = call()
-            finished.append(True)
-            return value
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        before = self._before
+        if before is None:
+            return
+        if error is not None and not isinstance(error, Exception):
+            traceback.clear_frames(error.__traceback__)  # ends what torch left half open, which else ends later
+        while torch._C._len_torch_function_stack():  # torch itself can lose some when it is interrupted
+            torch._C._pop_torch_function_stack()
+        for mode in before.modes:
+            torch._C._push_on_torch_function_stack(mode)
+        if before.inference is not None and torch.is_inference_mode_enabled():
+            before.inference.__exit__(None, None, None)
+        torch.set_autocast_enabled(before.device, before.autocast)
+        for part in before.training:
+            part.training = True
+        for config, implementation in before.attention:
+            if config._attn_implementation != implementation:  # of trees
+                config._attn_implementation = implementation
+        for table, contents in before.tables if error is not None else ():
+            table.update(contents)
+            for key in table.keys() - contents.keys():
+                table.pop(key, None)
+        self._before = None
 
-        def restore() -> None:
-            while torch._C._len_torch_function_stack():  # torch itself can lose some when it is interrupted
-                torch._C._pop_torch_function_stack()
-            for mode in modes:
-                torch._C._push_on_torch_function_stack(mode)
-            if enters and torch.is_inference_mode_enabled():
-                without_gradients.__exit__(None, None, None)
-            torch.set_autocast_enabled(device, autocast)
-            for part in training:
-                part.training = True
-            for config, implementation in attention:
-                if config._attn_implementation != implementation:  # of trees
-                    config._attn_implementation = implementation
-            for table, before in zip(tables, contents, strict=True) if not finished else ():
-                table.update(before)
-                for key in table.keys() - before.keys():
-                    table.pop(key, None)
 
-        return call_then_undo(changed, restore)
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What a forward changes."""
+
+    training: list[nn.Module]
+    attention: list[tuple[PreTrainedConfig, str | None]]
+    tables: list[tuple[dict[Any, Any], dict[Any, Any]]]
+    modes: list[TorchFunctionMode]
+    device: str
+    autocast: bool
+    inference: torch.inference_mode | None
 
 
 def _after_fork() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import BatchInvariant, chunks_to_try
 from gym_rm.engine.backbones.devices import device_of
-from gym_rm.engine.backbones.evaluation import evaluate, locks_of
+from gym_rm.engine.backbones.evaluation import Evaluation, locks_of
 from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import assign_weights, quantization_of, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
@@ -77,9 +76,11 @@ class LocalExecutor:
         self._prefix_cache = PrefixCache(spec.prefix_cache_tokens) if spec.prefix_cache_tokens else None
         model, *others = (self._prepare(source) for source in spec.sources)
         reference = others[0] if others else None
-        make = functools.partial(make_reward_model, spec.readout, model, reference, self._prefix_cache)
-        with _out_of_memory_is_a_config_error(model):
-            self._model = evaluate([model, *others], make, inference=False)
+        first, second = locks_of([model, *others])
+        evaluation = Evaluation([model, *others], inference=False)
+        with _out_of_memory_is_a_config_error(model), first, second, evaluation, evaluation:
+            evaluation.begin()
+            self._model = make_reward_model(spec.readout, model, reference, self._prefix_cache)
         info = model_info(self._model, spec)
         candidate = Candidate(
             name=type(model).__name__,
@@ -126,27 +127,28 @@ class LocalExecutor:
                 "Provenance.batch_invariance holds for those. Call torch.set_num_threads before loading."
             )
         model = self._loaded()
-        return evaluate(model.models, functools.partial(self._run, model, batches), rows=self._rows)
-
-    def _run(self, model: RewardModel, batches: Sequence[Batch]) -> list[BatchResult]:
         results: list[BatchResult] = []
         values: list[torch.Tensor] = []
-        for batch in batches:
-            reused = self._reused_tokens()
-            failure, computed = None, None
-            try:
-                computed = model.values(batch)
-            except Exception as error:  # returned as the result of this batch
-                failure = _failure(error)
-            if failure is not None:
-                _free_memory()  # after the except block, when the failed forward's tensors are released
-                results.append(failure)
-                continue
-            assert computed is not None
-            values.append(computed)
-            results.append(BatchResult(reused_tokens=self._reused_tokens() - reused))
-        none = np.empty((0, model.num_values), dtype=np.float32)
-        stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
+        first, second = locks_of(model.models)
+        evaluation = Evaluation(model.models, rows=self._rows)
+        with first, second, evaluation, evaluation:
+            evaluation.begin()
+            for batch in batches:
+                reused = self._reused_tokens()
+                failure, computed = None, None
+                try:
+                    computed = model.values(batch)
+                except Exception as error:  # returned as the result of this batch
+                    failure = _failure(error)
+                if failure is not None:
+                    _free_memory()  # after the except block, when the failed forward's tensors are released
+                    results.append(failure)
+                    continue
+                assert computed is not None
+                values.append(computed)
+                results.append(BatchResult(reused_tokens=self._reused_tokens() - reused))
+            none = np.empty((0, model.num_values), dtype=np.float32)
+            stacked: FloatArray = torch.cat(values).cpu().numpy() if values else none
         start = 0
         for index, (batch, result) in enumerate(zip(batches, results, strict=True)):
             if result.error is None:
@@ -260,9 +262,12 @@ class LocalExecutor:
 
     def _run_trial(self, plan: BatchPlan, forward: Forward, values_of: Callable[[Batch], torch.Tensor]) -> FloatArray:
         self._set_forward(forward)
-
-        def run() -> FloatArray:
-            parts = []
+        models = self._loaded().models
+        parts = []
+        first, second = locks_of(models)
+        evaluation = Evaluation(models, rows=self._rows)
+        with first, second, evaluation, evaluation:
+            evaluation.begin()
             for batch in plan.batches:
                 try:
                     parts.append(values_of(batch).float())
@@ -270,9 +275,6 @@ class LocalExecutor:
                     # Too little memory does not mean that the model does not support the layout.
                     raise MemoryError(f"out of memory with {batch.input_ids.size} tokens.") from error
             values: FloatArray = torch.cat(parts).cpu().numpy()
-            return values
-
-        values = evaluate(self._loaded().models, run, rows=self._rows)
         if self._prefix_cache is not None:
             self._prefix_cache.clear()
         return values

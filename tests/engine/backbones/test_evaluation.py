@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 import gym_rm
 from gym_rm.engine.backbones import evaluation, heads, reward_model
-from gym_rm.engine.backbones.evaluation import evaluate
+from gym_rm.engine.backbones.evaluation import Evaluation
 from gym_rm.errors import ConfigError
 from tests.engine.watching import dialogue
 
@@ -94,9 +94,15 @@ def test_an_interrupt_at_any_moment_is_raised_and_leaves_nothing_behind(architec
 
 def test_evaluation_inside_an_evaluation_and_of_inference_mode_ends_there():
     model = tiny_models.reward_model("qwen3")
+    outer, inner = Evaluation([model]), Evaluation([model])
     with torch.inference_mode():
-        assert evaluate([model], lambda: evaluate([model], torch.is_inference_mode_enabled))
+        with outer, outer:
+            outer.begin()
+            with inner, inner:
+                inner.begin()
+            assert torch.is_inference_mode_enabled()
         assert torch.is_inference_mode_enabled()
+    assert not torch.is_inference_mode_enabled()
 
 
 def in_fork(call):
