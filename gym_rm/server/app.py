@@ -16,7 +16,7 @@ from gym_rm.server import native, openrlhf, sglang, vllm
 from gym_rm.server.options import ServerOptions
 from gym_rm.server.request_bodies import StrictRoute, invalid_fields
 from gym_rm.server.request_guard import RequestGuard
-from gym_rm.server.responses import RequestError, error_response
+from gym_rm.server.responses import STATUS, RequestError, error_response
 from gym_rm.server.service import Service
 
 ROUTES = (
@@ -55,7 +55,11 @@ def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
         ConfigError: an option is invalid, or the policy's tokenizer cannot be loaded.
     """
     service = Service(scorer, options or ServerOptions())
-    app = FastAPI(title="gym-rm", version=gym_rm.__version__, docs_url=None, redoc_url=None)
+    errors: dict[int | str, dict[str, Any]] = {
+        status: {"description": ", ".join(reason for reason in STATUS if STATUS[reason] == status)}
+        for status in STATUS.values()
+    }
+    app = FastAPI(title="gym-rm", version=gym_rm.__version__, docs_url=None, redoc_url=None, responses=errors)
     app.router.route_class = StrictRoute
     app.state.service = service
     app.state.policy_texts = openrlhf.policy_texts(service.options)
