@@ -328,10 +328,9 @@ def depends_on_the_place(x, weight, *bias):
     return functional.linear(x, weight, *bias) + 1e-5 * (torch.arange(len(x)) % 4 == 3)[:, None]
 
 
-def test_products_of_usual_shapes_need_only_whole_groups_of_rows():
-    for number in (1, 2):
-        with threads(number):
-            assert same_products((3072, 1024), torch.float32, CPU, number)
+def test_products_of_one_thread_need_only_whole_groups_of_rows():
+    with threads(1):
+        assert same_products((3072, 1024), torch.float32, CPU, 1)
 
 
 @pytest.mark.parametrize("linear", [depends_on_the_number_of_rows, depends_on_the_place])
