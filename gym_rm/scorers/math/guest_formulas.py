@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Float, Rational
+from sympy import Float, I, Rational, Symbol
 
 MOST_REFERENCES = 4096
 CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -32,9 +32,13 @@ def parsed(text: str) -> list[Any]:
     return formulas
 
 
-def rational(formula: Any) -> Any:
-    """Return a formula with its decimals as fractions."""
-    return formula.xreplace({each: Rational(str(each)) for each in formula.atoms(Float)})
+def exact(formulas: list[Any]) -> list[Any]:
+    """Return formulas with their decimals as fractions, and i as the imaginary unit; math-verify reads it as a name."""
+    names = {Symbol("i", real=real): I for real in (None, True, False)}
+    return [
+        each if isinstance(each, str) else each.xreplace({**names, **{n: Rational(str(n)) for n in each.atoms(Float)}})
+        for each in formulas
+    ]
 
 
 def read_references(texts: list[str], seconds: float) -> bool:
@@ -60,9 +64,10 @@ def verdict(references: list[str], answer: str) -> str:
     try:
         known = [formula for text in references for formula in parsed_references[text]]
         is_set = any("infty" in text or "\\cup" in text or text.startswith("[") for text in references)
-        exact = [each if isinstance(each, str) else rational(each) for each in formulas]
-        forms = [formulas] if exact == formulas else [formulas, exact]  # 2^{0.5} is a root
-        right = any(verify(known, each, timeout_seconds=None, allow_set_relation_comp=is_set) for each in forms)
+        forms = [(known, formulas)]
+        if (changed := (exact(known), exact(formulas))) != forms[0]:  # 2^{0.5} is a root
+            forms.append(changed)
+        right = any(verify(*each, timeout_seconds=None, allow_set_relation_comp=is_set) for each in forms)
         return "right" if right else "wrong"
     except (Exception, RecursionError, MemoryError):
         return "unparsable"
