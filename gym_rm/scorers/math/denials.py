@@ -9,7 +9,8 @@ MARGIN = 120
 
 _THING = r"(?:answer|result|value|solution|option|choice|letter|number)"
 _NOT = (
-    r"not|never|cannot|nor|neither|hardly|scarcely|(?<!no )(?<!without a )doubt(?:s|ed|ful)?|unlikely|impossible|mistake|no way"
+    r"not|never|cannot|nor|neither|hardly|scarcely|(?<!no )(?<!without a )doubt(?:s|ed|ful)?|unlikely|impossible"
+    r"|mistake|no way"
     r"|(?:any(?:thing|where)|every(?:thing)?|nothing|nowhere|all|none|no one) (?:but|near)|by no means"
     r"|except|excluding|besides|apart from|rather than|instead of|other than|in place of|as opposed to|far from"
     rf"|(?:wrong|incorrect|false|mistaken)(?= (?:that|to|{_THING}))|nobody|no circumstances|rul(?:e|es|ed|ing) out"
