@@ -380,6 +380,7 @@ def types_in(annotation) -> set[type]:
 
 def number_fields():
     """Yield every setting of the package that is a number, or a list of numbers, with its schema."""
+    pytest.importorskip("httpx")
     for module in ("policy.grpo_settings", "planning.simulation", "planning.planner", "envs.settings", "engine.kinds"):
         importlib.import_module(f"gym_rm.{module}")
     for module in ("engine.reward_model_scorer", "scorers.weighted", "scorers.judge.scorer", "scorers.remote.scorer"):

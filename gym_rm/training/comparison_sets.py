@@ -116,7 +116,7 @@ def warn_about_drops(sets: Sequence[EncodedSet]) -> None:
             ]
             total = len(each.dropped) + len(each.examples)
             message = "%s: %d of %d comparisons are not used: %s."
-            logger.warning(message, each.name, len(each.dropped), total, "; ".join(words)[:1000])
+            logger.warning(message, each.name, len(each.dropped), total, "; ".join(words)[:2000])
         if each.num_cut:
             message = "%s: %d conversations were cut by %d tokens to fit max_length."
             logger.warning(message, each.name, each.num_cut, each.tokens_cut)

@@ -167,6 +167,7 @@ def test_other_rows_in_the_same_file_are_refused(saved_model, tmp_path):
 
 
 def test_adapters_are_not_resumed_on_another_base(saved_model, tmp_path):
+    pytest.importorskip("peft")
     base = shutil.copytree(saved_model("qwen3"), tmp_path / "base")
     settings = settings_of(tmp_path, base, None, "max_steps=1", "model.lora={rank: 4}")
     Trainer(settings).run()
