@@ -120,6 +120,7 @@ class _Exchange:
         if length is not None and (len(length) > 18 or int(length) > limits.max_body_bytes):
             raise self._too_large()
         chunks: list[bytes] = []
+        size = 0
         try:
             async with asyncio.timeout(limits.body_timeout):
                 while self.more:
@@ -127,39 +128,28 @@ class _Exchange:
                     if message["type"] == "http.disconnect":
                         raise RequestError("bad_request", "the client closed the connection.")
                     chunk, self.more = message.get("body", b""), message.get("more_body", False)
-                    self.memory += len(chunk)
-                    service.memory += len(chunk)
-                    if self.memory > limits.max_body_bytes:
-                        chunks.clear()
+                    chunks.append(chunk)
+                    size += len(chunk)
+                    cost = memory_of(chunk)
+                    self.memory += cost
+                    service.memory += cost
+                    if size > limits.max_body_bytes or self.memory > limits.max_memory_bytes:
                         raise self._too_large()
                     if service.memory > limits.max_memory_bytes:
-                        chunks.clear()
-                        raise self._busy()
-                    chunks.append(chunk)
+                        raise RequestError("memory", "too many large requests at once; try again later.", retry_after=1)
         except TimeoutError:
             raise RequestError(
                 "body_timeout", f"the body did not arrive within {limits.body_timeout:g} seconds (body_timeout)."
             ) from None
-        body = b"".join(chunks)
-        cost = memory_of(body)
-        if cost > limits.max_memory_bytes:
-            raise RequestError(
-                "body_too_large",
-                f"the request could need {cost} bytes of memory, more than max_memory_bytes={limits.max_memory_bytes}; "
-                "send several requests.",
-            )
-        if service.memory - self.memory + cost > limits.max_memory_bytes:
-            raise self._busy()
-        service.memory += cost - self.memory
-        self.memory = cost
-        return body
-
-    def _busy(self) -> RequestError:
-        return RequestError("memory", "too many large requests at once; try again later.", retry_after=1)
+        return b"".join(chunks)
 
     def _too_large(self) -> RequestError:
-        size = self.service.limits.max_body_bytes
-        return RequestError("body_too_large", f"the body must have at most {size} bytes; send several requests.")
+        limits = self.service.limits
+        return RequestError(
+            "body_too_large",
+            f"the body must have at most {limits.max_body_bytes} bytes, and need at most max_memory_bytes="
+            f"{limits.max_memory_bytes} of memory; send several requests.",
+        )
 
     async def _replay(self) -> Message:
         if self.body is None:

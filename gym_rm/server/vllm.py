@@ -37,20 +37,22 @@ class VLLMBody(RequestBody):
     use_activation: bool | None = None
 
 
-class TextBody(VLLMBody):
-    """Body of `/classify` with rendered texts."""
+class InputBody(VLLMBody):
+    """Body of `/classify` and `/pooling`: rendered texts, or one conversation."""
 
-    input: TextInput
+    input: TextInput | None = None
+    messages: Objects | None = None
     add_special_tokens: bool = True
-
-
-class ChatBody(VLLMBody):
-    """Body of `/classify` with one conversation."""
-
-    messages: Objects
     add_generation_prompt: Literal[False] = False
     continue_final_message: Literal[False] = False
-    add_special_tokens: Literal[False] = False
+    task: Literal["classify"] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+
+    @pydantic.model_validator(mode="after")
+    def _require_one_input(self) -> InputBody:
+        if (self.input is None) == (self.messages is None):
+            raise ValueError("either input or messages must be given")
+        return self
 
 
 class TokenizeBody(VLLMBody):
@@ -60,32 +62,19 @@ class TokenizeBody(VLLMBody):
     add_special_tokens: bool = True
 
 
-class PoolingTextBody(TextBody):
-    """Body of `/pooling` with rendered texts."""
-
-    task: Literal["classify"] | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-
-
-class PoolingChatBody(ChatBody):
-    """Body of `/pooling` with one conversation."""
-
-    task: Literal["classify"] | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-
-
-class QueriesBody(VLLMBody):
-    """Body of `/score` with queries and documents."""
+class ScoreBody(VLLMBody):
+    """Body of `/score`; `text_1` and `text_2` are other names of `queries` and `documents`."""
 
     queries: str | Texts
     documents: str | Texts
 
-
-class TextPairsBody(VLLMBody):
-    """Body of `/score` with `text_1` and `text_2`."""
-
-    text_1: str | Texts
-    text_2: str | Texts
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _rename_texts(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or fields.keys() & {"queries", "documents"}:
+            return fields
+        names = {"text_1": "queries", "text_2": "documents"}
+        return {names.get(name, name): value for name, value in fields.items()}
 
 
 class RerankBody(VLLMBody):
@@ -97,37 +86,15 @@ class RerankBody(VLLMBody):
 
 
 def _form(body: Any) -> str:
-    """Return which of several bodies of a route this is; the names are those of the tags below."""
+    """Return whose body of `/classify` this is; the names are those of the tags below."""
     names = body.keys() if isinstance(body, dict) else set()
-    if "input" not in names and "messages" in names:
-        return "body of messages"
-    return "body of SGLang" if "input" not in names and names & {"text", "input_ids"} else "body of inputs"
-
-
-def _pooling_form(body: Any) -> str:
-    return "body of messages" if _form(body) == "body of messages" else "body of inputs"
-
-
-def _pairs_form(body: Any) -> str:
-    return "body of texts" if isinstance(body, dict) and "text_1" in body else "body of queries"
+    return "body of SGLang" if names & {"text", "input_ids"} and not names & {"input", "messages"} else "body of vLLM"
 
 
 ClassifyBody = Annotated[
-    Annotated[TextBody, pydantic.Tag("body of inputs")]
-    | Annotated[ChatBody, pydantic.Tag("body of messages")]
+    Annotated[InputBody, pydantic.Tag("body of vLLM")]
     | Annotated[sglang.SGLangClassifyBody, pydantic.Tag("body of SGLang")],
     pydantic.Discriminator(_form),
-    Body(),
-]
-PoolingBody = Annotated[
-    Annotated[PoolingTextBody, pydantic.Tag("body of inputs")]
-    | Annotated[PoolingChatBody, pydantic.Tag("body of messages")],
-    pydantic.Discriminator(_pooling_form),
-    Body(),
-]
-ScoreBody = Annotated[
-    Annotated[QueriesBody, pydantic.Tag("body of queries")] | Annotated[TextPairsBody, pydantic.Tag("body of texts")],
-    pydantic.Discriminator(_pairs_form),
     Body(),
 ]
 
@@ -170,8 +137,7 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
 async def score(body: ScoreBody, request: Request) -> Response:
     """Values of pairs of texts: one with each of several, or one by one."""
     service: Service = request.app.state.service
-    pairs = (body.queries, body.documents) if isinstance(body, QueriesBody) else (body.text_1, body.text_2)
-    first, second = map(_listed, pairs)
+    first, second = ([value] if isinstance(value, str) else value for value in (body.queries, body.documents))
     if len(first) not in (1, len(second)):
         raise RequestError("invalid_request", "Input lengths must be either 1:1, 1:N or N:N")
     scores = await _score_pairs(service, first * len(second) if len(first) == 1 else first, second, request)
@@ -183,22 +149,18 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     """Documents in the order of their values with a query."""
     service: Service = request.app.state.service
     scores = await _score_pairs(service, [body.query] * len(body.documents), body.documents, request)
-    results: list[dict[str, Any]] = [
-        {
-            "index": row,
-            "document": {"text": document, "multi_modal": None},
-            "relevance_score": _value(scores, row, body),
-        }
-        for row, document in enumerate(body.documents)
+    values = [_value(scores, row, body) for row in range(len(scores))]
+    results = [
+        {"index": row, "document": {"text": body.documents[row], "multi_modal": None}, "relevance_score": values[row]}
+        for row in sorted(range(len(values)), key=lambda row: -values[row])
     ]
-    results.sort(key=lambda result: -result["relevance_score"])
     tokens = int(scores.num_tokens.sum())
     head = {"id": f"score-{body.request_id}", "model": service.model_of(scores)}
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return json_response({**head, "usage": usage, "results": results[: body.top_n or len(results)]})
 
 
-async def pooling(body: PoolingBody, request: Request) -> Response:
+async def pooling(body: InputBody, request: Request) -> Response:
     """Values of texts or of one conversation, as numbers or base64."""
     service: Service = request.app.state.service
     scores = await _score_inputs(service, body, request)
@@ -209,8 +171,8 @@ async def pooling(body: PoolingBody, request: Request) -> Response:
     return _reply(service, "pooling", body, data, scores)
 
 
-async def _score_inputs(service: Service, body: TextBody | ChatBody, request: Request) -> Scores:
-    if isinstance(body, ChatBody):
+async def _score_inputs(service: Service, body: InputBody, request: Request) -> Scores:
+    if body.input is None:
         return raise_for_rows(await service.score([body.messages], request))
     texts = service.rendered_texts(body.input, add_special_tokens=body.add_special_tokens)
     return raise_for_rows(await service.score(texts, request))
@@ -225,10 +187,6 @@ async def _score_pairs(service: Service, first: Sequence[str], second: Sequence[
         for one, other in zip(first, second, strict=True)
     ]
     return raise_for_rows(await service.score(conversations, request))
-
-
-def _listed(value: str | list[str]) -> list[str]:
-    return value if isinstance(value, list) else [value]
 
 
 def _value(scores: Scores, row: int, body: VLLMBody) -> float:
