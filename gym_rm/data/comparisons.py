@@ -51,12 +51,7 @@ class ComparisonSet:
     shapes: Mapping[str, int] = field(default_factory=dict)
 
 
-def load_comparisons(
-    source: Source,
-    *,
-    name: str = "",
-    on_error: Literal["raise", "drop"] = "raise",
-) -> ComparisonSet:
+def load_comparisons(source: Source, *, name: str = "", on_error: Literal["raise", "drop"] = "raise") -> ComparisonSet:
     """Load comparisons from a file, a hub data set or an iterable (see `load_prompts`).
 
     The shape of each row is found from its fields, so a file may have several:

@@ -138,10 +138,7 @@ class SimulatedUser:
 
     def _flipped(self, conversation: Conversation, prompt: Prompt) -> list[Message]:
         """Return the conversation as the user's model sees it."""
-        messages = [
-            Message(role="system", content=self._instructions(prompt)),
-            Message(role="user", content=OPENING),
-        ]
+        messages = [Message(role="system", content=self._instructions(prompt)), Message(role="user", content=OPENING)]
         for message in conversation:
             if message["role"] not in ("user", "assistant"):
                 continue

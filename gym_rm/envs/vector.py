@@ -24,13 +24,7 @@ from gym_rm.data.prompts import load_prompts
 from gym_rm.envs.episodes import Episode, PromptOrder, PromptOrders, seed_of_each
 from gym_rm.envs.infos import Infos, Mask, StepScores
 from gym_rm.envs.responders import UserSimulator, UserTurn
-from gym_rm.envs.settings import (
-    RENDERING,
-    EnvSettings,
-    planned,
-    require_known,
-    same_step_statistics,
-)
+from gym_rm.envs.settings import RENDERING, EnvSettings, planned, require_known, same_step_statistics
 from gym_rm.envs.spaces import ConversationSpace, UnicodeText, plain_text
 from gym_rm.envs.state import EnvState, Observations
 from gym_rm.errors import ActionError, ConfigError, RenderModeError, logger, nearest, warn_once
@@ -111,9 +105,7 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self.scorer = acquire_scorer(*planned(self.settings, self.num_envs))
         respond = self.settings.respond if self.settings.respond is not None else getattr(self.scorer, "respond", None)
         self._user = UserSimulator(
-            respond,
-            max_turns=self.settings.max_turns,
-            text_space=self.single_observation_space.content_space,
+            respond, max_turns=self.settings.max_turns, text_space=self.single_observation_space.content_space
         )
 
         self.state = EnvState(

@@ -79,11 +79,7 @@ class LocalSampler:
         self._decoder: LeanDecoder | ModelDecoder | None = None
 
     def sample(
-        self,
-        prompts: Sequence[TokenIds],
-        *,
-        seeds: Sequence[int],
-        deadline: float = math.inf,
+        self, prompts: Sequence[TokenIds], *, seeds: Sequence[int], deadline: float = math.inf
     ) -> list[Completion]:
         """Sample one completion for each prompt; see `Sampler`.
 

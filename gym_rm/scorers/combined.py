@@ -228,10 +228,7 @@ class EnsembleScorer(CombinedScorer):
     """
 
     def __init__(
-        self,
-        scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike],
-        *,
-        reduction: EnsembleReduction = "mean",
+        self, scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike], *, reduction: EnsembleReduction = "mean"
     ) -> None:
         self.reduction: EnsembleReduction = one_of("reduction", reduction, ENSEMBLE_REDUCTIONS)
         super().__init__(scorers)

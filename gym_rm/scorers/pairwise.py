@@ -52,13 +52,7 @@ class PairwiseScorer:
         ConfigError: the checkpoint is not a pairwise reward model.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        reference: Reference | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, reference: Reference | None = None, **options: Any) -> None:
         source, revision = os.fspath(path), options.get("revision")
         require_source(source, revision)
         architecture = str((read_config(source, revision).get("architectures") or [""])[0])

@@ -190,11 +190,7 @@ class Service:
                 return waiting.result()
             if done:
                 raise RequestError("bad_request", "the client closed the connection.")
-            raise RequestError(
-                "deadline",
-                f"not scored within {timeout:g} seconds.",
-                retry_after=1,
-            )
+            raise RequestError("deadline", f"not scored within {timeout:g} seconds.", retry_after=1)
         except ScoringError as error:
             return error.scores
         except GymRMError as error:

@@ -12,12 +12,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState
-from accelerate.utils import (
-    DistributedDataParallelKwargs,
-    gather_object,
-    is_tensorboard_available,
-    is_wandb_available,
-)
+from accelerate.utils import DistributedDataParallelKwargs, gather_object, is_tensorboard_available, is_wandb_available
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard

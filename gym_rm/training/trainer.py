@@ -87,10 +87,7 @@ class Trainer:
             torch.set_num_threads(settings.threads)
         name = settings.output or f"outputs/reward-model-{time.strftime('%Y%m%d-%H%M%S')}"
         self.accelerator = make_accelerator(
-            folder=name,
-            precision=settings.batch.precision,
-            report_to=settings.report_to,
-            fsdp=settings.batch.fsdp,
+            folder=name, precision=settings.batch.precision, report_to=settings.report_to, fsdp=settings.batch.fsdp
         )
         (name,) = broadcast_object_list([name])
         self.settings = settings = settings.model_copy(update={"output": name})

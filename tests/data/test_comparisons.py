@@ -200,12 +200,7 @@ def test_comparisons_and_pairs_pass_through():
     pair = PreferencePair((USER,), (FOUR,), (FIVE,), 2.0, {"source": "sums"})
     first, second = load_comparisons([comparison, pair]).comparisons
     assert first is comparison
-    assert (second.replies, second.ranks, second.margin, second.source) == (
-        comparison.replies,
-        (0.0, 1.0),
-        2.0,
-        "sums",
-    )
+    assert (second.replies, second.ranks, second.margin, second.source) == (comparison.replies, (0.0, 1.0), 2.0, "sums")
 
 
 TEXTS = st.text(min_size=1).filter(lambda text: text.strip() and not text.startswith("\n\nHuman:"))

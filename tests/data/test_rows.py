@@ -45,22 +45,14 @@ NAMES = ["p.jsonl", "p.jsonl.gz", "p.json", "p.json.gz", "p.csv", "p.csv.gz", "p
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_text_file(tmp_path, name):
-    text = {
-        "jsonl": "\n" + json_lines(ROWS),
-        "json": json.dumps(ROWS),
-        "csv": "prompt,answer\n2 + 2?,4\n3 + 3?,6\n",
-    }[format_of(Path(name))[0]]
-    path = write(tmp_path / name, text)
+    texts = {"jsonl": "\n" + json_lines(ROWS), "json": json.dumps(ROWS), "csv": "prompt,answer\n2 + 2?,4\n3 + 3?,6\n"}
+    path = write(tmp_path / name, texts[format_of(Path(name))[0]])
     assert values(path) == values(str(path)) == ROWS
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("p.jsonl", json_lines(ROWS)),
-        ("p.json", json.dumps(ROWS)),
-        ("p.csv", "prompt,answer\n2 + 2?,4\n3 + 3?,6\n"),
-    ],
+    [("p.jsonl", json_lines(ROWS)), ("p.json", json.dumps(ROWS)), ("p.csv", "prompt,answer\n2 + 2?,4\n3 + 3?,6\n")],
 )
 def test_a_file_that_begins_with_a_byte_order_mark(tmp_path, name, text):
     path = write(tmp_path / name, "\ufeff" + text)
@@ -136,10 +128,7 @@ def test_cells_of_parquet_become_values_of_json(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"prompt": "é".encode("latin-1")},
-            r"row 0, 'prompt': expected a text, got bytes b'\\xe9', which is not",
-        ),
+        ({"prompt": "é".encode("latin-1")}, r"row 0, 'prompt': expected a text, got bytes b'\\xe9', which is not"),
         ({"prompt": [{"role": "user", "content": b"\xff"}]}, "row 0, 'prompt', 'content': expected a text, got bytes"),
         ({"prompt": "a", "margin": math.inf}, "row 0, 'margin': expected a finite number, got inf"),
     ],
@@ -282,16 +271,8 @@ def test_an_invalid_source_is_refused(source, message):
         ("p.jsonl", b'{"prompt": "a"}\n\n{"prompt": }\n', r"p.jsonl line 3: not valid JSON: .* at column 12"),
         ("p.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', r"p.jsonl line 2: not valid UTF-8: byte 0xff"),
         ("p.jsonl", b'{"a": ' + b"9" * 5000 + b"}", r"p.jsonl line 1: cannot be parsed as JSON"),
-        (
-            "p.jsonl",
-            b"[" * 100_000,
-            r"p.jsonl line 1: cannot be parsed as JSON: lists and mappings",
-        ),
-        (
-            "p.jsonl",
-            b"[" * 700 + b"]" * 700,
-            r"p.jsonl line 1: cannot be parsed as JSON: lists and mappings",
-        ),
+        ("p.jsonl", b"[" * 100_000, r"p.jsonl line 1: cannot be parsed as JSON: lists and mappings"),
+        ("p.jsonl", b"[" * 700 + b"]" * 700, r"p.jsonl line 1: cannot be parsed as JSON: lists and mappings"),
         ("p.jsonl", b'{"a": 1e400}', r"p.jsonl line 1: cannot be parsed as JSON: the number 1e400 is too large"),
         ("p.jsonl.gz", b"not gzipped", r"p.jsonl.gz: cannot be read after line 0"),
         ("p.jsonl.gz", gzip.compress(b'"a"\n' * 9999, mtime=0)[:-20], r"p.jsonl.gz: cannot be read after line"),

@@ -11,13 +11,7 @@ from gymnasium.wrappers import vector as vector_wrappers
 
 from gym_rm import ActionError, ConfigError, Prompt, Scores, ScoringError
 from gym_rm.assets.number_task import candidates as number_candidates
-from gym_rm.envs.numeric_views import (
-    CandidateAction,
-    TokenLevel,
-    TokenWindow,
-    make_candidates,
-    make_tokens,
-)
+from gym_rm.envs.numeric_views import CandidateAction, TokenLevel, TokenWindow, make_candidates, make_tokens
 from gym_rm.envs.settings import same_step_statistics
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.testing import check_vector_env

@@ -5,13 +5,7 @@ import pickle
 import gymnasium as gym
 import pytest
 from gymnasium.spaces.utils import flatdim, flatten, flatten_space, is_space_dtype_shape_equiv, unflatten
-from gymnasium.vector.utils import (
-    batch_differing_spaces,
-    batch_space,
-    concatenate,
-    create_empty_array,
-    iterate,
-)
+from gymnasium.vector.utils import batch_differing_spaces, batch_space, concatenate, create_empty_array, iterate
 from gymnasium.wrappers.utils import create_zero_array
 from hypothesis import given
 from hypothesis import strategies as st

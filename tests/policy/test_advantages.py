@@ -24,12 +24,7 @@ def advantages(rewards, groups, estimator="grpo", *, std_floor=1e-3, components=
     if estimator == "gdpo" and components is None:
         components = {"first": np.floor(rewards), "second": rewards - np.floor(rewards)}
     return estimators.estimate_advantages(
-        rewards,
-        groups,
-        estimator=estimator,
-        std_floor=std_floor,
-        components=components,
-        component_weights=weights,
+        rewards, groups, estimator=estimator, std_floor=std_floor, components=components, component_weights=weights
     )
 
 

@@ -213,12 +213,7 @@ def test_combined_scorers_pass_check_scorer():
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        ("weighted", {"weights": {"wrong": 1.0}}),
-        ("ensemble", {"reduction": "maximum"}),
-    ],
-    ids=str,
+    ("kind", "settings"), [("weighted", {"weights": {"wrong": 1.0}}), ("ensemble", {"reduction": "maximum"})], ids=str
 )
 def test_invalid_settings_load_no_model(saved_model, kind, settings):
     before = dict(gym_rm.scorer._shared)

@@ -269,10 +269,7 @@ def test_none_and_infinity_give_missing_scores():
     ("returned", "message"),
     [
         ([1.0], "must return one value per conversation, got 1 values for 3"),
-        (
-            0.5,
-            "returned float 0.5 for 3 conversations; it must return a list with one number or None per conversation",
-        ),
+        (0.5, "returned float 0.5 for 3 conversations; it must return a list with one number or None per conversation"),
         ("123", "returned str '123' for 3 conversations"),
         ({0: 1.0, 1: 1.0, 2: 1.0}, "returned dict {0: 1.0, 1: 1.0, 2: 1.0} for 3 conversations"),
         (

@@ -52,11 +52,7 @@ def test_swapping_a_pair_changes_the_sign(causal):
     np.testing.assert_array_equal(scorer.score_pairs(FIRST, FIRST).rewards, [0.0, 0.0])
 
 
-@pytest.mark.parametrize(
-    "reference",
-    ["No.", lambda messages, prompt: "No."],
-    ids=["text", "call"],
-)
+@pytest.mark.parametrize("reference", ["No.", lambda messages, prompt: "No."], ids=["text", "call"])
 def test_with_a_reference_a_reward_does_not_depend_on_other_rows(causal, reference):
     scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal), "reference": reference})
     together = scorer.score(FIRST).rewards

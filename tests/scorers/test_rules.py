@@ -11,11 +11,7 @@ from gym_rm import ConfigError, Prompt
 from gym_rm.scorers.rules import FormatScorer, LengthScorer, RepetitionScorer
 from gym_rm.testing import check_scorer
 
-RULES = {
-    "format": {"format": "boxed"},
-    "length": {"max_length": 100},
-    "repetition": {},
-}
+RULES = {"format": {"format": "boxed"}, "length": {"max_length": 100}, "repetition": {}}
 
 
 def value(scorer, reply, prompt=None):

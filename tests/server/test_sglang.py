@@ -64,9 +64,6 @@ def test_an_invalid_request_for_embeddings_gets_the_error_of_openais_protocol(mo
     assert reply.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [("/v1/embeddings", {"input": "a"}), ("/classify", {"text": "a"})],
-)
+@pytest.mark.parametrize(("path", "body"), [("/v1/embeddings", {"input": "a"}), ("/classify", {"text": "a"})])
 def test_a_scorer_without_a_text_model_refuses_rendered_texts(client, path, body):
     assert client.post(path, json=body).status_code == 501

@@ -129,10 +129,7 @@ def test_ready_is_503_while_weights_change(serving):
             self.finish.wait(60)
 
     scorer = Slow()
-    with (
-        serving(scorer, key="secret", allow_weight_updates=True) as (server, client),
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with serving(scorer, key="secret", allow_weight_updates=True) as (server, client), ThreadPoolExecutor(2) as pool:
         client.headers.update(KEY)
         update = pool.submit(client.post, "/v1/weights", json={"path": "x"})
         scorer.started.wait(60)

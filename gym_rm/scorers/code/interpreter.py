@@ -63,13 +63,7 @@ class CodeInterpreter:
         >>> run.close()
     """
 
-    def __init__(
-        self,
-        *,
-        sandbox: Sandbox | None = None,
-        timeout: float = 10.0,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *, sandbox: Sandbox | None = None, timeout: float = 10.0, **options: Any) -> None:
         self._timeout = positive("timeout", timeout)
         self._owned = sandbox is None
         self._sandbox = sandbox or Sandbox(**options)

@@ -6,17 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-VERDICTS = (
-    "passed",
-    "wrong_answer",
-    "exception",
-    "syntax_error",
-    "time",
-    "memory",
-    "output",
-    "forbidden",
-    "no_code",
-)
+VERDICTS = ("passed", "wrong_answer", "exception", "syntax_error", "time", "memory", "output", "forbidden", "no_code")
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,9 +260,7 @@ class JudgeScorer:
             if not asks or (attempt and time.monotonic() >= deadline):
                 break
             replies = self.model.reply(
-                [self._messages(ask) for ask in asks],
-                seeds=[ask.seed + attempt for ask in asks],
-                deadline=deadline,
+                [self._messages(ask) for ask in asks], seeds=[ask.seed + attempt for ask in asks], deadline=deadline
             )
             for ask, reply in zip(asks, check_replies(self.model, replies, len(asks)), strict=True):
                 self._take(ask, reply)

@@ -83,13 +83,7 @@ class MathScorer:
         ([1.0], ['right'], ['$4.50'])
     """
 
-    def __init__(
-        self,
-        *,
-        style: Style = "auto",
-        timeout: float = 5.0,
-        num_workers: int | None = None,
-    ) -> None:
+    def __init__(self, *, style: Style = "auto", timeout: float = 5.0, num_workers: int | None = None) -> None:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self._style: str = one_of("style", style, STYLES)
         self._timeout = positive("timeout", timeout)

@@ -45,10 +45,7 @@ def test_texts_without_a_prompt_are_divided_after_the_words_that_they_share(chos
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"score_chosen": 1.0, "score_rejected": 4.0},
-            "score_chosen 1 - score_rejected 4 must not be negative",
-        ),
+        ({"score_chosen": 1.0, "score_rejected": 4.0}, "score_chosen 1 - score_rejected 4 must not be negative"),
         (
             {"score_chosen": 1, "score_rejected": 4, "margin": 1},
             "score_chosen 1 - score_rejected 4 must not be negative",
