@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +41,13 @@ class Scorer(Protocol):
                 the caller and must not be changed.
         """
         ...
+
+
+class NeverCopied:
+    """Base class of objects with a model, processes or connections; `gym.make_vec` deep-copies its keywords."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 RewardFunction: TypeAlias = Callable[..., Sequence[float | None]]

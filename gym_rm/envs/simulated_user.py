@@ -15,6 +15,7 @@ from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, divide_se
 from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.generation.chat import RemoteChatOptions, chat_options, check_replies, load_chat_model
 from gym_rm.plain_values import to_plain
+from gym_rm.scorer import NeverCopied
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
 
@@ -45,7 +46,7 @@ class SimulatedUserOptions(Config):
     """How often an empty message is asked for again, and a failed request to a server sent again."""
 
 
-class SimulatedUser:
+class SimulatedUser(NeverCopied):
     """A responder for `respond=`: a chat model writes the user's next message for all rows of a step in one call.
 
     The chat model sees the conversation with the roles changed: the user's messages are its own. It does not see the
@@ -81,10 +82,6 @@ class SimulatedUser:
         if schema is RemoteChatOptions:
             defaults |= {"timeout": self.options.timeout, "max_retries": self.options.max_retries}
         self.model, self._owned = load_chat_model(model, **{**defaults, **rest}), schema is not None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedUser:
-        """Return the user itself: `gym.make_vec` deep-copies its keywords."""
-        return self
 
     def __repr__(self) -> str:
         return f"SimulatedUser({self.model!r})"

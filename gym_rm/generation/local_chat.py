@@ -20,14 +20,14 @@ from gym_rm.generation.chat import LEFT_OPEN, ChatReply, LocalChatOptions, merge
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.generation.models import open_chat_model
 from gym_rm.generation.sampling import LocalSampler
-from gym_rm.scorer import lock_open_after_fork
+from gym_rm.scorer import NeverCopied, lock_open_after_fork
 from gym_rm.types import Conversation, Provenance
 
 EMBEDDED = "embedded"
 NO_TIME = "no reply before the time was over"
 
 
-class LocalChatModel:
+class LocalChatModel(NeverCopied):
     """Answers conversations with a model in this process; see `ChatModel`.
 
     Control tokens in messages are read as plain text, so a message cannot forge a turn. Calls from several threads wait
@@ -80,10 +80,6 @@ class LocalChatModel:
         self._lock = lock_open_after_fork()
         files = tensor_files(self._source, self.options.revision)
         self._revision = revision_of(self._source, self.options.revision, files.values())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LocalChatModel:
-        """Return the model itself: `gym.make_vec` deep-copies its keywords, and the weights must not be copied."""
-        return self
 
     def __repr__(self) -> str:
         return f"LocalChatModel({self.name!r})"

@@ -16,6 +16,7 @@ from gym_rm.generation.chat import ChatReply, RemoteChatOptions, merge_system, w
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
+from gym_rm.scorer import NeverCopied
 from gym_rm.types import Conversation, Provenance
 
 ROUTE = "/v1/chat/completions"
@@ -30,7 +31,7 @@ CONTROL = re.compile(
 )
 
 
-class RemoteChatModel:
+class RemoteChatModel(NeverCopied):
     """Answers conversations with a server; see `ChatModel`.
 
     Servers read control tokens in messages as such. Therefore those of common chat templates, or of `tokenizer`, are
@@ -60,10 +61,6 @@ class RemoteChatModel:
         )
         self._served = chosen.name
         self._control = _patterns(self.options.tokenizer)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteChatModel:
-        """Return the model itself."""
-        return self
 
     def __repr__(self) -> str:
         return f"RemoteChatModel({self.url!r})"

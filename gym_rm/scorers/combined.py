@@ -14,9 +14,17 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gym_rm.checks import one_of
+from gym_rm.checks import describe, one_of
 from gym_rm.errors import ConfigError, brief, logger
-from gym_rm.scorer import Scorer, ScorerLike, acquire_scorer, check_conversations, release_scorer, try_score
+from gym_rm.scorer import (
+    NeverCopied,
+    Scorer,
+    ScorerLike,
+    acquire_scorer,
+    check_conversations,
+    release_scorer,
+    try_score,
+)
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
@@ -24,7 +32,7 @@ EnsembleReduction: TypeAlias = Literal["mean", "min", "mean_minus_std"]
 ENSEMBLE_REDUCTIONS = ("mean", "min", "mean_minus_std")
 
 
-class CombinedScorer(abc.ABC):
+class CombinedScorer(NeverCopied, abc.ABC):
     """Base class of scorers that call several named scorers and reduce their rewards to one.
 
     Scorers with a model in this process run one after the other, because they share its device. All others, such as
@@ -56,22 +64,14 @@ class CombinedScorer(abc.ABC):
     @classmethod
     def _named(cls, scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike]) -> Mapping[str, ScorerLike]:
         """Return the arguments of `load_scorer` by name, without loading them."""
-        if isinstance(scorers, str | bytes) or not isinstance(scorers, Mapping | Sequence):
+        is_list = isinstance(scorers, Sequence) and not isinstance(scorers, str | bytes)
+        named = {f"scorer_{k}": one for k, one in enumerate(scorers)} if is_list else scorers
+        if not isinstance(named, Mapping) or not named or not all(isinstance(name, str) for name in named):
             raise ConfigError(
-                f"scorers of {cls.__name__} must be a dict of scorers by name, or a list; got "
-                f"{type(scorers).__name__} {scorers!r}."
-            )
-        named = scorers if isinstance(scorers, Mapping) else {f"scorer_{k}": one for k, one in enumerate(scorers)}
-        if not named or not all(isinstance(name, str) for name in named):
-            raise ConfigError(
-                f"scorers of {cls.__name__} must have at least one scorer, and texts as names; got the names "
-                f"{list(named)}."
+                f"scorers of {cls.__name__} must be a dict of scorers by name, or a list, of at least one; got "
+                f"{describe(scorers)}."
             )
         return named
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CombinedScorer:
-        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and models must not be loaded twice."""
-        return self
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value!r}" for name, value in self.settings.items() if value)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from gym_rm.errors import ConfigError
-from gym_rm.scorer import RewardFunction, check_conversations
+from gym_rm.scorer import NeverCopied, RewardFunction, check_conversations
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance, copy_conversation, copy_prompt
 
 
-class FunctionScorer:
+class FunctionScorer(NeverCopied):
     """`Scorer` that calls a plain function of conversations, or of conversations and prompts.
 
     The signature is read once: a second required parameter, or a parameter named `prompts`, receives the prompts.
@@ -47,10 +47,6 @@ class FunctionScorer:
         self._name = f"the reward function {name}"
         self._prompts = _prompts_parameter(function, self._name)
         self.respond = getattr(function, "respond", None)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FunctionScorer:
-        # `gym.make_vec(spec)` deep-copies its keywords; the objects that a function uses must not be copied.
-        return self
 
     def __repr__(self) -> str:
         return f"FunctionScorer({_name_of(self._function)})"

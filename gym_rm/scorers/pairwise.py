@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from gym_rm.engine.loading.files import check_tokenizer, read_config, require_source
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
-from gym_rm.engine.text.messages import extra_fields
+from gym_rm.engine.text.messages import check_conversation, extra_fields
 from gym_rm.engine.text.templates import own_template, read_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
-from gym_rm.errors import ConfigError
-from gym_rm.scorer import check_rows, try_score
+from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.scorer import NeverCopied, check_rows, try_score
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
 
@@ -31,7 +31,7 @@ PAIR = "[CONTEXT] {context} [RESPONSE A] {first} [RESPONSE B] {second} \n"
 PAIR_MARKS = ("[CONTEXT]", "[RESPONSE A]", "[RESPONSE B]")
 
 
-class PairwiseScorer:
+class PairwiseScorer(NeverCopied):
     """Log-odds that a reply is better than another reply, from a model that reads both.
 
     Models prefer the reply that comes first. Therefore every pair is scored in both orders: `(f(a, b) - f(b, a)) / 2`.
@@ -79,10 +79,6 @@ class PairwiseScorer:
             **options,
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PairwiseScorer:
-        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and the model must not be loaded twice."""
-        return self
-
     def __repr__(self) -> str:
         reference = "" if self.reference is None else f", reference={self.reference!r:.80}"
         return f"PairwiseScorer({self.scorer!r}{reference})"
@@ -106,11 +102,10 @@ class PairwiseScorer:
         check_rows(conversations, prompts)
         if self.reference is None:
             return self._round_robin(conversations).raise_for_errors()
-        others: list[Conversation] = []
-        for row, conversation in enumerate(conversations):
-            prompt = None if prompts is None else prompts[row]
-            reply = None if _malformed(conversation) else self._reference_to(conversation[:-1], prompt)
-            others.append([] if reply is None else [*conversation[:-1], Message(role="assistant", content=reply)])
+        others = [
+            self._with_reference(conversation, None if prompts is None else prompts[row])
+            for row, conversation in enumerate(conversations)
+        ]
         return self._compare(conversations, others).raise_for_errors()
 
     def sleep(self) -> None:
@@ -129,11 +124,14 @@ class PairwiseScorer:
         """Release the model."""
         self.scorer.close()
 
-    def _reference_to(self, messages: Conversation, prompt: Prompt | None) -> str | None:
-        if isinstance(self.reference, str):
-            return self.reference
-        assert self.reference is not None
-        return self.reference(messages, prompt)
+    def _with_reference(self, conversation: Conversation, prompt: Prompt | None) -> Conversation:
+        """Return the prompt of a conversation with the reference as the reply; empty if there is none."""
+        try:
+            messages = _with_reply(conversation)[:-1]
+        except ConversationError:  # the error of the row
+            return []
+        reply = self.reference(messages, prompt) if callable(self.reference) else self.reference
+        return [] if reply is None else [*messages, Message(role="assistant", content=reply)]
 
     def _round_robin(self, conversations: Sequence[Conversation]) -> Scores:
         groups: dict[str, list[int]] = {}
@@ -162,19 +160,15 @@ class PairwiseScorer:
             raise ConfigError(
                 f"first and second must have the same length, got {len(first)} and {len(second)} conversations."
             )
-        errors: list[str | None] = [_mismatch(a, b) for a, b in zip(first, second, strict=True)]
+        errors: list[str | None] = [None] * len(first)
         texts: list[list[Message]] = []
         rows: list[int] = []
-        for row, (a, b) in enumerate(zip(first, second, strict=True)):
-            if errors[row] is None:
-                try:
-                    replies = a[-1]["content"], b[-1]["content"]
-                    both = [self._write(a[:-1], *replies), self._write(a[:-1], *reversed(replies))]
-                except ValueError as error:
-                    errors[row] = str(error)
-                else:
-                    texts += both
-                    rows.append(row)
+        for row, (one, other) in enumerate(zip(first, second, strict=True)):
+            try:
+                texts += self._both_orders(one, other)
+                rows.append(row)
+            except ConversationError as error:
+                errors[row] = str(error)
         scores = try_score(self.scorer, texts)
         shown = np.full((2, len(first)), np.nan)
         shown[0, rows], shown[1, rows] = scores.rewards[0::2], -scores.rewards[1::2]
@@ -187,15 +181,24 @@ class PairwiseScorer:
             provenance=self._provenance("pairs" if self.reference is None else "a reference"),
         )
 
-    def _write(self, prompt: Conversation, first: str, second: str) -> list[Message]:
+    def _both_orders(self, first: Conversation, second: Conversation) -> list[list[Message]]:
+        """Return what the model reads of a pair, with either reply first. Raises ConversationError."""
+        a = _with_reply(first)
+        if not second:
+            raise ConversationError("the reference has no reply for this prompt")
+        b = _with_reply(second)
+        if a[:-1] != b[:-1]:
+            raise ConversationError("the two conversations must be equal before their last message")
+        replies = a[-1]["content"], b[-1]["content"]
         for mark in PAIR_MARKS:
-            if mark in first or mark in second:
-                raise ValueError(
+            if any(mark in reply for reply in replies):
+                raise ConversationError(
                     f"a reply must not contain {mark!r}, because this model uses it to separate the replies."
                 )
         tokenizer = self.scorer.renderer.tokenizer
-        context = tokenizer.apply_chat_template(list(prompt), chat_template=CONTEXT, tokenize=False)
-        return [Message(role="user", content=PAIR.format(context=context, first=first, second=second))]
+        context = tokenizer.apply_chat_template(list(a[:-1]), chat_template=CONTEXT, tokenize=False)
+        texts = [PAIR.format(context=context, first=one, second=two) for one, two in (replies, replies[::-1])]
+        return [[Message(role="user", content=text)] for text in texts]
 
     def _provenance(self, opponents: str) -> Provenance:
         inner = self.scorer.provenance
@@ -204,29 +207,11 @@ class PairwiseScorer:
         )
 
 
-def _malformed(conversation: Any) -> str | None:
-    """Return why a conversation is not a prompt with a reply, or None if it is valid."""
-    if not isinstance(conversation, Sequence) or isinstance(conversation, str) or len(conversation) < 2:
-        return f"expected a prompt and a reply, got {conversation!r:.100}"
-    for message in conversation:
-        if not isinstance(message, Mapping) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
-            return f"a message must be {{'role': ..., 'content': ...}} with texts, got {message!r:.100}"
-        for field in extra_fields(message):
-            if message[field] is not None:
-                return f"a message has the field {field!r}, which pairwise models do not read; remove it"
-    if conversation[-1]["role"] != "assistant":
-        return f"the last message must have the role 'assistant', got {conversation[-1]['role']!r:.100}"
-    return None
-
-
-def _mismatch(a: Conversation, b: Conversation) -> str | None:
-    """Return why two conversations cannot be compared, or None if they can."""
-    if reason := _malformed(a):
-        return reason
-    if not b:
-        return "the reference has no reply for this prompt"
-    if reason := _malformed(b):
-        return reason
-    if list(a[:-1]) != list(b[:-1]):
-        return "the two conversations must be equal before their last message"
-    return None
+def _with_reply(conversation: Any) -> Conversation:
+    """Return a conversation, checked. Raises ConversationError if it is not a prompt with a reply, in texts alone."""
+    checked = check_conversation(conversation)
+    if len(checked) < 2 or checked[-1]["role"] != "assistant":
+        raise ConversationError(f"expected a prompt and a reply of the role 'assistant', got {conversation!r:.100}")
+    if fields := [field for message in checked for field in extra_fields(message)]:
+        raise ConversationError(f"a message has the field {fields[0]!r}, which pairwise models do not read; remove it")
+    return checked

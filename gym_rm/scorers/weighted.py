@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
-from gym_rm.checks import describe, finite
 from gym_rm.config import Config, Finite, parse_settings
 from gym_rm.errors import ConfigError, nearest
 from gym_rm.scorer import ScorerLike
@@ -28,6 +29,13 @@ class Gate(Config):
     otherwise: Finite = 0.0
     """Value of the gated scorer where the gate is closed; it is not called for these rows. Below the lowest reward of
     this scorer, or a policy learns to close the gate."""
+
+
+class _Settings(Config):
+    weights: Annotated[dict[str, Finite], pydantic.Field(min_length=1)]
+    gates: dict[str, Gate]
+    route: str | None
+    routes: dict[str, list[str]]
 
 
 class WeightedScorer(CombinedScorer):
@@ -68,8 +76,26 @@ class WeightedScorer(CombinedScorer):
         routes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         names = list(self._named(scorers))
-        self.weights = _weights(weights, names)
-        self.gates = _gates(gates, names)
+        if route is None and routes is not None:
+            raise ConfigError("routes needs route, the field of the data rows that has their values.")
+        given = {
+            "weights": dict.fromkeys(names, 1.0) if weights is None else weights,
+            "gates": {} if gates is None else gates,
+            "route": route,
+            "routes": {name: [name] for name in names} if routes is None else routes,
+        }
+        settings = parse_settings(_Settings, given)
+        self.weights, self.gates = settings.weights, settings.gates
+        self.route, self.routes = settings.route, settings.routes
+        openers = [gate.scorer for gate in self.gates.values()]
+        for name in itertools.chain(self.gates, openers, *self.routes.values()):
+            if name not in names:
+                raise ConfigError(
+                    f"gates and routes: {name!r} is not one of the scorers {names}.{nearest(name, names)}"
+                )
+        for name, gate in self.gates.items():
+            if gate.scorer in self.gates:
+                raise ConfigError(f"gates[{name!r}]: {gate.scorer!r} has a gate itself; use a scorer without one.")
         for component in self.weights:
             owner = _owner(component, names)
             if owner in self.gates and owner != component:
@@ -77,7 +103,6 @@ class WeightedScorer(CombinedScorer):
             if owner is None:
                 hint = nearest(component, names) or nearest(component.partition("/")[0], names)
                 raise ConfigError(f"{component!r} is not a component of the scorers {names}.{hint}")
-        self.route, self.routes = route, _routes(route, routes, names)
         super().__init__(scorers)  # last, so that an invalid setting loads nothing
 
     @property
@@ -154,53 +179,6 @@ def _owner(component: str, names: Sequence[str]) -> str | None:
     """Return the scorer that a component belongs to, the one with the longest name."""
     owners = [name for name in names if component == name or component.startswith(f"{name}/")]
     return max(owners, key=len, default=None)
-
-
-def _weights(weights: Mapping[str, float] | None, names: Sequence[str]) -> dict[str, float]:
-    """Return the weights by component."""
-    if weights is None:
-        weights = dict.fromkeys(names, 1.0)
-    if not isinstance(weights, Mapping) or not weights:
-        raise ConfigError(f"weights must be a dict of numbers by the scorers {names}, got {weights!r:.80}.")
-    return {name: finite(f"weights[{name!r}]", weight) for name, weight in weights.items()}
-
-
-def _gates(gates: Mapping[str, Gate | Mapping[str, Any]] | None, names: Sequence[str]) -> dict[str, Gate]:
-    """Return the gates by scorer, checked."""
-    if not isinstance(gates, Mapping | None):
-        raise ConfigError(f"gates must be a dict by scorer, got {describe(gates)}.")
-    checked = {
-        name: gate if isinstance(gate, Gate) else parse_settings(Gate, gate) for name, gate in (gates or {}).items()
-    }
-    for name, gate in checked.items():
-        for given in (name, gate.scorer):
-            if given not in names:
-                raise ConfigError(f"gates: {given!r} is not one of the scorers {list(names)}.{nearest(given, names)}")
-        if gate.scorer in checked:
-            raise ConfigError(f"gates[{name!r}]: {gate.scorer!r} has a gate itself; use a scorer without one.")
-    return checked
-
-
-def _routes(
-    route: str | None, routes: Mapping[str, Sequence[str]] | None, names: Sequence[str]
-) -> dict[str, list[str]]:
-    """Return the names of scorers by the value of the route, checked."""
-    if route is None and routes is not None:
-        raise ConfigError("routes needs route, the field of the data rows that has their values.")
-    if not isinstance(route, str | None) or not isinstance(routes, Mapping | None):
-        raise ConfigError(
-            f"route must be the name of a field, and routes a dict of lists of scorers; got {route!r:.80} and "
-            f"{routes!r:.80}."
-        )
-    checked: dict[str, list[str]] = {}
-    given: Mapping[str, Sequence[str]] = {name: [name] for name in names} if routes is None else routes
-    for value, scorers in given.items():
-        if not isinstance(scorers, str | Sequence):
-            raise ConfigError(f"routes[{value!r}] must be a list of scorers, got {describe(scorers)}.")
-        checked[str(value)] = [scorers] if isinstance(scorers, str) else list(scorers)
-        if unknown := [name for name in checked[str(value)] if name not in names]:
-            raise ConfigError(f"routes[{value!r}]: {unknown[0]!r} is not one of the scorers {list(names)}.")
-    return checked
 
 
 def _component(components: Mapping[str, RewardArray], name: str) -> RewardArray:

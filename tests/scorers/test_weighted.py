@@ -119,12 +119,11 @@ def test_a_gate_has_a_threshold_and_a_value():
         ({"gates": {"length": {"scorer": "length"}}}, "'length' has a gate itself"),
         ({"gates": {"length": {"at_least": 1}}}, "scorer"),
         ({"gates": {"length": {"scorer": "polite", "at_least": float("nan")}}}, "must be a finite number"),
-        ({"gates": ["length"]}, "gates must be a dict"),
+        ({"gates": ["length"]}, "gates must be a mapping"),
         ({"gates": {"length": {"scorer": "polite"}}, "weights": {"length/part": 1}}, "only its reward"),
-        ({"route": 3}, "route must be the name of a field"),
         ({"route": None}, "routes needs route"),
-        ({"routes": {"math": 3}}, "must be a list of scorers"),
-        ({"routes": {"math": ["wrong"]}}, r"routes\['math'\]: 'wrong' is not one of the scorers"),
+        ({"routes": {"math": 3}}, "routes.math must be a list"),
+        ({"routes": {"math": ["wrong"]}}, "'wrong' is not one of the scorers"),
     ],
 )
 def test_invalid_gates_and_routes_are_refused(settings, message):

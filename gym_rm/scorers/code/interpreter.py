@@ -13,6 +13,7 @@ from gym_rm.checks import positive
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.sandbox.time_limit import TimeLimit
+from gym_rm.scorer import NeverCopied
 from gym_rm.scorers.code.replies import spoken, tagged_blocks
 from gym_rm.scorers.code.verdicts import clean
 from gym_rm.scores import Scores
@@ -36,7 +37,7 @@ _REASONS = {
 _KEEPS_STATE = ("ok", "exception", "syntax_error")
 
 
-class CodeInterpreter:
+class CodeInterpreter(NeverCopied):
     """`respond` that executes the `<code>` blocks of each reply and returns what they print and evaluate to.
 
     The result is `<result>4</result>`, or a block of several lines. A block that ends with an expression evaluates to
@@ -71,9 +72,6 @@ class CodeInterpreter:
         self._limits = self._sandbox.limits.model_copy(update={"cpu_seconds": 24 * 3600})
         self._lock = threading.Lock()
         self._kept: list[tuple[str, SandboxSession]] = []  # by the messages before the next reply, oldest first
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CodeInterpreter:
-        return self
 
     def __call__(
         self, conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None

@@ -12,7 +12,7 @@ from gym_rm.checks import boolean, finite, one_of, positive
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError, brief
 from gym_rm.sandbox.sandbox import Sandbox
-from gym_rm.scorer import check_conversations
+from gym_rm.scorer import NeverCopied, check_conversations
 from gym_rm.scorers.code.interpreter import CodeInterpreter
 from gym_rm.scorers.code.replies import extract_code
 from gym_rm.scorers.code.row_tests import RowTests, TestsError, read_tests, solution_parts
@@ -25,7 +25,7 @@ SHOWN_OUTPUT = 4000
 """Characters of the output in `infos`."""
 
 
-class CodeScorer:
+class CodeScorer(NeverCopied):
     """`Scorer` that runs the code of the last reply against the tests of the data row.
 
     The tests are the fields of the row: `test` and `entry_point` (HumanEval), `test_list` (MBPP), `unit_tests` or
@@ -93,10 +93,6 @@ class CodeScorer:
             packages=packages,
         )
         self.respond = CodeInterpreter(sandbox=self._sandbox) if execute else None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CodeScorer:
-        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and processes cannot be copied."""
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(CodeScorer, **self._options), ()

@@ -19,7 +19,7 @@ from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, div
 from gym_rm.engine.text.messages import check_conversation
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.generation.chat import ChatReply, RemoteChatOptions, chat_options, check_replies, load_chat_model
-from gym_rm.scorer import check_rows
+from gym_rm.scorer import NeverCopied, check_rows
 from gym_rm.scorers.judge.prompts import Question, Rubric
 from gym_rm.scorers.judge.verdicts import NoVerdict, read_choice, read_score
 from gym_rm.scores import Scores
@@ -97,7 +97,7 @@ class _Case:
         return next((ask.error for ask in self.asks if ask.error is not None), None)
 
 
-class JudgeScorer:
+class JudgeScorer(NeverCopied):
     """Scores replies by the verdicts of a chat model.
 
     What is judged is data: it is fenced by lines with a mark that no judged text contains, and the judge must write
@@ -137,10 +137,6 @@ class JudgeScorer:
         if schema is RemoteChatOptions:
             rest = {"timeout": self.options.timeout, "max_retries": self.options.max_retries, **rest}
         self.model, self._owned = load_chat_model(model, **rest), schema is not None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> JudgeScorer:
-        """Return the scorer itself: `gym.make_vec` deep-copies its keywords."""
-        return self
 
     def __repr__(self) -> str:
         return f"JudgeScorer({self.model!r}, mode={self.options.mode!r})"

@@ -14,7 +14,7 @@ from gym_rm.checks import integer, one_of, positive
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError
 from gym_rm.sandbox.sandbox import available_cores
-from gym_rm.scorer import check_conversations
+from gym_rm.scorer import NeverCopied, check_conversations
 from gym_rm.scorers.math import answers
 from gym_rm.scorers.math.answers import STYLES, Style
 from gym_rm.scorers.math.formulas import FormulaComparer, FormulaPair
@@ -55,7 +55,7 @@ class _Row:
     formulas: FormulaPair | None = None
 
 
-class MathScorer:
+class MathScorer(NeverCopied):
     """Compares the answer of the last assistant turn with the reference answer of the prompt.
 
     Numbers and letters of multiple choice are compared in this process. Formulas are compared by math-verify in the
@@ -92,10 +92,6 @@ class MathScorer:
         self._comparer: FormulaComparer | None = None
         settings = {"style": self._style, "timeout": self._timeout}
         self._provenance = Provenance("MathScorer", "math-verify", settings=settings)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> MathScorer:
-        # `gym.make_vec(spec)` deep-copies its keywords; copies share the processes.
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(MathScorer, **self._options), ()

@@ -87,14 +87,11 @@ class GymRMProtocol:
     max_rows: int | None = None
 
     def encode(self, conversation: Conversation, prompt: Prompt | None) -> Row:
-        """Return the conversation and its prompt as JSON, and the numbers of turns that a reply may have."""
+        """Return the conversation and its prompt as JSON."""
         row = None
         if prompt is not None:
             row = {"id": prompt.prompt_id, "answer": prompt.answer, "metadata": to_plain(prompt.metadata)}
-        messages = check_conversation(conversation)
-        turns = sum(message["role"] == "assistant" for message in messages)
-        last = turns + (messages[-1]["role"] != "assistant")  # the end may be scored too
-        return to_json(messages), to_json(row), b"%d,%d" % (turns, last)
+        return to_json(check_conversation(conversation)), to_json(row)
 
     def body(self, rows: Sequence[Row], turns: Turns) -> bytes:
         """Return the conversations and, if one of them has a prompt, the prompts."""
@@ -117,11 +114,13 @@ class GymRMProtocol:
             scores = Scores.from_dict(plain)
         except (ConfigError, TypeError) as invalid:
             raise InvalidReply(str(invalid)) from invalid
-        _check_size(len(scores), len(rows))
+        if len(scores) != len(rows):
+            raise InvalidReply(f"expected one reward for each of the {len(rows)} conversations, got {len(scores)}")
         for row, (reward, error) in enumerate(zip(scores.rewards.tolist(), scores.errors, strict=True)):
             if error is None and not math.isfinite(reward):
                 raise InvalidReply(f"row {row} has neither a reward nor an error")
-            if error is None and turns == "all" and not _has_turns(scores, row, rows[row][2]):
+            found = () if scores.turn_rewards is None else scores.turn_rewards[row]
+            if error is None and turns == "all" and not (len(found) and np.isfinite(found).all()):
                 raise InvalidReply(f"row {row} lacks the rewards of its turns")
         return scores.mark_failures()
 
@@ -260,15 +259,3 @@ def _limit(limits: Mapping[str, Any], name: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
         raise InvalidReply(f"{name} of /info must be a positive integer, got {value!r:.80}")
     return value
-
-
-def _check_size(found: int, size: int) -> None:
-    if found != size:
-        raise InvalidReply(f"expected one reward for each of the {size} conversations, got {found}")
-
-
-def _has_turns(scores: Scores, row: int, sizes: bytes) -> bool:
-    if scores.turn_rewards is None:
-        return False
-    values = scores.turn_rewards[row]
-    return len(values) in map(int, sizes.split(b",")) and bool(np.isfinite(values).all())

@@ -16,7 +16,7 @@ from gym_rm.errors import ConfigError, ConversationError, RemoteError, logger, w
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import Endpoint, HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
-from gym_rm.scorer import check_rows
+from gym_rm.scorer import NeverCopied, check_rows
 from gym_rm.scorers.remote.calibration import UNKNOWN_REWARDS, compare, suspect_activation
 from gym_rm.scorers.remote.options import RemoteOptions
 from gym_rm.scorers.remote.protocols import (
@@ -38,7 +38,7 @@ BODY_BYTES = 256  # of a request body without its rows
 QUESTIONS = (("/info", read_info), ("/v1/models", read_models))
 
 
-class RemoteScorer:
+class RemoteScorer(NeverCopied):
     """Scores conversations with one or several servers; `gym_rm.load_scorer("http://...")` returns it.
 
     Requests are divided by the server's limits, sent to the least loaded server, and sent again after a failure. At
@@ -77,10 +77,6 @@ class RemoteScorer:
         except BaseException:
             self.close()
             raise
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteScorer:
-        """Return the scorer itself: `gym.make_vec` deep-copies its keywords, and connections are shared."""
-        return self
 
     def __repr__(self) -> str:
         return f"RemoteScorer({', '.join(self.urls)}, {self.provenance.model!r})"
