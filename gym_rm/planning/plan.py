@@ -362,7 +362,7 @@ class Plan:
 
 
 _ADAPTER = pydantic.TypeAdapter(Plan)
-_SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas", "max_num_batched_tokens")
+SIZES = ("tensor_parallel_size", "fsdp_size", "num_replicas", "max_num_batched_tokens")
 
 
 def _options(plan: Plan) -> dict[str, Any]:
@@ -375,7 +375,7 @@ def _options(plan: Plan) -> dict[str, Any]:
                 "model": None if part.model.startswith(SIZES_OF) else part.model,
                 "dtype": part.dtype,
                 **({} if part.quantization is None else {"quantization": part.quantization}),
-                **{name: getattr(part, name) for name in _SIZES},
+                **{name: getattr(part, name) for name in SIZES},
             }
             if part.role is Role.REWARD_MODEL:
                 options.setdefault("reward_models", {})[part.name] = values

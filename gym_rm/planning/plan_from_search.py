@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gym_rm.planning.component_options import PHASES, phase_clocks
 from gym_rm.planning.gpu_memory import component_memory
 from gym_rm.planning.plan import (
+    SIZES,
     ComponentPlan,
     MemoryItem,
     Phase,
@@ -19,6 +20,10 @@ from gym_rm.planning.plan import (
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest
 from gym_rm.planning.search import PoolChoice, SearchResult
 from gym_rm.planning.step_times import wake_times
+
+# Fields that a plan has of the work of a step.
+OF_WORK = ("conversations", "unique_tokens", "tokens", "num_prompts", "group_size", "turns", "turn_tokens",
+           "updates_per_step", "epochs", "asynchronous")  # fmt: skip
 
 
 def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
@@ -51,43 +56,27 @@ def make_plan(request: PlanRequest, result: SearchResult) -> Plan:
         times=tuple(times),
         phase_seconds=tuple((phase, seconds) for phase, seconds in phases if seconds > 0),
         step_seconds=result.step_seconds,
-        conversations=work.conversations,
-        unique_tokens=work.unique_tokens,
-        tokens=work.tokens,
         load_seconds=_load_seconds(request, result),
         objective="most conversations/s" if request.step_seconds is None else "fewest GPUs that reach the step time",
         exact=result.exact,
         notes=request.notes,
-        num_prompts=work.num_prompts,
-        group_size=work.group_size,
         prompt_tokens=int(work.prompts.maximum),
         reply_tokens=int(work.replies.maximum),
-        turns=work.turns,
-        turn_tokens=work.turn_tokens,
-        updates_per_step=work.updates_per_step,
-        epochs=work.epochs,
-        asynchronous=work.asynchronous,
         processor=device.processor,
+        **{name: getattr(work, name) for name in OF_WORK},
     )
 
 
 def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
     return ComponentPlan(
-        name=component.name,
-        role=component.role,
         model=component.shape.name,
         parameters=component.shape.parameters,
-        dtype=component.dtype,
-        tensor_parallel_size=choice.tensor_parallel_size,
-        fsdp_size=choice.fsdp_size,
-        num_replicas=choice.num_replicas,
-        max_num_batched_tokens=choice.max_num_batched_tokens,
         max_num_seqs=choice.max_num_seqs or None,
         gradient_checkpointing=choice.gradient_checkpointing if component.role.trains else None,
         sleeps=choice.sleeps,
-        quantization=component.quantization,
         optimizer=component.optimizer if component.role.trains else None,
-        lora_rank=component.lora_rank,
+        **{name: getattr(component, name) for name in ("name", "role", "dtype", "quantization", "lora_rank")},
+        **{name: getattr(choice, name) for name in SIZES},
     )
 
 

@@ -136,11 +136,6 @@ class Choice:
         """GPUs that must be in one node."""
         return self.tensor_parallel_size * (self.fsdp_size if self.one_node else 1)
 
-    @property
-    def num_gpus(self) -> int:
-        """GPUs of the component."""
-        return self.tensor_parallel_size * self.fsdp_size * self.num_replicas
-
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:

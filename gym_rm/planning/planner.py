@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gym_rm.config import Config, load_config, parse_settings
+from gym_rm.config import Config, load_config
 from gym_rm.errors import ConfigError
 from gym_rm.planning.hardware.clusters import read_cluster
 from gym_rm.planning.lengths import parse_lengths
@@ -80,13 +80,8 @@ def read_settings(source: Source, *, overrides: tuple[str, ...] = ()) -> PlanSet
     Raises:
         ConfigError: a setting is unknown or invalid; the message lists all problems.
     """
-    if isinstance(source, str | Path):
-        return load_config(PlanSettings, source, overrides)
-    if isinstance(source, PlanSettings):
-        if not overrides:
-            return source
-        source = source.model_dump(exclude_unset=True)
-    return load_config(PlanSettings, source, overrides) if overrides else parse_settings(PlanSettings, source)
+    values = source.model_dump(exclude_unset=True) if isinstance(source, PlanSettings) else source
+    return load_config(PlanSettings, values, overrides)
 
 
 def read_request(settings: PlanSettings) -> PlanRequest:
@@ -180,18 +175,11 @@ def _shape(name: str, model: ComponentSettings, labels: int | None) -> ModelShap
 
 
 def _workload(settings: PlanSettings) -> StepWorkload:
-    work = settings.workload
-    return StepWorkload(
-        num_prompts=work.num_prompts,
-        group_size=work.group_size,
-        turns=work.turns,
-        turn_tokens=work.turn_tokens,
-        prompts=parse_lengths("workload.prompt_tokens", work.prompt_tokens),
-        replies=parse_lengths("workload.reply_tokens", work.reply_tokens),
-        updates_per_step=work.updates_per_step,
-        epochs=work.epochs,
-        asynchronous=work.asynchronous,
+    values = dict(settings.workload)
+    prompts, replies = (
+        parse_lengths(f"workload.{name}", values.pop(name)) for name in ("prompt_tokens", "reply_tokens")
     )
+    return StepWorkload(prompts=prompts, replies=replies, **values)
 
 
 # --- components and pools --------------------------------------------------------------------------------------------

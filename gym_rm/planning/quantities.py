@@ -71,9 +71,7 @@ def parse_bytes(name: str, value: object) -> float:
             number = value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ConfigError(f"{name} must be a size such as '80 GiB' or a number of bytes, got {value!r}.")
-    if checks.finite(name, number) <= 0:
-        raise ConfigError(f"{name} must be more than 0 bytes, got {value!r}.")
-    return float(number)
+    return checks.positive(name, number)
 
 
 def show_bytes(value: float) -> str:

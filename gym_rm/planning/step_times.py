@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from gym_rm.planning.hardware.devices import Device
 from gym_rm.planning.phase_clock import PhaseClock, Site
@@ -45,41 +44,15 @@ def component_times(
         component, choice, workload, site: what runs, how, on what work, and where.
         old_log_probs: whether the policy computes the log-probabilities of the replies before it is updated.
     """
-    role = component.role
-
-    def work() -> _Work:
-        return _Work(component, choice, workload, site)
-
+    role, what = component.role, (component, choice, workload, site)
     if role is Role.GENERATION:
-        return {Phase.GENERATE: work().generate()}
+        return {Phase.GENERATE: _Work(*what).generate()}
     if role is Role.REWARD_MODEL:
-        return {Phase.SCORE: work().score()}
-    if role is Role.REFERENCE:
-        return {Phase.SCORE: work().log_probs()}
-    phases = {Phase.UPDATE: work().update()}
-    if role is Role.CRITIC or (role is Role.POLICY and old_log_probs):
-        phases[Phase.SCORE] = work().log_probs()
+        return {Phase.SCORE: _Work(*what).score()}
+    phases = {Phase.UPDATE: _Work(*what).update()} if role.trains else {}
+    if role in (Role.REFERENCE, Role.CRITIC) or (role is Role.POLICY and old_log_probs):
+        phases[Phase.SCORE] = _Work(*what).log_probs()
     return phases
-
-
-@dataclass(frozen=True, slots=True)
-class Passes:
-    """How often the parts of a forward are computed: 1 each in a forward, more in training.
-
-    Attributes:
-        matmul: of the products of the layers.
-        attention: of attention.
-        elementwise: of norms, activations and residuals.
-        all_reduces: of the two sums of a tensor-parallel layer.
-    """
-
-    matmul: float = 1.0
-    attention: float = 1.0
-    elementwise: float = 1.0
-    all_reduces: float = 1.0
-
-
-FORWARD = Passes()
 
 
 class _Work:
@@ -115,7 +88,10 @@ class _Work:
         batches: float,
         head_tokens: float,
         length: float,
-        passes: Passes = FORWARD,
+        matmul: float = 1.0,
+        attention: float = 1.0,
+        elementwise: float = 1.0,
+        all_reduces: float = 1.0,
     ) -> None:
         """Add the work on so many tokens.
 
@@ -125,16 +101,16 @@ class _Work:
             batches: number of batches.
             head_tokens: tokens that the head is computed for.
             length: mean length of the texts.
-            passes: how often each part is computed.
+            matmul, attention, elementwise, all_reduces: how often these parts are computed; training computes more.
         """
         component, shape, device, tp = self.component, self.shape, self.device, self.tp
         size = min(component.bytes_per_parameter, 4.0)
         peak, rows = device.peak_flops(component.dtype), tokens / max(batches, 1)
         reached = device.matmul_share(rows)
         flops = 2.0 * tokens * shape.active_parameters / tp + 2.0 * head_tokens * shape.hidden * shape.head_width / tp
-        read = batches * passes.matmul * shape.weights_read(rows) * component.bytes_per_parameter / tp
+        read = batches * matmul * shape.weights_read(rows) * component.bytes_per_parameter / tp
         self.slower(
-            computing=flops * passes.matmul / (peak.value * reached.value),
+            computing=flops * matmul / (peak.value * reached.value),
             computing_basis=weakest((peak.basis, reached.basis)),
             reading=read / (device.bandwidth.value * device.streaming.value),
             reads="every batch reads the weights",
@@ -142,19 +118,19 @@ class _Work:
         share = device.attention_share(length)
         self.clock.add(
             ATTENTION,
-            4.0 * pairs * passes.attention / min(tp, max(shape.heads, 1)) / (peak.value * share.value),
+            4.0 * pairs * attention / min(tp, max(shape.heads, 1)) / (peak.value * share.value),
             weakest((peak.basis, share.basis)),
             "4 operations for each query, key and width of a head, at the rate that attention reaches",
         )
         bandwidth = device.elementwise
-        moved = tokens * passes.elementwise * shape.elementwise_numbers(tp, eager=self.is_eager) * size
+        moved = tokens * elementwise * shape.elementwise_numbers(tp, eager=self.is_eager) * size
         self.clock.add(BANDWIDTH, moved / bandwidth.value, bandwidth.basis, "norms, activations and residuals")
         if component.engine == "training" and not device.is_cpu:
             text = "training reaches 80% of what its operations alone would (benchmarks/planner_published.py)"
             self.clock.add(FRAMEWORK, self.clock.total * (1.0 / TRAINING_SHARE - 1.0), Basis.ASSUMPTION, text)
-        self.launches(batches * max(passes.matmul, 1.0))
+        self.launches(batches * max(matmul, 1.0))
         if tp > 1:
-            self.all_reduces(tokens * passes.all_reduces, batches * passes.all_reduces, size)
+            self.all_reduces(tokens * all_reduces, batches * all_reduces, size)
 
     def slower(self, *, computing: float, computing_basis: Basis, reading: float, reads: str) -> None:
         """Add the products, which compute and read weights at the same time."""
@@ -267,8 +243,6 @@ class _Work:
         conversations, tokens, pairs = self.training_rows(updates=work.updates_per_step)
         again = 1.0 if choice.gradient_checkpointing else 0.0
         backward = 1.0 if component.lora_rank else 2.0  # adapters need the gradients of activations only
-        # Eager: a product of two tensors has a gradient for each, an operation of its own.
-        elementwise = (5.0 if device.is_cpu else 3.0) + again
         batches = self.batches(tokens) * repeats
         self.forward(
             tokens=tokens * repeats,
@@ -276,7 +250,11 @@ class _Work:
             batches=batches,
             head_tokens=conversations * repeats * (work.growth if self.shape.is_language_model else 1.0),
             length=work.prompts.mean + work.growth,
-            passes=Passes(1.0 + backward + again, 3.5 + again, elementwise, 2.0 + again),
+            matmul=1.0 + backward + again,
+            attention=3.5 + again,
+            # Eager: a product of two tensors has a gradient for each, an operation of its own.
+            elementwise=(5.0 if device.is_cpu else 3.0) + again,
+            all_reduces=2.0 + again,
         )
         self.gathers(batches * 3.0)  # forward, backward, gradients
         shape, replicas = self.shape, choice.num_replicas

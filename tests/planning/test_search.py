@@ -122,8 +122,8 @@ def test_no_gpu_is_given_twice_and_memory_is_never_over(gpus, memory, critic, re
         assert len(addresses) == pool.place.num_gpus
         assert pool.place.spans or len({address.node for address in addresses}) == 1
         for choice in pool.choices:
-            assert choice.num_gpus == len(addresses)
             tp = choice.tensor_parallel_size
+            assert tp * choice.fsdp_size * choice.num_replicas == len(addresses)
             groups = [addresses[start : start + tp] for start in range(0, len(addresses), tp)]
             assert all(len({address.node for address in group}) == 1 for group in groups)
 

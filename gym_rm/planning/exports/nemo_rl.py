@@ -17,9 +17,7 @@ _LORA = "++policy.dtensor_cfg.lora_cfg"
 
 
 def _check(parts: Parts) -> None:
-    parts.refuse_without_engine()
-    parts.refuse_reward_models()
-    parts.refuse_optimizers("adamw")
+    parts.refuse_usual()
     base = "grpo_rm_1B" if parts.reward_models else "grpo_math_1B"
     parts.note(f"the settings are for --config examples/configs/{base}.yaml; ++ marks those that its file may lack.")
     if parts.critic is not None:

@@ -22,12 +22,12 @@ def _trained(parts: Parts) -> list[ComponentPlan]:
 
 
 def _check(parts: Parts) -> None:
-    parts.refuse_without_engine()
-    parts.refuse_reward_models()
+    parts.refuse_usual()
     if not parts.reward_models:
         parts.refuse("the plan has no reward model; give --reward.remote_url or --train.agent_func_path yourself.")
-    parts.refuse_optimizers("adamw")
-    parts.refuse_critic_adapters()
+    if parts.critic is not None and parts.critic.lora_rank != parts.policy.lora_rank:
+        ranks = f"critic.lora_rank={parts.critic.lora_rank} and policy.lora_rank={parts.policy.lora_rank}"
+        parts.refuse(f"the plan has {ranks}; it has one for both.")
     _check_pools(parts)
     sizes = {each.name: each.tensor_parallel_size for each in _trained(parts)}
     if len(set(sizes.values())) > 1:

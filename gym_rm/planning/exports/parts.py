@@ -143,32 +143,16 @@ class Parts:
                 f"{self.library} cannot follow this plan, {count}:" + "".join(f"\n  {each}" for each in self.refusals)
             )
 
-    def refuse_without_engine(self) -> None:
-        """Refuse a plan whose policy generates itself."""
+    def refuse_usual(self) -> None:
+        """Refuse what most libraries lack: a policy that generates itself, several reward models, other optimizers."""
         if self.generation is None:
             self.refuse("it needs an engine for generation; plan with generation.engine: vllm.")
-
-    def refuse_reward_models(self) -> None:
-        """Refuse several reward models."""
         if len(self.reward_models) > 1:
             names = ", ".join(each.name for each in self.reward_models)
             self.refuse(f"it has one reward model in a run, the plan {len(self.reward_models)}: {names}.")
-
-    def refuse_optimizers(self, *names: str) -> None:
-        """Refuse components that are trained with another optimizer than those with these names."""
         for each in (self.policy, self.critic):
-            if each is not None and each.optimizer not in (None, *names):
-                self.refuse(
-                    f"it trains with {' or '.join(names)}, the plan has {each.name}.optimizer={each.optimizer}."
-                )
-
-    def refuse_critic_adapters(self) -> None:
-        """Refuse a critic whose adapters are not those of the policy."""
-        if self.critic is not None and self.critic.lora_rank != self.policy.lora_rank:
-            self.refuse(
-                f"the plan has critic.lora_rank={self.critic.lora_rank} and policy.lora_rank="
-                f"{self.policy.lora_rank}; it has one for both."
-            )
+            if each is not None and each.optimizer not in (None, "adamw"):
+                self.refuse(f"it trains with adamw, the plan has {each.name}.optimizer={each.optimizer}.")
 
     def others_of(self, component: ComponentPlan) -> list[str]:
         """Return the names of what is in the pool of a reward model besides reward models."""
@@ -264,14 +248,11 @@ def hydra(name: str, value: Any) -> str:
 def adapters(rank: str, alpha: str, *others: tuple[str, Any]) -> tuple[Row, ...]:
     """Return the rows of LoRA adapters on all linear layers of the policy, whose factor is twice their rank."""
 
-    def if_any(value: Callable[[int], Any]) -> Callable[[Parts, Any], Any]:
-        return lambda parts, policy: value(policy.lora_rank) if policy.lora_rank else None
+    def if_any(name: str, value: Callable[[int], Any]) -> Row:
+        return Row(name, "policy", lambda parts, policy: value(policy.lora_rank) if policy.lora_rank else None)
 
-    def constant(value: Any) -> Callable[[int], Any]:
-        return lambda rank: value
-
-    numbers = (Row(rank, "policy", if_any(lambda rank: rank)), Row(alpha, "policy", if_any(lambda rank: 2 * rank)))
-    return *numbers, *(Row(name, "policy", if_any(constant(value))) for name, value in others)
+    constants = (if_any(name, lambda _, value=value: value) for name, value in others)  # type: ignore[misc]
+    return if_any(rank, lambda rank: rank), if_any(alpha, lambda rank: 2 * rank), *constants
 
 
 def always(value: Any) -> Callable[[Parts, Any], Any]:

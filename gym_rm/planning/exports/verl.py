@@ -11,9 +11,7 @@ _REF, _REWARD = "actor_rollout_ref.ref", "reward.reward_model"
 
 
 def _check(parts: Parts) -> None:
-    parts.refuse_without_engine()
-    parts.refuse_reward_models()
-    parts.refuse_optimizers("adamw")
+    parts.refuse_usual()
     if parts.critic is not None and parts.critic.lora_rank:
         parts.refuse(f"it trains the whole critic, the plan has critic.lora_rank={parts.critic.lora_rank}.")
     if not parts.together(parts.policy, parts.generation, parts.reference, parts.critic):
@@ -104,11 +102,7 @@ VERL = Library(
         Row(f"{_REWARD}.rollout.name", "reward_model", always("vllm")),
         Row(f"{_REWARD}.rollout.dtype", "reward_model", "dtype"),
         Row(f"{_REWARD}.rollout.tensor_model_parallel_size", "reward_model", "tensor_parallel_size"),
-        Row(
-            f"{_REWARD}.rollout.gpu_memory_utilization",
-            "reward_model",
-            Parts.memory_share,
-        ),
+        Row(f"{_REWARD}.rollout.gpu_memory_utilization", "reward_model", Parts.memory_share),
         Row(f"{_REWARD}.rollout.max_num_batched_tokens", "reward_model", "max_num_batched_tokens"),
         Row(f"{_REWARD}.rollout.free_cache_engine", "reward_model", "sleeps"),
         Row("data.train_batch_size", "plan", "num_prompts"),

@@ -83,9 +83,7 @@ def _number(key: str, value: Any) -> float:
     name = f"cluster.gpu.{key}"
     if key in ("memory", "reserved"):
         return parse_bytes(name, value)
-    number = checks.finite(name, value)
-    if number <= 0:
-        raise ConfigError(f"{name} must be more than 0, got {value!r}.")
+    number = checks.positive(name, value)
     if key in ("matmul", "attention", "streaming", "decoding") and number > 1:
         raise ConfigError(f"{name} is a share of the peak, at most 1; got {number:g}.")
     return number

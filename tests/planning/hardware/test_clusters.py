@@ -35,7 +35,7 @@ def test_a_gpu_of_given_numbers_marks_the_others_as_assumptions():
     [
         ("h1000", "Did you mean"),
         ({"memory": "40 GiB"}, "no flops"),
-        ({"like": "h100", "memory": -1}, "more than 0"),
+        ({"like": "h100", "memory": -1}, "greater than 0"),
         ({"like": "h100", "memory": "40 apples"}, "such as '80 GiB'"),
         ({"like": "h100", "flop": 1}, "Did you mean 'flops'"),
         ({"like": "h100", "flops": "4e14"}, "flops must be a finite number, got str '4e14'"),
