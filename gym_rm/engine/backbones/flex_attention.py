@@ -1,7 +1,9 @@
 """Attention over a token tree with `flex_attention`, for CUDA.
 
 The mask is built on the host from blocks that are pages: it needs no `[T, T]` tensor and no synchronisation with the
-device. Lengths are padded to a few sizes, to compile few kernels.
+device. Queries and keys lie in buffers whose lengths are powers of two, because torch compiles a kernel for each pair
+of lengths: one for each doubling of the tokens, for all windows. The kernel reads no block beyond those of the mask, so
+a longer buffer takes memory but hardly time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
-from torch.nn.functional import pad
 
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.pages import Pages
@@ -23,6 +24,8 @@ from gym_rm.engine.token_tree import TokenTree
 FLEX_BLOCK_SIZE = 128  # number of queries in a block of flex_attention, and positions in a page
 COMPILED_ON = ("cuda",)  # devices for which flex_attention is compiled
 RECOMPILE_LIMIT = 1024  # kernels of flex_attention; torch's default is 8, and then it computes whole score matrices
+SHORTEST = 512  # length of the shortest buffer of queries
+NO_WINDOW = 2**31 - 1  # a window that hides nothing
 
 
 def attend_with_flex(
@@ -42,43 +45,46 @@ def attend_with_flex(
     `slots` are those of the tree's pages, see `TreeAttention`.
     """
     query, key = query.to(value.dtype), key.to(value.dtype)  # with autocast, rotary positions make them float32
-    if rows is not None:
-        # Pad to the full length, so that all layers use the same compiled kernel.
-        everywhere = query.new_zeros(1, query.shape[1], key.shape[2], query.shape[3])
-        everywhere[:, :, rows] = query
-        query = everywhere
-    num_queries = query.shape[2]
-    query = pad(query, (0, 0, 0, block_mask.seq_lengths[0] - num_queries))
-    key, value = (states.index_select(2, slots) for states in (key, value))
-    attention: Any = _compiled_flex_attention() if query.device.type in COMPILED_ON else flex_attention
-    output, auxiliary = attention(
-        query,
-        key,
-        value,
+    length, num_slots = block_mask.seq_lengths
+    compiled = query.device.type in COMPILED_ON
+    attention: Any = _compiled_flex_attention() if compiled else flex_attention
+    queries = query.new_zeros(length, query.shape[1], query.shape[3])
+    at = slice(query.shape[2]) if rows is None else rows
+    queries[at] = query[0].transpose(0, 1)
+    # Uncompiled, the rest of the buffers is multiplied by zeros.
+    zeros = torch.is_grad_enabled() or not compiled
+    keys, values = (_in_slots(states[0].transpose(0, 1), slots, num_slots, zeros) for states in (key, value))
+    output = attention(
+        *(states.transpose(0, 1).unsqueeze(0) for states in (queries, keys, values)),
         score_mod=None if softcap is None else _softcap(softcap),
         block_mask=block_mask,
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
-        return_aux=AuxRequest(lse=True),
+        return_aux=None if sinks is None else AuxRequest(lse=True),
     )
     if sinks is not None:
         # A sink adds exp(sink) to the softmax's denominator and nothing to its numerator.
+        output, auxiliary = output
         share = torch.sigmoid(auxiliary.lse - sinks.float().view(1, -1, 1))
         output = output * share.unsqueeze(-1).to(output.dtype)
-    attended: Tensor = output[:, :, :num_queries].transpose(1, 2)
-    return attended if rows is None else attended[:, rows]
+    attended: Tensor = output.transpose(1, 2)[:, at]
+    return attended
 
 
-def padded_length(length: int) -> int:
-    """Return the padded length of a tree on CUDA; there are at most 16 distinct lengths per doubling."""
-    step = max(FLEX_BLOCK_SIZE, 1 << max(0, (length - 1).bit_length() - 5))
-    return -(-length // step) * step
+def _in_slots(states: Tensor, slots: Tensor, size: int, zeros: bool) -> Tensor:
+    """Return the states `[T, H, D]` of the tokens in slots, in a buffer `[size, H, D]` whose rest may be anything."""
+    buffer = (states.new_zeros if zeros else states.new_empty)(size, *states.shape[1:])
+    if torch.is_grad_enabled():
+        buffer[: len(slots)] = states.index_select(0, slots)
+    else:
+        torch.index_select(states, 0, slots, out=buffer[: len(slots)])
+    return buffer
 
 
-def padded_lengths(length: int, num_slots: int) -> tuple[int, int]:
-    """Return the padded numbers of queries and of places in pages; the second is the first times a power of two."""
-    queries = padded_length(length)
-    return queries, queries << max(0, (-(-num_slots // queries) - 1).bit_length())
+def buffer_lengths(length: int, num_slots: int) -> tuple[int, int]:
+    """Return the lengths of the buffers for the queries of a tree and for the slots of its pages: n and 2n."""
+    queries = 1 << (max(SHORTEST, length, -(-num_slots // 2)) - 1).bit_length()
+    return queries, 2 * queries
 
 
 def block_mask_of(tree: TokenTree, pages: Pages, device: torch.device, sliding_window: int | None) -> BlockMask:
@@ -88,47 +94,53 @@ def block_mask_of(tree: TokenTree, pages: Pages, device: torch.device, sliding_w
     full, because the kernel would visit full blocks last: the order of a query's keys, and with it the rounding of
     their sum, would then depend on the other queries of its block.
     """
-    length, num_slots = padded_lengths(len(tree), pages.tokens.size)
+    length, num_slots = buffer_lengths(len(tree), pages.tokens.size)
     ends = tree.subtree_end[pages.tokens[:, -1]]
     start = np.arange(0, length, FLEX_BLOCK_SIZE)[:, None]
     needed = (pages.first < start + FLEX_BLOCK_SIZE) & (ends > start)
-    position = np.zeros(length, dtype=np.int64)
-    position[: len(tree)] = tree.depths
     if sliding_window is not None:
         # The smallest distance between a query of the block and the last position of the page.
         last = (pages.numbers + 1) * FLEX_BLOCK_SIZE - 1
         first_position = np.minimum.reduceat(tree.depths, start[start < len(tree)])
         needed[: len(first_position)] &= first_position[:, None] - last < sliding_window
-    count = needed.sum(axis=1)
+    count = needed.sum(axis=1, dtype=np.int32)
     block, page = np.nonzero(needed)
-    order = np.zeros((len(start), num_slots // FLEX_BLOCK_SIZE), dtype=np.int64)
+    order = np.zeros((len(start), num_slots // FLEX_BLOCK_SIZE), dtype=np.int32)
     order[block, np.arange(len(block)) - np.repeat(np.cumsum(count) - count, count)] = page
 
-    # For each place of the pages: its token, the queries that its page serves, and its position.
-    nothing = np.full(num_slots - pages.tokens.size, length)
+    # For each slot: the queries that attend to it, from its token or the first of its page to the end of the page's
+    # subtree, and its position. A slot without a token, or with one that an earlier slot has, serves none.
     repeated = np.diff(pages.tokens, axis=1, prepend=-1) == 0
-    tokens = np.r_[np.where(repeated, length, pages.tokens).reshape(-1), nothing]
-    first, end = (np.r_[np.repeat(bounds, FLEX_BLOCK_SIZE), nothing] for bounds in (pages.first, ends))
-    positions = (pages.numbers[:, None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)).reshape(-1)
-    keys = np.stack([tokens, first, end, np.r_[positions, nothing]]).astype(np.int32)
-    token_of, first_of, end_of, position_of_key = to_device(keys, device)
-    position_of_query = to_device(position.astype(np.int32), device)
-    # As a tensor, so that layers with other windows use the same kernel.
-    window = None if sliding_window is None else to_device(np.array(sliding_window, dtype=np.int32), device)
+    firsts = np.where(repeated, length, np.maximum(pages.tokens, pages.first[:, None]))
+    positions = pages.numbers[:, None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)
+    of_slots = np.full((3, num_slots), length, dtype=np.int32)
+    of_slots[:, : firsts.size] = [each.reshape(-1) for each in (firsts, np.repeat(ends, FLEX_BLOCK_SIZE), positions)]
+    first_of, end_of, position_of_key = to_device(of_slots, device)
+    position = np.zeros(length, dtype=np.int32)
+    position[: len(tree)] = tree.depths
+    position_of_query = to_device(position, device)
+    # A tensor, so that layers with other windows, and with none, use the same kernel.
+    window = to_device(np.array(NO_WINDOW if sliding_window is None else sliding_window, dtype=np.int32), device)
 
     def attends(b: Any, h: Any, q: Tensor, k: Tensor) -> Tensor:
-        allowed: Tensor = (token_of[k] <= q) & (first_of[k] <= q) & (q < end_of[k])
-        return allowed if window is None else allowed & (position_of_query[q] - position_of_key[k] < window)
+        near = position_of_query[q] - position_of_key[k] < window
+        seen: Tensor = (first_of[k] <= q) & (q < end_of[k]) & near
+        return seen
 
-    counts, orders = (to_device(array.astype(np.int32), device)[None, None] for array in (count, order))
+    counts, orders = (to_device(array, device)[None, None] for array in (count, order))
     return BlockMask.from_kv_blocks(
-        counts, orders, BLOCK_SIZE=FLEX_BLOCK_SIZE, mask_mod=attends, seq_lengths=(length, num_slots)
+        counts,
+        orders,
+        BLOCK_SIZE=FLEX_BLOCK_SIZE,
+        mask_mod=attends,
+        seq_lengths=(length, num_slots),
+        compute_q_blocks=torch.is_grad_enabled(),  # for the backward
     )
 
 
 @functools.cache
 def _compiled_flex_attention() -> Callable[..., Any]:
-    """Return `flex_attention` that compiles one kernel for each padded length, for any number of them."""
+    """Return `flex_attention` that compiles one kernel for each length of the buffers, for any number of them."""
     compiled = torch.compile(flex_attention, dynamic=False)
     limits = {"recompile_limit": RECOMPILE_LIMIT, "accumulated_recompile_limit": RECOMPILE_LIMIT}
 

@@ -27,7 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from gym_rm.engine.backbones.batch_invariance import with_padding
 from gym_rm.engine.backbones.devices import to_device
-from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, attend_with_flex, block_mask_of, padded_lengths
+from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, attend_with_flex, block_mask_of
 from gym_rm.engine.backbones.node_attention import NodeAttention
 from gym_rm.engine.backbones.prefix_cache import KnownPrefixes
 from gym_rm.engine.pages import make_pages, make_tiles
@@ -87,8 +87,7 @@ class TreeAttention:
 
     Attributes:
         pages: pages of the tree.
-        slots: int64 `[>= P * size]`, tree index of the token in each place of the pages; then, for `flex_attention`,
-            zeros up to the padded number of places.
+        slots: int64 `[P * size]`, tree index of the token in each place of the pages.
         num_calls: number of layers that called `tree_attention`; a layer that did not call it ignored the tree.
     """
 
@@ -107,10 +106,7 @@ class TreeAttention:
         self.device = device
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
         self.pages = make_pages(tree, FLEX_BLOCK_SIZE if self.use_flex else PAGE_SIZE)
-        slots = self.pages.tokens.reshape(-1)
-        if self.use_flex:  # here, because padding the gathered keys and values would copy them a second time
-            slots = np.pad(slots, (0, padded_lengths(len(tree), len(slots))[1] - len(slots)))
-        self.slots = to_device(slots, device)
+        self.slots = to_device(self.pages.tokens.reshape(-1), device)
         self.num_calls = 0
         self._tilings: dict[tuple[int | None, bool, int], Tiling] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
@@ -162,7 +158,7 @@ class TreeAttention:
         return self._tilings[key]
 
     def block_mask(self, sliding_window: int | None) -> BlockMask:
-        """Return the tree as a `flex_attention` block mask of queries and pages, over the padded length."""
+        """Return the tree as a `flex_attention` block mask of queries and pages."""
         if sliding_window not in self._block_masks:
             self._block_masks[sliding_window] = block_mask_of(self.tree, self.pages, self.device, sliding_window)
         return self._block_masks[sliding_window]

@@ -1,4 +1,3 @@
-import functools
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,17 +6,8 @@ import tiny_models
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounter
-from torch.nn.functional import softmax
 
-from gym_rm.engine.backbones import flex_attention as flex_attention_module
 from gym_rm.engine.backbones import tree_attention as tree_attention_module
-from gym_rm.engine.backbones.flex_attention import (
-    FLEX_BLOCK_SIZE,
-    _compiled_flex_attention,
-    padded_length,
-    padded_lengths,
-)
 from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import (
     NAME,
@@ -29,63 +19,11 @@ from gym_rm.engine.backbones.tree_attention import (
     tree_mask,
 )
 from gym_rm.engine.kinds.readouts import ModuleHead
-from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
+from gym_rm.engine.token_tree import plan_padded, plan_trees
+from tests.engine.backbones.trees import dense_attention, random_tree, sequence, states, tree_of
 from tests.engine.threads import threads
 
 CPU = torch.device("cpu")
-
-
-def sequence(ids):
-    ids = np.array(ids, dtype=np.int32)
-    return TokenSequence(ids, np.unique([len(ids) // 2, len(ids) - 1]))
-
-
-def random_tree(seed, *, sequences=12, node=40, vocabulary=350):
-    """Return sequences that branch off each other at random positions: a tree of a few hundred tokens."""
-    random = np.random.default_rng(seed)
-    grown = [random.integers(5, vocabulary, random.integers(1, 2 * node))]
-    while len(grown) < sequences:
-        base = grown[random.integers(len(grown))]
-        kept = base[: random.integers(0, len(base) + 1)]
-        grown.append(np.concatenate([kept, random.integers(5, vocabulary, random.integers(1, node))]))
-    return [sequence(ids) for ids in grown]
-
-
-def tree_of(sequences):
-    (tree,) = plan_trees(sequences, max_num_batched_tokens=1_000_000).batches
-    return tree
-
-
-def dense_rule(tree, window):
-    """Return which query attends to which key, computed from the parents: bool `[T, T]`."""
-    allowed = np.zeros((len(tree), len(tree)), dtype=bool)
-    for query, parent in enumerate(tree.parents):
-        if parent >= 0:
-            allowed[query] = allowed[parent]
-        allowed[query, query] = True
-    if window is not None:
-        allowed &= tree.position_ids[:, None] - tree.position_ids < window
-    return torch.from_numpy(allowed)
-
-
-def dense_attention(query, key, value, tree, window, *, scaling=None, softcap=None, sinks=None):
-    """Return softmax attention with a dense mask, as the reference."""
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    scores = scores.masked_fill(~dense_rule(tree, window), float("-inf"))
-    if sinks is not None:
-        column = sinks.view(1, -1, 1, 1).expand(1, -1, len(tree), 1)
-        scores = torch.cat([scores, column], dim=-1)
-    return (softmax(scores, dim=-1)[..., : len(tree)] @ value).transpose(1, 2)
-
-
-def states(tree, *, heads=4, key_heads=4, size=16, seed=0, requires_grad=False):
-    torch.manual_seed(seed)
-    shapes = [(1, count, len(tree), size) for count in (heads, key_heads, key_heads)]
-    return [torch.randn(shape, requires_grad=requires_grad) for shape in shapes]
 
 
 def attend_in(tree, query, key, value, window=None, scaling=None, **options):
@@ -151,20 +89,6 @@ def test_gradients_equal_those_of_dense_attention(window):
         torch.testing.assert_close(got, gradient, atol=1e-5, rtol=0)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("window", [None, 16])
-def test_gradients_of_compiled_flex_attention(window):
-    tree = tree_of(random_tree(7))
-    inputs = [each.cuda().requires_grad_() for each in states(tree, key_heads=2)]
-    host = [each.detach().cpu().requires_grad_() for each in inputs]
-    weights = torch.randn(1, len(tree), 4, 16)
-    expected = torch.autograd.grad((dense_attention(*host, tree, window) * weights).sum(), host)
-    output = TreeAttention(tree, torch.device("cuda")).attend(*inputs, None, window)
-    gradients = torch.autograd.grad((output * weights.cuda()).sum(), inputs)
-    for got, gradient in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(got.cpu(), gradient, atol=1e-2, rtol=0)
-
-
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt_neox", "mistral"])
 def test_gradients_through_a_tree_are_the_sum_of_plain_gradients(architecture):
     """In training, the gradient of a shared prompt is the sum over all its replies."""
@@ -182,77 +106,6 @@ def test_gradients_through_a_tree_are_the_sum_of_plain_gradients(architecture):
     plain = gradients(plan_padded(sequences, max_num_batched_tokens=10_000, alone=True, exact=True))
     for name, gradient in plain.items():
         torch.testing.assert_close(through_tree[name], gradient, atol=1e-5 * max(1, gradient.abs().max()), rtol=0)
-
-
-@settings(max_examples=8)
-@given(st.integers(0, 10_000), st.sampled_from([None, 1, 16, 200]))
-def test_the_kernel_of_flex_visits_the_keys_of_a_query_in_the_order_of_positions(seed, window):
-    """Each key is at the offset of its position. So the sum has the same terms, in the same order, in every tree."""
-    tree = tree_of(random_tree(seed, sequences=14, node=80))
-    context = TreeAttention(tree, CPU, use_flex=True)
-    mask = context.block_mask(window)
-    length, num_slots = padded_lengths(len(tree), len(context.slots))
-    assert mask.seq_lengths == (length, num_slots)
-    assert mask.full_kv_num_blocks is None, "the kernel would visit full blocks after all others"
-    rule = mask.mask_mod(None, None, torch.arange(length)[:, None], torch.arange(num_slots)).numpy()
-    assert mask.kv_indices.shape[2:] == (length // FLEX_BLOCK_SIZE, num_slots // FLEX_BLOCK_SIZE)
-    assert not rule[len(tree) :].any(), "padding attends to nothing"
-    counts, orders = mask.kv_num_blocks[0, 0].tolist(), mask.kv_indices[0, 0].numpy()
-    for query in range(len(tree)):
-        block = query // FLEX_BLOCK_SIZE
-        visited = orders[block, : counts[block], None] * FLEX_BLOCK_SIZE + np.arange(FLEX_BLOCK_SIZE)
-        visible = visited.reshape(-1)[rule[query, visited.reshape(-1)]]
-        assert len(visible) == rule[query].sum(), "no block with keys of the query is left out"
-        ancestors = tree.ancestors(query)
-        expected = ancestors if window is None else ancestors[-window:]
-        assert context.slots[visible].tolist() == expected.tolist()
-        assert (visible % FLEX_BLOCK_SIZE).tolist() == (tree.position_ids[expected] % FLEX_BLOCK_SIZE).tolist()
-
-
-def test_the_block_mask_of_a_large_tree_skips_most_blocks():
-    prompt = np.random.default_rng(0).integers(5, 350, 256)
-    replies = [sequence(np.r_[prompt, np.full(256, 1000 + k)]) for k in range(16)]
-    tree = tree_of(replies)
-    mask = TreeAttention(tree, CPU, use_flex=True).block_mask(None)
-    needed = int(mask.kv_num_blocks.sum())
-    assert needed == 3 + 16 * (2 * 2 + 3)  # prompt: a triangle; each reply: a square with the prompt, and a triangle
-
-
-@pytest.mark.slow
-def test_each_length_compiles_one_kernel_and_none_falls_back(monkeypatch, recwarn):
-    """By default, torch compiles 8 kernels, and then materialises all scores. The backend here only counts."""
-    counter = CompileCounter()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    monkeypatch.setattr(flex_attention_module, "COMPILED_ON", ("cpu",))
-    _compiled_flex_attention.cache_clear()
-    torch._dynamo.reset()
-
-    def run(length, window):
-        tree = tree_of([sequence(range(5, 5 + length))])
-        query, key, value = states(tree)
-        with torch.inference_mode():
-            TreeAttention(tree, CPU, use_flex=True).attend(query, key, value, None, window)
-
-    lengths = range(100, 100 + 12 * FLEX_BLOCK_SIZE, FLEX_BLOCK_SIZE)
-    for length in lengths:
-        run(length, None)
-    assert counter.frame_count == len(lengths)
-    for window in (16, 40, 99):
-        run(100, window)
-    run(100, None)
-    assert counter.frame_count == len(lengths) + 1, "all windows share a kernel"
-    assert torch._dynamo.config.recompile_limit == 8
-    assert not [each for each in recwarn if "unfused" in str(each.message)]
-    _compiled_flex_attention.cache_clear()
-
-
-@given(st.integers(1, 300_000))
-def test_padded_length(length):
-    padded = padded_length(length)
-    assert padded >= length
-    assert padded % FLEX_BLOCK_SIZE == 0
-    assert padded - length < max(FLEX_BLOCK_SIZE, length / 16)
-    assert padded_length(padded) == padded
 
 
 # --- the functions registered with transformers
@@ -373,22 +226,3 @@ def test_the_output_of_a_query_has_the_same_bits_among_other_queries(seed, share
         context = TreeAttention(tree, CPU, prefix=prefix)
         some = context.attend(query[:, :, chosen], key, value, None, window, only_reads=prefix is None)
         assert torch.equal(some, everything[:, chosen])
-
-
-@pytest.mark.parametrize("architecture", ["qwen3", "mistral", "gemma2", "gpt_oss", "llama"])
-def test_whole_models_return_the_same_values_with_flex(architecture, monkeypatch):
-    """Runs flex_attention as on a GPU, but uncompiled, with and without the fused forward."""
-    model = HeadedDecoder(tiny_models.reward_model(architecture), ModuleHead("score"), None)
-    plan = plan_trees(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000)
-    alone = plan_padded(random_tree(5, vocabulary=300), max_num_batched_tokens=10_000, alone=True, exact=True)
-    with torch.inference_mode():
-        expected = torch.cat([model.values(batch) for batch in alone.batches])[alone.value_index]
-        plain_init = TreeAttention.__init__
-        monkeypatch.setattr(
-            TreeAttention, "__init__", lambda self, tree, device, **_: plain_init(self, tree, device, use_flex=True)
-        )
-        (backbone,) = model.decoders
-        for fuse in {backbone.fuse, False}:
-            backbone.fuse = fuse
-            got = torch.cat([model.values(batch) for batch in plan.batches])[plan.value_index]
-            torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
