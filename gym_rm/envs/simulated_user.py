@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import time
@@ -11,9 +10,9 @@ from typing import Any
 
 import pydantic
 
-from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt, divide_settings, parse_settings
+from gym_rm.config import Config, Finite, NonNegativeInt, PositiveInt
 from gym_rm.errors import ConfigError, GymRMError
-from gym_rm.generation.chat import RemoteChatOptions, chat_options, check_replies, load_chat_model
+from gym_rm.generation.chat import check_replies, open_chat_model_of, seed_of
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import NeverCopied
 from gym_rm.scores import Scores
@@ -72,16 +71,10 @@ class SimulatedUser(NeverCopied):
     """
 
     def __init__(self, model: Any, **options: Any) -> None:
-        schema = chat_options(model)
-        given = {name: value for name, value in options.items() if name in SimulatedUserOptions.model_fields}
-        rest = {name: value for name, value in options.items() if name not in given}
-        owner = "a simulated user"
-        divide_settings(rest, *([] if schema is None else [schema]), owner=owner, others=[SimulatedUserOptions])
-        self.options = parse_settings(SimulatedUserOptions, given)
-        defaults: dict[str, Any] = {"max_new_tokens": 256, "temperature": 1.0} if schema is not None else {}
-        if schema is RemoteChatOptions:
-            defaults |= {"timeout": self.options.timeout, "max_retries": self.options.max_retries}
-        self.model, self._owned = load_chat_model(model, **{**defaults, **rest}), schema is not None
+        defaults = {"max_new_tokens": 256, "temperature": 1.0}
+        self.options, self.model, self._owned = open_chat_model_of(
+            model, options, SimulatedUserOptions, owner="a simulated user", defaults=defaults
+        )
 
     def __repr__(self) -> str:
         return f"SimulatedUser({self.model!r})"
@@ -106,7 +99,7 @@ class SimulatedUser(NeverCopied):
             rows = list(asked)
             if not rows or (attempt and time.monotonic() >= deadline):
                 break
-            seeds = [self._seed(asked[row]) + attempt for row in rows]
+            seeds = [seed_of(self.options.seed, asked[row]) + attempt for row in rows]
             replies = self.model.reply([asked[row] for row in rows], seeds=seeds, deadline=deadline)
             for row, reply in zip(rows, check_replies(self.model, replies, len(rows)), strict=True):
                 if reply.error is not None:
@@ -157,10 +150,6 @@ class SimulatedUser(NeverCopied):
             return value if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False)
 
         return FIELD.sub(fill, self.options.instructions)
-
-    def _seed(self, messages: Sequence[Message]) -> int:
-        digest = hashlib.sha256(json.dumps([self.options.seed, messages]).encode()).digest()
-        return int.from_bytes(digest[:8], "big") >> 2  # room for the attempts
 
     def _failed(self, row: int, count: int, reason: str) -> GymRMError:
         return GymRMError(f"{self!r} wrote no message for conversation {row} of {count}: {reason}.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import json
 import math
 import os
 import re
@@ -12,7 +14,16 @@ from typing import Any, Protocol, runtime_checkable
 
 import pydantic
 
-from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt
+from gym_rm.config import (
+    Config,
+    Finite,
+    Flag,
+    NonNegativeInt,
+    PositiveInt,
+    Schema,
+    divide_settings,
+    parse_settings,
+)
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
 
@@ -164,6 +175,37 @@ def load_chat_model(model: Any, **options: Any) -> ChatModel:
         raise ConfigError(f"a chat model at a URL needs httpx: pip install 'gym-rm[server]' ({error}).") from error
     loaded = make(path, **given)
     return loaded
+
+
+def open_chat_model_of(
+    model: Any, options: Mapping[str, Any], own: type[Schema], *, owner: str, defaults: Mapping[str, Any]
+) -> tuple[Schema, ChatModel, bool]:
+    """Return the options of the owner of a chat model, the model, and whether it was loaded here.
+
+    Args:
+        model: argument of `load_chat_model`.
+        options: options of both. Those of the owner include `timeout` and `max_retries`, which a server gets too.
+        own: schema of the owner's options.
+        owner: name of the owner, for error messages.
+        defaults: other defaults of the chat model.
+
+    Raises:
+        ConfigError: an option is unknown or invalid, or there is no such model.
+    """
+    schema = chat_options(model)
+    rest = {name: value for name, value in options.items() if name not in own.model_fields}
+    divide_settings(rest, *([] if schema is None else [schema]), owner=owner, others=[own])
+    chosen: Any = parse_settings(own, {name: options[name] for name in options if name not in rest})
+    if schema is RemoteChatOptions:
+        defaults = {**defaults, "timeout": chosen.timeout, "max_retries": chosen.max_retries}
+    given = rest if schema is None else {**defaults, **rest}
+    return chosen, load_chat_model(model, **given), schema is not None
+
+
+def seed_of(*parts: Any) -> int:
+    """Return a seed that depends only on these plain values; 2**62 further ones can be added to it."""
+    digest = hashlib.sha256(json.dumps(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 2
 
 
 def check_replies(model: Any, replies: Any, size: int) -> list[ChatReply]:

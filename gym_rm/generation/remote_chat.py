@@ -96,18 +96,12 @@ class RemoteChatModel(NeverCopied):
         try:
             if self._served is None:
                 self._served, _ = await self._client.send("/v1/models", read=_read_model, deadline=deadline)
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._reply(conversation, int(seed), deadline))
-                    for conversation, seed in zip(conversations, seeds, strict=True)
-                ]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
         except NoSuchRoute as error:
             raise ConfigError(f"{error} Pass name=, the name of the served model.") from error
         except (RemoteError, Refused) as error:  # the server does not say what it serves
             return [ChatReply(error=str(error)) for _ in conversations]
-        return [task.result() for task in tasks]
+        rows = zip(conversations, seeds, strict=True)
+        return await self._client.all_of(self._reply(conversation, int(seed), deadline) for conversation, seed in rows)
 
     async def _reply(self, conversation: Conversation, seed: int, deadline: float) -> ChatReply:
         """Return one reply."""

@@ -12,7 +12,7 @@ import contextlib
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -166,6 +166,16 @@ class HTTPClient:
                         connected.attempt_ended.set()
         except TimeoutError as expired:
             raise self._gave_up(failures, "the time is over, ") from expired
+
+    @staticmethod
+    async def all_of(coroutines: Iterable[Coroutine[Any, Any, Value]]) -> list[Value]:
+        """Return all results; after the first error, cancel the others and raise it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(coroutine) for coroutine in coroutines]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     def rest(self, endpoint: Endpoint, failure: Exception) -> None:
         """Give a server no requests for a while, because of this failure."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gym_rm.errors import ConfigError, RemoteError
+from gym_rm.errors import ConfigError, RemoteError, brief
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.http_client.responses import NoSuchRoute, Refused, parse_body
 from gym_rm.training.checkpoints import atomic_folder
@@ -148,15 +148,10 @@ class RemoteSampler:
 
     async def _sample(self, prompts: Sequence[TokenIds], seeds: Sequence[int]) -> list[Completion]:
         deadline = asyncio.get_running_loop().time() + self._timeout
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._complete(row, prompt, int(seed), deadline))
-                    for row, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
-                ]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        sampled = [task.result() for task in tasks]
+        rows = enumerate(zip(prompts, seeds, strict=True))
+        sampled = await self._client.all_of(
+            self._complete(row, prompt, int(seed), deadline) for row, (prompt, seed) in rows
+        )
         texts = self.tokenizer.batch_decode(
             [ids[: len(ids) - finished].tolist() for ids, _, finished in sampled], skip_special_tokens=False
         )
@@ -172,13 +167,17 @@ class RemoteSampler:
         body = json.dumps(self._request(prompt.tolist(), seed)).encode()
         try:
             reply, _ = await self._client.send("/v1/completions", body, read=_parse, deadline=deadline)
-            return self._read(reply, prompt)
         except Refused as error:
             raise ConfigError(f"row {row} ({len(prompt)} tokens): {self.url} refused it: {error}.") from error
         except RemoteError as error:
             raise RemoteError(f"row {row}: no completion: {error}") from error
-        except _Unusable as error:
-            raise ConfigError(f"row {row}: the reply of {self.url} cannot be used: {error}.") from error
+        try:
+            return self._read(reply, prompt)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"row {row}: the reply of {self.url} cannot be used: {brief(error)}; the server may be too old, or not "
+                "vLLM."
+            ) from error
 
     def _request(self, prompt: list[int], seed: int) -> dict[str, Any]:
         """Return the body; every option is set, because the server reads others from the checkpoint."""
@@ -188,34 +187,22 @@ class RemoteSampler:
         return {"model": self.model, "prompt": prompt} | filters | options
 
     def _read(self, reply: Any, prompt: TokenIds) -> tuple[TokenIds, NDArray[np.float32], bool]:
-        """Return the completion of a reply.
-
-        Raises:
-            _Unusable: something is missing or wrong.
-        """
-        try:
-            (choice,) = reply["choices"]
-            ids, log_probs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-            reason, seen = choice["finish_reason"], choice.get("prompt_token_ids")
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise _Unusable(
-                f"it has no token ids, log-probabilities or finish_reason ({type(error).__name__}: {error}); the "
-                "server may be too old, or not vLLM"
-            ) from error
-        if seen is not None and seen != prompt.tolist():
-            raise _Unusable(f"the server completed another prompt, of {len(seen)} instead of {len(prompt)} tokens")
-        valid = ids and all(type(token) is int and 0 <= token < len(self.tokenizer) for token in ids)
-        if not valid:
-            raise _Unusable(f"its token ids {ids[:5]} are not ids of the policy's {len(self.tokenizer)} tokens")
-        if len(log_probs) != len(ids) or any(
-            type(value) not in (int, float) or not value <= 1e-3 for value in log_probs
-        ):
-            raise _Unusable(f"its {len(ids)} tokens have the log-probabilities {log_probs[:5]}")
-        if len(ids) > self.max_new_tokens or reason not in ("stop", "length"):
-            raise _Unusable(f"it has {len(ids)} of at most {self.max_new_tokens} tokens and finish_reason={reason!r}")
-        finished = ids[-1] in self._ends
-        if finished != (reason == "stop") and len(ids) < self.max_new_tokens:
-            raise _Unusable(f"finish_reason={reason!r}, but its last token is {ids[-1]}, and {self._ends} end a reply")
+        """Return the completion of a reply. Raises an error of several types if something is missing or wrong."""
+        (choice,) = reply["choices"]
+        ids, log_probs, reason = choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
+        seen = choice.get("prompt_token_ids") or prompt.tolist()
+        if seen != prompt.tolist():
+            raise ValueError(f"the server completed another prompt, of {len(seen)} instead of {len(prompt)} tokens")
+        if not ids or not all(type(token) is int and 0 <= token < len(self.tokenizer) for token in ids):
+            raise ValueError(f"its token ids {ids[:5]} are not ids of the policy's {len(self.tokenizer)} tokens")
+        if len(log_probs) != len(ids) or not all(type(each) in (int, float) and each <= 1e-3 for each in log_probs):
+            raise ValueError(f"its {len(ids)} tokens have the log-probabilities {log_probs[:5]}")
+        finished, room = ids[-1] in self._ends, self.max_new_tokens - len(ids)
+        if reason not in ("stop", "length") or room < 0 or (room and finished != (reason == "stop")):
+            raise ValueError(
+                f"it has {len(ids)} of at most {self.max_new_tokens} tokens, the last of them {ids[-1]} ({self._ends} "
+                f"end a reply), and finish_reason={reason!r}"
+            )
         return np.array(ids, dtype=np.int32), np.array(log_probs, dtype=np.float32), finished
 
     async def _load(self, folder: Path) -> None:
@@ -233,10 +220,6 @@ class RemoteSampler:
             ) from error
         except Refused as error:
             raise ConfigError(f"{self.url} did not load the weights in {str(folder)!r}: {error}.") from error
-
-
-class _Unusable(Exception):
-    """A reply that would be no better if the request was sent again."""
 
 
 def _parse(body: bytes) -> Any:

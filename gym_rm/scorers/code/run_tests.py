@@ -16,7 +16,7 @@ from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.sandbox.time_limit import TimeLimit
 from gym_rm.scorers.code.row_tests import RowTests
-from gym_rm.scorers.code.verdicts import CodeVerdict, same_output, shown
+from gym_rm.scorers.code.verdicts import CodeVerdict, lines_of, shown
 
 KILLED_TWICE = "the process of the code was ended from outside or got no time of the machine, and again in a second run"
 _VERDICT_OF_STATUS = {"exit": "exception", "invalid": "forbidden"}
@@ -45,15 +45,13 @@ class TestRunner:
 
     Args:
         sandbox: where sessions come from.
-        tolerance: see `same_output`.
         stop_early: whether the first failed case ends the run, because only a pass of all counts.
     """
 
     __test__ = False  # not a test of pytest
 
-    def __init__(self, sandbox: Sandbox, *, tolerance: float | None = None, stop_early: bool = False) -> None:
+    def __init__(self, sandbox: Sandbox, *, stop_early: bool = False) -> None:
         self._sandbox = sandbox
-        self._tolerance = tolerance
         self._stop_early = stop_early
 
     def run(self, sources: Sequence[str], tests: RowTests, timeout: float) -> CodeVerdict:
@@ -104,7 +102,7 @@ class TestRunner:
                 raise _Killed
             stdout = stdout or reply.stdout
             ended = reply.status == "ok" or (reply.status == "exit" and reply.value == 0)
-            if ended and same_output(reply.stdout, expected, self._tolerance):
+            if ended and lines_of(reply.stdout) == lines_of(expected):
                 passed += 1
                 continue
             if not verdict:

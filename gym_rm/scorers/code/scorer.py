@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
-from gym_rm.checks import boolean, finite, one_of, positive
+from gym_rm.checks import boolean, one_of, positive
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError, brief
 from gym_rm.sandbox.sandbox import Sandbox
@@ -49,7 +49,6 @@ class CodeScorer(NeverCopied):
         limits: fields of `SandboxLimits` to change, for example `{"memory_bytes": 2**30}`.
         execute: let replies run code during an episode: see `CodeInterpreter`, which is the `respond` of this scorer.
             Only `<code>` blocks are executed; a reply without one ends the episode.
-        tolerance: largest difference of numbers in the output of programs; None to compare texts only.
 
     Raises:
         ConfigError: an option is invalid, or the machine can run no code safely.
@@ -76,13 +75,11 @@ class CodeScorer(NeverCopied):
         interpreter: str | None = None,
         packages: Sequence[str] = (),
         execute: bool = False,
-        tolerance: float | None = None,
     ) -> None:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self.reward = one_of("reward", reward, ("all", "fraction"))
         self.timeout = positive("timeout", timeout)
         self.packages = list(packages)
-        self.tolerance = None if tolerance is None else finite("tolerance", tolerance)
         boolean("execute", execute)
         self._sandbox = Sandbox(
             layer=layer,
@@ -126,7 +123,7 @@ class CodeScorer(NeverCopied):
                 verdicts[row] = prepared
             else:
                 jobs.setdefault(prepared[1], {}).setdefault(prepared[0], []).append(row)
-        runner = TestRunner(self._sandbox, tolerance=self.tolerance, stop_early=self.reward == "all")
+        runner = TestRunner(self._sandbox, stop_early=self.reward == "all")
 
         def grade(job: tuple[str, RowTests, list[int]]) -> None:
             code, tests, rows = job
@@ -192,6 +189,5 @@ class CodeScorer(NeverCopied):
             "reward": self.reward,
             "timeout": self.timeout,
             "limits": self._sandbox.limits.model_dump(),
-            "tolerance": self.tolerance,
             "packages": self.packages,
         }

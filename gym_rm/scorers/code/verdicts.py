@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,29 +33,9 @@ class CodeVerdict:
         return cls("error", 0, total, error=error)
 
 
-def same_output(printed: str, expected: str, tolerance: float | None = None) -> bool:
-    """Return whether two outputs have equal lines, without spaces at the ends of lines and empty lines at the end.
-
-    With a tolerance, words that are numbers may differ by it, relative to the expected one or absolute.
-    """
-    lines, others = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
-    if lines == others or tolerance is None or len(lines) != len(others):
-        return lines == others
-    pairs = [(line.split(), other.split()) for line, other in zip(lines, others, strict=True)]
-    return all(
-        len(words) == len(wanted) and all(_near(a, b, tolerance) for a, b in zip(words, wanted, strict=True))
-        for words, wanted in pairs
-    )
-
-
-def _near(word: str, expected: str, tolerance: float) -> bool:
-    if word == expected:
-        return True
-    try:
-        number = float(expected)
-        return math.isfinite(number) and abs(float(word) - number) <= tolerance * max(1.0, abs(number))
-    except ValueError:
-        return False
+def lines_of(output: str) -> list[str]:
+    """Return the lines of an output as they are compared: no spaces at their ends, no empty lines at the end."""
+    return [line.rstrip() for line in output.rstrip().splitlines()]
 
 
 def shown(value: Any, most: int = 200) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +13,10 @@ import numpy as np
 import pydantic
 from numpy.typing import NDArray
 
-from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, divide_settings, parse_settings
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt
 from gym_rm.engine.text.messages import check_conversation
 from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.generation.chat import ChatReply, RemoteChatOptions, chat_options, check_replies, load_chat_model
+from gym_rm.generation.chat import ChatReply, check_replies, open_chat_model_of, seed_of
 from gym_rm.scorer import NeverCopied, check_rows
 from gym_rm.scorers.judge.prompts import Question, Rubric
 from gym_rm.scorers.judge.verdicts import NoVerdict, read_choice, read_score
@@ -123,20 +121,13 @@ class JudgeScorer(NeverCopied):
 
     def __init__(self, model: Any = None, **options: Any) -> None:
         model = options.pop("path", None) if model is None else model  # as other kinds are configured
-        schema = chat_options(model)
-        given = {name: value for name, value in options.items() if name in JudgeOptions.model_fields}
-        rest = {name: value for name, value in options.items() if name not in given}
-        divide_settings(rest, *([] if schema is None else [schema]), owner="kind='judge'", others=[JudgeOptions])
-        self.options = parse_settings(JudgeOptions, given)
+        self.options, self.model, self._owned = open_chat_model_of(
+            model, options, JudgeOptions, owner="kind='judge'", defaults={}
+        )
         chosen = self.options
         self._rubric = Rubric(chosen.rubric, mode=chosen.mode, scale=chosen.scale, marked=chosen.marked)
-        if schema is not None:
-            inside = model if isinstance(model, Mapping) else {}
-            if self.options.samples > 1 and not {**rest, **inside}.get("temperature"):
-                raise ConfigError(f"samples={self.options.samples} would all be equal; pass temperature= above 0.")
-        if schema is RemoteChatOptions:
-            rest = {"timeout": self.options.timeout, "max_retries": self.options.max_retries, **rest}
-        self.model, self._owned = load_chat_model(model, **rest), schema is not None
+        if self._owned and chosen.samples > 1 and not self.model.options.temperature:  # type: ignore[attr-defined]
+            raise ConfigError(f"samples={chosen.samples} would all be equal; pass temperature= above 0.")
 
     def __repr__(self) -> str:
         return f"JudgeScorer({self.model!r}, mode={self.options.mode!r})"
@@ -215,7 +206,7 @@ class JudgeScorer(NeverCopied):
                 for order in orders if not case.equal else []:
                     question = self._rubric.question(checked[row][:-1], order, reference=answer, prompt=prompt)
                     for sample in range(self.options.samples):
-                        ask = _Ask(question, _seed(question, sample))
+                        ask = _Ask(question, seed_of(question.messages, sample))
                         case.asks.append(asks.setdefault((question.mark, ask.seed), ask))
             except ConversationError as error:
                 for judged in rows:
@@ -351,9 +342,3 @@ def _with_reply(conversation: Conversation) -> Conversation:
         role = conversation[-1]["role"]
         raise ConversationError(f"the last message must be a reply, with the role 'assistant'; got {role!r:.100}.")
     return conversation
-
-
-def _seed(question: Question, sample: int) -> int:
-    """Return a seed that depends only on the question and the number of the sample."""
-    digest = hashlib.sha256(json.dumps([question.messages, sample]).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 2  # room for the attempts

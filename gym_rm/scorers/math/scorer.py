@@ -117,10 +117,7 @@ class MathScorer(NeverCopied):
         rows = [self._row(each, prompt) for each, prompt in zip(conversations, given, strict=True)]
         self._compare(rows)
         rewards = [math.nan if row.verdict is None else float(row.verdict == "right") for row in rows]
-        infos = {
-            "verdict": _objects(row.verdict for row in rows),
-            "extracted_answer": _objects(row.answer for row in rows),
-        }
+        infos = {"verdict": [row.verdict for row in rows], "extracted_answer": [row.answer for row in rows]}
         errors = [row.error for row in rows]
         scores = Scores.from_rewards(rewards, errors=errors, infos=infos, provenance=self._provenance)
         return scores.raise_for_errors()
@@ -204,10 +201,3 @@ def _gold(text: str) -> _Gold:
 
 def _is_empty(gold: _Gold) -> bool:
     return gold.number is None and gold.letter is None and not gold.words and gold.latex is None
-
-
-def _objects(values: Any) -> Any:
-    listed = list(values)
-    array = np.empty(len(listed), dtype=object)
-    array[:] = listed
-    return array

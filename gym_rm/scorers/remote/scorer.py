@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,6 @@ from gym_rm.scorers.remote.protocols import (
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
-Value = TypeVar("Value")
 ScoredRows: TypeAlias = tuple[list[int], Scores]
 BODY_BYTES = 256  # of a request body without its rows
 QUESTIONS = (("/info", read_info), ("/v1/models", read_models))
@@ -175,7 +174,7 @@ class RemoteScorer(NeverCopied):
                 endpoints.append(endpoint)
         if error is not None and not endpoints:
             raise error
-        await _all([self._calibrate(endpoint) for endpoint in endpoints])
+        await self._client.all_of([self._calibrate(endpoint) for endpoint in endpoints])
 
     async def _recheck(self, endpoint: Endpoint) -> None:
         """Raise an error if a server that failed must not get requests again yet."""
@@ -297,11 +296,11 @@ class RemoteScorer(NeverCopied):
                 if len(chunk) == 1:
                     return [(numbers, _failed(f"the server refused the conversation: {refused.reason}"))]
                 middle = len(chunk) // 2
-                first, second = await _all([request(chunk[:middle]), request(chunk[middle:])])
+                first, second = await self._client.all_of([request(chunk[:middle]), request(chunk[middle:])])
                 return first + second
             return [(numbers, scores)]
 
-        sent = await _all([request([rows[k] for k in chunk]) for chunk in chunks])
+        sent = await self._client.all_of([request([rows[k] for k in chunk]) for chunk in chunks])
         return [part for parts in sent for part in parts]
 
     def _note(self, made: Provenance) -> None:
@@ -327,13 +326,3 @@ def _failed(error: str) -> Scores:
 def _in_order(parts: Sequence[ScoredRows]) -> Scores:
     order = [row for rows, _ in parts for row in rows]
     return Scores.concatenate(scores for _, scores in parts).take(np.argsort(order, kind="stable"))
-
-
-async def _all(coroutines: Sequence[Coroutine[Any, Any, Value]]) -> list[Value]:
-    """Return all results; after the first error, cancel the others and raise it."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import gymnasium as gym
 import pytest
@@ -123,19 +122,11 @@ def test_a_session_that_was_killed_is_rebuilt():
 
 
 def test_an_endless_loop_costs_its_limit_and_loses_only_its_block(interpreter):
-    started = time.monotonic()
     results = chat(interpreter, "<code>x = 5</code>", "<code>x = 6\nwhile True: pass</code>", "<code>x</code>")
     assert "TimeoutError" in results[1]
     assert results[2] == "<result>5</result>"
-    assert time.monotonic() - started < 2 * 1.0 + 2
-    started = time.monotonic()
     rows = [[*PROMPT.messages, assistant(f"<code>{code}</code>")] for code in ("while True: pass", "1", "2", "3")]
-    assert interpreter(rows, [PROMPT] * 4, None)[1:] == [
-        "<result>1</result>",
-        "<result>2</result>",
-        "<result>3</result>",
-    ]
-    assert time.monotonic() - started < 1.0 + 2
+    assert interpreter(rows, [PROMPT] * 4, None)[1:] == [f"<result>{k}</result>" for k in (1, 2, 3)]
 
 
 def test_episodes_of_an_environment_run_code_and_are_graded_at_their_end():

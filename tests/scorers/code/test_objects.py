@@ -90,7 +90,7 @@ SOLUTIONS = {
 
 @pytest.fixture(scope="module")
 def scorer():
-    with CodeScorer(allow_unsafe=True, reward="fraction", tolerance=1e-6, timeout=5.0) as opened:
+    with CodeScorer(allow_unsafe=True, reward="fraction", timeout=5.0) as opened:
         yield opened
 
 
