@@ -129,6 +129,7 @@ class Provenance:
             implementation of transformers, such as `"sdpa"`.
         batch_invariance: `"bit-equal"` if, in a check at load, the values of a text had the same bits in every batch.
             Otherwise, for example, `"within 1.2e-07"`: the largest difference, relative to the largest value.
+        rows: numbers of rows of the matrix products: `"multiples of 16"`, or what the hardware needs for the same bits.
         torch: version of torch.
         transformers: version of transformers.
         settings: all other settings that change the scores (pooling, max_length, overlong, ...).
@@ -143,6 +144,7 @@ class Provenance:
     layout: str | None = None
     attention: str | None = None
     batch_invariance: str | None = None
+    rows: str | None = None
     torch: str | None = None
     transformers: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -169,6 +169,7 @@ class RewardModelScorer:
             layout=self.layout,
             attention="tree" if self.layout == "tree" else self.info.attention,
             batch_invariance=self.info.batch_invariance,
+            rows=self.info.rows,
             torch=self.info.torch,
             transformers=self.info.transformers,
             settings={

@@ -19,6 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from gym_rm.engine.backbones.batch_invariance import WITHOUT_SPLIT_K, Blas, blas_settings, set_blas
 from gym_rm.engine.backbones.devices import device_of
 from gym_rm.errors import ConfigError
 
@@ -87,6 +88,7 @@ class Evaluation:
             attention=[(config, config._attn_implementation) for config in configs.values()],
             tables=[(table, dict(table)) for table in tables],
             modes=[torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())],
+            blas=blas_settings(),
             device=device,
             autocast=torch.is_autocast_enabled(device),
             inference=torch.inference_mode() if self._inference and not torch.is_inference_mode_enabled() else None,
@@ -97,6 +99,8 @@ class Evaluation:
         if before.inference is not None:
             before.inference.__enter__()
         if self._rows is not None:
+            if device == "cuda":
+                set_blas(WITHOUT_SPLIT_K)
             torch._C._push_on_torch_function_stack(self._rows)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -112,6 +116,8 @@ class Evaluation:
         if before.inference is not None and torch.is_inference_mode_enabled():
             before.inference.__exit__(None, None, None)
         torch.set_autocast_enabled(before.device, before.autocast)
+        if blas_settings() != before.blas:
+            set_blas(before.blas)
         for part in before.training:
             part.training = True
         for config, implementation in before.attention:
@@ -132,6 +138,7 @@ class _Before:
     attention: list[tuple[PreTrainedConfig, str | None]]
     tables: list[tuple[dict[Any, Any], dict[Any, Any]]]
     modes: list[TorchFunctionMode]
+    blas: Blas
     device: str
     autocast: bool
     inference: torch.inference_mode | None

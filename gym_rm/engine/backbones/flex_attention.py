@@ -87,14 +87,16 @@ def buffer_lengths(length: int, num_slots: int) -> tuple[int, int]:
     return queries, 2 * queries
 
 
-def block_mask_of(tree: TokenTree, pages: Pages, device: torch.device, sliding_window: int | None) -> BlockMask:
-    """Return the block mask of a tree: the pages that each block of queries needs, in the order of their paths.
+def block_mask_of(
+    tree: TokenTree, pages: Pages, device: torch.device, sliding_window: int | None, num_rows: int
+) -> BlockMask:
+    """Return the block mask of a tree with padding up to `num_rows`: the pages that each block of queries needs, in the order of their paths.
 
     A page serves the queries from its first one to the end of the subtree of its last token. No block is marked as
     full, because the kernel would visit full blocks last: the order of a query's keys, and with it the rounding of
     their sum, would then depend on the other queries of its block.
     """
-    length, num_slots = buffer_lengths(len(tree), pages.tokens.size)
+    length, num_slots = buffer_lengths(num_rows, pages.tokens.size)
     ends = tree.subtree_end[pages.tokens[:, -1]]
     start = np.arange(0, length, FLEX_BLOCK_SIZE)[:, None]
     needed = (pages.first < start + FLEX_BLOCK_SIZE) & (ends > start)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.batch_invariance import ROWS, padded_rows
+from gym_rm.engine.backbones.batch_invariance import ROWS, Rows
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.backbones.sharded import ColumnParallelLinear, GatheredLinear
 from gym_rm.engine.kinds import readouts
@@ -130,7 +130,7 @@ class OutputLayer:
     def log_probabilities(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probabilities `[R]` of the targets `[R]`, given hidden states `[R, hidden]`, in float32."""
         parts, start = [], 0
-        wanted = nn.functional.pad(targets, (0, padded_rows(len(targets)) - len(targets)))
+        wanted = nn.functional.pad(targets, (0, Rows().padded(len(targets)) - len(targets)))
         for logits in self._all_logits(hidden):
             part = wanted[start : start + len(logits)].to(logits.device)
             start += len(logits)
@@ -143,7 +143,7 @@ class OutputLayer:
         The sum over the vocabulary of a single row is divided among threads, and of several rows it is not.
         """
         layer = self.model.get_output_embeddings()
-        hidden = nn.functional.pad(hidden, (0, 0, 0, padded_rows(len(hidden)) - len(hidden)))
+        hidden = nn.functional.pad(hidden, (0, 0, 0, Rows().padded(len(hidden)) - len(hidden)))
         for rows in torch.split(hidden, max(ROWS, LOGITS_AT_ONCE // layer.weight.shape[0] // ROWS * ROWS)):
             yield self._adjusted(layer(rows.to(layer.weight.device)).float())
 

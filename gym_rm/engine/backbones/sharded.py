@@ -82,15 +82,17 @@ class RowParallelLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output `[..., N]` of the whole layer for this rank's features `[..., K / ranks]`."""
-        if x.dtype == torch.float32:
-            partial = linear(x, self.weight)
-        elif x.is_cuda:
-            rows = x.reshape(-1, x.shape[-1])
-            partial = torch.mm(rows, self.weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
-        else:
-            partial = linear(x.float(), self.weight.float())
-        total = self.ranks.sum(partial)
+        total = self.ranks.sum(self.partial(x))
         return (total if self.bias is None else total.add_(self.bias)).to(x.dtype)
+
+    def partial(self: nn.Linear, x: Tensor) -> Tensor:
+        """Return this rank's part of the sum, in float32."""
+        if x.dtype == torch.float32:
+            return linear(x, self.weight)
+        if x.is_cuda:
+            rows = x.reshape(-1, x.shape[-1])
+            return torch.mm(rows, self.weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
+        return linear(x.float(), self.weight.float())
 
 
 class SummedExperts(nn.Module):

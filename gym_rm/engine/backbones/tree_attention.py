@@ -25,7 +25,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention, softmax
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from gym_rm.engine.backbones.batch_invariance import with_padding
+from gym_rm.engine.backbones.batch_invariance import current_rows, with_padding
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, attend_with_flex, block_mask_of
 from gym_rm.engine.backbones.node_attention import NodeAttention
@@ -107,6 +107,7 @@ class TreeAttention:
         self.use_flex = device.type == "cuda" if use_flex is None else use_flex
         self.pages = make_pages(tree, FLEX_BLOCK_SIZE if self.use_flex else PAGE_SIZE)
         self.slots = to_device(self.pages.tokens.reshape(-1), device)
+        self.num_rows = current_rows().padded(len(tree))
         self.num_calls = 0
         self._tilings: dict[tuple[int | None, bool, int], Tiling] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
@@ -145,7 +146,7 @@ class TreeAttention:
         options: dict[str, Any] = {"softcap": softcap, "sinks": sinks}
         if self.use_flex:
             rows = self.tree.read_indices if only_reads else None if self.prefix is None else self.prefix.computed
-            at = None if rows is None else to_device(with_padding(rows)[: query.shape[2]], self.device)
+            at = None if rows is None else to_device(with_padding(rows, query.shape[2]), self.device)
             return attend_with_flex(query, key, value, self.slots, self.block_mask(window), scaling, rows=at, **options)
         tiling = self.tiling(window, query.shape[2], only_reads=only_reads)
         return attend_by_tiles(query, key, value, self.slots, tiling, scaling, dropout=dropout, **options)
@@ -160,7 +161,8 @@ class TreeAttention:
     def block_mask(self, sliding_window: int | None) -> BlockMask:
         """Return the tree as a `flex_attention` block mask of queries and pages."""
         if sliding_window not in self._block_masks:
-            self._block_masks[sliding_window] = block_mask_of(self.tree, self.pages, self.device, sliding_window)
+            mask = block_mask_of(self.tree, self.pages, self.device, sliding_window, self.num_rows)
+            self._block_masks[sliding_window] = mask
         return self._block_masks[sliding_window]
 
     def _make_tiling(self, window: int | None, num_queries: int, only_reads: bool) -> Tiling:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.batch_invariance import BatchInvariant, chunks_to_try
+from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant, rows_to_try
 from gym_rm.engine.backbones.devices import device_of
 from gym_rm.engine.backbones.evaluation import Evaluation, locks_of
 from gym_rm.engine.backbones.llama import MODEL_TYPES
@@ -96,10 +96,11 @@ class LocalExecutor:
             for each in self._model.models:
                 quantize_layers(each, spec.quantization, device_of(each))
         with _out_of_memory_is_a_config_error(model):
-            chunks = chunks_to_try([each.base_model for each in self._model.models])
+            ladder = rows_to_try([each.base_model for each in self._model.models])
             if (ranks := ranks_of(model)) is not None:  # all ranks must try the same
-                chunks = chunks[-ranks.smallest(len(chunks)) :]
-            forward = check_invariance(candidate, forward, self._try_all, chunks)
+                every = LADDER.get(device_of(model).type, LADDER["cuda"])
+                ladder = [rows for rows in every if ranks.smallest(rows in ladder)]
+            forward = check_invariance(candidate, forward, self._try_all, ladder)
         self._set_forward(forward)
         self._require_prefix_cache(forward)
         self._threads = torch.get_num_threads()
@@ -114,6 +115,7 @@ class LocalExecutor:
             fused=forward.fuse,
             quantization=quantization_of(model),
             batch_invariance=forward.batch_invariance,
+            rows=str(forward.rows),
         )
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
@@ -283,7 +285,7 @@ class LocalExecutor:
         return 0 if self._prefix_cache is None else self._prefix_cache.reused_tokens
 
     def _set_forward(self, forward: Forward) -> None:
-        self._rows = BatchInvariant(forward.chunk) if forward.invariant else None
+        self._rows = BatchInvariant(forward.rows) if forward.invariant else None
         for decoder in self._loaded().decoders:
             decoder.fuse = forward.fuse
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gym_rm.engine.backbones.batch_invariance import Rows
 from gym_rm.engine.backbones.tree_attention import SUPPORTED_LAYER_TYPES, UnsupportedByTree
 from gym_rm.engine.token_tree import BatchPlan, Layout, TokenSequence, TokenTree, plan_padded, plan_trees
 from gym_rm.errors import ConfigError, brief, logger
@@ -30,6 +31,7 @@ TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.03}
 PROMPT_TOKENS = 9  # length of the trial's prompt
 TRIAL_TOKENS = 17  # length of the longest text that is compared with the plain forward
 UNCHANGED = 2  # index of the trial's sequence whose values must not depend on other branches
+MOST_TOKENS = 4096  # of the texts that `check_invariance` compares
 EVERYTHING = 10**6  # a token budget larger than the whole trial
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
@@ -42,7 +44,7 @@ class Forward:
         layout: layout of the batches.
         fuse: whether the fused forward replaces the model's own.
         invariant: whether the model runs in `BatchInvariant`; False for the plain forward, to compare with.
-        chunk: number of rows of each matrix product, see `BatchInvariant`.
+        rows: numbers of rows of each matrix product, see `BatchInvariant`.
         batch_invariance: result of `check_invariance`: `"bit-equal"`, or for example `"within 1.2e-07"`, the largest
             difference relative to the largest value. None before the check.
     """
@@ -50,7 +52,7 @@ class Forward:
     layout: Layout
     fuse: bool
     invariant: bool = True
-    chunk: int | None = None
+    rows: Rows = field(default_factory=Rows)
     batch_invariance: str | None = None
 
 
@@ -121,22 +123,24 @@ def choose_forward(candidate: Candidate, run: Run) -> Forward:
     return PLAIN
 
 
-def check_invariance(candidate: Candidate, forward: Forward, run: Run, chunks: Sequence[int | None]) -> Forward:
-    """Return the forward with the first of these chunks for which sequences have the same bits in several batches.
+def check_invariance(candidate: Candidate, forward: Forward, run: Run, ladder: Sequence[Rows]) -> Forward:
+    """Return the forward with the first of these rows for which sequences have the same bits in several batches.
 
-    One sequence runs alone, then with half of the others, then with all of them. If no chunk keeps the bits, the first
-    one is used.
+    One sequence runs alone, then with half of the others, then with all of them. If no rows keep the bits, the first
+    ones are used.
 
     Args:
         candidate: properties of the model.
         forward: the chosen forward.
         run: function that runs a plan's batches and returns their hidden states and values `[sum R, ...]`.
-        chunks: numbers of rows of each matrix product to try, the fastest first.
+        ladder: numbers of rows of each matrix product to try, the fastest first.
     """
-    watched, others = invariance_sequences(candidate.config, candidate.max_width)
     found = []
-    for chunk in chunks:
-        tried = replace(forward, chunk=chunk)
+    for rows in ladder:
+        watched, others = invariance_sequences(
+            candidate.config, candidate.max_width, min(2 * rows.multiple, MOST_TOKENS)
+        )
+        tried = replace(forward, rows=rows)
         values = []
         for beside in ([], others[: len(others) // 2], others):
             plan = _plan(candidate, tried, [*beside, watched])  # the last row of a padded batch
@@ -239,15 +243,18 @@ def trial_sequences(config: Any, *, changed: bool = False) -> list[TokenSequence
     return [TokenSequence(cut, np.array([len(cut) - 1])) for cut in cuts]
 
 
-def invariance_sequences(config: Any, max_length: int | None) -> tuple[TokenSequence, list[TokenSequence]]:
+def invariance_sequences(
+    config: Any, max_length: int | None, tokens: int = 0
+) -> tuple[TokenSequence, list[TokenSequence]]:
     """Return a sequence of several pages to compare in several batches, its siblings, and unrelated sequences.
 
     Args:
         config: configuration of the model.
         max_length: maximum length of a sequence; None for no limit.
+        tokens: about the least number of tokens of all sequences.
     """
     length = min(44, (max_length or 44) - 1)
-    ids, *rest = _random_ids(config, (12, length))
+    ids, *rest = _random_ids(config, (max(12, 2 * tokens // length), length))
     siblings = [np.r_[ids[: length // 2], rest[0][:9]], np.r_[ids[: -length // 4], rest[1][:3]]]
     unrelated = [each[: length * k // len(rest) + 2] for k, each in enumerate(rest)]
     sequences = [each[:length] for each in (ids, *siblings, *unrelated)]

@@ -1,6 +1,8 @@
 """A row has the same bits beside any other rows: each function that `BatchInvariant` changes, and the check of them."""
 
+import functools
 import itertools
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,15 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import ACT2FN
 
 from gym_rm.engine.backbones import batch_invariance
 from gym_rm.engine.backbones.batch_invariance import (
-    CHUNK,
+    LADDER,
     ROWS,
     RULES,
     BatchInvariant,
-    chunks_to_try,
+    Rows,
+    current_rows,
+    rows_to_try,
     same_products,
     with_padding,
 )
@@ -109,15 +114,20 @@ ACTIVATIONS = {
 }
 FUNCTIONS = PRODUCTS | ACTIVATIONS
 needs_same_products = pytest.mark.skipif(
-    not all(same_products((rows, INPUTS), torch.float32, CPU, 1) for rows in (1, OUTPUTS)),
+    not all(same_products(Rows(), nn.Linear, (rows, INPUTS), torch.float32, CPU, 1) for rows in (1, OUTPUTS)),
     reason="products of a multiple of 16 rows do not suffice on this CPU",
 )
-each_chunk = pytest.mark.parametrize("chunk", [pytest.param(None, marks=needs_same_products), 64])
+CHUNKS = Rows(64, in_chunks=True)
+each_rows = pytest.mark.parametrize(
+    "rows",
+    [pytest.param(Rows(), marks=needs_same_products), pytest.param(Rows(64), marks=needs_same_products), CHUNKS],
+    ids=str,
+)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
-def invariant(function, x, chunk=None):
-    with torch.inference_mode(), BatchInvariant(chunk):
+def invariant(function, x, rows=None):
+    with torch.inference_mode(), BatchInvariant(rows):
         return function(x)
 
 
@@ -131,6 +141,25 @@ class Recording(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class CopiedNumbers(TorchDispatchMode):
+    """Counts the numbers that are copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func._overloadpacket in (
+            torch.ops.aten.cat,
+            torch.ops.aten.copy_,
+            torch.ops.aten.clone,
+            torch.ops.aten.constant_pad_nd,
+        ):
+            self.numbers += result.numel()
+        return result
+
+
 def test_every_rule_is_tested_here():
     with Recording() as mode:
         for function in FUNCTIONS.values():
@@ -142,26 +171,26 @@ def test_every_rule_is_tested_here():
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_shape_and_precision_do_not_change_and_values_only_by_rounding(name):
-    for dtype, chunk, count in itertools.product((torch.float32, torch.bfloat16), (None, 64), (MOST, 17, 1)):
+    for dtype, rows, count in itertools.product((torch.float32, torch.bfloat16), (Rows(), CHUNKS), (MOST, 17, 1)):
         x = X[:count].to(dtype)
         expected = FUNCTIONS[name](x)
-        got = invariant(FUNCTIONS[name], x, chunk)
+        got = invariant(FUNCTIONS[name], x, rows)
         assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
         rounding = 4 * torch.finfo(dtype).eps * max(1.0, float(expected.float().abs().max()))
         torch.testing.assert_close(got, expected, rtol=0, atol=rounding)
 
 
 @each_dtype
-@each_chunk
+@each_rows
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_row_has_the_same_bits_at_any_place_in_any_number_of_rows(name, chunk, dtype):
+def test_a_row_has_the_same_bits_at_any_place_in_any_number_of_rows(name, rows, dtype):
     x = X.to(dtype)
-    expected = invariant(FUNCTIONS[name], x, chunk)
+    expected = invariant(FUNCTIONS[name], x, rows)
     rng = np.random.default_rng(0)
     for count, number in itertools.product(ROW_COUNTS, (1, 2)):
         chosen = torch.from_numpy(rng.permutation(len(expected))[:count])
         with threads(number):
-            assert torch.equal(invariant(FUNCTIONS[name], x[chosen], chunk), expected[chosen])
+            assert torch.equal(invariant(FUNCTIONS[name], x[chosen], rows), expected[chosen])
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu of tanh", "softplus", "Tensor.sigmoid_"])
@@ -182,9 +211,9 @@ def test_strided_inputs_have_the_bits_of_contiguous_ones(name, dtype):
     function = FUNCTIONS[name]
     for count in (1, 63, 64):
         x = X[:count, :INPUTS].to(dtype)
-        expected = invariant(function, x, 64)
+        expected = invariant(function, x, CHUNKS)
         for strided in (torch.cat([x, x], dim=1)[:, :INPUTS], x.repeat(1, 3).T[INPUTS : 2 * INPUTS].T):
-            assert torch.equal(invariant(function, strided, 64), expected)
+            assert torch.equal(invariant(function, strided, CHUNKS), expected)
     odd = X[:64, :33].to(dtype)  # whole vectors in total, but not in each row
     if name in ACTIVATIONS:
         half = torch.cat([odd, odd], dim=1)[:, 33:]
@@ -204,15 +233,15 @@ def test_every_activation_of_transformers_keeps_the_bits_of_a_row(name, dtype):
 
 
 @pytest.mark.parametrize("make", [Int8Linear, Float8Linear])
-@pytest.mark.parametrize("chunk", [None, 64])
-def test_layers_in_8_bits_keep_the_bits_of_a_row(make, chunk):
+@pytest.mark.parametrize("rows", [Rows(), CHUNKS], ids=str)
+def test_layers_in_8_bits_keep_the_bits_of_a_row(make, rows):
     layer = make(nn.Linear(INPUTS, OUTPUTS).requires_grad_(False))
     try:
         expected = layer(X)
     except RuntimeError:
         pytest.skip("this torch has no such products on a CPU")
     for count in ROW_COUNTS:
-        torch.testing.assert_close(invariant(layer, X[-count:], chunk), expected[-count:], rtol=0, atol=0)
+        torch.testing.assert_close(invariant(layer, X[-count:], rows), expected[-count:], rtol=0, atol=0)
 
 
 @each_dtype
@@ -313,45 +342,106 @@ def test_nothing_is_active_after_the_context():
 # --- the check of the hardware
 
 
+CUDA_LADDER = LADDER["cuda"]
+
+
 @pytest.fixture
-def fresh_checks():
+def products(monkeypatch):
+    """Function that changes the products of every layer: it gets x and the result, and returns another result."""
+
+    def change(function):
+        rule = RULES[functional.linear]
+
+        def changed(rows, func, x, weight, *args):
+            def product(x, weight, *args, out=None):
+                result = function(x, func(x, weight, *args))
+                return result if out is None else out.copy_(result)
+
+            product = functools.wraps(func)(product)
+            return rule(rows, product, x, weight, *args)
+
+        same_products.cache_clear()
+        monkeypatch.setitem(RULES, functional.linear, changed)
+
+    yield change
     same_products.cache_clear()
-    yield
-    same_products.cache_clear()
 
 
-def depends_on_the_number_of_rows(x, weight, *bias):
-    return functional.linear(x, weight, *bias) + (1e-5 if len(x) >= 200 else 0)
+def depends_on_the_number_of_rows(x, result):
+    return result + (1e-5 if len(x) >= 200 else 0)
 
 
-def depends_on_the_place(x, weight, *bias):
-    return functional.linear(x, weight, *bias) + 1e-5 * (torch.arange(len(x)) % 4 == 3)[:, None]
+def depends_on_the_place(x, result):
+    return result + 1e-5 * (torch.arange(len(x)) % 4 == 3)[:, None]
 
 
 def test_products_of_one_thread_need_only_whole_groups_of_rows():
     with threads(1):
-        assert same_products((3072, 1024), torch.float32, CPU, 1)
+        assert same_products(Rows(), nn.Linear, (3072, 1024), torch.float32, CPU, 1)
 
 
-@pytest.mark.parametrize("linear", [depends_on_the_number_of_rows, depends_on_the_place])
-def test_products_that_depend_on_other_rows_are_found(linear, monkeypatch, fresh_checks):
-    monkeypatch.setattr(batch_invariance, "linear", linear)
-    assert not same_products((64, 64), torch.float32, CPU, 1)
+@pytest.mark.parametrize("change", [depends_on_the_number_of_rows, depends_on_the_place])
+def test_products_that_depend_on_other_rows_are_found(change, products):
+    products(change)
+    assert not same_products(Rows(), nn.Linear, (64, 64), torch.float32, CPU, 1)
 
 
-def test_chunks_are_tried_only_if_products_allow_it(monkeypatch):
-    shapes = []
+BITS = {  # what the bits of a row depend on, in kernels for so many rows, and the rows that are the fastest
+    "nothing": (lambda rows: 0, Rows(16)),
+    "rows below 1,024": (lambda rows: min(rows, 1024), Rows(1024)),
+    "other rows than multiples of 1,024": (lambda rows: rows % 1024, Rows(1024)),
+    "rows below 8,192": (lambda rows: min(rows, 8192), Rows(8192)),
+    "rows": (lambda rows: rows, Rows(8192, in_chunks=True)),
+    "rows, and the place from 5,000 rows": (
+        lambda rows: torch.arange(rows)[:, None] if rows > 5000 else rows,
+        Rows(4096, in_chunks=True),
+    ),
+    "rows, and the place from 2,000 rows": (
+        lambda rows: torch.arange(rows)[:, None] if rows > 2000 else rows,
+        Rows(1024, in_chunks=True),
+    ),
+}
 
-    def only_square(shape, dtype, device, threads):
+
+@pytest.mark.parametrize("of", BITS)
+def test_the_fastest_rows_are_taken_that_keep_the_bits(of, products, monkeypatch):
+    """On a GPU, whose kernels depend on the number of rows; here kernels are changed to do so."""
+    bits, fastest = BITS[of]
+    products(lambda x, result: result + 1e-3 * bits(len(x)))
+    monkeypatch.setitem(LADDER, "cpu", CUDA_LADDER)
+    monkeypatch.setitem(batch_invariance.TESTED_ROWS, "cpu", batch_invariance.TESTED_ROWS["cuda"])
+    ladder = rows_to_try([nn.Linear(16, 8)])
+    assert (ladder[0], ladder[-1]) == (fastest, Rows(1024, in_chunks=True))
+
+
+def test_products_in_8_bits_are_tested_too(monkeypatch):
+    layer = Float8Linear(nn.Linear(16, 16, bias=False, dtype=torch.bfloat16))
+    rule, changed = RULES[torch._scaled_mm], Mock()
+    changed.side_effect = lambda rows, *given, **named: rule(rows, *given, **named) * (1 + changed.call_count % 2)
+    monkeypatch.setitem(RULES, torch._scaled_mm, changed)
+    same_products.cache_clear()
+    assert rows_to_try([nn.Sequential(layer, nn.LayerNorm(16))]) == [LADDER["cpu"][-1]]
+
+
+def test_all_shapes_and_dtypes_must_keep_the_bits(monkeypatch):
+    tested = []
+
+    def only_square(rows, layer, shape, dtype, device, threads):
         assert threads == torch.get_num_threads()
-        shapes.append((shape, dtype, device))
+        tested.append((rows, layer, shape, dtype, device))
         return shape[0] == shape[1]
 
     monkeypatch.setattr(batch_invariance, "same_products", only_square)
     square, wide = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 24, dtype=torch.bfloat16))
-    assert chunks_to_try([square]) == (None, CHUNK["cpu"])
-    assert chunks_to_try([square, wide]) == (CHUNK["cpu"],)
-    assert set(shapes) == {((8, 8), torch.float32, CPU), ((24, 8), torch.bfloat16, CPU)}
+    assert rows_to_try([square]) == [*LADDER["cpu"]]
+    assert rows_to_try([square, wide]) == [LADDER["cpu"][-1]]
+    assert set(tested) == {
+        (Rows(), nn.Linear, (8, 8), torch.float32, CPU),
+        (Rows(), nn.Linear, (24, 8), torch.bfloat16, CPU),
+    }
+
+
+# --- padding
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=70), st.booleans())
@@ -362,3 +452,25 @@ def test_padding_repeats_the_first_token_up_to_whole_groups_of_rows(ids, two_row
     assert 0 <= padded.shape[-1] - tokens.shape[-1] < ROWS
     assert np.array_equal(padded[..., : tokens.shape[-1]], tokens)
     assert (padded[..., tokens.shape[-1] :] == tokens[..., :1]).all()
+
+
+def test_tokens_are_padded_for_the_products_of_the_context():
+    assert current_rows() == Rows(16)
+    with BatchInvariant(CHUNKS):
+        assert current_rows() is CHUNKS
+        assert len(with_padding(np.arange(70))) == 128
+    assert len(with_padding(np.arange(70))) == 80
+    assert len(with_padding(np.arange(70), 75)) == 75
+
+
+@pytest.mark.parametrize("rows", [Rows(64), CHUNKS], ids=str)
+def test_whole_groups_of_rows_are_not_copied(rows):
+    """But for the last one, which is padded."""
+    x, added = X[:128], torch.zeros(128, OUTPUTS)
+    with torch.inference_mode(), BatchInvariant(rows), CopiedNumbers() as copied:
+        functional.linear(x, WEIGHT, BIAS)
+        x @ WEIGHT.T
+        added.addmm_(x, WEIGHT.T)
+        assert copied.numbers == 0
+        functional.linear(X[:129], WEIGHT)
+        assert copied.numbers <= (3 if rows is CHUNKS else 5) * 64 * INPUTS

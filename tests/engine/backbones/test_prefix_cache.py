@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import gym_rm
 import gym_rm.engine.backbones.decoder as decoder
 from gym_rm import ConfigError
-from gym_rm.engine.backbones.batch_invariance import BatchInvariant, chunks_to_try
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant, rows_to_try
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.prefix_cache import CACHE_BLOCK_SIZE, PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention
@@ -74,8 +74,8 @@ def fused_model(architecture="qwen3", **overrides):
 
 def values(model, tree):
     """Return the hidden states as an executor computes them."""
-    chunk, *_ = chunks_to_try([model.model.base_model])
-    with torch.inference_mode(), BatchInvariant(chunk):
+    rows, *_ = rows_to_try([model.model.base_model])
+    with torch.inference_mode(), BatchInvariant(rows):
         return model.hidden_states(tree)
 
 

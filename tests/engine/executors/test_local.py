@@ -63,6 +63,7 @@ def test_load_returns_the_properties_of_the_model(model):
         transformers=transformers.__version__,
         attention="sdpa",
         batch_invariance="bit-equal",
+        rows="multiples of 16",
     )
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from gym_rm.engine.backbones import batch_invariance
-from gym_rm.engine.backbones.batch_invariance import CHUNK
+from gym_rm.engine.backbones.batch_invariance import LADDER, Rows
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead
@@ -81,25 +81,26 @@ def test_correct_trees_are_accepted(architecture, dtype):
 
 
 def forward_of(model, readout=HEAD, **options):
-    """Return the result of the check at load, and the number of rows of each product."""
+    """Return the result of the check at load, and the numbers of rows of each product."""
     executor = LocalExecutor()
     info = executor.load(LoadSpec(model, readout, **options))
-    return info.batch_invariance, executor._rows.chunk
+    assert info.rows == str(executor._rows.rows)
+    return info.batch_invariance, executor._rows.rows
 
 
-def constant_chunk(model):
-    """Return the number of rows of each product where a multiple of 16 does not suffice."""
-    return CHUNK[next(model.parameters()).device.type]
+def constant_rows(model):
+    """Return the rows of each product where no multiple suffices."""
+    return LADDER[next(model.parameters()).device.type][-1]
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gpt2", "mixtral", "llama"])
 def test_a_decoder_is_bit_equal(architecture):
-    assert forward_of(tiny_models.reward_model(architecture)) == ("bit-equal", None)
+    assert forward_of(tiny_models.reward_model(architecture)) == ("bit-equal", Rows())
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta_v2", "bloom", "xlnet"])
 def test_encoders_and_other_padded_models_are_bit_equal(architecture):
-    assert forward_of(tiny_models.reward_model(architecture), ClassifierLogits()) == ("bit-equal", None)
+    assert forward_of(tiny_models.reward_model(architecture), ClassifierLogits()) == ("bit-equal", Rows())
 
 
 def rows_change(amount, rows=None):
@@ -116,30 +117,30 @@ def rows_change(amount, rows=None):
 def test_a_model_whose_forward_depends_on_the_size_of_the_batch_is_not_bit_equal(architecture, module):
     model = tiny_models.reward_model(architecture)
     model.base_model.get_submodule(module).register_forward_hook(rows_change(1e-6))
-    result, chunk = forward_of(model, ClassifierLogits() if architecture == "bert" else HEAD)
+    result, rows = forward_of(model, ClassifierLogits() if architecture == "bert" else HEAD)
     assert result.startswith("within ")
     assert 1e-8 < float(result.removeprefix("within ")) < 1e-2
-    assert chunk is None, "the fastest products"
+    assert rows == Rows(), "the fastest products"
 
 
 def test_products_get_a_constant_number_of_rows_if_the_hardware_needs_it(monkeypatch):
     model = tiny_models.reward_model("qwen3")
     monkeypatch.setattr(batch_invariance, "same_products", lambda *args: False)
-    assert forward_of(model) == ("bit-equal", constant_chunk(model))
+    assert forward_of(model) == ("bit-equal", constant_rows(model))
 
 
 def test_products_get_a_constant_number_of_rows_if_the_check_at_load_fails_without(monkeypatch):
     """Products whose bits depend on the number of rows, in a way that the test of the hardware does not find."""
     model = tiny_models.reward_model("qwen3")
-    chunk = constant_chunk(model)
+    constant = constant_rows(model)
     plain = batch_invariance._product
 
     def product(rows, func, x, weight, *args, **kwargs):
-        changed = func if rows == chunk else lambda x, *rest, **named: func(x, *rest, **named) * (1 + 1e-6 * len(x))
+        changed = func if rows == constant else lambda x, *rest, **named: func(x, *rest, **named) * (1 + 1e-6 * len(x))
         return plain(rows, changed, x, weight, *args, **kwargs)
 
     monkeypatch.setattr(batch_invariance, "RULES", {**batch_invariance.RULES, torch.nn.functional.linear: product})
-    assert forward_of(model) == ("bit-equal", chunk)
+    assert forward_of(model) == ("bit-equal", constant)
 
 
 @pytest.mark.parametrize("works", ["padded", "one_by_one", "plain"])
@@ -164,18 +165,16 @@ def test_a_plain_forward_that_fails_is_an_error_by_name():
         LocalExecutor().load(LoadSpec(model, ClassifierLogits()))
 
 
-def checked(sequence_value, chunks=(None, 256)):
+def checked(sequence_value, ladder=LADDER["cpu"]):
     """Return the result of `check_invariance` for a model whose values are those of a function."""
     config = tiny_models.reward_model("qwen3").config
     candidate = Candidate("Model", config, "float32", can_take_trees=False, can_fuse=False)
 
     def run(plan, forward):
-        values = [
-            sequence_value(batch, *read, forward.chunk) for batch in plan.batches for read in batch.read_positions
-        ]
+        values = [sequence_value(batch, *read, forward.rows) for batch in plan.batches for read in batch.read_positions]
         return np.array(values, dtype=np.float32)[:, None]
 
-    return check_invariance(candidate, Forward("padded", fuse=False), run, chunks)
+    return check_invariance(candidate, Forward("padded", fuse=False), run, ladder)
 
 
 def own_sum(batch, row, position):
@@ -183,17 +182,17 @@ def own_sum(batch, row, position):
 
 
 def test_a_value_that_depends_on_its_row_is_not_bit_equal():
-    found = checked(lambda batch, row, position, chunk: own_sum(batch, row, position) * (1 + 0.25 * row))
+    found = checked(lambda batch, row, position, rows: own_sum(batch, row, position) * (1 + 0.25 * row))
     assert found.batch_invariance.startswith("within ")
-    assert found.chunk is None
+    assert found.rows == Rows()
 
 
-def test_the_first_chunk_that_keeps_the_bits_is_used():
+def test_the_first_rows_that_keep_the_bits_are_used():
     found = checked(
-        lambda batch, row, position, chunk: own_sum(batch, row, position) * (1 if chunk == 64 else 1 + 0.25 * row),
-        chunks=(None, 64, 256),
+        lambda batch, row, position, rows: own_sum(batch, row, position) * (1 if rows == Rows(64) else 1 + 0.25 * row),
+        ladder=(Rows(), Rows(64), Rows(256)),
     )
-    assert (found.batch_invariance, found.chunk) == ("bit-equal", 64)
+    assert (found.batch_invariance, found.rows) == ("bit-equal", Rows(64))
 
 
 def test_only_the_other_branches_change():
