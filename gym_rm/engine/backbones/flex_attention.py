@@ -90,7 +90,9 @@ def buffer_lengths(length: int, num_slots: int) -> tuple[int, int]:
 def block_mask_of(
     tree: TokenTree, pages: Pages, device: torch.device, sliding_window: int | None, num_rows: int
 ) -> BlockMask:
-    """Return the block mask of a tree with padding up to `num_rows`: the pages that each block of queries needs, in the order of their paths.
+    """Return the block mask of a tree with padding up to `num_rows`.
+
+    It has the pages that each block of queries needs, in the order of their paths.
 
     A page serves the queries from its first one to the end of the subtree of its last token. No block is marked as
     full, because the kernel would visit full blocks last: the order of a query's keys, and with it the rounding of

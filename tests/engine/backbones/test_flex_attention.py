@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.functional import pad
 
 from gym_rm.engine.backbones import flex_attention as flex_attention_module
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant, Rows
 from gym_rm.engine.backbones.flex_attention import FLEX_BLOCK_SIZE, _compiled_flex_attention, buffer_lengths
 from gym_rm.engine.backbones.reward_model import HeadedDecoder
 from gym_rm.engine.backbones.tree_attention import TreeAttention
@@ -67,6 +69,14 @@ def test_the_block_mask_of_a_large_tree_skips_most_blocks():
     mask = TreeAttention(tree, CPU, use_flex=True).block_mask(None)
     needed = int(mask.kv_num_blocks.sum())
     assert needed == 3 + 16 * (2 * 2 + 3)  # prompt: a triangle; each reply: a square with the prompt, and a triangle
+
+
+def test_the_padding_of_large_multiples_of_rows_has_queries_too():
+    tree = tree_of(random_tree(0))
+    with BatchInvariant(Rows(1024)):
+        context = TreeAttention(tree, CPU, use_flex=True)
+    inputs = [pad(each, (0, 0, 0, 1024 - len(tree))) for each in states(tree)]
+    assert context.attend(*inputs, None, None).shape[:2] == (1, 1024)
 
 
 @pytest.fixture
