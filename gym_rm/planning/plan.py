@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from gym_rm.documents import read_mapping, to_yaml
 from gym_rm.errors import ConfigError
-from gym_rm.planning.quantities import Basis, weakest
+from gym_rm.planning.quantities import Basis
 
 FORMAT = 2  # of the file
 Item = TypeVar("Item")
@@ -110,7 +110,7 @@ class PhaseMemory:
     phase: Phase
     component: str
     persistent: tuple[MemoryItem, ...]
-    instants: tuple[Instant, ...]
+    instants: Filled[Instant]
 
     @property
     def persistent_bytes(self) -> float:
@@ -125,13 +125,7 @@ class PhaseMemory:
     @property
     def peak(self) -> float:
         """Most bytes at any moment of the phase."""
-        return self.persistent_bytes + (self.largest.bytes if self.instants else 0.0)
-
-    @property
-    def basis(self) -> Basis:
-        """The weakest source among the items at the peak."""
-        items = (*self.persistent, *(self.largest.items if self.instants else ()))
-        return weakest(item.basis for item in items)
+        return self.persistent_bytes + self.largest.bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +158,6 @@ class PhaseTime:
     def bottleneck(self) -> str:
         """The name of the largest part."""
         return max(self.parts, key=lambda part: part.seconds).name if self.parts else "nothing"
-
-    @property
-    def basis(self) -> Basis:
-        """The weakest source among the parts."""
-        return weakest(part.basis for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +328,11 @@ class Plan:
         """Return the pool of a component."""
         self.component(name)
         return next(pool for pool in self.pools if any(each.name == name for each in pool.components))
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether phases of one step run at the same time, as generation and training one step apart."""
+        return self.step_seconds < 0.999 * sum(seconds for _, seconds in self.phase_seconds)
 
     def idle_share(self, pool: PoolPlan) -> float:
         """Return the share of a step in which the GPUs of a pool wait."""

@@ -222,8 +222,8 @@ class _Job:
         }
         self._trainers = [pool for pool in self._pools.values() if pool.trains]
         phases = dict(plan.phase_seconds)
-        overlaps = plan.step_seconds < 0.999 * sum(phases.values())  # then each pool works on a step of its own
-        self._lag = len(plan.pools) if overlaps else 1  # a step begins after the update so many steps before it
+        # A step begins after the update so many steps before it: where phases overlap, each pool works on its own.
+        self._lag = len(plan.pools) if plan.overlaps else 1
         self._overhead = phases.get(Phase.WAKE, 0.0) + phases.get(Phase.SYNC, 0.0)
         self._every = self._checkpoint_every()
         self._checkpoints = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -12,7 +11,10 @@ from rich.text import Text
 from gym_rm.data.findings import Finding
 from gym_rm.data.inspection import Inspection, Quantiles
 from gym_rm.data.token_lengths import TokenLengths
+from gym_rm.reports.tables import plain_table
 from gym_rm.reports.transcripts import visible
+
+QUANTILES = ("least", "median", "90 %", "99 %", "most")
 
 
 def inspection_report(found: Inspection) -> Group:
@@ -73,7 +75,7 @@ def _lengths_table(found: Inspection) -> Table:
 
 
 def _quantiles_table(title: str, rows: Mapping[str, Quantiles | None]) -> Table:
-    table = _table(title, "least", "median", "90 %", "99 %", "most")
+    table = plain_table("", title, *QUANTILES, numbers=QUANTILES)
     for name, values in rows.items():
         if values is not None:
             numbers = (f"{value:,.3g}" if value < 1000 else f"{value:,.0f}" for value in _five(values))
@@ -86,7 +88,7 @@ def _five(values: Quantiles) -> tuple[float, ...]:
 
 
 def _counts_table(title: str, counts: Mapping[str, int]) -> Table:
-    table = _table(title, "comparisons")
+    table = plain_table("", title, "comparisons", numbers=("comparisons",))
     for name, count in counts.items():
         table.add_row(Text(visible(name) or "(none)"), f"{count:,}")
     return table
@@ -95,8 +97,7 @@ def _counts_table(title: str, counts: Mapping[str, int]) -> Table:
 def _findings_table(title: str, findings: Sequence[Finding], none: str) -> RenderableType:
     if not findings:
         return Text(f"{title}: {none}.")
-    table = _table(title, "rows", "for example")
-    table.columns[2].justify = "left"
+    table = plain_table("", title, "rows", "for example", numbers=("rows",))
     for each in findings:
         table.add_row(Text(visible(each.text)), f"{each.count:,}", Text(visible(_short(each.examples))))
     return table
@@ -105,11 +106,3 @@ def _findings_table(title: str, findings: Sequence[Finding], none: str) -> Rende
 def _short(places: Iterable[str]) -> str:
     """Return places without the folders of their files."""
     return ", ".join(place.rsplit("/", 1)[-1] for place in places)
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column(title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table

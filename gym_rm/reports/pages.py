@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gym_rm.reports.transcripts import visible
-
-MOST_CHARACTERS = 3000  # of a message on a page; a longer one is cut in the middle
+from gym_rm.reports.transcripts import cut, visible
 
 
 def render(template: str, **values: Any) -> str:
@@ -28,12 +27,9 @@ def write_page(page: str, path: str | Path) -> Path:
     return path
 
 
-def cut(text: str) -> str:
-    """Return a text with control characters escaped, and the middle of a long one left out."""
-    if len(text) > MOST_CHARACTERS:
-        half = MOST_CHARACTERS // 2
-        text = f"{text[:half]} […{len(text) - 2 * half:,} characters…] {text[-half:]}"
-    return visible(text)
+def message_texts(message: Mapping[str, Any]) -> dict[str, str]:
+    """Return the role and the text of a message as a page shows them."""
+    return {"role": visible(str(message["role"])), "text": cut(message.get("content") or "")}
 
 
 @functools.cache

@@ -178,8 +178,8 @@ def _draw_memory(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
         start = x - 0.45
         for memory in pool.memory:
             _draw_bar(axes, x, memory, colors, highest, width=10.0 / bars)
-            peak = f"peak: {memory.largest.name}\n" if memory.instants else ""
-            labels.append(f"{memory.phase}\n{memory.component}\n{peak}{_gib(memory.peak)} of {_gib(pool.gpu_memory)}")
+            peak = f"peak: {memory.largest.name}\n{_gib(memory.peak)} of {_gib(pool.gpu_memory)}"
+            labels.append(f"{memory.phase}\n{memory.component}\n{peak}")
             places.append(x)
             x += 1.0
         limit = pool.gpu_memory / GIB
@@ -221,33 +221,19 @@ def _gib(size: float) -> str:
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Work in the timeline of a step, from `start` on, in seconds."""
-
-    time: PhaseTime
-    start: float
-
-
-def overlaps(plan: Plan) -> bool:
-    """Return whether phases of one step run at the same time, as generation and training one step apart."""
-    return plan.step_seconds < 0.999 * sum(seconds for _, seconds in plan.phase_seconds)
-
-
-def timeline(plan: Plan) -> dict[str, list[Block]]:
-    """Return the blocks of work of each pool.
+def timeline(plan: Plan) -> dict[str, list[tuple[PhaseTime, float]]]:
+    """Return the blocks of work of each pool, with the seconds from the start of the step at which they begin.
 
     All pools begin a phase together, and components of one pool follow each other. If phases overlap, each pool does
     its work without waiting.
     """
-    blocks: dict[str, list[Block]] = {pool.name: [] for pool in plan.pools}
+    blocks: dict[str, list[tuple[PhaseTime, float]]] = {pool.name: [] for pool in plan.pools}
     free = dict.fromkeys(blocks, 0.0)
     begin = 0.0
-    together = not overlaps(plan)
     for phase, seconds in plan.phase_seconds:
         for time in (each for each in plan.times if each.phase is phase and each.seconds > 0):
-            start = max(begin, free[time.pool]) if together else free[time.pool]
-            blocks[time.pool].append(Block(time, start))
+            start = free[time.pool] if plan.overlaps else max(begin, free[time.pool])
+            blocks[time.pool].append((time, start))
             free[time.pool] = start + time.seconds
         begin += seconds
     return blocks
@@ -258,15 +244,15 @@ def _draw_times(axes: Any, plan: Plan, colors: dict[str, str]) -> None:
     blocks = timeline(plan)
     for row, pool in enumerate(plan.pools):
         axes.barh(row, plan.step_seconds, color=PALE, height=0.8)
-        for block in blocks[pool.name]:
-            time, color = block.time, colors[block.time.component]
-            axes.barh(row, time.seconds, left=block.start, color=color, edgecolor="white", height=0.8, linewidth=0.6)
+        for time, start in blocks[pool.name]:
+            color = colors[time.component]
+            axes.barh(row, time.seconds, left=start, color=color, edgecolor="white", height=0.8, linewidth=0.6)
             lines = (time.component, f"{time.phase} {show_seconds(time.seconds)}")
             if 0.075 * max(map(len, lines)) < 8.5 * time.seconds / plan.step_seconds:
-                middle = block.start + time.seconds / 2
+                middle = start + time.seconds / 2
                 axes.text(middle, row, _plain("\n".join(lines)), ha="center", va="center", bbox=PLATE)
         axes.text(plan.step_seconds, row, f" {plan.idle_share(pool):.0%} idle", va="center")
-    title = "One step in seconds: a row is a pool, pale is waiting" + ("; phases overlap" if overlaps(plan) else "")
+    title = "One step in seconds: a row is a pool, pale is waiting" + ("; phases overlap" if plan.overlaps else "")
     axes.set_title(title, **_TITLE)
     names = [pool.name.replace("+", "\n+") + f"\n{len(pool.gpus):,} {plan.processor}s" for pool in plan.pools]
     axes.set_yticks(range(len(plan.pools)), [_plain(name) for name in names])

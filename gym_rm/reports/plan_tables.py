@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -13,6 +12,7 @@ from gym_rm.planning.hardware.devices import CPU, KINDS
 from gym_rm.planning.plan import ComponentPlan, MemoryItem, PhaseMemory, Plan, PoolPlan
 from gym_rm.planning.quantities import GIB, Basis, show_bytes, show_seconds, weakest
 from gym_rm.planning.simulation import SimulationResult
+from gym_rm.reports.tables import plain_table
 from gym_rm.reports.transcripts import visible
 
 LARGEST_ITEMS = 4  # of a phase's memory, in one cell
@@ -37,7 +37,7 @@ def summary(plan: Plan) -> Text:
         f"Slowest: {slowest.phase} of {slowest.component}, {slowest.seconds / plan.step_seconds:.0%} of the step, "
         f"by {slowest.bottleneck}.",
         f"Least free memory: {show_bytes(pool.gpu_memory - tightest.peak)} of {show_bytes(pool.gpu_memory)}, "
-        f"in {tightest.phase} of {tightest.component}{_instant(tightest)}.",
+        f"in {tightest.phase} of {tightest.component} (in {tightest.largest.name}).",
     ]
     if plan.exact:
         lines.append(f"No placement is better, by {plan.objective}: the search was exact.")
@@ -72,21 +72,17 @@ def placement_table(plan: Plan) -> Table:
 
 def memory_table(plan: Plan) -> Table:
     """Return a table of the memory of one GPU: a row for each phase and component, with its largest instant."""
-    table = plain_table(f"Memory of one {plan.processor} (the rows are different moments; they do not add up)")
-    several = len(plan.pools) > 1
-    for name in (*(["pool"] if several else []), "phase", "component"):
-        table.add_column(name, overflow="fold")
-    for name in ("stays", "peak", "free"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("peak in", overflow="fold")
-    table.add_column("largest items, GiB")
+    several, numbers = len(plan.pools) > 1, ("stays", "peak", "free")
+    columns = (*(["pool"] if several else []), "phase", "component", *numbers, "peak in", "largest items, GiB")
+    title = f"Memory of one {plan.processor} (the rows are different moments; they do not add up)"
+    table = plain_table(title, *columns, numbers=numbers)
     for pool in plan.pools:
         for number, memory in enumerate(pool.memory):
             free = pool.gpu_memory - memory.peak
             cells: list[str | Text] = [str(memory.phase), memory.component]
             cells += [show_bytes(memory.persistent_bytes), show_bytes(memory.peak)]
             cells.append(Text(show_bytes(free), style="yellow" if free < 0.05 * pool.gpu_memory else ""))
-            cells += [memory.largest.name if memory.instants else "", _items(memory)]
+            cells += [memory.largest.name, _items(memory)]
             add_row(table, *([pool.name if number == 0 else ""] if several else []), *cells)
         table.add_section()
     return table
@@ -94,10 +90,8 @@ def memory_table(plan: Plan) -> Table:
 
 def times_table(plan: Plan) -> Table:
     """Return a table of the work of one step, and how long the GPUs of each pool wait."""
-    table = plain_table("Time of one step", "phase", "component")
-    for name in ("time", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("spent on")
+    columns = ("phase", "component", "time", "share", "spent on")
+    table = plain_table("Time of one step", *columns, numbers=("time", "share"))
     for phase, _ in plan.phase_seconds:
         for time in (each for each in plan.times if each.phase is phase):
             parts = sorted(time.parts, key=lambda part: -part.seconds)
@@ -193,8 +187,9 @@ def rate(value: float) -> str:
 def items_at_peak(memory: PhaseMemory) -> list[tuple[MemoryItem, bool]]:
     """Return the items at the largest instant; True for those of the instant. Items of one name and owner are one."""
     found: dict[tuple[str, str, bool], list[MemoryItem]] = {}
-    instant = memory.largest.items if memory.instants else ()
-    for item, passing in [(each, False) for each in memory.persistent] + [(each, True) for each in instant]:
+    for item, passing in [(each, False) for each in memory.persistent] + [
+        (each, True) for each in memory.largest.items
+    ]:
         found.setdefault((item.name, item.component, passing), []).append(item)
     return [(_together(items), passing) for (_, _, passing), items in found.items()]
 
@@ -216,11 +211,8 @@ def compare_table(plans: Mapping[str, Plan | str]) -> Table:
     Args:
         plans: by name; a text says why there is no plan.
     """
-    table = plain_table("Plans side by side", "")
-    for name in ("GPUs", "a step", "conversations/s"):
-        table.add_column(name, justify="right", overflow="fold")
-    for name in ("least free memory", "slowest"):
-        table.add_column(name, overflow="fold")
+    numbers = ("GPUs", "a step", "conversations/s")
+    table = plain_table("Plans side by side", "", *numbers, "least free memory", "slowest", numbers=numbers)
     first = next((plan for plan in plans.values() if isinstance(plan, Plan)), None)
     for name, plan in plans.items():
         if isinstance(plan, str):
@@ -247,9 +239,8 @@ def _compared(plan: Plan, first: Plan) -> list[str]:
 
 def devices_table() -> Table:
     """Return a table of the known kinds of GPUs, as their makers publish them."""
-    table = plain_table("Kinds of GPUs (a CPU: assumed)", "gpu")
-    for name in ("memory", "bf16 TFLOP/s", "memory GB/s", "GB/s to GPUs of the node"):
-        table.add_column(name, justify="right")
+    numbers = ("memory", "bf16 TFLOP/s", "memory GB/s", "GB/s to GPUs of the node")
+    table = plain_table("Kinds of GPUs (a CPU: assumed)", "gpu", *numbers, numbers=numbers)
     for device in (*KINDS.values(), CPU):
         rates = (device.flops.value / 1e12, device.bandwidth.value / 1e9, device.link.value / 1e9)
         add_row(table, device.name, show_bytes(device.memory.value), *(f"{value:,.4g}" for value in rates))
@@ -257,14 +248,6 @@ def devices_table() -> Table:
 
 
 # --- cells -----------------------------------------------------------------------------------------------------------
-
-
-def plain_table(title: str, *columns: str) -> Table:
-    """Return a table without lines between its rows, whose columns fold long texts."""
-    table = Table(title=title, title_justify="left", caption_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in columns:
-        table.add_column(name, overflow="fold")
-    return table
 
 
 def add_row(table: Table, *cells: str | Text) -> None:
@@ -276,18 +259,11 @@ def _plain(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _owner(item: MemoryItem, known: str = "") -> str:
-    return f"{item.component}: " if item.component not in ("", known) else ""
-
-
-def _instant(memory: PhaseMemory) -> str:
-    return f" (in {memory.largest.name})" if memory.instants else ""
-
-
 def _items(memory: PhaseMemory) -> str:
     items = sorted((item for item, _ in items_at_peak(memory)), key=lambda item: -item.bytes)
     shown = [
-        f"{_owner(item, memory.component)}{_plain(item.name)} {item.bytes / GIB:.1f}"
+        f"{'' if item.component in ('', memory.component) else f'{item.component}: '}{_plain(item.name)} "
+        f"{item.bytes / GIB:.1f}"
         for item in items[:LARGEST_ITEMS]
         if item.bytes > 0
     ]
@@ -318,9 +294,7 @@ def simulation_table(plan: Plan, result: SimulationResult) -> Table:
 
 def calibration_table(rows: Sequence[tuple[str, str, str]]) -> Table:
     """Return a table of what was measured on this machine: names, values and how each was measured."""
-    table = plain_table("Measured on this machine", "number")
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("source", overflow="fold")
+    table = plain_table("Measured on this machine", "number", "value", "source", numbers=("value",))
     for row in rows:
         add_row(table, *row)
     return table

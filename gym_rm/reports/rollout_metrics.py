@@ -3,47 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gym_rm.reports.metrics import correlation, reward_metrics
 
-
-class ScoredRollout(Protocol):
-    """What the metrics read of an episode."""
-
-    @property
-    def reward(self) -> float:
-        """Its reward; NaN if a score is missing."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of sampled tokens."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether its replies ended with an end token."""
-
-    @property
-    def reply(self) -> str:
-        """Its last reply."""
-
-    @property
-    def right(self) -> bool | None:
-        """Whether the answer is right, checked without the reward model; None if there is no reference answer."""
-
-    @property
-    def components(self) -> Mapping[str, float]:
-        """Components of the reward by name."""
-
-    @property
-    def verdicts(self) -> Mapping[str, str]:
-        """Verdicts of verifiers by name."""
+if TYPE_CHECKING:
+    from gym_rm.policy.rollouts import Rollout
 
 
-def rollout_metrics(rollouts: Sequence[ScoredRollout]) -> dict[str, Any]:
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """Return the metrics by name; None where one is undefined."""
     rewards = np.array([each.reward for each in rollouts], dtype=np.float64)
     lengths = np.array([each.num_tokens for each in rollouts], dtype=np.float64)

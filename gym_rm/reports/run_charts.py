@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_rm.reports.metrics import correlation
 from gym_rm.reports.runs import Run
 from gym_rm.reports.svg import Chart, Point, round_values
 
@@ -169,15 +170,13 @@ def length_chart(run: Run) -> CaptionedChart | None:
     for kind, right in (("wrong", False), ("c0", None), ("right", True)):
         chart.dots([(a, b) for a, b, row in zip(lengths, rewards, rows, strict=True) if row.get("right") is right],
                    f"small {kind}", radius=3)  # fmt: skip
-    varied = len(set(lengths)) > 1 and len(set(rewards)) > 1
-    correlation = (
-        f"Correlation {np.corrcoef(lengths, rewards)[0, 1]:+.2f}" if varied else "No correlation: one is constant"
-    )
+    found = correlation(np.array(lengths), np.array(rewards))
+    related = "No correlation: one is constant" if found is None else f"Correlation {found:+.2f}"
     kinds = {row.get("right") for row in rows}
     named = (("right", "right", True), ("wrong", "wrong", False), ("c0", "not checked", None))
     legend = tuple((f"dot {kind}", words) for kind, words, right in named if right in kinds)
     where = "held-out prompts" if rows[0]["phase"] == "held_out" else "training prompts"
-    words = f"{correlation}; {len(rows):,} replies to {where} at step {rows[0]['step']}."
+    words = f"{related}; {len(rows):,} replies to {where} at step {rows[0]['step']}."
     return CaptionedChart("Reward against length", chart.svg(), words, legend)
 
 

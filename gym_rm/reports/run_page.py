@@ -13,9 +13,9 @@ from typing import Any
 import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.reports.monitor import signs
-from gym_rm.reports.pages import cut, render, write_page
+from gym_rm.reports.pages import message_texts, render, write_page
 from gym_rm.reports.run_charts import run_charts
-from gym_rm.reports.runs import Row, Run
+from gym_rm.reports.runs import Row, Run, flat
 from gym_rm.reports.tables import signed
 from gym_rm.reports.transcripts import visible
 
@@ -57,15 +57,7 @@ def run_page(run: Run) -> str:
 
 def changed_settings(run: Run) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a run that differ from their defaults, such as `("loss.kl_coef", 0.05)`."""
-
-    def flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                yield from flat(value, f"{prefix}{name}.")
-            elif f"{prefix}{name}" != "output":
-                yield f"{prefix}{name}", value
-
-    return flat(run.changed_settings, "")
+    return (each for each in flat(run.changed_settings, ".") if each[0] != "output")
 
 
 # --- helpers -----------------------------------------------------------------------------------------------------
@@ -109,7 +101,9 @@ def _conversations(run: Run) -> dict[str, Any]:
             prompts[place] = _common(prompts[place], messages)
     held_out = run.measured()
     return {
-        "prompts": [{"id": visible(name), "messages": _messages(prompts[place])} for name, place in places.items()],
+        "prompts": [
+            {"id": visible(name), "messages": [*map(message_texts, prompts[place])]} for name, place in places.items()
+        ],
         "rows": [_row(row, places, prompts) for row in run.conversations],
         "start": held_out[0]["step"] if held_out else None,
     }
@@ -118,7 +112,7 @@ def _conversations(run: Run) -> dict[str, Any]:
 def _row(row: Row, places: Mapping[str, int], prompts: Sequence[Sequence[Any]]) -> dict[str, Any]:
     place = places[str(row["prompt_id"])]
     kept = ("step", "phase", "group", "reward", "advantage", "right", "tokens", "finished", "components", "verdicts")
-    rest = _messages(row["messages"][len(prompts[place]) :])
+    rest = [*map(message_texts, row["messages"][len(prompts[place]) :])]
     return {name: row.get(name) for name in kept} | {"prompt": place, "messages": rest}
 
 
@@ -127,7 +121,3 @@ def _common(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
         (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )
     return first[:count]
-
-
-def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    return [{"role": visible(str(each["role"])), "text": cut(each.get("content") or "")} for each in messages]

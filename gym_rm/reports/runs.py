@@ -132,12 +132,12 @@ class RunWriter:
         Raises:
             FloatingPointError: a number is not finite.
         """
-        flat = dict(_flat(values))
-        for name, value in flat.items():
+        metrics = dict(flat(values, "/"))
+        for name, value in metrics.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise FloatingPointError(f"metric {name!r} of step {step} must be finite, got {value}.")
         seconds = round(time.perf_counter() - self._started, 3)
-        self._curves[phase].add({"step": step, "seconds": seconds, **flat})
+        self._curves[phase].add({"step": step, "seconds": seconds, **metrics})
 
     def add_conversation(self, step: int, conversation: Conversation, **known: Any) -> None:
         """Append a line to `conversations.jsonl`.
@@ -272,10 +272,11 @@ def _typed(path: Path, name: str, text: str) -> float | bool | str | None:
     return number
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested mappings, with their names joined by a separator."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
+            yield from flat(value, separator, f"{prefix}{name}{separator}")
         else:
             yield prefix + name, value
 

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-LEFT, RIGHT, TOP, BOTTOM = 56, 24, 12, 52  # margins around the axes, in units of the drawing
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = (
+    460,
+    56,
+    24,
+    12,
+    52,
+)  # of a drawing, and margins around the axes, in units of the drawing
 
 Ticks = Sequence[tuple[float, str]]
 Point = tuple[float, float]
@@ -25,9 +31,7 @@ class Chart:
         y_label: name of the y axis.
         x_ticks: positions and labels; a label may have two lines.
         y_ticks: positions and labels.
-        width: width of the drawing.
         height: height of the drawing.
-        left: width of the margin for the labels of the y axis.
         bottom: height of the margin for the labels of the x axis.
 
     Example:
@@ -44,9 +48,7 @@ class Chart:
     y_label: str = ""
     x_ticks: Ticks = ()
     y_ticks: Ticks = ()
-    width: int = 460
     height: int = 280
-    left: int = LEFT
     bottom: int = BOTTOM
     _marks: list[str] = field(default_factory=list)
 
@@ -69,32 +71,25 @@ class Chart:
         size = f'width="{max(0.0, right - x):.1f}" height="{max(0.0, bottom - y):.1f}"'
         self._marks.append(f'<rect class="bar {kind}" x="{x}" y="{y}" {size}><title>{escape(hint)}</title></rect>')
 
-    def text(self, at: Point, words: str, *, anchor: str = "start", kind: str = "") -> None:
-        """Write words at a point."""
-        self._marks.append(
-            f'<text class="{kind}" x="{self._x(at[0])}" y="{self._y(at[1])}" text-anchor="{anchor}" dy="0.35em">'
-            f"{escape(words)}</text>"
-        )
-
     def svg(self) -> str:
         """Return the drawing."""
-        right, bottom = self.width - RIGHT, self.height - self.bottom
+        right, bottom = WIDTH - RIGHT, self.height - self.bottom
         parts = [
-            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" aria-label="{escape(self.title)}" '
+            f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(self.title)}" '
             'xmlns="http://www.w3.org/2000/svg">'
         ]
         for value, label in self.y_ticks:
             y = self._y(value)
-            parts.append(f'<line class="grid" x1="{self.left}" x2="{right}" y1="{y}" y2="{y}"/>')
-            parts.append(f'<text x="{self.left - 8}" y="{y}" text-anchor="end" dy="0.35em">{escape(label)}</text>')
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y}" y2="{y}"/>')
+            parts.append(f'<text x="{LEFT - 8}" y="{y}" text-anchor="end" dy="0.35em">{escape(label)}</text>')
         for value, label in self.x_ticks:
             x = self._x(value)
             parts.append(f'<line class="tick" x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 4}"/>')
             for row, words in enumerate(label.split("\n")):
                 parts.append(f'<text x="{x}" y="{bottom + 16 + 12 * row}" text-anchor="middle">{escape(words)}</text>')
-        parts.append(f'<line class="axis" x1="{self.left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+        parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
         parts.extend(self._marks)
-        middle = (self.left + right) / 2
+        middle = (LEFT + right) / 2
         parts.append(f'<text class="label" x="{middle}" y="{self.height - 6}" text-anchor="middle">')
         parts.append(f"{escape(self.x_label)}</text>")
         if self.y_label:
@@ -104,7 +99,7 @@ class Chart:
 
     def _x(self, value: float) -> float:
         low, high = self.x
-        return round(self.left + (value - low) / (high - low or 1) * (self.width - self.left - RIGHT), 1)
+        return round(LEFT + (value - low) / (high - low or 1) * (WIDTH - LEFT - RIGHT), 1)
 
     def _y(self, value: float) -> float:
         low, high = self.y

@@ -1,4 +1,4 @@
-"""Console tables that compare the start and the end of a training run."""
+"""Console tables: the form that they share, and those that compare the start and the end of a training run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from gym_rm.reports.runs import Run
-from gym_rm.reports.transcripts import visible
+from gym_rm.reports.transcripts import cut
 
 MOST_CHARACTERS = 240  # maximum per table cell; a longer text is cut in the middle
 
@@ -49,7 +50,18 @@ def conversations_table(run: Run, *, limit: int = 6) -> Table:
     table.add_column("after", ratio=1)
     for before, after in run.before_and_after()[:limit]:
         prompt = "\n".join(message["content"] for message in before["messages"][:-1])
-        table.add_row(Text(_cut(prompt)), _reply(before), _reply(after))
+        table.add_row(Text(_short(prompt)), _reply(before), _reply(after))
+    return table
+
+
+def plain_table(title: str | Text, *columns: str, numbers: Sequence[str] = ()) -> Table:
+    """Return a table without lines between its rows; columns fold long texts, `numbers` are those on the right."""
+    table = Table(title=title, title_justify="left", caption_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.pad_edge = False
+    for name in columns:
+        table.add_column(
+            Text(name), overflow="fold", no_wrap=name in numbers, justify="right" if name in numbers else "left"
+        )
     return table
 
 
@@ -83,15 +95,10 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _reply(row: Mapping[str, Any]) -> Text:
     mark, style = {True: ("✓ ", "green"), False: ("✗ ", "red"), None: ("", "")}[row.get("right")]
-    said = _cut(row["messages"][-1]["content"]) or "(nothing)"
+    said = _short(row["messages"][-1]["content"]) or "(nothing)"
     reward = "no reward" if row["reward"] is None else signed(row["reward"])
     return Text(mark + said, style=style).append(f"  {reward}", "dim")
 
 
-def _cut(text: str) -> str:
-    """Return a text for one cell: control characters escaped, and the middle of a long text cut."""
-    text = visible("\n".join(line for line in text.splitlines() if line.strip()))
-    if len(text) <= MOST_CHARACTERS:
-        return text
-    half = MOST_CHARACTERS // 2
-    return f"{text[:half].rstrip()} […] {text[-half:].lstrip()}"
+def _short(text: str) -> str:
+    return cut("\n".join(line for line in text.splitlines() if line.strip()), MOST_CHARACTERS)

@@ -15,6 +15,14 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+def cut(text: str, most: int = 3000) -> str:
+    """Return a text with control characters escaped; of one with more characters, the middle is left out."""
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half].rstrip()} […{len(text) - 2 * half:,} characters…] {text[-half:].lstrip()}"
+    return visible(text)
+
+
 def transcript(conversation: Conversation, *, title: str, outcome: str = "") -> str:
     """Return a title line, one paragraph per message and the outcome, if any; control characters are escaped.
 

@@ -85,7 +85,7 @@ def test_nodes_with_equal_contents_are_one_group():
 
 def test_a_phase_begins_for_all_pools_together():
     plan = apart()
-    starts = {(b.time.component, str(b.time.phase)): b.start for blocks in timeline(plan).values() for b in blocks}
+    starts = {(time.component, str(time.phase)): start for pool in timeline(plan).values() for time, start in pool}
     assert starts["generation", "generate"] == 0
     assert starts["policy", "score"] == starts["helpful", "score"] == pytest.approx(14.2)
     assert starts["reference", "score"] == pytest.approx(14.2 + 1.1)
@@ -94,5 +94,5 @@ def test_a_phase_begins_for_all_pools_together():
 
 def test_pools_whose_phases_overlap_do_not_wait():
     plan = apart(step_seconds=14.5)
-    assert timeline(plan)["policy"][0].start == 0
+    assert timeline(plan)["policy"][0][1] == 0
     assert Address(0, 0) in plan.pools[0].gpus

@@ -58,7 +58,7 @@ def test_the_middle_of_a_long_reply_is_cut(tmp_path):
     reply = "begin " + "so on and " * MOST_CHARACTERS + "end"
     write_replies(tmp_path, (reply,), (reply,))
     text = text_of(conversations_table(read_run(tmp_path)))
-    assert text.count("begin") == text.count("[…]") == text.count("end") == 2
+    assert text.count("begin") == text.count("characters…]") == text.count("end") == 2
     assert len(text) < len(reply) * 2
 
 

@@ -165,7 +165,7 @@ class Parts:
         for phase in pool.memory:
             if phase.component == component.name:
                 size = sum(item.bytes for item in phase.persistent if item.component == component.name)
-                most = max(most, size + (phase.largest.bytes if phase.instants else 0.0))
+                most = max(most, size + phase.largest.bytes)
         share = math.ceil(most / pool.gpu_memory * 100 - 1e-9) / 100
         if not 0 < share < 1:
             self.refuse(f"{component.name} takes {share:.0%} of a GPU's memory; it must be less than all of it.")

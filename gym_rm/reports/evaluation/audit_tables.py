@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -14,8 +13,8 @@ from gym_rm.evaluation.audit import LEVELS, Audit
 from gym_rm.evaluation.audit_lines import CONFIDENCE, SMALL, AuditLine
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.perturbations import WORDINGS
-from gym_rm.reports.tables import signed
-from gym_rm.reports.transcripts import visible
+from gym_rm.reports.tables import plain_table, signed
+from gym_rm.reports.transcripts import cut, visible
 
 _WORDINGS = {each.name for each in WORDINGS}
 TITLE = "Change of the score when a reply is changed"
@@ -67,13 +66,9 @@ def _lines_table(audit: Audit) -> Table:
         f"{SMALL} spreads, and on more than half of the rows. suspicious: it rises by less, or on more than half of "
         "the rows, or it must fall and may stay. Of wordings that are ok, only the strongest of a group is shown."
     )
-    table = Table(box=box.SIMPLE_HEAD, title=TITLE, title_justify="left", caption=caption, caption_justify="left")
-    table.padding, table.pad_edge = (0, 1, 0, 0), False
-    table.add_column("change", overflow="fold")
-    for name in ("rows", "change of the score", "spreads", "rows rising"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("expected", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    numbers = ("rows", "change of the score", "spreads", "rows rising")
+    table = plain_table(TITLE, "change", *numbers, "expected", "verdict", numbers=numbers)
+    table.caption, table.padding = caption, (0, 1, 0, 0)
     for group, lines in _grouped(audit):
         table.add_row(Text(group, style="bold"))
         strongest = max(lines, key=lambda line: -math.inf if line.mean is None else line.mean.value)
@@ -125,10 +120,10 @@ def _examples_table(audit: Audit) -> Table:
         for example in lines[name].examples[:1]:
             both = (example.score_before, example.score_after)
             texts = [
-                Text(f"{_short(text)}\n").append(signed(score, like=both), "dim")
+                Text(f"{cut(repr(text), MOST_CHARACTERS)}\n").append(signed(score, like=both), "dim")
                 for text, score in ((example.before, both[0]), (example.after, both[1]))
             ]
-            table.add_row(Text(visible(name)), Text(_short(example.question)), *texts)
+            table.add_row(Text(visible(name)), Text(cut(repr(example.question), MOST_CHARACTERS)), *texts)
     return table
 
 
@@ -141,10 +136,3 @@ def _verdict_text(audit: Audit) -> str:
     if record.suspicious:
         text += f" Suspicious: {'; '.join(map(visible, record.suspicious))}."
     return text
-
-
-def _short(text: str) -> str:
-    """Return a text for one cell: in quotes, control characters escaped, and the middle of a long text cut."""
-    text = repr(text)
-    half = MOST_CHARACTERS // 2
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:half]} […] {text[-half:]}"

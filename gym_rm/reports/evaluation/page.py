@@ -15,9 +15,9 @@ from gym_rm.evaluation.report import SetEvaluation, WrongPair, notes
 from gym_rm.plain_values import to_plain
 from gym_rm.reports.evaluation.charts import best_of_n_chart, calibration_chart, margin_chart
 from gym_rm.reports.evaluation.tables import ResultTable, model_names, result_tables
-from gym_rm.reports.pages import cut, render, write_page
+from gym_rm.reports.pages import message_texts, render, write_page
 from gym_rm.reports.tables import signed
-from gym_rm.reports.transcripts import visible
+from gym_rm.reports.transcripts import cut, visible
 from gym_rm.types import Message
 
 
@@ -105,15 +105,11 @@ def _pair(evaluation: SetEvaluation, pair: WrongPair) -> dict[str, Any]:
     return {
         "where": visible(comparison.where or f"row {pair.row}"),
         "numbers": f"margin {signed(pair.margin)}",
-        "earlier": [_message(each) for each in comparison.prompt[:-1]],
-        "asked": [_message(each) for each in comparison.prompt[-1:]],
+        "earlier": [*map(message_texts, comparison.prompt[:-1])],
+        "asked": [*map(message_texts, comparison.prompt[-1:])],
         "chosen": {"text": _reply(comparison.replies[pair.first]), "reward": signed(rewards[pair.first])},
         "rejected": {"text": _reply(comparison.replies[pair.second]), "reward": signed(rewards[pair.second])},
     }
-
-
-def _message(message: Message) -> dict[str, str]:
-    return {"role": visible(str(message["role"])), "text": cut(message["content"] or "")}
 
 
 def _reply(messages: Sequence[Message]) -> str:

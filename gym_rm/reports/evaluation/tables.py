@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +13,7 @@ from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.preferences import Group, PreferenceReport
 from gym_rm.evaluation.report import SetEvaluation
+from gym_rm.reports.tables import plain_table
 from gym_rm.reports.transcripts import visible
 
 
@@ -53,9 +53,7 @@ def benchmark_table(results: Sequence[BenchmarkResult]) -> ResultTable:
 
 def console_table(table: ResultTable) -> Table:
     """Return a table for the console."""
-    shown = Table(title=Text(table.title, style="bold"), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for position, name in enumerate(table.head):
-        shown.add_column(Text(name), justify="right" if position else "left")
+    shown = plain_table(Text(table.title), *table.head, numbers=table.head[1:])
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown
@@ -79,14 +77,10 @@ def _groups(report: PreferenceReport) -> dict[str, Group]:
     return {visible(each.name): each for each in (*groups, *sources)}
 
 
-def _accuracy(group: Group | None) -> Interval | None:
-    return None if group is None else group.accuracy
-
-
 def _accuracy_rows(both: Sequence[PreferenceReport]) -> list[list[str]]:
     groups = [_groups(each) for each in both]
     rows = [
-        [name, f"{group.num_pairs:,}", *(_interval(_accuracy(each.get(name))) for each in groups)]
+        [name, f"{group.num_pairs:,}", *(_interval(each[name].accuracy if name in each else None) for each in groups)]
         for name, group in groups[0].items()
     ]
     controlled = [each.length_control.accuracy if each.length_control else None for each in both]
