@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from gym_rm.cli.console import exit_codes, fail, stderr
+from gym_rm.cli.console import exit_codes, fail, report_console, stderr
 from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit import Audit, run_audit
 from gym_rm.evaluation.audit_rows import load_audit_rows
-
-WIDTH = 120  # of tables in a file or pipe
+from gym_rm.reports.evaluation.audit_tables import audit_report
 
 
 def audit(
@@ -67,9 +65,7 @@ def audit(
         scorer = scoring.load(warn_if_embedded=False)
         with bar:
             found = run_audit(
-                scorer,
-                audit_rows,
-                report=lambda scored: bar.update(task, description=f"{scored:,} conversations"),
+                scorer, audit_rows, report=lambda scored: bar.update(task, description=f"{scored:,} conversations")
             )
         _write(found, output, as_json=as_json)
     if found.level > max_level:
@@ -77,15 +73,12 @@ def audit(
 
 
 def _write(found: Audit, output: Path | None, *, as_json: bool) -> None:
-    """Print the audit and write its file. The report is imported here because `--help` needs none of it."""
+    """Print the audit and write its file."""
     text = json.dumps(found.as_dict(), indent=1)
     if as_json:
         typer.echo(text)
     else:
-        from gym_rm.reports.evaluation.audit_tables import audit_report
-
-        console = Console(highlight=False)
-        (console if console.is_terminal else Console(highlight=False, width=WIDTH)).print(audit_report(found))
+        report_console().print(audit_report(found))
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text + "\n", encoding="utf-8")

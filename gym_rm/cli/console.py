@@ -14,6 +14,7 @@ from rich.console import Console
 
 from gym_rm.errors import GymRMError
 
+WIDTH = 120
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -34,6 +35,12 @@ def exit_codes(advice: str = "interrupted.") -> Iterator[None]:
         raise typer.Exit(130) from None
     except (GymRMError, OSError) as error:
         fail(error, code=1)
+
+
+def report_console() -> Console:
+    """Return the console of wide tables; in a file or pipe, they have `WIDTH` columns."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
 
 
 def warn(message: str) -> None:

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from gym_rm.cli.console import fail, stderr
+from gym_rm.cli.console import exit_codes, fail, report_console, stderr
 from gym_rm.cli.plan_requests import (
     divide_arguments,
     divide_change,
@@ -25,9 +25,13 @@ from gym_rm.errors import ConfigError, GymRMError
 from gym_rm.planning import request_settings as schemas
 from gym_rm.planning.plan import Plan
 from gym_rm.planning.request_settings import PlanSettings
+from gym_rm.planning.simulation import SimulationSettings
+from gym_rm.planning.simulation import simulate as run_simulation
+
+if TYPE_CHECKING:
+    from gym_rm.planning.refusals import Violation
 
 PICTURES, FILES = (".svg", ".png"), (".json", ".yaml", ".yml")
-WIDTH = 120  # of tables in a file or pipe
 HINT = """\
 This is an example: GRPO of an 8B policy with an 8B reward model on 8 GPUs. Change it by settings:
   gym-rm plan gpus=16 gpu=h200_sxm
@@ -38,13 +42,9 @@ Or write down what you have and train, and plan that with gym-rm plan request.ya
   workload: {num_prompts: 64, group_size: 8, prompt_tokens: 512, reply_tokens: {p50: 400, p95: 1500, max: 2048}}
 gym-rm plan --help lists the settings, --gpus the known GPUs; -o plan.png draws a picture."""
 
-Reasons: TypeAlias = list[tuple[str, str]]  # what does not fit, each with its fix
-
 
 def plan_sections() -> Mapping[str, Sequence[Setting]]:
     """Return the settings of a request and of a simulation, for the help page."""
-    from gym_rm.planning.simulation import SimulationSettings
-
     groups: dict[str, type[Config]] = {
         "cluster.": schemas.ClusterSettings,
         "policy., critic., reward_training.": schemas.TrainingSettings,
@@ -105,64 +105,50 @@ def plan(
     Exit codes: 0 a plan was made; 1 nothing fits, or a file cannot be written; 2 a mistake in the request; 130
     interrupted.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDTH)
-    try:
-        files, overrides = divide_arguments(arguments or [])
-        if gpus or calibrate:
-            _print_hardware(console, calibrate=calibrate)
-            if not arguments:
-                return
-        written = _outputs(output or [], files)
-        if len(files) > 1 or what_if:
-            _several(console, files, overrides, what_if or [], written, as_json=as_json)
-        elif simulate:
-            _simulate(console, files[0] if files else None, overrides, written, as_json=as_json)
-        else:
-            request = read_request(files[0] if files else None, overrides)
-            found = request if isinstance(request, Plan) else make_plan(request)
-            _write(found, written)
-            if as_json:
-                typer.echo(json.dumps(found.to_dict(), indent=1))
-            elif library is not None:
-                _print_flags(found, library)
+    # Imported here, as in other functions of this file, because `--help` and the other commands need none of it.
+    from gym_rm.planning.exports import flags, ray_bundles
+    from gym_rm.planning.refusals import Infeasible
+    from gym_rm.reports.plan_tables import plan_report, simulation_table
+
+    console = report_console()
+    written = output or []
+    with exit_codes():
+        try:
+            files, overrides = divide_arguments(arguments or [])
+            if gpus or calibrate:
+                _print_hardware(console, calibrate=calibrate)
+                if not arguments:
+                    return
+            _check_outputs(written, files)
+            if len(files) > 1 or what_if:
+                _several(console, files, overrides, what_if or [], written, as_json=as_json)
             else:
-                _print_plan(console, found)
-                if not files and is_example(None, overrides):
-                    stderr.print(HINT, style="dim", markup=False)
+                file = files[0] if files else None
+                settings, others = divide_simulation(overrides) if simulate else (None, overrides)
+                found = _planned(file, others)
+                _write(found, written)
+                result = None if settings is None else run_simulation(found, settings)
+                if as_json:
+                    plain = found.to_dict()
+                    values = plain if result is None else {"plan": plain, "simulation": asdict(result)}
+                    typer.echo(json.dumps(values, indent=1))
+                elif result is not None:
+                    console.print(simulation_table(found, result))
+                elif library == "ray":
+                    typer.echo(json.dumps(ray_bundles(found), indent=1))
+                elif library is not None:
+                    typer.echo(flags(found, library).text)
+                else:
+                    console.print(plan_report(found))
+                    if is_example(file, others):
+                        stderr.print(HINT, style="dim", markup=False)
+        except ConfigError as error:
+            fail(error, code=1 if isinstance(error, Infeasible) else 2)
         for path in written:
             stderr.print(f"wrote {path}", markup=False)
-    except KeyboardInterrupt:
-        stderr.print("interrupted.")
-        raise typer.Exit(130) from None
-    except (GymRMError, OSError) as error:
-        _stop(error)
 
 
-def make_plan(settings: PlanSettings) -> Plan:
-    """Return the best plan of a request. The import is here because `--help` needs none of it."""
-    from gym_rm.planning.planner import plan as search
-
-    found: Plan = search(settings)
-    return found
-
-
-def _stop(error: Exception) -> None:
-    nothing_fits = _reasons_of(error) is not None
-    fail(error, code=2 if isinstance(error, ConfigError) and not nothing_fits else 1)
-
-
-def _reasons_of(error: Exception) -> Reasons | None:
-    """Return what does not fit, each with its fix; None for another error."""
-    violations = getattr(error, "violations", None)
-    return None if violations is None else [(each.text, each.fix) for each in violations]
-
-
-# --- one plan --------------------------------------------------------------------------------------------------------
-
-
-def _outputs(paths: Sequence[Path], files: Sequence[Path]) -> list[Path]:
+def _check_outputs(paths: Sequence[Path], files: Sequence[Path]) -> None:
     """Check the outputs before the plan is made."""
     for path in paths:
         if path.suffix not in (*PICTURES, *FILES):
@@ -171,7 +157,19 @@ def _outputs(paths: Sequence[Path], files: Sequence[Path]) -> list[Path]:
             raise ConfigError(f"-o {path} would replace the request; choose another name.")
     if paths and len(files) > 1:
         raise ConfigError("-o writes one plan, got several requests; plan each by itself to write it.")
-    return list(paths)
+
+
+def make_plan(settings: PlanSettings) -> Plan:
+    """Return the best plan of a request."""
+    from gym_rm.planning.planner import plan as search
+
+    return search(settings)
+
+
+def _planned(file: Path | None, overrides: Sequence[str]) -> Plan:
+    """Return the plan of a request, or the plan that a file holds."""
+    request = read_request(file, overrides)
+    return request if isinstance(request, Plan) else make_plan(request)
 
 
 def _write(found: Plan, paths: Sequence[Path]) -> None:
@@ -184,52 +182,16 @@ def _write(found: Plan, paths: Sequence[Path]) -> None:
             found.save(path)
 
 
-def _print_plan(console: Console, found: Plan) -> None:
-    from gym_rm.reports.plan_tables import plan_report
-
-    console.print(plan_report(found))
-
-
-def _print_flags(found: Plan, library: str) -> None:
-    from gym_rm.planning.exports import flags, ray_bundles
-
-    if library == "ray":
-        typer.echo(json.dumps(ray_bundles(found), indent=1))
-        return
-    typer.echo(flags(found, library).text)
-
-
 def _print_hardware(console: Console, *, calibrate: bool) -> None:
+    from gym_rm.planning.hardware import calibration
     from gym_rm.reports.plan_tables import calibration_table, devices_table
 
     if not calibrate:
         console.print(devices_table())
         return
-    from gym_rm.planning.hardware import calibration
-
     stderr.print("measuring for about ten seconds ...")
     console.print(calibration_table(calibration.calibration_rows(calibration.calibrate())))
     stderr.print("stored; plans with gpu=here use these numbers.", markup=False)
-
-
-def _simulate(
-    console: Console, file: Path | None, overrides: Sequence[str], written: Sequence[Path], *, as_json: bool
-) -> None:
-    from gym_rm.planning.simulation import simulate
-    from gym_rm.reports.plan_tables import simulation_table
-
-    settings, others = divide_simulation(overrides)
-    request = read_request(file, others)
-    found = request if isinstance(request, Plan) else make_plan(request)
-    _write(found, written)
-    result = simulate(found, settings)
-    if as_json:
-        typer.echo(json.dumps({"plan": found.to_dict(), "simulation": asdict(result)}, indent=1))
-    else:
-        console.print(simulation_table(found, result))
-
-
-# --- several plans ---------------------------------------------------------------------------------------------------
 
 
 def _several(
@@ -245,6 +207,9 @@ def _several(
 
     Exits with 1 if there is no first plan.
     """
+    from gym_rm.planning.refusals import Infeasible
+    from gym_rm.reports.plan_tables import compare_table
+
     wanted: list[tuple[str, Path | None, Sequence[str], str]]
     if len(files) > 1:
         if changes:
@@ -253,11 +218,13 @@ def _several(
     else:
         file = files[0] if files else None
         wanted = [("as it is", file, overrides, ""), *((change, file, overrides, change) for change in changes)]
-    found: dict[str, Plan | Reasons] = {}
+    found: dict[str, Plan | tuple[Violation, ...]] = {}
     mistakes = []
     for name, source, settings, change in wanted:
         try:
-            found[name] = _try(source, [*settings, *(divide_change(change) if change else ())])
+            found[name] = _planned(source, [*settings, *(divide_change(change) if change else ())])
+        except Infeasible as error:
+            found[name] = error.violations
         except GymRMError as error:
             if not found:  # the request itself is wrong
                 raise
@@ -265,41 +232,22 @@ def _several(
     first = found[wanted[0][0]]
     if isinstance(first, Plan):
         _write(first, written)
-    _print_several(console, found, as_json=as_json)
+    if as_json:
+        values = {
+            name: each.to_dict() if isinstance(each, Plan) else {"violations": list(map(asdict, each))}
+            for name, each in found.items()
+        }
+        typer.echo(json.dumps(values, indent=1))
+    else:
+        rows = {name: each if isinstance(each, Plan) else _short(each) for name, each in found.items()}
+        console.print(compare_table(rows))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     if not isinstance(first, Plan):
         raise typer.Exit(1)
 
 
-def _try(file: Path | None, overrides: Sequence[str]) -> Plan | Reasons:
-    """Return a plan, or the reasons why nothing fits."""
-    request = read_request(file, overrides)
-    try:
-        return request if isinstance(request, Plan) else make_plan(request)
-    except GymRMError as error:
-        reasons = _reasons_of(error)
-        if reasons is None:
-            raise
-        return reasons
-
-
-def _print_several(console: Console, found: Mapping[str, Plan | Reasons], *, as_json: bool) -> None:
-    from gym_rm.reports.plan_tables import compare_table
-
-    if as_json:
-        values: dict[str, Any] = {}
-        for name, each in found.items():
-            reasons = [] if isinstance(each, Plan) else [{"text": text, "fix": fix} for text, fix in each]
-            values[name] = each.to_dict() if isinstance(each, Plan) else {"violations": reasons}
-        typer.echo(json.dumps(values, indent=1))
-    else:
-        console.print(
-            compare_table({name: each if isinstance(each, Plan) else _short(each) for name, each in found.items()})
-        )
-
-
-def _short(reasons: Reasons) -> str:
-    others = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-    text, fix = reasons[0]
+def _short(violations: Sequence[Violation]) -> str:
+    others = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+    text, fix = violations[0].text, violations[0].fix
     return f"does not fit: {text}{others}{f' Fix: {fix}' if fix else ''}"

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_rm.cli import plan as command
+from gym_rm.cli.console import WIDTH
 from gym_rm.cli.main import app
 from gym_rm.cli.plan_requests import EXAMPLE, divide_change, read_request
 from gym_rm.config import load_config
@@ -74,7 +75,7 @@ def test_a_request_shows_the_answer_and_its_tables(request_file, planned):
     assert "Slowest: generate of generation" in shown
     for title in ("Placement", "Memory of one GPU", "Time of one step"):
         assert title in shown
-    assert max(map(len, shown.splitlines())) <= command.WIDTH
+    assert max(map(len, shown.splitlines())) <= WIDTH
 
 
 def test_without_a_request_an_example_is_planned_and_explained():
