@@ -71,6 +71,7 @@ class Task:
     micro_batch: int | None = None
     group_size: int = 8
     seed: int = 0
+    dtype: str = "float32"
 
     @property
     def num_completions(self) -> int:
@@ -138,16 +139,24 @@ class Stopwatch:
 # --- tasks -----------------------------------------------------------------------------------------------------------
 
 
-def make_models(size: str, folder: Path) -> None:
+def make_models(size: str, folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
     """Write a policy and a reward model with random weights and one tokenizer."""
     tokenizer = workloads.tokenizer()
-    shape = workloads.SHAPES[size]
+    shape = {"vocab_size": len(tokenizer)} | workloads.SHAPES[size]
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = Qwen3Config(**shape | {"vocab_size": len(tokenizer)}, **ids, max_position_embeddings=2048)
     torch.manual_seed(1)
+    with torch.device(device):
+        policy = AutoModelForCausalLM.from_config(
+            Qwen3Config(**shape, **ids, max_position_embeddings=2048), dtype=dtype
+        )
+    if shape["vocab_size"] > len(tokenizer):
+        # Tokens without text, and the end, have logits of 0, others about +-5: replies are full of text.
+        head = policy.get_output_embeddings().weight.detach()
+        head.mul_(8)[len(tokenizer) :] = 0
+        head[tokenizer.eos_token_id] = 0
     models = {
-        "policy": AutoModelForCausalLM.from_config(config),
-        "reward_model": workloads.reward_model(size, len(tokenizer)),
+        "policy": policy,
+        "reward_model": workloads.reward_model(size, len(tokenizer), device=device, dtype=dtype),
     }
     for name, model in models.items():
         model.save_pretrained(folder / name)
@@ -195,7 +204,7 @@ def train_ours(task: Task, watch: Stopwatch) -> Run:
     with tempfile.TemporaryDirectory() as name:
         values = {
             "output": f"{name}/run", "seed": task.seed, "steps": task.steps, "threads": torch.get_num_threads(),
-            "policy": {"model": task.policy, "precision": "no"},
+            "policy": {"model": task.policy, "precision": "no", "dtype": task.dtype},
             "sampling": {"max_new_tokens": task.max_new_tokens},
             "env": {"reward_model": task.reward_model, "prompts": task.prompts, "num_prompts": task.num_prompts},
             "advantage": {"std_floor": 1e-4},
@@ -250,11 +259,12 @@ def train_trl(task: Task, watch: Stopwatch, *, same_scorer: bool) -> Run:
         def reward(prompts: Any, completions: Any, **rest: Any) -> list[float]:
             return scorer.score([p + c for p, c in zip(prompts, completions, strict=True)]).rewards.tolist()
     else:
-        reward = AutoModelForSequenceClassification.from_pretrained(task.reward_model, dtype=torch.float32).eval()
+        reward = AutoModelForSequenceClassification.from_pretrained(task.reward_model, dtype=task.dtype).eval()
     micro = task.micro_batch or task.num_completions
     with tempfile.TemporaryDirectory() as name:
         config = GRPOConfig(
-            output_dir=name, use_cpu=True, bf16=False, gradient_checkpointing=False, seed=task.seed,
+            output_dir=name, use_cpu=not torch.cuda.is_available(), bf16=False, seed=task.seed,
+            gradient_checkpointing=False,
             max_steps=task.steps, per_device_train_batch_size=micro,
             gradient_accumulation_steps=task.num_completions // micro, num_generations=task.group_size,
             max_completion_length=task.max_new_tokens, temperature=1.0, beta=0.0, loss_type="dapo",
@@ -264,7 +274,7 @@ def train_trl(task: Task, watch: Stopwatch, *, same_scorer: bool) -> Run:
             logging_strategy="no", save_strategy="no", report_to=[], disable_tqdm=True,
         )  # fmt: skip
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(task.policy, dtype=torch.float32),
+            model=AutoModelForCausalLM.from_pretrained(task.policy, dtype=task.dtype),
             reward_funcs=reward,
             args=config,
             train_dataset=Dataset.from_list([{"prompt": list(each.messages)} for each in task.ordered_prompts()]),
@@ -379,7 +389,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--worker", choices=list(METHODS), help=argparse.SUPPRESS)
     parser.add_argument("--task", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = workloads.parse_args(parser)
     args.steps = args.steps or (40 if args.curves else 3)
     torch.set_num_threads(args.threads)
     sys.path.insert(0, str(ROOT))

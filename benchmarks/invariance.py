@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="index of the first data row, to measure on other rows")
     parser.add_argument("--only", default="", help="run only models whose name contains this text")
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = workloads.parse_args(parser)
     console = Console(width=160)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
     tokenizer = workloads.tokenizer()

@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="also run the model on 100k conversations (takes minutes)")
     parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+    args = workloads.parse_args(parser)
     tokenizer = workloads.tokenizer()
     scorer = RewardModelScorer(workloads.reward_model("1M", len(tokenizer)), tokenizer)
     console = Console(width=160)

@@ -242,7 +242,7 @@ def _chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if arguments.work:
         if not arguments.model:
             sys.exit("--work needs --model: a folder, or a name of the table")
-        skipped = ("quick", "only", "folder")
+        skipped = ("quick", "only", "folder", "data")
         return [{key: value for key, value in vars(arguments).items() if key not in skipped and value is not None}]
     runs = [RUNS[k] for k in QUICK] if arguments.quick else RUNS
     runs = [values for values in runs if arguments.only in (None, values["work"])]
@@ -251,7 +251,7 @@ def _chosen(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def main(options: list[str] | None = None) -> None:
     """Measure the chosen runs, and print each beside its estimate."""
-    arguments = _parser().parse_args(options)
+    arguments = workloads.parse_args(_parser(), options)
     found: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))

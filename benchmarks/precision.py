@@ -1,6 +1,6 @@
 """Measure rounding errors of scores, and how often they reverse a preference.
 
-    python benchmarks/precision.py [--device cuda]
+    python benchmarks/precision.py [--pairs 200]          # gpu_day.py does the same on a GPU
 
 The reference is the plain Hugging Face forward in float32, one conversation at a time. The other methods are the engine
 of gym_rm in float32, in bfloat16 (head in float32) and with 8-bit matrix products, and the plain model in bfloat16
@@ -45,8 +45,10 @@ def right_and_wrong(count: int) -> list[Conversation]:
     return conversations[: 2 * count]
 
 
-def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conversation], console: Console) -> None:
-    device = model.device
+def errors_of(
+    model: PreTrainedModel, tokenizer: Any, pairs: list[Conversation]
+) -> tuple[np.ndarray[Any, Any], dict[str, dict[str, float]]]:
+    """Return the scores of the reference, and the errors of each method."""
     half = copy.deepcopy(model).to(torch.bfloat16)
     scorers = {
         "ours, float32": RewardModelScorer(model, tokenizer),
@@ -54,47 +56,49 @@ def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conv
         "ours, 8-bit products": scoring.quantized(model, tokenizer),
     }
     encoded = scorers["ours, float32"].renderer.encode(pairs)
-    ids = [torch.from_numpy(one.input_ids.astype(np.int64))[None].to(device) for one in encoded]
+    ids = [torch.from_numpy(one.input_ids.astype(np.int64))[None].to(model.device) for one in encoded]
     with torch.inference_mode():
         reference = np.array([model(one).logits.item() for one in ids])
         results = {name: scorer.score(pairs).rewards for name, scorer in scorers.items()}
         results["plain, bfloat16"] = np.array([half(one).logits.item() for one in ids])
     order = np.sign(reference[::2] - reference[1::2])
-    table = Table("method", "largest difference", "mean difference", "flips", "of them ties", "flip rate")
+    errors = {}
     for name, rewards in results.items():
         difference = np.abs(rewards - reference)
         signs = np.sign(rewards[::2].astype(np.float64) - rewards[1::2])
         flips, ties = int((signs != order).sum()), int(((signs == 0) & (order != 0)).sum())
-        table.add_row(
-            name,
-            f"{difference.max():.1e}",
-            f"{difference.mean():.1e}",
-            f"{flips}",
-            f"{ties}",
-            f"{flips / len(order):.2%}",
-        )
+        errors[name] = {"largest": float(difference.max()), "mean": float(difference.mean())}
+        errors[name] |= {"flips": flips, "ties": ties, "flip_rate": flips / len(order)}
+    return reference, errors
+
+
+def compare(title: str, model: PreTrainedModel, tokenizer: Any, pairs: list[Conversation], console: Console) -> None:
+    reference, errors = errors_of(model, tokenizer, pairs)
+    table = Table("method", "largest difference", "mean difference", "flips", "of them ties", "flip rate")
+    for name, of in errors.items():
+        cells = [f"{of['largest']:.1e}", f"{of['mean']:.1e}", f"{of['flips']}", f"{of['ties']}"]
+        table.add_row(name, *cells, f"{of['flip_rate']:.2%}")
     spread = float(np.abs(reference[::2] - reference[1::2]).mean())
     console.print(
-        f"\n[bold]{title}[/bold]: {len(order)} pairs; scores {reference.mean():.2f} +- {reference.std():.2f}, mean "
-        f"difference within a pair {spread:.3f}"
+        f"\n[bold]{title}[/bold]: {len(reference) // 2} pairs; scores {reference.mean():.2f} +- {reference.std():.2f}, "
+        f"mean difference within a pair {spread:.3f}"
     )
     console.print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--size", default="1M", choices=list(workloads.SHAPES))
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
-    args = parser.parse_args()
+    args = workloads.parse_args(parser)
     console = Console(width=140)
-    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine(args.device)}")
+    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
     tokenizer = workloads.tokenizer()
-    model = workloads.reward_model(args.size, len(tokenizer), device=args.device)
+    model = workloads.reward_model(args.size, len(tokenizer))
     pairs = workloads.hh_groups(args.pairs, 2, first=args.first)
     compare(f"HH, {args.size} random weights", model, tokenizer, pairs, console)
-    embedded = load_reward_model(device=args.device, dtype="float32")
+    embedded = load_reward_model(device="cpu", dtype="float32")
     compare("embedded", embedded.executor.models[0], embedded.renderer.tokenizer, right_and_wrong(args.pairs), console)
 
 

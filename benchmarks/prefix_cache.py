@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--size", default="25M", choices=list(workloads.SHAPES))
     parser.add_argument("--dialogues", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each scorer")
-    args = parser.parse_args()
+    args = workloads.parse_args(parser)
     console = Console(width=120)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
     tokenizer = workloads.tokenizer()

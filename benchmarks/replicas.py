@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--most", type=int, default=8, help="largest number of replicas")
-    args = parser.parse_args()
+    args = workloads.parse_args(parser)
     console = Console(width=120)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
     conversations = workloads.gsm8k_groups(args.groups, 8)

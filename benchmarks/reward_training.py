@@ -1,6 +1,6 @@
 """Train reward models with gym_rm and with TRL's RewardTrainer: speed, losses, held-out accuracy, memory.
 
-    python benchmarks/reward_training.py speed [--size 25M] [--data hh gsm8k]
+    python benchmarks/reward_training.py speed [--size 25M] [--rows hh gsm8k]
     python benchmarks/reward_training.py parity [--size 1M] [--steps 50]
     python benchmarks/reward_training.py accuracy [--seeds 0 1 2]
     python benchmarks/reward_training.py memory [--size 25M]
@@ -96,6 +96,8 @@ class Run:
     losses: list[float] = field(default_factory=list)
     wall: float = 0.0
     processor: float = 0.0
+    step_seconds: list[float] = field(default_factory=list)
+    """Wall time of each step of gym_rm."""
 
 
 # --- data and models --------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ def bert(vocab_size: int, max_length: int) -> BertConfig:
 # --- the two trainers -------------------------------------------------------------------------------------------------
 
 
-def train_ours(job: Job, *, tree: bool = True) -> Run:
+def train_ours(job: Job, *, tree: bool = True, precision: str = "no") -> Run:
     """Train with gym_rm; the steps are timed."""
     with tempfile.TemporaryDirectory() as name:
         data = Path(name) / "pairs.jsonl"
@@ -157,7 +159,7 @@ def train_ours(job: Job, *, tree: bool = True) -> Run:
         settings = {
             "output": str(Path(name) / "run"), "threads": torch.get_num_threads(),
             "model": {"path": str(job.folder)}, "data": {"train": str(data)},
-            "batch": {"batch_size": job.batch_size, "shuffle": False, "precision": "no", "tree": tree},
+            "batch": {"batch_size": job.batch_size, "shuffle": False, "precision": precision, "tree": tree},
             "optimizer": {"learning_rate": job.learning_rate, "schedule": "linear", "warmup_share": 0.0},
         }  # fmt: skip
         trainer = Trainer(load_config(RewardModelTraining, settings))
@@ -167,7 +169,9 @@ def train_ours(job: Job, *, tree: bool = True) -> Run:
         run = Run(trainer.start.model)
         wall, processor = time.perf_counter(), time.process_time()
         for _ in range(len(trainer.steps)):
+            started = time.perf_counter()
             run.losses.append(trainer.train_step()["loss"])
+            run.step_seconds.append(time.perf_counter() - started)
         run.wall, run.processor = time.perf_counter() - wall, time.process_time() - processor
         run.model.eval()
         return run
@@ -272,7 +276,7 @@ def describe(name: str, pairs: Sequence[Pair], batch_size: int) -> str:
 
 def speed(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> None:
     save_model(folder, workloads.reward_model(args.size, len(tokenizer)), tokenizer)
-    for name in args.data:
+    for name in args.rows:
         every = read_pairs(name, tokenizer, args)
         order, random = grouped_order(every, args.batch_size), np.random.default_rng(1).permutation(len(every)).tolist()
         console.print(
@@ -312,7 +316,7 @@ def parity(args: argparse.Namespace, console: Console, tokenizer: Any, folder: P
     table = Table(
         "data", "steps", "pairs", "loss, first", "loss, last", "mean difference", "largest difference", "at step"
     )
-    for name in args.data:
+    for name in args.rows:
         pairs = itertools.cycle(read_pairs(name, tokenizer, args))
         repeated = list(itertools.islice(pairs, args.steps * args.batch_size))
         job = Job(folder, repeated, args.batch_size, args.learning_rate, args.micro_batch)
@@ -338,7 +342,7 @@ def accuracy(args: argparse.Namespace, console: Console, tokenizer: Any, folder:
         "Qwen3 2M": workloads.reward_model("1M", len(tokenizer)).config,
         "BERT 2M": bert(len(tokenizer), args.max_length),
     }
-    for name, (label, config) in itertools.product(args.data, models.items()):
+    for name, (label, config) in itertools.product(args.rows, models.items()):
         every = read_pairs(name, tokenizer, args)
         found: dict[str, list[np.ndarray[Any, Any]]] = {"ours": [], "trl": []}
         for seed in args.seeds:
@@ -378,8 +382,9 @@ def status(name: str) -> float:
 def memory(args: argparse.Namespace, console: Console, tokenizer: Any, folder: Path) -> None:
     """Run every method in a process of its own, and print its peak resident memory above that after the imports."""
     table = Table("data", "method", "after imports MiB", "peak MiB", "peak above imports MiB")
-    for name, method in itertools.product(args.data, args.methods):
-        command = [sys.executable, __file__, "memory", "--worker", method, "--data", name]
+    for name, method in itertools.product(args.rows, args.methods):
+        command = [sys.executable, __file__, "memory", "--worker", method, "--rows", name]
+        command += ["--data", str(args.data)]
         for option in ("size", "batch_size", "steps", "max_length", "micro_batch", "threads", "limit"):
             if getattr(args, option) is not None:
                 command += [f"--{option.replace('_', '-')}", str(getattr(args, option))]
@@ -394,7 +399,7 @@ def measure_memory(args: argparse.Namespace, tokenizer: Any, folder: Path) -> No
     import trl  # noqa: F401
 
     save_model(folder, workloads.reward_model(args.size, len(tokenizer)), tokenizer)
-    pairs = read_pairs(args.data[0], tokenizer, args)
+    pairs = read_pairs(args.rows[0], tokenizer, args)
     pairs = grouped(pairs, batch_size=args.batch_size, steps=args.steps)
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again
@@ -407,7 +412,7 @@ def main() -> None:
     modes = {"speed": speed, "parity": parity, "accuracy": accuracy, "memory": memory}
     parser.add_argument("mode", choices=list(modes))
     parser.add_argument("--size", help="25M; 1M for parity", choices=list(workloads.SHAPES))
-    parser.add_argument("--data", nargs="+", default=["hh", "gsm8k"], choices=["hh", "gsm8k"])
+    parser.add_argument("--rows", nargs="+", default=["hh", "gsm8k"], choices=["hh", "gsm8k"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--batch-size", type=int, help="pairs in a step; 16, 4 for parity, 8 for accuracy")
     parser.add_argument("--micro-batch", type=int, help="pairs in a forward of `trl micro`; 4")
@@ -420,7 +425,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="use only the first pairs of the data")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--worker", choices=list(METHODS), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = workloads.parse_args(parser)
     of_mode = {
         "parity": {"size": "1M", "batch_size": 4, "steps": 50},
         "accuracy": {"batch_size": 8, "max_length": 256, "learning_rate": 5e-4},

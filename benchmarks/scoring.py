@@ -1,7 +1,8 @@
 """Measure the speed of scoring, compared with other libraries and with the matrix product rate of the hardware.
 
     python benchmarks/scoring.py                      # two CPU models, five workloads, every installed library
-    python benchmarks/scoring.py --device cuda        # Qwen3-0.6B, 4B and 8B shapes in bfloat16
+
+gpu_day.py measures the shapes of Qwen3-0.6B, 4B and 8B on a GPU.
 
 Every round runs all methods one after the other in one process, so that other load on the machine affects all methods.
 The table shows medians over the rounds. The time of every method includes chat templates and tokenisation:
@@ -38,7 +39,6 @@ from transformers import PreTrainedModel
 from workloads import Conversation
 
 import gym_rm
-from gym_rm.engine.executors.model_info import bytes_per_token
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
 
 Method = Callable[[Sequence[Conversation]], "np.ndarray[Any, Any]"]
@@ -176,10 +176,8 @@ def make_workloads(args: argparse.Namespace) -> dict[str, list[Conversation]]:
 
 
 def measure(size: str, args: argparse.Namespace, console: Console) -> None:
-    cuda = args.device == "cuda"
     tokenizer = workloads.tokenizer()
-    dtype = torch.bfloat16 if cuda else torch.float32
-    model = workloads.reward_model(size, len(tokenizer), device=args.device, dtype=dtype)
+    model = workloads.reward_model(size, len(tokenizer))
     scorer = RewardModelScorer(model, tokenizer)
     methods: dict[str, Method] = {
         "ours": lambda conversations: scorer.score(conversations).rewards,
@@ -203,8 +201,6 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
         seconds: dict[str, list[float]] = {method: [] for method in methods}
         rates = []
         results = {method: score(conversations) for method, score in methods.items()}  # warm-up
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
         for _ in range(args.rounds):
             rates.append(matmul_rate(model, min(scorer.max_num_batched_tokens, 16_384)))
             for method, score in methods.items():
@@ -237,40 +233,21 @@ def measure(size: str, args: argparse.Namespace, console: Console) -> None:
             f"{difference:.1e}",
         )
     console.print(table)
-    if cuda:
-        weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-        activations = bytes_per_token(model) * scorer.max_num_batched_tokens
-        console.print(
-            f"peak memory {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB; weights {weight_bytes / 2**30:.2f} + "
-            f"activations of a full token budget {activations / 2**30:.2f} GiB (computed from the shapes); "
-            f"flex_attention was compiled for {recompiles()} shapes"
-        )
-
-
-def recompiles() -> int:
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--sizes", nargs="+", choices=list(workloads.SHAPES))
-    parser.add_argument(
-        "--conversations", type=int, help="conversations per workload; default: 64 on a CPU, 1024 on a GPU"
-    )
+    parser.add_argument("--sizes", nargs="+", choices=list(workloads.SHAPES), default=["25M", "100M"])
+    parser.add_argument("--conversations", type=int, default=64, help="conversations per workload")
     parser.add_argument("--rounds", type=int, default=3, help="number of measurements of each method")
     parser.add_argument("--only", default="", help="run only workloads whose name contains this text")
     parser.add_argument("--first", type=int, default=0, help="index of the first data row, to measure on other rows")
     parser.add_argument(
         "--no-peers", dest="peers", action="store_false", help="leave out trl and sentence-transformers"
     )
-    args = parser.parse_args()
-    args.sizes = args.sizes or (["0.6B", "4B", "8B"] if args.device == "cuda" else ["25M", "100M"])
-    args.conversations = args.conversations or (1024 if args.device == "cuda" else 64)
+    args = workloads.parse_args(parser)
     console = Console(width=200)
-    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine(args.device)}")
+    console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
     for size in args.sizes:
         measure(size, args, console)
 

@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--singles", type=int, default=32, help="number of posts one after the other")
     parser.add_argument("--max-queue", type=int, default=1024, help="limit of the server, for the search of its load")
     parser.add_argument("--only", default="", help="part of the name of a workload")
-    args = parser.parse_args()
+    args = workloads.parse_args(parser)
     console = Console(width=120)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
     with tempfile.TemporaryDirectory() as folder:

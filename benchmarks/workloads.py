@@ -1,4 +1,4 @@
-"""Inputs of the benchmarks: real conversations from ../shared/data and reward models with random weights.
+"""Inputs of the benchmarks: real conversations, by default from ../shared/data, and reward models with random weights.
 
 The tokenizer is a byte-level BPE with 8,000 tokens trained on the same text, so that token counts are realistic. The
 chat template is ChatML in the style of Qwen.
@@ -6,11 +6,13 @@ chat template is ChatML in the style of Qwen.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,16 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 import gym_rm
 from gym_rm.types import Message
 
-DATA = Path(__file__).parents[1].parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"  # `parse_args` replaces it
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
-# Shapes of Qwen3 reward models: three small ones for a CPU, then the published ones.
+# Shapes of Qwen3 reward models: four small ones for a CPU, then the published ones.
 SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 192, "num_attention_heads": 4}
+    | {"num_key_value_heads": 2, "head_dim": 16},
     "1M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 384, "num_attention_heads": 4}
     | {"num_key_value_heads": 2, "head_dim": 32},
     "25M": {"hidden_size": 512, "num_hidden_layers": 8, "intermediate_size": 1536, "num_attention_heads": 8}
@@ -47,10 +51,19 @@ SHAPES: dict[str, dict[str, int]] = {
 Conversation = list[Message]
 
 
+def parse_args(parser: argparse.ArgumentParser, options: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the options of a benchmark with `--data`, the folder of the conversations."""
+    global DATA
+    parser.add_argument("--data", type=Path, default=DATA, help="folder of the conversations; default: %(default)s")
+    args = parser.parse_args(options)
+    DATA = args.data
+    return args
+
+
 def rows(name: str) -> list[dict[str, Any]]:
     path = DATA / f"{name}.jsonl.gz"
     if not path.exists():
-        sys.exit(f"file not found: {path}. The benchmark needs the real conversations in {DATA}.")
+        sys.exit(f"file not found: {path}. Pass the folder with the real conversations as --data FOLDER.")
     with gzip.open(path, "rt") as lines:
         return [json.loads(line) for line in lines]
 

@@ -32,6 +32,11 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item.nodeid not in passed]
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not sys.modules["torch"].cuda.is_available():
+        pytest.skip("no GPU")
+
+
 def pytest_terminal_summary(terminalreporter, config):
     file = config.getoption("--passed-tests")
     if file is not None and not hasattr(config, "workerinput"):  # not in the processes of xdist

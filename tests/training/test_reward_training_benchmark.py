@@ -12,7 +12,7 @@ pytest.importorskip("trl")
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
-FEW = ("--data", "gsm8k", "--limit", "8", "--max-length", "256", "--batch-size", "4")
+FEW = ("--rows", "gsm8k", "--limit", "8", "--max-length", "256", "--batch-size", "4")
 
 pytestmark = [
     pytest.mark.slow,

@@ -23,7 +23,7 @@ from tests.engine.backbones.trees import dense_attention, random_tree, sequence,
 CPU = torch.device("cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 16])
 def test_gradients_of_compiled_flex_attention(window):
     tree = tree_of(random_tree(7))

@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
@@ -15,7 +14,7 @@ from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.checkpoint import LoadOptions, open_checkpoint
 from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+needs_gpu = pytest.mark.gpu
 
 HEAD = ModuleHead("score")
 MARK = 399  # a token id that no sequence contains unless a test sets it
