@@ -31,7 +31,14 @@ from torch import Tensor
 from torch.autograd import DeviceType
 
 import gym_rm
-from gym_rm.engine.backbones.batch_invariance import CHUNK, same_products
+from gym_rm.engine.backbones.batch_invariance import (
+    LADDER,
+    WITHOUT_SPLIT_K,
+    BatchInvariant,
+    blas_settings,
+    same_products,
+    set_blas,
+)
 from gym_rm.engine.backbones.low_precision import FORMATS
 from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.executors.model_info import bytes_per_token
@@ -179,38 +186,51 @@ def part_b(day: Day) -> None:
         for form in (day.sizes.dtype, eight_bit):
             day.row("products", functools.partial(product_bits, day, size, form), expected=20, size=size, form=form)
     subject = Subject(day, day.sizes.small)
-    for rung in ("none", "padded", "chunks", eight_bit):
+    for rung in ("none", *map(str, LADDER[day.device.type]), eight_bit):
         work = functools.partial(score_bits, day, subject, rung)
-        day.row("one conversation in batches", work, expected=80, size=subject.size, rung=rung)
+        day.row("one conversation in batches", work, expected=60, size=subject.size, rung=rung)
 
 
 def product_bits(day: Day, size: str, form: str) -> dict[str, Any]:
-    """Return at which numbers of rows a row's product has other bits than among 16 rows, by the shape of the weight."""
+    """Return by shape of the weight at which rows bits change, which rungs of the ladder keep them, and rates."""
     shape = workloads.SHAPES[size]
     hidden, inner, head = (shape[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
     heads, key_heads = shape["num_attention_heads"] * head, shape["num_key_value_heads"] * head
     shapes = dict.fromkeys([(heads, hidden), (key_heads, hidden), (hidden, heads), (inner, hidden), (hidden, inner)])
     found = {}
-    dtype = getattr(torch, day.sizes.dtype)
+    dtype, before = getattr(torch, day.sizes.dtype), blas_settings()
+    layer = FORMATS.get(form, torch.nn.Linear)
     for weight_shape in shapes:
         torch.manual_seed(0)
         with torch.device(day.device), torch.inference_mode():
             linear: Any = torch.nn.Linear(*weight_shape[::-1], bias=False, dtype=dtype)
-            product = FORMATS[form](linear) if form in FORMATS else linear
+            product = linear if layer is torch.nn.Linear else layer(linear)
             few = torch.randn(16, weight_shape[1], dtype=dtype)
-            expected = product(few)
-            other, rates = [], []
+            expected, other = product(few), []
             for rows in day.sizes.rows:
                 chosen = torch.randint(16, (rows,))
                 many = few[chosen]
                 if not torch.equal(product(many), expected[chosen]):
                     other.append(rows)
-                seconds = scoring.timed(functools.partial(repeat, 5, product, many), day.device) / 5
-                rates.append(2 * rows * linear.weight.numel() / seconds)
-        kept = form in FORMATS or same_products(weight_shape, dtype, day.device, torch.get_num_threads())
-        found["x".join(map(str, weight_shape))] = {
-            "other_bits_at": other, "same_products": kept, "best_flops": max(rates), "flops_of_last": rates[-1]
-        }  # fmt: skip
+            times = {"none": scoring.timed(functools.partial(repeat, 5, product, many), day.device)}
+        try:
+            if day.device.type == "cuda":
+                set_blas(WITHOUT_SPLIT_K)
+            with torch.inference_mode():
+                for rung in LADDER[day.device.type]:
+                    with BatchInvariant(rung):
+                        product(many)
+                        times[str(rung)] = scoring.timed(functools.partial(repeat, 5, product, many), day.device)
+            threads = torch.get_num_threads()
+            kept = [
+                str(rung)
+                for rung in LADDER[day.device.type]
+                if same_products(rung, layer, weight_shape, dtype, day.device, threads)
+            ]
+        finally:
+            set_blas(before)
+        rates = {name: 10 * len(many) * linear.weight.numel() / seconds for name, seconds in times.items()}
+        found["x".join(map(str, weight_shape))] = {"other_bits_at": other, "kept_by": kept, "flops": rates}
     return found
 
 
@@ -241,14 +261,12 @@ class Subject:
 
 def score_bits(day: Day, subject: Subject, rung: str) -> dict[str, Any]:
     """Score one conversation in random batches, and compare the bits of its score; `rung` says how products run."""
-    scorer = subject.scorer if rung in ("none", "padded", "chunks") else subject.quantized
-    chosen = {
-        "none": Forward(scorer.layout, scorer.info.fused, invariant=False),
-        "padded": Forward(scorer.layout, scorer.info.fused),
-        "chunks": Forward(scorer.layout, scorer.info.fused, chunk=CHUNK[day.device.type]),
-    }
-    if rung in chosen:
-        scorer.executor._set_forward(chosen[rung])  # type: ignore[attr-defined]
+    scorer = subject.quantized if rung in FORMATS else subject.scorer
+    if rung not in FORMATS:
+        rows = {str(rows): rows for rows in LADDER[day.device.type]}
+        forward = Forward(scorer.layout, scorer.info.fused, invariant=rung in rows)
+        forward = replace(forward, rows=rows[rung]) if rung in rows else forward
+        scorer.executor._set_forward(forward)  # type: ignore[attr-defined]
     scorer._scheduler.budget = 2 * max(day.sizes.batch_tokens)
     pool = workloads.gsm8k_groups(day.sizes.pool // GROUP, GROUP)
     lengths = np.array([len(each.input_ids) for each in scorer.renderer.encode(pool)])
@@ -266,7 +284,7 @@ def score_bits(day: Day, subject: Subject, rung: str) -> dict[str, Any]:
             rates.append(scores.workload.unique_tokens / scores.workload.run_seconds)
     differences = np.abs(np.array(found) - alone)
     return {
-        "chosen_at_load": scorer.provenance.batch_invariance,
+        "at_load": f"{scorer.info.rows}, {scorer.provenance.batch_invariance}",
         "batches": len(found),
         "other_bits": int((differences > 0).sum()),
         "largest_difference": float(differences.max()),
