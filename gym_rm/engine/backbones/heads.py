@@ -110,22 +110,20 @@ class OutputLayer:
                 f"{type(model).__name__} has no output layer over a vocabulary; expected a causal language model."
             )
         self.model = model
-        self.token_ids = list(token_ids)
+        self.token_ids = np.array(token_ids, dtype=np.int64)
         self.num_values = len(self.token_ids)
         self.scale, self.cap = self._scale_and_cap()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits of the tokens `[R, num_values]`, in float32."""
         layer = self.model.get_output_embeddings()
+        ids = to_device(self.token_ids, layer.weight.device)
         plain = type(layer) in (nn.Linear, ColumnParallelLinear, GatheredLinear) and "forward" not in vars(layer)
         if not plain or layer._forward_hooks or layer._forward_pre_hooks:
-            return torch.cat([logits[:, self.token_ids] for logits in self._all_logits(hidden)])[: len(hidden)]
-        if isinstance(layer, ColumnParallelLinear):
-            weight = layer.rows(to_device(np.array(self.token_ids), hidden.device)).float()
-        else:
-            weight = layer.weight[self.token_ids].float()
-        bias = None if layer.bias is None else layer.bias[self.token_ids].float()
-        return self._adjusted(nn.functional.linear(hidden.float().to(weight.device), weight, bias))
+            return torch.cat([logits[:, ids] for logits in self._all_logits(hidden)])[: len(hidden)]
+        weight = layer.rows(ids) if isinstance(layer, ColumnParallelLinear) else layer.weight[ids]
+        bias = None if layer.bias is None else layer.bias[ids].float()
+        return self._adjusted(nn.functional.linear(hidden.float().to(weight.device), weight.float(), bias))
 
     def log_probabilities(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return the log-probabilities `[R]` of the targets `[R]`, given hidden states `[R, hidden]`, in float32."""

@@ -1,0 +1,209 @@
+"""Every path of a GPU, without one: see `fake_cuda`. What is checked are devices, shapes, types, and waits of the host.
+
+A test is a function of the architecture, so that another one needs only its name in `DECODERS` or `ENCODERS`.
+"""
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant
+from gym_rm.engine.backbones.decoder import DecoderBackbone
+from gym_rm.engine.backbones.low_precision import quantize_layers
+from gym_rm.engine.backbones.prefix_cache import PrefixCache
+from gym_rm.engine.backbones.reward_model import make_reward_model
+from gym_rm.engine.executors import local
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.local import LocalExecutor
+from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits, TokenLogProbabilities
+from gym_rm.engine.loading.trial import Forward, invariance_sequences, trial_sequences
+from gym_rm.engine.token_tree import plan_padded, plan_trees
+from tests.engine.fake_cuda import DEVICE, fake_gpu, on_gpu
+
+DECODERS = ("qwen3", "llama", "mistral", "gemma2", "gpt_oss", "mixtral", "gpt2")
+FUSED = ("qwen3", "llama", "mistral")
+ENCODERS = ("bert",)
+FEW = ("qwen3", "gemma2")  # one that is fused, and one with soft caps
+KERNELS_PER_LAYER = 30
+HEAD = ModuleHead("score")
+
+
+@pytest.fixture
+def gpu():
+    with fake_gpu() as record:
+        yield record
+
+
+def rewards(architecture, **overrides):
+    return on_gpu(tiny_models.reward_model, architecture, **overrides)
+
+
+def policy(architecture):
+    return on_gpu(tiny_models.policy, architecture)
+
+
+def batch_of(model, layout="tree"):
+    """Five texts with shared prefixes as one batch, each read at its end; the batch has 5 reads."""
+    plan = {"tree": plan_trees, "padded": plan_padded}[layout]
+    (batch,) = plan(trial_sequences(model.config), max_num_batched_tokens=10**6).batches
+    return batch
+
+
+def hidden_states(model, batch, *, fuse=True, chunk=None, prefix_cache=None):
+    decoder = DecoderBackbone(model, prefix_cache)
+    decoder.fuse = decoder.fuse and fuse
+    with torch.inference_mode(), BatchInvariant(chunk):
+        return decoder.hidden_states(batch)
+
+
+def require(values, shape, dtype):
+    assert (values.device, tuple(values.shape), values.dtype) == (DEVICE, shape, dtype)
+
+
+# --- the backbone ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_a_tree_runs_without_waits(gpu, architecture):
+    model = rewards(architecture)
+    hidden = hidden_states(model, batch_of(model), fuse=False)
+    require(hidden, (5, model.config.hidden_size), torch.bfloat16)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_a_tree_runs_fused_without_waits(gpu, architecture):
+    model = rewards(architecture)
+    hidden = hidden_states(model, batch_of(model))
+    require(hidden, (5, model.config.hidden_size), torch.bfloat16)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_a_padded_batch_runs_without_waits(gpu, architecture):
+    model = rewards(architecture)
+    hidden = hidden_states(model, batch_of(model, "padded"))
+    require(hidden, (5, model.config.hidden_size), torch.bfloat16)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_products_in_chunks_run_without_waits(gpu, architecture):
+    model = rewards(architecture)
+    require(hidden_states(model, batch_of(model), chunk=1024), (5, model.config.hidden_size), torch.bfloat16)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_the_prefix_cache_runs_without_waits(gpu, architecture):
+    model, cache = rewards(architecture), PrefixCache(512)
+    watched, others = invariance_sequences(model.config, None)
+    for sequences in ([watched], [watched, *others]):
+        (batch,) = plan_trees(sequences, max_num_batched_tokens=10**6).batches
+        hidden = hidden_states(model, batch, prefix_cache=cache)
+    require(hidden, (batch.num_reads, model.config.hidden_size), torch.bfloat16)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_eight_bit_products_run_without_waits(gpu, architecture):
+    model = rewards(architecture)
+    quantize_layers(model, "fp8", DEVICE)
+    gpu.clear()
+    require(hidden_states(model, batch_of(model)), (5, model.config.hidden_size), torch.bfloat16)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("architecture", FUSED)
+def test_a_fused_layer_launches_few_kernels(gpu, architecture):
+    counts = []
+    for layers in (2, 3):
+        model = rewards(architecture, num_hidden_layers=layers)
+        gpu.clear()
+        hidden_states(model, batch_of(model))
+        counts.append(len(gpu.kernels))
+    assert counts[1] - counts[0] <= KERNELS_PER_LAYER
+
+
+# --- readouts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_logits_of_tokens_are_float32_without_waits(gpu, architecture):
+    model = policy(architecture)
+    head = make_reward_model(TokenLogits((7, 9)), model)
+    gpu.clear()
+    with torch.inference_mode():
+        require(head.values(batch_of(model)), (5, 2), torch.float32)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("architecture", FEW)
+def test_logits_of_a_replaced_layer_are_float32_without_waits(gpu, architecture):
+    model = policy(architecture)
+    head = make_reward_model(TokenLogits((7, 9)), model)
+    model.get_output_embeddings().register_forward_hook(lambda module, inputs, output: output + 1)
+    gpu.clear()
+    with torch.inference_mode():
+        require(head.values(batch_of(model)), (5, 2), torch.float32)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("layout", ["tree", "padded"])
+@pytest.mark.parametrize("architecture", FEW)
+def test_log_probabilities_are_float32_without_waits(gpu, architecture, layout):
+    both = make_reward_model(TokenLogProbabilities(), policy(architecture), policy(architecture))
+    gpu.clear()
+    with torch.inference_mode():
+        require(both.values(batch_of(both.models[0], layout)), (5, 2), torch.float32)
+    assert gpu.waits == []
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_a_classifier_returns_float32_without_waits(gpu, architecture):
+    model = rewards(architecture)
+    classifier = make_reward_model(ClassifierLogits(), model)
+    with torch.inference_mode():
+        require(classifier.values(batch_of(model, "padded")), (5, 1), torch.float32)
+    assert gpu.waits == []
+
+
+# --- the executor ----------------------------------------------------------------------------------------------------
+
+
+def loaded(monkeypatch, model, layout="tree", readout=HEAD):
+    """An executor whose trial runs, and then chooses the fastest forward of this layout: fake values agree."""
+
+    def choose(candidate, run):
+        chosen = Forward(layout, fuse=layout == "tree" and candidate.can_fuse)
+        plan = {"tree": plan_trees, "padded": plan_padded}[layout]
+        run(plan(trial_sequences(candidate.config), max_num_batched_tokens=10**6), chosen)
+        return chosen
+
+    monkeypatch.setattr(local, "choose_forward", choose)
+    monkeypatch.setattr(local, "check_invariance", lambda candidate, forward, run, chunks: forward)
+    executor = LocalExecutor()
+    info = executor.load(LoadSpec(model, readout))
+    assert (info.device, info.dtype, info.layout) == (str(DEVICE), "bfloat16", layout)
+    return executor
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_the_executor_waits_once_for_the_values_of_all_batches(gpu, monkeypatch, architecture):
+    model = rewards(architecture, num_labels=3)
+    executor = loaded(monkeypatch, model)
+    gpu.clear()
+    results = executor.run([batch_of(model)] * 2)
+    assert [result.error for result in results] == [None, None]
+    assert [(result.values.shape, result.values.dtype) for result in results] == [((5, 3), np.float32)] * 2
+    assert gpu.waits == ["run: _to_copy.default from cuda to cpu"]
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_the_executor_waits_once_for_a_classifier(gpu, monkeypatch, architecture):
+    model = rewards(architecture)
+    executor = loaded(monkeypatch, model, "padded", ClassifierLogits())
+    gpu.clear()
+    assert [result.error for result in executor.run([batch_of(model, "padded")] * 3)] == [None] * 3
+    assert gpu.waits == ["run: _to_copy.default from cuda to cpu"]
