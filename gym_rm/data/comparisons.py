@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gym_rm.checks import one_of
+from gym_rm.data.findings import grouped
 from gym_rm.data.formats.detection import comparison_of_row
 from gym_rm.data.messages import check_encodable
 from gym_rm.data.rows import Source, describe_source, present, rows_or_errors
@@ -111,10 +112,10 @@ def load_comparisons(source: Source, *, name: str = "", on_error: Literal["raise
     if not comparisons and not dropped:
         raise ConfigError(f"comparisons: {described} has no rows; expected at least one.")
     if not comparisons:
-        reasons = Counter(each.reason.removesuffix(".") for each in dropped).most_common(3)
+        reasons = grouped((each.reason.removesuffix("."), each.where) for each in dropped)[:3]
         raise ConfigError(
             f"comparisons: all {len(dropped)} rows of {described} were dropped: "
-            f"{'; '.join(f'{count} x {reason}' for reason, count in reasons)}. The first one is {dropped[0].where}."
+            f"{'; '.join(f'{each.count} x {each.text}' for each in reasons)}. The first one is {dropped[0].where}."
         )
     return ComparisonSet(name or described.strip("'"), tuple(comparisons), tuple(dropped), dict(shapes))
 

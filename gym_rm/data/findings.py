@@ -44,12 +44,25 @@ def find_remarks(
         comparisons: the comparisons.
         control_tokens: function that returns the control tokens of a tokenizer in a text, or None.
     """
-    places: dict[str, list[str]] = defaultdict(list)
-    for each in comparisons:
-        for text in dict.fromkeys(itertools.chain(_of_roles(each), _of_texts(each, control_tokens))):
-            places[text].append(each.where)
-    found = [Finding(text, len(wheres), tuple(wheres[:EXAMPLES])) for text, wheres in places.items()]
-    return tuple(sorted(found, key=lambda finding: -finding.count))
+    return grouped(
+        (text, each.where)
+        for each in comparisons
+        for text in dict.fromkeys(itertools.chain(_of_roles(each), _of_texts(each, control_tokens)))
+    )
+
+
+def grouped(places: Iterable[tuple[str, str]], kind: Callable[[str], str] = str) -> tuple[Finding, ...]:
+    """Return a finding for each kind of text, with its first text and places, the most frequent first.
+
+    Args:
+        places: texts with the places that they are about.
+        kind: function that returns what equal findings have in common.
+    """
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for text, where in places:
+        found[kind(text)].append((text, where))
+    most = sorted(found.values(), key=len, reverse=True)
+    return tuple(Finding(each[0][0], len(each), tuple(where for _, where in each[:EXAMPLES])) for each in most)
 
 
 def find_duplicates(comparisons: Sequence[Comparison]) -> tuple[Finding, ...]:

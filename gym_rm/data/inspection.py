@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gym_rm.data.comparisons import ComparisonSet
-from gym_rm.data.findings import Finding, find_duplicates, find_remarks
+from gym_rm.data.findings import Finding, find_duplicates, find_remarks, grouped
 from gym_rm.data.pairs import pairs_of
 from gym_rm.data.token_lengths import TokenLengths, measure_tokens
 from gym_rm.engine.text.text_reader import TextReader
@@ -20,7 +20,6 @@ from gym_rm.plain_values import to_plain
 from gym_rm.types import Comparison, Message
 
 MOST_SOURCES = 8
-DROPPED_EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +129,8 @@ def inspect_comparisons(found: ComparisonSet, *, reader: TextReader | None = Non
     comparisons = found.comparisons
     ranked = [each for each in comparisons if each.ranks is not None]
     pairs = [pair for each in comparisons for pair in pairs_of(each)]
+    longer = [_characters(pair.chosen) - _characters(pair.rejected) for pair in pairs]
+    signs = Counter(np.sign(longer).astype(int).tolist())
     ratings: dict[str, list[float]] = defaultdict(list)
     for each in comparisons:
         for name, values in each.scores.items():
@@ -137,7 +138,9 @@ def inspect_comparisons(found: ComparisonSet, *, reader: TextReader | None = Non
     return Inspection(
         name=found.name,
         rows=len(comparisons) + len(found.dropped),
-        dropped=_reasons(found),
+        dropped=grouped(
+            ((each.reason, each.where) for each in found.dropped), lambda text: text.partition(", got ")[0]
+        ),
         shapes=dict(found.shapes),
         replies=dict(sorted(Counter(len(each.replies) for each in comparisons).items())),
         pairs=len(pairs),
@@ -148,23 +151,11 @@ def inspect_comparisons(found: ComparisonSet, *, reader: TextReader | None = Non
         steps=Quantiles.of(label for each in comparisons for labels in each.step_labels or () for label in labels),
         sources=_most_common(Counter(each.source for each in comparisons)),
         lengths=_lengths(comparisons),
-        length_bias=_length_bias([(_characters(pair.chosen), _characters(pair.rejected)) for pair in pairs]),
+        length_bias=LengthBias(longer=signs[1], shorter=signs[-1], equal=signs[0]),
         duplicates=find_duplicates(comparisons),
         remarks=find_remarks(comparisons, None if reader is None else reader.renderer.control_tokens_in),
         tokens=None if reader is None else measure_tokens(comparisons, reader),
     )
-
-
-def _reasons(found: ComparisonSet) -> tuple[Finding, ...]:
-    """Return the reasons for dropped rows; reasons that differ only in the value that was found are one."""
-    places: dict[str, list[str]] = defaultdict(list)
-    texts: dict[str, str] = {}
-    for each in found.dropped:
-        kind = each.reason.partition(", got ")[0]
-        places[kind].append(each.where)
-        texts.setdefault(kind, each.reason)
-    ordered = sorted(places.items(), key=lambda item: -len(item[1]))
-    return tuple(Finding(texts[kind], len(wheres), tuple(wheres[:DROPPED_EXAMPLES])) for kind, wheres in ordered)
 
 
 def _lengths(comparisons: Sequence[Comparison]) -> dict[str, Quantiles | None]:
@@ -173,11 +164,6 @@ def _lengths(comparisons: Sequence[Comparison]) -> dict[str, Quantiles | None]:
         "characters of a prompt": Quantiles.of(_characters(each.prompt) for each in comparisons),
         "characters of a reply": Quantiles.of(_characters(reply) for each in comparisons for reply in each.replies),
     }
-
-
-def _length_bias(lengths: Sequence[tuple[int, int]]) -> LengthBias:
-    signs = Counter((chosen > rejected) - (chosen < rejected) for chosen, rejected in lengths)
-    return LengthBias(signs[1], signs[-1], signs[0])
 
 
 def _characters(messages: Sequence[Message]) -> int:

@@ -111,7 +111,7 @@ def _prompt(row: Any, where: str, index: int) -> Prompt:
         return row
     if not isinstance(row, Mapping):
         row = {"messages": row}
-    field, messages = _required_prompt(row, where)
+    field, messages = required_prompt(row, where)
     columns = {key: value for key, value in row.items() if key != field}
     if present(row.get("answer")) in (None, ""):
         columns.pop("answer", None)
@@ -177,7 +177,8 @@ def split_reference(
     return messages[:-1], {"reference_reply": messages[-1]["content"]}
 
 
-def _required_prompt(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
+def required_prompt(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
+    """Return the name and the messages of the prompt of a row. Raises ConfigError if it has none."""
     found = prompt_field(row, where)
     if found is None:
         hint = " If the row is one message, pass its conversation as a list of messages." if "role" in row else ""

@@ -201,8 +201,6 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         for number, line in enumerate(file, start=1):
-            if number == 1:
-                _refuse_other_encodings(line, name)
             line = line.removeprefix(codecs.BOM_UTF8)  # also of a file that was appended to another one
             if line.strip():
                 yield number, line
@@ -210,20 +208,9 @@ def read_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
         raise ConfigError(f"{name}: cannot be read after line {number}: {error}.") from error
 
 
-def _refuse_other_encodings(start: bytes, name: str) -> None:
-    """Raise ConfigError for the start of a text in UTF-16 or UTF-32, with or without a byte order mark."""
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start:
-        raise ConfigError(
-            f"{name}: not UTF-8: it begins like UTF-16, UTF-32 or a binary file; convert it, for example with "
-            "iconv -f UTF-16 -t UTF-8."
-        )
-
-
 def _json_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
     try:
-        text = file.read().removeprefix(codecs.BOM_UTF8)
-        _refuse_other_encodings(text[:1024], name)
-        rows = parse_line(text, name)
+        rows = parse_line(file.read().removeprefix(codecs.BOM_UTF8), name)
     except _READ_ERRORS as error:
         raise ConfigError(f"{name}: cannot be read: {error}.") from error
     if not isinstance(rows, list):
@@ -249,7 +236,6 @@ def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
             "quote must end with one, and quotes inside it must be doubled; write longer cells to a .jsonl file."
         ) from error
     except UnicodeDecodeError as error:
-        _refuse_other_encodings(error.object[:1024], name)
         raise ConfigError(
             f"{name}: not readable as CSV after line {reader.line_num}: not valid UTF-8: {error}; convert the file."
         ) from error
@@ -262,7 +248,6 @@ def _csv_rows(file: IO[bytes], name: str) -> Iterator[tuple[str, Any]]:
 
 def _csv_header(reader: csv.DictReader[str], name: str) -> Sequence[str]:
     header = reader.fieldnames or []
-    _refuse_other_encodings("".join(header).encode(), name)
     _refuse_twice(header, f"{name} line 1: the header")
     return header
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gym_rm.data.formats.reply_lists import reply_of_entry
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.pairs import pairs_of_row
-from gym_rm.data.prompts import PROMPT_FIELDS, prompt_field, prompt_of_columns, split_reference
+from gym_rm.data.prompts import prompt_of_columns, required_prompt, split_reference
 from gym_rm.data.rows import filled_fields, show
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message, Prompt
@@ -67,7 +68,7 @@ def row_to_score(row: Mapping[str, Any], where: str, index: int = 0) -> RowToSco
         prompt, columns = _prompt_and_columns(row, "response", [reply], where)
         return RowToScore((prompt + reply,), None, prompt_of_columns(prompt, columns, index, where=where))
     if row.get("messages") is not None:
-        _, whole = _prompt_messages(row, where)
+        _, whole = required_prompt(row, where)
         prompt = whole[:-1] if whole[-1]["role"] == "assistant" else whole
         columns = {key: value for key, value in row.items() if key != "messages"}
         return RowToScore((whole,), None, prompt_of_columns(prompt, columns, index, where=where))
@@ -81,7 +82,7 @@ def _prompt_and_columns(
     row: Mapping[str, Any], name: str, replies: list[tuple[Message, ...]], where: str
 ) -> tuple[tuple[Message, ...], dict[str, Any]]:
     """Return the messages that the replies in the field `name` answer, and the other columns."""
-    field, messages = _prompt_messages(row, where)
+    field, messages = required_prompt(row, where)
     columns = {key: value for key, value in row.items() if key not in (field, name)}
     if any(reply[0]["role"] == "assistant" for reply in replies):
         messages, reference = split_reference(messages, where, field)
@@ -89,22 +90,7 @@ def _prompt_and_columns(
     return messages, columns
 
 
-def _prompt_messages(row: Mapping[str, Any], where: str) -> tuple[str, tuple[Message, ...]]:
-    """Return the name of the prompt field, and its messages."""
-    found = prompt_field(row, where)
-    if found is None:
-        raise ConfigError(
-            f"{where}: the prompt is missing; expected one of the fields {PROMPT_FIELDS}, got the fields "
-            f"{filled_fields(row)}."
-        )
-    return found
-
-
 def _reply(value: Any, where: str, name: str) -> tuple[Message, ...]:
     if isinstance(value, Mapping):
-        found = [key for key in ("completion", "text") if value.get(key) is not None]
-        if len(found) > 1 and value["completion"] != value["text"]:
-            raise ConfigError(f"{where}: {name!r} has a 'completion' and another 'text'; keep the one to score.")
-        if found:
-            return parse_messages(value[found[0]], where, f"{name}.{found[0]}", text_role="assistant")
+        return reply_of_entry(value, where, name)
     return parse_messages(value, where, name, text_role="assistant")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gym_rm.data.findings import EXAMPLES, Finding
+from gym_rm.data.findings import Finding, grouped
 from gym_rm.engine.text.rendered import Rendered, common_prefix
 from gym_rm.engine.text.text_reader import TextReader
 from gym_rm.errors import ConversationError
@@ -50,17 +50,16 @@ def measure_tokens(comparisons: Sequence[Comparison], reader: TextReader) -> Tok
     taken = _spread(comparisons, MOST_COMPARISONS)
     lengths: list[int] = []
     totals: Counter[str] = Counter()
-    places: dict[str, list[str]] = defaultdict(list)
+    failed: list[tuple[str, str]] = []
     for each, rendered in _encoded(taken, reader):
         errors = [result for result in rendered if isinstance(result, ConversationError)]
         ids = [result.input_ids for result in rendered if not isinstance(result, ConversationError)]
         if errors:
-            places[str(errors[0])].append(each.where)
+            failed.append((str(errors[0]), each.where))
         own = [len(one) for one in ids]
         lengths += own
         totals["too_long"] += reader.max_length is not None and max(own, default=0) > reader.max_length
         totals["unique"] += sum(own) - sum(itertools.starmap(common_prefix, itertools.pairwise(sorted(ids, key=list))))
-    failed = [Finding(text, len(wheres), tuple(wheres[:EXAMPLES])) for text, wheres in places.items()]
     return TokenLengths(
         reader.name,
         len(taken),
@@ -69,7 +68,7 @@ def measure_tokens(comparisons: Sequence[Comparison], reader: TextReader) -> Tok
         totals["too_long"],
         sum(lengths),
         totals["unique"],
-        tuple(sorted(failed, key=lambda finding: -finding.count)),
+        grouped(failed),
     )
 
 

@@ -63,7 +63,9 @@ class TokenWindow:
     """
 
     def __init__(self, tokenizer: Any = None, length: int = WINDOW) -> None:
-        self.tokenizer = _load_tokenizer(tokenizer)
+        embedded = importlib.resources.files("gym_rm").joinpath("assets", "policy")
+        tokenizer = str(embedded) if tokenizer is None else tokenizer
+        self.tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
         self.length = integer("window", length, minimum=1)
         self.space = MultiDiscrete([len(self.tokenizer)] * self.length + [2] * self.length)
         self._renderer = Renderer(self.tokenizer, dropped_text="warn")  # the policy sees what its template writes
@@ -360,13 +362,6 @@ def _wrapped(view: type[View], name: str, num_envs: int, settings: Mapping[str, 
     own = {key: value for key, value in settings.items() if key in options}
     rest = {key: value for key, value in settings.items() if key not in options}
     return view(RewardVectorEnv(num_envs, **rest), **own)
-
-
-def _load_tokenizer(tokenizer: Any) -> Any:
-    if tokenizer is not None and not isinstance(tokenizer, str):
-        return tokenizer
-    embedded = importlib.resources.files("gym_rm").joinpath("assets", "policy")
-    return load_tokenizer(str(embedded) if tokenizer is None else tokenizer)
 
 
 def _token_ids(tokenizer: Any, vocabulary: Sequence[str] | str | None, stop: int) -> NDArray[np.int64]:

@@ -30,13 +30,12 @@ def scripted_user(
     conversations: Sequence[Conversation], prompts: Sequence[Prompt], scores: Scores | None
 ) -> list[str | None]:
     """Responder that returns the `user_turns` of each prompt, one after every reply."""
-    return [_scripted(conversation, prompt) for conversation, prompt in zip(conversations, prompts, strict=True)]
-
-
-def _scripted(conversation: Conversation, prompt: Prompt) -> str | None:
     # The messages after the prompt are reply, user, reply, ...: every earlier pair used one turn of the script.
-    turn = (len(conversation) - len(prompt.messages)) // 2
-    return prompt.user_turns[turn] if turn < len(prompt.user_turns) else None
+    turns = [(len(said) - len(prompt.messages)) // 2 for said, prompt in zip(conversations, prompts, strict=True)]
+    return [
+        prompt.user_turns[turn] if turn < len(prompt.user_turns) else None
+        for turn, prompt in zip(turns, prompts, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Never, TypeAlias
 
 import numpy as np
@@ -199,23 +199,11 @@ def _batch(space: UnicodeText | ConversationSpace, n: int = 1) -> spaces.Tuple[A
     return spaces.Tuple(copies, seed=copy.deepcopy(space.np_random))
 
 
-def _batch_differing(each: Sequence[UnicodeText | ConversationSpace]) -> spaces.Tuple[Any]:
-    return spaces.Tuple(copy.deepcopy(list(each)), seed=copy.deepcopy(each[0].np_random))
-
-
 def _refuse_shared_memory(space: UnicodeText, n: int = 1, ctx: object = None) -> Never:
     raise TypeError(
         f"shared_memory requires a static shape, but {space} has a dynamic shape. "
         "For `AsyncVectorEnv`, disable `shared_memory`."
     )
-
-
-def _is_equivalent(space_1: UnicodeText, space_2: spaces.Space[Any]) -> bool:
-    return isinstance(space_2, UnicodeText) and space_1.max_length == space_2.max_length
-
-
-def _code_point_box(space: UnicodeText) -> spaces.Box:
-    return spaces.Box(low=PADDING, high=LAST_CODE_POINT, shape=(space.max_length,), dtype=np.int32)
 
 
 def _text_to_code_points(space: UnicodeText, x: str) -> NDArray[np.int32]:
@@ -224,30 +212,28 @@ def _text_to_code_points(space: UnicodeText, x: str) -> NDArray[np.int32]:
     return points
 
 
-def _code_points_to_text(space: UnicodeText, x: NDArray[np.int32]) -> str:
-    return str(x[x != PADDING].astype("<i4").tobytes(), "utf-32-le")
-
-
-def _unflatten_conversation(space: ConversationSpace, x: tuple[Any, ...]) -> list[Any]:
-    return [unflatten(space.feature_space, message) for message in x]
-
-
 for _space in (UnicodeText, ConversationSpace):
     batch_space.register(_space, _batch)
     # This function is looked up by exact type, so the one registered for `Sequence` is not used.
-    batch_differing_spaces.register(_space, _batch_differing)
+    batch_differing_spaces.register(
+        _space, lambda each: spaces.Tuple(copy.deepcopy(list(each)), seed=copy.deepcopy(each[0].np_random))
+    )
 
 create_empty_array.register(UnicodeText, lambda space, n=1, fn=np.zeros: (" " * space.min_length,) * n)
 create_empty_array.register(ConversationSpace, lambda space, n=1, fn=np.zeros: tuple([] for _ in range(n)))
 create_zero_array.register(UnicodeText, lambda space: " " * space.min_length)
 create_zero_array.register(ConversationSpace, lambda space: [])
 create_shared_memory.register(UnicodeText, _refuse_shared_memory)
-is_space_dtype_shape_equiv.register(UnicodeText, _is_equivalent)
+is_space_dtype_shape_equiv.register(
+    UnicodeText, lambda one, other: isinstance(other, UnicodeText) and one.max_length == other.max_length
+)
 flatdim.register(UnicodeText, lambda space: space.max_length)
-flatten_space.register(UnicodeText, _code_point_box)
+flatten_space.register(
+    UnicodeText, lambda space: spaces.Box(low=PADDING, high=LAST_CODE_POINT, shape=(space.max_length,), dtype=np.int32)
+)
 flatten.register(UnicodeText, _text_to_code_points)
-unflatten.register(UnicodeText, _code_points_to_text)
-unflatten.register(ConversationSpace, _unflatten_conversation)
+unflatten.register(UnicodeText, lambda space, x: str(x[x != PADDING].astype("<i4").tobytes(), "utf-32-le"))
+unflatten.register(ConversationSpace, lambda space, x: [unflatten(space.feature_space, each) for each in x])
 # `iterate` is not registered: for a Tuple of other spaces it yields one item after another, which is correct here.
 
 

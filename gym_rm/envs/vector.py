@@ -116,8 +116,6 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
             transcripts=("",) * self.num_envs,
         )
 
-    # --- interface of Gymnasium --------------------------------------------------------------------------------
-
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observations, Infos]:
@@ -197,8 +195,6 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         self.state = replace(self.state, orders=self.state.orders.seeded([None] * self.num_envs, every))
         return self.state.orders.each()
 
-    # --- the next state and the result of a call, without a change of the environment ----------------------------
-
     def next_reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[EnvState, tuple[Observations, Infos]]:
@@ -265,8 +261,6 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                 [new for new, seen in zip(state.transcripts, old.transcripts, strict=True) if new is not seen]
             )
 
-    # --- checks and scoring --------------------------------------------------------------------------------------
-
     def _require_open(self) -> None:
         if self.closed:
             raise ClosedEnvironmentError(f"{self} is closed; make a new one.")
@@ -329,14 +323,13 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
                 )
 
     def _check_replies(self, rows: list[int], actions: Sequence[str]) -> list[str]:
-        if isinstance(actions, str | bytes) or not isinstance(actions, Sequence | np.ndarray):
-            raise ActionError(
-                f"actions must be {self.num_envs} replies in a list, tuple or array, got {actions!r:.100}."
-            )
-        shape = actions.shape if isinstance(actions, np.ndarray) else (len(actions),)
+        shape = getattr(actions, "shape", None)
+        if isinstance(actions, Sequence) and not isinstance(actions, str | bytes):
+            shape = (len(actions),)
         if shape != (self.num_envs,):
             raise ActionError(
-                f"actions must be {self.num_envs} replies, one for each environment, got the shape {shape}."
+                f"actions must be {self.num_envs} replies in a list, tuple or array, one for each environment, got "
+                f"{actions!r:.100}."
             )
         replies = [plain_text(actions[row]) for row in rows]
         for row, reply in zip(rows, replies, strict=True):
@@ -364,8 +357,6 @@ class RewardVectorEnv(VectorEnv[Observations, Sequence[str], NDArray[Any]]):
         """Return the user's turn after the reply of each of these rows."""
         episodes = [self.state.episodes[row] for row in rows]
         return self._user.next_turns(rows, episodes, said, None if scores is None else scores.scores.take(rows))
-
-    # --- parts of the next state -----------------------------------------------------------------------------------
 
     def _restart(self, state: EnvState, rows: Mask, indices: NDArray[Any] | None = None) -> EnvState:
         """Return the state with new episodes in `rows`, from the prompts with these indices or the next ones."""

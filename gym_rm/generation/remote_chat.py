@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gym_rm.config import parse_settings
@@ -15,7 +15,7 @@ from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.generation.chat import ChatReply, RemoteChatOptions, merge_system, without_reasoning
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
-from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
+from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, first_model, parse_body
 from gym_rm.scorer import NeverCopied
 from gym_rm.types import Conversation, Provenance
 
@@ -95,7 +95,9 @@ class RemoteChatModel(NeverCopied):
         deadline = asyncio.get_running_loop().time() + seconds
         try:
             if self._served is None:
-                self._served, _ = await self._client.send("/v1/models", read=_read_model, deadline=deadline)
+                self._served, _ = await self._client.send(
+                    "/v1/models", read=lambda body: first_model(parse_body(body))[0], deadline=deadline
+                )
         except NoSuchRoute as error:
             raise ConfigError(f"{error} Pass name=, the name of the served model.") from error
         except (RemoteError, Refused) as error:  # the server does not say what it serves
@@ -148,16 +150,6 @@ def _patterns(tokenizer: Any) -> Sequence[re.Pattern[str]]:
     names = {str(token) for token in loaded.added_tokens_decoder.values() if not str(token).strip().isalnum()}
     names = {name for name in names | set(loaded.all_special_tokens) if len(name) > 2 and not name.isspace()}
     return CONTROL, re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)", re.IGNORECASE)
-
-
-def _read_model(body: bytes) -> str:
-    """Return the name of the only model that a server serves."""
-    models = parse_body(body)
-    listed = models.get("data") if isinstance(models, Mapping) else None
-    names = [each.get("id") for each in listed or () if isinstance(each, Mapping)] if isinstance(listed, list) else []
-    if not names or not isinstance(names[0], str):
-        raise InvalidReply(f"expected a list of models, got {body[:80]!r}")
-    return names[0]
 
 
 def _read_reply(body: bytes) -> ChatReply:

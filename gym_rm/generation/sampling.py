@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -93,13 +93,15 @@ class LocalSampler:
             ConfigError: a prompt is empty or leaves no position for a token, or the model cannot be sampled.
             GymRMError: the model's logits are not finite.
         """
-        rooms = self._rooms(prompts)
+        rooms, size = self._rooms(prompts), self.max_num_seqs or max(1, len(prompts))
+        # Prompts of similar length at a time, rows of one prompt together.
+        order = sorted(range(len(prompts)), key=lambda row: (-len(prompts[row]), prompts[row].tobytes()))
         completions = [NOTHING] * len(prompts)
         training = self.model.training
         self.model.eval()
         try:
             decoder = self._choose_decoder()
-            for wave in self._waves(prompts):
+            for wave in (order[start : start + size] for start in range(0, len(order), size)):
                 if time.monotonic() > deadline:
                     break
                 of_wave = [prompts[row] for row in wave], [int(seeds[row]) for row in wave]
@@ -147,13 +149,6 @@ class LocalSampler:
                 "there is none left for a completion; remove long prompts."
             )
         return np.minimum(self.max_new_tokens, (limit or 2**31) - lengths)
-
-    def _waves(self, prompts: Sequence[TokenIds]) -> Iterator[list[int]]:
-        """Yield rows to sample at a time: prompts of similar length, rows of one prompt together."""
-        order = sorted(range(len(prompts)), key=lambda row: (-len(prompts[row]), prompts[row].tobytes()))
-        size = self.max_num_seqs or max(1, len(prompts))
-        for start in range(0, len(order), size):
-            yield order[start : start + size]
 
     def _sample(
         self,
@@ -237,7 +232,7 @@ class LocalSampler:
             decoders.insert(0, LeanDecoder(self.model))
         for decoder in decoders:
             difference = trial(self.model, decoder)
-            if difference <= _tolerance(self.model):
+            if difference <= TOLERANCE.get(str(self.model.dtype).removeprefix("torch."), TOLERANCE["bfloat16"]):
                 self._decoder = decoder
                 return decoder
             logger.warning("%s differs from the forward of %s by %.1e", type(decoder).__name__, name, difference)
@@ -336,7 +331,3 @@ def trial(model: Any, decoder: LeanDecoder | ModelDecoder) -> float:
             for mine in logits[torch.as_tensor(alive == row, device=device)]:
                 worst = max(worst, float((mine.float().log_softmax(-1) - expected).abs().max()))
     return worst / largest
-
-
-def _tolerance(model: Any) -> float:
-    return TOLERANCE.get(str(model.dtype).removeprefix("torch."), TOLERANCE["bfloat16"])

@@ -77,6 +77,15 @@ def parse_body(body: bytes) -> Any:
         raise InvalidReply(f"the reply is not valid JSON: {error}: {body[:80]!r}") from error
 
 
+def first_model(body: Any) -> tuple[str, str]:
+    """Return the id and the owner of the first model in the reply to `GET /v1/models`. Raises InvalidReply."""
+    models = body.get("data") if isinstance(body, Mapping) else None
+    first = models[0] if isinstance(models, list) and models else None
+    if not isinstance(first, Mapping) or not isinstance(first.get("id"), str):
+        raise InvalidReply(f"expected a list of models, got {body!r:.100}")
+    return first["id"], str(first.get("owned_by") or "vllm")
+
+
 def _reason(body: bytes) -> str:
     """Return the message of an error body, or its start."""
     try:

@@ -65,9 +65,6 @@ def estimate_advantages(
     return advantages
 
 
-# --- within a group --------------------------------------------------------------------------------------------------
-
-
 def centred(values: Array) -> Array:
     """Return `values - mean`, from the exactly rounded sum, so that the order of the values changes nothing."""
     return values - math.fsum(values) / len(values)
@@ -104,9 +101,6 @@ def leave_one_out(rewards: Array, std_floor: float) -> Array:
 GROUP_ESTIMATORS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "leave_one_out": leave_one_out}
 
 
-# --- over a batch ----------------------------------------------------------------------------------------------------
-
-
 def gdpo(
     rewards: Array, groups: NDArray[Any], components: Mapping[str, Array], weights: Mapping[str, float], floor: float
 ) -> Array:
@@ -134,9 +128,6 @@ def gdpo(
     return advantages
 
 
-# --- which groups teach something ------------------------------------------------------------------------------------
-
-
 def groups_with_signal(rewards: Array, groups: NDArray[Any]) -> list[NDArray[np.int64]]:
     """Return the rows of each group that has a signal: at least two rewards, not all equal.
 
@@ -159,9 +150,6 @@ def groups_with_signal(rewards: Array, groups: NDArray[Any]) -> list[NDArray[np.
 def flat_groups(rewards: Array, groups: NDArray[Any]) -> NDArray[Any]:
     """Return the ids of groups without a signal, for dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
     return np.setdiff1d(groups, [groups[rows[0]] for rows in groups_with_signal(rewards, groups)])
-
-
-# --- rewards before they are compared --------------------------------------------------------------------------------
 
 
 def overlong_penalty(

@@ -25,6 +25,7 @@ from gym_rm.http_client.responses import NoSuchRoute, Refused, parse_body
 from gym_rm.training.checkpoints import atomic_folder
 
 CALIBRATION_SEED = 0
+MOST_REQUESTS = 64  # at the same time
 TOLERANCE = 0.05  # mean difference of log-probabilities; servers compute in bfloat16, with other kernels
 
 
@@ -46,9 +47,7 @@ class RemoteSampler:
         temperature: sampling temperature, above 0.
         calibrate: `calibrate(prompt, completion)` returns the trainer's log-probabilities of the tokens of a completion
             at the sampling temperature, `[T]`; None to trust the server.
-        tolerance: largest mean difference from them.
         api_key: sent as a bearer token.
-        concurrency: largest number of requests at the same time.
         timeout: seconds for all completions of a call, and for loading weights.
         max_retries: how often a request is sent again after a failed connection or a status of 500 and more; a server
             that answers 429 or 503 with `Retry-After` is asked again then.
@@ -69,9 +68,7 @@ class RemoteSampler:
         max_new_tokens: int,
         temperature: float = 1.0,
         calibrate: Callable[[TokenIds, TokenIds], Sequence[float]] | None = None,
-        tolerance: float = TOLERANCE,
         api_key: str | None = None,
-        concurrency: int = 64,
         timeout: float = 600.0,
         max_retries: int = 5,
     ) -> None:
@@ -86,10 +83,10 @@ class RemoteSampler:
         self.version: int | None = None
         self._ends = sorted(ends)
         self._save, self._folder = save, Path(weights_folder)
-        self._calibrate, self._tolerance = calibrate, tolerance
+        self._calibrate = calibrate
         self._timeout = timeout
         self._client = HTTPClient(
-            [self.url], key=api_key, attempt_timeout=timeout, max_retries=max_retries, max_connections=concurrency
+            [self.url], key=api_key, attempt_timeout=timeout, max_retries=max_retries, max_connections=MOST_REQUESTS
         )
         self._trusted = calibrate is None
 
@@ -137,10 +134,10 @@ class RemoteSampler:
             (completion,) = self._client.run(self._sample([prompt], [CALIBRATION_SEED]))
             expected = np.asarray(self._calibrate(prompt, completion.token_ids), dtype=np.float64)
             difference = float(np.abs(expected - completion.log_probs).mean())
-            if not difference <= self._tolerance:
+            if not difference <= TOLERANCE:
                 raise ConfigError(
                     f"{self.url} has other log-probabilities than the trainer for weights of version {self.version}: "
-                    f"they differ by {difference:.3g} on average, more than {self._tolerance}. It did not load the new "
+                    f"they differ by {difference:.3g} on average, more than {TOLERANCE}. It did not load the new "
                     "weights, filters tokens or has no --logprobs-mode processed_logprobs; compare its model and "
                     "options with the policy's."
                 )

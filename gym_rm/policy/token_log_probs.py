@@ -121,7 +121,9 @@ def _gradients(ctx: Any, grad: Tensor | None, entropy_grad: Tensor | None) -> tu
         part = slice(start, start + chunk)
         states, g = hidden[part].to(dtype), grad[part, None]
         values = _logits(states, cast, bias, options)
-        slope = None if options.softcap is None else _slope(values, options)
+        slope = None
+        if options.softcap is not None:  # the derivative of the soft cap, 1 - tanh^2
+            slope = (values * (options.temperature / options.softcap)).square_().neg_().add_(1.0)
         values.sub_(log_z[part, None])
         if entropy_grad is None:
             values.exp_().mul_(-g)
@@ -159,12 +161,6 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None, options: LogitO
         factor = options.scale / options.temperature
         return logits if factor == 1.0 else logits.mul_(factor)
     return logits.mul_(options.scale / options.softcap).tanh_().mul_(options.softcap / options.temperature)
-
-
-def _slope(logits: Tensor, options: LogitOptions) -> Tensor:
-    """Return the derivative of the soft cap, `1 - tanh^2`."""
-    assert options.softcap is not None
-    return (logits * (options.temperature / options.softcap)).square_().neg_().add_(1.0)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -66,21 +66,17 @@ def make_app(scorer: Scorer, options: ServerOptions | None = None) -> FastAPI:
     for method, path, handler in ROUTES:
         app.add_api_route(path, handler, methods=[method], response_model=None)
     app.add_api_route("/", native.page, include_in_schema=False, response_model=None)
-    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(RequestValidationError, _refused)
     app.add_exception_handler(HTTPException, _refused)
     paths = frozenset({"/", "/openapi.json", *(path for _, path, _ in ROUTES)})
     app.add_middleware(cast(Any, RequestGuard), service=service, paths=paths)
     return app
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    """Answer a request whose fields are invalid."""
-    assert isinstance(error, RequestValidationError)
-    return await _refused(request, invalid_fields(error))
-
-
 async def _refused(request: Request, error: Exception) -> Response:
-    """Answer a request that gets no scores, also one with an unknown path or another method."""
+    """Answer a request that gets no scores, also one with an unknown path, another method or invalid fields."""
+    if isinstance(error, RequestValidationError):
+        error = invalid_fields(error)
     assert isinstance(error, HTTPException)
     headers = error.headers or {}
     if not isinstance(error, RequestError):

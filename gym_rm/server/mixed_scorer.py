@@ -89,16 +89,14 @@ class MixedScorer:
         elif sort == "turns":
             scores = try_score(self.scorer, [one.conversation for one in inputs], prompts, turns="all")
         else:
-            scores = self._score_texts([one.content for one in inputs], sort == "text with special tokens")
+            texts, special = [one.content for one in inputs], sort == "text with special tokens"
+            try:
+                scores = self.scorer.score_texts(texts, add_special_tokens=special)  # type: ignore[attr-defined]
+            except ScoringError as error:
+                scores = error.scores
+            scores = scores.mark_failures()
         self._observe(scores)
         return scores
-
-    def _score_texts(self, texts: list[str | list[int]], add_special_tokens: bool) -> Scores:
-        try:
-            scores: Scores = self.scorer.score_texts(texts, add_special_tokens=add_special_tokens)  # type: ignore[attr-defined]
-        except ScoringError as error:
-            scores = error.scores
-        return scores.mark_failures()
 
 
 def _sort(one: ScorerInput) -> str:

@@ -11,26 +11,19 @@ import re
 
 @functools.cache
 def page() -> str:
-    """Return the page as HTML; it has its content security policy, also if the server sends none."""
-    policy = _policy(_file()).replace('"', "&quot;")
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    return _file().replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}', 1)
+    """Return the page as HTML."""
+    return importlib.resources.files("gym_rm.server").joinpath("page.html").read_text(encoding="utf-8")
 
 
 @functools.cache
 def headers() -> dict[str, str]:
     """Return the headers to send with the page: only its own script and style run, and it talks only to its server."""
     return {
-        "Content-Security-Policy": f"{_policy(_file())}; frame-ancestors 'none'",
+        "Content-Security-Policy": f"{_policy(page())}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-
-
-@functools.cache
-def _file() -> str:
-    return importlib.resources.files("gym_rm.server").joinpath("page.html").read_text(encoding="utf-8")
 
 
 def _policy(html: str) -> str:

@@ -127,10 +127,8 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
         return await sglang.classify(body, request)
     service: Service = request.app.state.service
     scores = await _score_inputs(service, body, request)
-    data = [
-        {"index": row, "label": "LABEL_0", "probs": [_value(scores, row, body)], "num_classes": 1}
-        for row in range(len(scores))
-    ]
+    values = enumerate(_values(scores, body))
+    data = [{"index": row, "label": "LABEL_0", "probs": [value], "num_classes": 1} for row, value in values]
     return _reply(service, "classify", body, data, scores)
 
 
@@ -141,7 +139,7 @@ async def score(body: ScoreBody, request: Request) -> Response:
     if len(first) not in (1, len(second)):
         raise RequestError("invalid_request", "Input lengths must be either 1:1, 1:N or N:N")
     scores = await _score_pairs(service, first * len(second) if len(first) == 1 else first, second, request)
-    data = [{"index": row, "object": "score", "score": _value(scores, row, body)} for row in range(len(scores))]
+    data = [{"index": row, "object": "score", "score": value} for row, value in enumerate(_values(scores, body))]
     return _reply(service, "score", body, data, scores)
 
 
@@ -149,7 +147,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     """Documents in the order of their values with a query."""
     service: Service = request.app.state.service
     scores = await _score_pairs(service, [body.query] * len(body.documents), body.documents, request)
-    values = [_value(scores, row, body) for row in range(len(scores))]
+    values = _values(scores, body)
     results = [
         {"index": row, "document": {"text": body.documents[row], "multi_modal": None}, "relevance_score": values[row]}
         for row in sorted(range(len(values)), key=lambda row: -values[row])
@@ -165,8 +163,8 @@ async def pooling(body: InputBody, request: Request) -> Response:
     service: Service = request.app.state.service
     scores = await _score_inputs(service, body, request)
     data = [
-        {"index": row, "object": "pooling", "data": sglang.encode([_value(scores, row, body)], body.encoding_format)}
-        for row in range(len(scores))
+        {"index": row, "object": "pooling", "data": sglang.encode([value], body.encoding_format)}
+        for row, value in enumerate(_values(scores, body))
     ]
     return _reply(service, "pooling", body, data, scores)
 
@@ -189,9 +187,9 @@ async def _score_pairs(service: Service, first: Sequence[str], second: Sequence[
     return raise_for_rows(await service.score(conversations, request))
 
 
-def _value(scores: Scores, row: int, body: VLLMBody) -> float:
-    reward = float(scores.rewards[row])
-    return reward if body.use_activation is False else sigmoid(reward)
+def _values(scores: Scores, body: VLLMBody) -> list[float]:
+    rewards: list[float] = scores.rewards.tolist()
+    return rewards if body.use_activation is False else [sigmoid(reward) for reward in rewards]
 
 
 def _reply(service: Service, route: str, body: VLLMBody, data: list[dict[str, Any]], scores: Scores) -> Response:

@@ -53,20 +53,17 @@ def steps_of(
 
 
 def share_of_rank(examples: Sequence[EncodedComparison], rank: int, world_size: int) -> list[EncodedComparison]:
-    """Return the comparisons of one rank: every rank gets about the same number of tokens."""
-    shares = shares_by_load([each.unique_tokens for each in examples], world_size)
-    return [examples[index] for index in shares[rank]]
+    """Return the comparisons of one rank: every rank gets about the same number of tokens.
 
-
-def shares_by_load(loads: Sequence[int], world_size: int) -> list[list[int]]:
-    """Divide indices into shares of about the same load; the largest loads go first, each to the lightest share."""
+    The largest comparisons go first, each to the lightest share.
+    """
     shares: list[list[int]] = [[] for _ in range(world_size)]
     totals = [0] * world_size
-    for index in sorted(range(len(loads)), key=lambda index: -loads[index]):
+    for index in sorted(range(len(examples)), key=lambda index: -examples[index].unique_tokens):
         lightest = totals.index(min(totals))
         shares[lightest].append(index)
-        totals[lightest] += loads[index]
-    return [sorted(share) for share in shares]
+        totals[lightest] += examples[index].unique_tokens
+    return [examples[index] for index in sorted(shares[rank])]
 
 
 def micro_batches(

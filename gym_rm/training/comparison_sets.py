@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gym_rm.data.comparisons import ComparisonSet, DroppedRow, load_comparisons
-from gym_rm.data.findings import key_of, template_columns
+from gym_rm.data.findings import grouped, key_of, template_columns
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from gym_rm.errors import ConfigError, ConversationError, logger
@@ -106,14 +106,9 @@ def read_sets(
 def warn_about_drops(sets: Sequence[EncodedSet]) -> None:
     """Log one warning for every set of which rows were dropped or cut, with the reasons and the first row of each."""
     for each in sets:
-        reasons: dict[str, list[DroppedRow]] = {}
-        for row in each.dropped:
-            reasons.setdefault(_kind_of(row.reason), []).append(row)
-        if reasons:
-            words = [
-                f"{len(rows)} because {rows[0].reason} ({rows[0].where})"
-                for rows in sorted(reasons.values(), key=len, reverse=True)
-            ]
+        if each.dropped:
+            reasons = grouped(((row.reason, row.where) for row in each.dropped), _without_numbers)
+            words = [f"{found.count} because {found.text} ({found.examples[0]})" for found in reasons]
             total = len(each.dropped) + len(each.examples)
             message = "%s: %d of %d comparisons are not used: %s."
             logger.warning(message, each.name, len(each.dropped), total, "; ".join(words)[:2000])
@@ -122,8 +117,7 @@ def warn_about_drops(sets: Sequence[EncodedSet]) -> None:
             logger.warning(message, each.name, each.num_cut, each.tokens_cut)
 
 
-def _kind_of(reason: str) -> str:
-    """Return a reason without its numbers, so that reasons that differ only in numbers are counted together."""
+def _without_numbers(reason: str) -> str:
     return re.sub(r"\d+", "0", reason)[:120]
 
 

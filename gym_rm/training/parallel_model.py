@@ -174,9 +174,6 @@ def token_budget(max_num_batched_tokens: int | None, device: torch.device) -> in
     return max_num_batched_tokens or (TOKENS_ON_GPU if device.type == "cuda" else TOKENS_ON_CPU)
 
 
-# --- processes -------------------------------------------------------------------------------------------------------
-
-
 def make_accelerator(*, folder: str, precision: str, report_to: str, fsdp: bool) -> Accelerator:
     """Return the state of this process; processes are started by `accelerate launch` or `torchrun`.
 

@@ -79,14 +79,11 @@ class TrainedModel(nn.Module):
 
     def forward(self, batches: Sequence[Batch]) -> Tensor:
         """Return the values at the positions that the batches read."""
-        return torch.cat([self._values(batch) for batch in batches])
+        return torch.cat([self.rewards.values(batch) for batch in batches])
 
     def trial_values(self, batch: Batch) -> Tensor:
         """Return the values that `choose_layout` compares."""
         return self.rewards.trial_values(batch)
-
-    def _values(self, batch: Batch) -> Tensor:
-        return self.rewards.values(batch)
 
 
 def open_model(settings: StartSettings, *, seed: int) -> StartModel:

@@ -123,8 +123,6 @@ class Trainer:
         start_trackers(self.accelerator, "reward-model", settings.model_dump(mode="json"))
         self.accelerator.wait_for_everyone()
 
-    # --- the run -------------------------------------------------------------------------------------------------
-
     def run(self, report: Callable[[int, Mapping[str, float]], None] | None = None) -> Finished:
         """Train until the last step, and write the model.
 
@@ -159,7 +157,8 @@ class Trainer:
         epoch, chosen = self.steps[self.step]
         self.step += 1
         examples = [self.training.examples[index] for index in chosen.tolist()]
-        torch.manual_seed(_seed_of(self.settings.seed, self.step, self.model.rank))
+        numbers = np.random.SeedSequence([self.settings.seed, self.step, self.model.rank])
+        torch.manual_seed(int(numbers.generate_state(1, np.uint64)[0] >> 1))
         weight, outcomes = self.objective.weight(examples), Outcomes()
         for micro, counts in self.model.passes(self._micro_batches(examples), spare=self._smallest):
             loss, of_batch = self._forward(micro)
@@ -223,8 +222,6 @@ class Trainer:
         best = None if self.best.value is None else self.best.folder
         return Finished(self.folder, self.folder / "final", best, self.measured, self.step)
 
-    # --- the parts of a step ---------------------------------------------------------------------------------------
-
     def _forward(self, micro: MicroBatch) -> tuple[Tensor, Outcomes]:
         values = self.model.forward(micro.batches)
         values = values.float()[torch.from_numpy(micro.value_index).to(values.device)]
@@ -240,8 +237,6 @@ class Trainer:
         for of_rank in self.model.gathered([outcomes]):
             together.extend(of_rank)
         return together
-
-    # --- the model -------------------------------------------------------------------------------------------------
 
     def _prepare_model(self) -> None:
         """Move the model to its device, choose its layout, and make the optimizers."""
@@ -295,8 +290,6 @@ class Trainer:
             )
         self.accelerator.wait_for_everyone()
 
-    # --- what is kept ----------------------------------------------------------------------------------------------
-
     def _resume(self) -> None:
         """Resume from the last checkpoint of the folder, if there is one."""
         checkpoint = checkpoint_to_resume(self.folder, self._identity())
@@ -343,8 +336,3 @@ class Trainer:
             raise ConfigError(f"checkpoint.metric={set_name}/{metric} is not measured; known: {known}.")
         if self.settings.checkpoint.keep_best and self.step and metric in self.measured[set_name]:
             self.best.offer(self.measured[set_name][metric], self._export)
-
-
-def _seed_of(*numbers: int) -> int:
-    """Return one seed for several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

@@ -133,7 +133,7 @@ def test_fields_that_are_none_are_ignored():
             {"prompt": "a", "completions": [{"text": "b", "completion": "c"}]},
             r"here: 'completions\[0\]' has a 'completion' and another 'text'",
         ),
-        ({"response": "b"}, "here: the prompt is missing; expected one of the fields .*'prompt'"),
+        ({"response": "b"}, "here: expected one of the fields .*'prompt'"),
         (
             {"prompt": "a", "chosen": ["b"], "rejected": ["c", "d"]},
             "here: 'chosen' and 'rejected' must be one reply each",

@@ -53,8 +53,6 @@ def candidates(num_envs=2, **options):
     return make_candidates(num_envs, **options)
 
 
-# --- both views --------------------------------------------------------------------------------------------------
-
 IDS = {
     "RewardModelTokens-v0": {"vocabulary": VOCABULARY, "max_new_tokens": 3},
     "RewardModelCandidates-v0": {"candidates": ["x", "four", "longest"]},
@@ -136,8 +134,6 @@ def test_the_views_must_wrap_the_environment_directly(view):
         view(vector_wrappers.RecordEpisodeStatistics(envs))
 
 
-# --- windows -----------------------------------------------------------------------------------------------------
-
 CONVERSATION = [{"role": "user", "content": "What is 2 + 2?"}]
 
 
@@ -194,9 +190,6 @@ def test_push_shifts_the_window():
     window = TokenWindow(length=3)
     pushed = window.push(np.array([[0, 7, 8, 0, 1, 1], [5, 6, 7, 1, 1, 1]]), np.array([9, 4]))
     assert pushed.tolist() == [[7, 8, 9, 1, 1, 1], [6, 7, 4, 1, 1, 1]]
-
-
-# --- tokens ------------------------------------------------------------------------------------------------------
 
 
 def test_the_end_of_sequence_token_ends_a_reply_and_is_not_part_of_it():
@@ -333,9 +326,6 @@ def test_a_tokenizer_without_end_of_sequence_token_raises_config_error():
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="tokenizer must have an end-of-sequence token"):
         tokens(1, tokenizer=tokenizer)
-
-
-# --- candidates --------------------------------------------------------------------------------------------------
 
 
 def test_the_action_selects_the_reply():

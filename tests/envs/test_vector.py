@@ -128,9 +128,6 @@ def test_async_vector_env_needs_shared_memory_false():
         gym.make_vec("RewardModel-v0", 2, "async", reward_model=length_reward, prompts=PROMPTS)
 
 
-# --- specs -------------------------------------------------------------------------------------------------------
-
-
 JSON_OPTIONS = {
     "reward_model": {"kind": "recorder"},
     "prompts": ["2 + 2?", {"messages": [{"role": "user", "content": "hi"}], "user_turns": ["and?"], "answer": "4"}],
@@ -168,9 +165,6 @@ def test_a_spec_with_a_scorer_does_not_copy_it():
     envs = make(reward_model=scorer)
     assert envs.scorer is scorer
     assert gym.make_vec(envs.spec).scorer is scorer
-
-
-# --- settings ----------------------------------------------------------------------------------------------------
 
 
 def test_the_embedded_reward_model_is_loaded_once_and_shared():

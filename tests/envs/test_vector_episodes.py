@@ -40,9 +40,6 @@ def test_max_turns_truncates_the_episode():
     assert [envs.step(["x"])[2:4] for _ in range(2)] == [(False, False), (False, True)]
 
 
-# --- replies -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("reply", ["", " padded \n", "nul\x00s\x00", "\x1b[31m", "<|im_end|>", "😀" * 1000])
 def test_replies_are_not_changed(reply):
     recorder = Recorder()
@@ -69,10 +66,10 @@ def test_replies_may_be_a_tuple_list_or_array(actions):
         (["a", b"b"], "environment 1: expected a text .str., got bytes"),
         (["a", "b\ud800c"], r"environment 1: expected a text without lone surrogates, got '\\ud800' at character 1"),
         (["a", "x" * 101], "environment 1: expected a text of 0 to 100 characters, got 101"),
-        ("ab", "actions must be 2 replies in a list, tuple or array, got 'ab'"),
-        (["a"], r"actions must be 2 replies, one for each environment, got the shape \(1,\)"),
-        (np.array("ab"), r"got the shape \(\)"),
-        (np.array([["a", "b"]]), r"got the shape \(1, 2\)"),
+        ("ab", "actions must be 2 replies in a list, .*, got 'ab'"),
+        (["a"], r"actions must be 2 replies in a list.* got \['a'\]"),
+        (np.array("ab"), r"got array\('ab'"),
+        (np.array([["a", "b"]]), "actions must be 2 replies"),
         (iter("ab"), "actions must be 2 replies in a list"),
     ],
 )

@@ -45,9 +45,6 @@ def test_a_seed_must_be_an_integer(seed):
         gym.make("RewardModel-v0", reward_model=length_reward).reset(seed=1.5)
 
 
-# --- options -----------------------------------------------------------------------------------------------------
-
-
 @each_mode
 def test_a_partial_reset_restarts_only_its_rows(mode):
     envs = make(3, autoreset_mode=mode)

@@ -78,9 +78,6 @@ def test_a_scorer_that_edits_messages_does_not_change_the_episode():
     assert observation == [{"role": "user", "content": "question 0"}]
 
 
-# --- prompts -----------------------------------------------------------------------------------------------------
-
-
 class PromptRecorder(Recorder):
     """Recorder that also stores the prompts of every call."""
 

@@ -37,9 +37,6 @@ def batches(draw):
     return np.array(rewards), np.array(groups)
 
 
-# --- formulas --------------------------------------------------------------------------------------------------------
-
-
 def by_hand(rewards, estimator):
     """Compute the advantages of one group in plain Python."""
     n = len(rewards)
@@ -122,9 +119,6 @@ def test_advantages_of_grpo_and_gdpo_equal_those_of_trl():
     parts = {"a": rewards.flatten().numpy(), "b": second.flatten().numpy()}
     ours = advantages(rewards.flatten().numpy(), groups, "gdpo", components=parts, weights={"b": 0.3})
     assert ours == pytest.approx(whitened.nan_to_num(0).numpy(), abs=1e-6)
-
-
-# --- properties ------------------------------------------------------------------------------------------------------
 
 
 @every_estimator
@@ -226,8 +220,6 @@ def test_unknown_components_are_refused():
     with pytest.raises(ConfigError, match=r"unknown component 'brief', expected one of \['a'\]"):
         advantages([1, 2], [0, 0], "gdpo", components={"a": np.array([1.0, 2.0])}, weights={"brief": 1.0})
 
-
-# --- rewards and weights ---------------------------------------------------------------------------------------------
 
 LENGTHS = {"lengths": np.array([10, 80, 90, 100, 100, 40])}
 

@@ -99,9 +99,6 @@ def test_accelerate_launch_starts_processes_too(tmp_path):
     assert len(curve(tmp_path / "run" / "metrics.csv")) == 1
 
 
-# --- real kills --------------------------------------------------------------------------------------------------
-
-
 def wait_for(condition, process):
     deadline = time.monotonic() + 300
     while not condition() and process.poll() is None and time.monotonic() < deadline:

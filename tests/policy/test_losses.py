@@ -53,9 +53,6 @@ def pick(given, chosen):
     return {name: tensor[chosen] for name, tensor in given.items()}
 
 
-# --- formulas --------------------------------------------------------------------------------------------------------
-
-
 def token_by_token(given, *, kl_coef, importance_cap, entropy_coef):
     """Compute the loss in plain Python."""
     given = {name: tensor.tolist() for name, tensor in given.items()}
@@ -107,8 +104,6 @@ def test_the_value_and_gradient_of_the_divergence_over_a_whole_vocabulary():
     assert mean.item() == pytest.approx(exact.item(), abs=1e-12)
     assert ((found @ expected) / (expected @ expected)).item() == pytest.approx(1.0, abs=0.1)
 
-
-# --- sums ------------------------------------------------------------------------------------------------------------
 
 EVERYTHING = {"kl_coef": 0.1, "entropy_coef": 0.02, "importance_cap": 1.1}
 
@@ -163,9 +158,6 @@ def test_a_policy_far_above_the_reference_is_still_pulled_back():
     given["reference_log_probs"] = given["log_probs"].detach() - 100
     pulled = gradient({**given, "advantages": 0 * given["advantages"]}, kl_coef=1.0)
     assert torch.allclose(pulled, given["weights"])
-
-
-# --- TRL -------------------------------------------------------------------------------------------------------------
 
 
 class TRL:

@@ -74,9 +74,6 @@ def test_any_json_value_as_a_conversation_is_scored_or_an_error_of_its_row(model
         assert reply.status_code in (400, 422)  # NaN and integers of more than 64 bits
 
 
-# --- raw bytes -----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def impatient(serving):
     """A server that gives headers and bodies half a second."""

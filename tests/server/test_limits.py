@@ -34,9 +34,6 @@ def code_of(reply):
     return reply.status_code, reply.json()["error"]["code"]
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("header", "status"),
     [
@@ -103,9 +100,6 @@ def test_an_invalid_limit_is_an_error(name, value):
         ServerLimits(**{name: value})
 
 
-# --- names of this machine -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -132,9 +126,6 @@ def test_without_a_key_the_host_of_a_request_must_be_this_machine(client, host, 
 def test_with_a_key_a_proxy_may_send_its_own_name(keyed):
     headers = {"Host": "rewards.example", "Authorization": "Bearer secret"}
     assert keyed.post("/v1/rewards", json=ONE, headers=headers).status_code == 200
-
-
-# --- sizes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +184,6 @@ def test_a_request_larger_than_the_queue_is_not_told_to_try_again(serving):
     assert len(scores.rewards) == 9
 
 
-# --- time ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_request_over_its_deadline_gets_status_503_and_leaves_the_queue(serving):
     gate = Gate()
     with serving(gate, limits={"request_timeout": 0.1}) as (server, client):
@@ -225,9 +213,6 @@ def test_a_client_that_has_gone_is_not_scored(serving):
         gate.open.set()
         assert busy.result().status_code == 200
     assert gate.sizes == [4, 1]
-
-
-# --- many clients, and the log -------------------------------------------------------------------------------------
 
 
 def test_256_posts_of_one_conversation_are_scored_in_batches_of_more_than_32(serving):

@@ -196,9 +196,6 @@ def test_the_reward_equals_that_of_the_environment(serving, policy, embedded):
     assert np.float32(reply["rewards"]).tolist() == np.float32(envs.step(replies)[1]).tolist()
 
 
-# --- OpenRLHF's client ---------------------------------------------------------------------------------------------
-
-
 class OneReply:
     """Inference engine with the method that OpenRLHF's executor calls; it always returns the same tokens."""
 

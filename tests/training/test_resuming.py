@@ -195,8 +195,6 @@ def test_a_damaged_checkpoint_is_a_clear_error(damage, saved_model, tmp_path):
         Trainer(settings)
 
 
-# --- processes that are killed -----------------------------------------------------------------------------------
-
 SCRIPT = """
 import os, signal, sys
 from gym_rm.training import checkpoints, parallel_model, trainer

@@ -70,7 +70,7 @@ def read_list(row: Mapping[str, Any], name: str, where: str) -> tuple[str, Compa
     field, prompt = required_prompt(row, where, "context" if name == "completions" else "prompt")
     entries = _entries(row, name, where)
     names = [f"{name}[{index}]" for index in range(len(entries))]
-    replies = [_reply(entry, where, each) for entry, each in zip(entries, names, strict=True)]
+    replies = [reply_of_entry(entry, where, each) for entry, each in zip(entries, names, strict=True)]
     prompt, kept, reference = answered(prompt, replies, names, where, field)
     shape, ranks, scores = _preference(entries, names, where)
     margin = margin_of(row.get("margin"), where)
@@ -126,7 +126,8 @@ def _entries(row: Mapping[str, Any], name: str, where: str) -> list[Mapping[str,
     return entries
 
 
-def _reply(entry: Mapping[str, Any], where: str, name: str) -> Messages:
+def reply_of_entry(entry: Mapping[str, Any], where: str, name: str) -> Messages:
+    """Return the messages of a reply that is an object. Raises ConfigError if it has no text, or two."""
     if "role" in entry and "content" in entry:
         return parse_reply([rest(entry, *PREFERENCES)], where, name)
     found = [key for key in REPLY_TEXTS if entry.get(key) is not None]

@@ -21,7 +21,8 @@ def read_steps(row: Mapping[str, Any], where: str) -> Comparison:
     """Read a row with `prompt`, `completions` (the steps of one reply) and `labels` (whether each step is good)."""
     field, prompt = required_prompt(row, where, "prompt")
     steps, labels = row["completions"], row["labels"]
-    if not _are_lists(steps, labels) or len(labels) != len(steps):
+    are_lists = all(isinstance(each, Sequence) and not isinstance(each, str) for each in (steps, labels))
+    if not are_lists or len(labels) != len(steps):
         raise ConfigError(
             f"{where}: 'labels' must be a list with one label for each step of 'completions', got {show(labels)} for "
             f"{show(steps)}."
@@ -38,10 +39,6 @@ def read_steps(row: Mapping[str, Any], where: str) -> Comparison:
     prompt, replies, reference = answered(prompt, (reply,), ("completions",), where, field)
     metadata = {**rest(row, field, "completions", "labels"), **reference}
     return Comparison(prompt, replies, None, None, {}, (good,), source_of(metadata), where, metadata)
-
-
-def _are_lists(*values: Any) -> bool:
-    return all(isinstance(value, Sequence) and not isinstance(value, str) for value in values)
 
 
 def _label(value: Any, where: str, name: str) -> float:

@@ -149,9 +149,6 @@ def _tests(row: str) -> RowTests:
     raise TestsError(f"the row has no tests: expected the fields {EXPECTED_FIELDS}; got {sorted(data)}")
 
 
-# --- HumanEval and MBPP ------------------------------------------------------------------------------------------
-
-
 def _check(data: Mapping[str, Any], source: str, text: str) -> RowTests:
     name = data.get("entry_point")
     if not isinstance(name, str) or not name.isidentifier():
@@ -237,16 +234,14 @@ def _helpers(preamble: str) -> str:
     return ast.unparse(tree)
 
 
-# --- unit tests ---------------------------------------------------------------------------------------------------
-
-
 def _units(name: str, source: str) -> RowTests:
     tree, counter = _parse(name, source), CountedAsserts()
     used = _undefined([source])
     for node in ast.walk(tree):  # the model's code must not choose names of the tests: it would replace their functions
         if isinstance(node, ast.ImportFrom) and node.module == "solution" and node.names[0].name == "*" and used:
             node.names = [ast.alias(each) for each in used]
-    tree.body = [node for node in tree.body if not _runs_tests(node)]
+    mains = ("unittest.main(", "pytest.main(")  # the tests run in any case
+    tree.body = [node for node in tree.body if not ast.unparse(node).startswith(mains)]
     functions = [each for each in ast.walk(tree) if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))]
     if any(each.name.startswith("test") or each.name == "runTest" for each in functions):
         parts = (ast.unparse(tree),)
@@ -255,11 +250,6 @@ def _units(name: str, source: str) -> RowTests:
     if not counter.asserts:
         raise TestsError(f"{name!r} has no test: no function test_..., no method of a TestCase and no assert")
     return RowTests("program", parts=parts, asserts=counter.asserts, undefined=_undefined(parts))
-
-
-def _runs_tests(node: ast.stmt) -> bool:
-    """Return whether a statement is a call of `unittest.main` or `pytest.main`: the tests run in any case."""
-    return isinstance(node, ast.Expr) and ast.unparse(node).startswith(("unittest.main(", "pytest.main("))
 
 
 def _undefined(sources: Sequence[str]) -> tuple[str, ...]:
@@ -279,9 +269,6 @@ def _undefined(sources: Sequence[str]) -> tuple[str, ...]:
             elif outermost or symbol.is_global():
                 used[symbol.get_name()] = None
     return tuple(name for name in used if name not in known)
-
-
-# --- inputs and outputs -------------------------------------------------------------------------------------------
 
 
 def _cases(name: str, value: Any, data: Mapping[str, Any], text: str) -> RowTests:

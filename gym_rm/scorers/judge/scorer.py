@@ -82,13 +82,12 @@ class _Case:
 
     Attributes:
         rows: the row that is graded, or the two that are compared; None for a reference.
-        asks: the questions; of a comparison, the samples with the first reply as A and B in turn.
-        equal: whether both replies are the same text, which is a tie without a question.
+        asks: the questions; of a comparison, the samples with the first reply as A and B in turn. Two equal replies
+            are a tie without a question.
     """
 
     rows: tuple[int | None, ...]
     asks: list[_Ask] = field(default_factory=list)
-    equal: bool = False
 
     @property
     def error(self) -> str | None:
@@ -185,8 +184,6 @@ class JudgeScorer(NeverCopied):
         if callable(method := getattr(self.model, name, None)):
             method()
 
-    # --- questions ---------------------------------------------------------------------------------------------------
-
     def _cases(
         self,
         checked: Mapping[int, Conversation],
@@ -198,12 +195,14 @@ class JudgeScorer(NeverCopied):
         cases = []
         for rows, replies in self._pairs(checked, prompts, errors):
             row = next(row for row in rows if row is not None)
-            case = _Case(rows, equal=len(replies) == 2 and replies[0] == replies[1])
+            case = _Case(rows)
             prompt = prompts[row]
             answer = prompt.answer if prompt is not None and self.options.reference else None
             try:
-                orders = [replies] if len(replies) == 1 else [replies, replies[::-1]]
-                for order in orders if not case.equal else []:
+                orders = (
+                    [replies] if len(replies) == 1 else [replies, replies[::-1]] if replies[0] != replies[1] else []
+                )
+                for order in orders:
                     question = self._rubric.question(checked[row][:-1], order, reference=answer, prompt=prompt)
                     for sample in range(self.options.samples):
                         ask = _Ask(question, seed_of(question.messages, sample))
@@ -284,8 +283,6 @@ class JudgeScorer(NeverCopied):
         again = Message(role="user", content=AGAIN + self._rubric.verdict(ask.question.mark))
         return [*messages, Message(role="assistant", content=ask.text or "..."), again]
 
-    # --- verdicts ----------------------------------------------------------------------------------------------------
-
     def _scores(self, cases: Sequence[_Case], errors: list[str | None]) -> Scores:
         """Return the scores of all rows.
 
@@ -329,7 +326,7 @@ def _outcomes(case: _Case) -> tuple[NDArray[np.float64], float]:
 
     A verdict that changes with the places of the replies says nothing about them, so it is a tie.
     """
-    if case.equal:
+    if not case.asks:
         return np.array([0.5]), 1.0
     half = len(case.asks) // 2
     first = np.array([OUTCOMES[ask.verdict] for ask in case.asks[:half]])

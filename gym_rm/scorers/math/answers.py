@@ -60,7 +60,6 @@ _CHANGED = re.compile(rf"(?:[ -]\w+)?[ -](?:{CHANGING_WORDS})\b", re.IGNORECASE)
 _REMARK = re.compile(r"(?P<answer>[^()]{1,100}) \((?=[^\W\d_]{2})")
 _ASSIGNED = re.compile(r"(?:.*[^\\<>!:]|^)=\s?(?=[^=])", re.DOTALL)
 
-# --- multiple choice ---
 _OPEN = (
     r"(?:\\(?:text|mathrm|textbf|mathbf|boxed)\{|(?:la )?(?:option|opción)\b|choice\b|letter\b"
     r"|[\s*_(\[{$\"'`“«（【:：])"
@@ -147,8 +146,7 @@ def _box(text: str) -> str | None:
     if last is None:
         if any(is_box for is_box, _ in opened):  # cut off; the text of an open box is not an answer
             return text[next(start for is_box, start in reversed(opened) if is_box) - len("\\boxed{") :]
-        bare = _final(_BARE_BOX, text)
-        return bare[1] if bare else None
+        return _last_group(_BARE_BOX, text)
     if is_denied(text, last[0], last[1] + 1):
         return DENIED
     content = text[last[0] : last[1]]
@@ -159,11 +157,14 @@ def _box(text: str) -> str | None:
 
 
 def _after_hashes(text: str) -> str | None:
-    found = None
-    for match in _HASHES.finditer(text):
-        if match[1].strip():
-            found = match[1].rstrip(" !")
-    return found
+    found = _last_group(_HASHES, text)
+    return found and found.rstrip(" !")
+
+
+def _last_group(pattern: re.Pattern[str], text: str) -> str | None:
+    """Return the first group of the last match that has one."""
+    last = deque((match[1] for match in pattern.finditer(text) if match[1].strip()), maxlen=1)
+    return last[0] if last else None
 
 
 def _after_mark(text: str, numeric: bool) -> str | None:
@@ -239,15 +240,6 @@ def _last(text: str) -> str | None:
     return found if sides is None or found is None else found[sides.end() :]
 
 
-def _final(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Return the last match of a pattern."""
-    last = deque(pattern.finditer(text), maxlen=1)
-    return last[0] if last else None
-
-
-# --- multiple choice ---------------------------------------------------------------------------------------------
-
-
 def choice(text: str) -> str | None:
     """Return the letter of the choice that a reply names last, as one of A to J.
 
@@ -294,9 +286,6 @@ def choice_of_gold(gold: str) -> str | None:
     """Return the letter that a reference is, None if it is not a letter."""
     bare = strip_markup(gold).strip("() .")
     return bare if len(bare) == 1 and "A" <= bare <= "J" else None
-
-
-# --- text comparison ---------------------------------------------------------------------------------------------
 
 
 def normal_text(text: str) -> str:

@@ -154,7 +154,7 @@ class MathScorer(NeverCopied):
         golds = [_gold(text) for text in texts]
         if self._style == "choice" and not all(gold.letter for gold in golds):
             return _Row(error=f"the reference answer {texts[0]!r:.80} is not the letter of a choice, A to J")
-        if any(_is_empty(gold) for gold in golds):
+        if not all(gold.number or gold.letter or gold.words or gold.latex for gold in golds):
             return _Row(error=f"{_UNPARSABLE_GOLD}: {texts[0]!r:.200}")
         letter = self._style in ("auto", "answer", "choice") and all(gold.letter is not None for gold in golds)
         numeric = any(gold.number is not None for gold in golds)
@@ -197,7 +197,3 @@ def _gold(text: str) -> _Gold:
     normal = answers.normal_text(text) if short else ""
     words = short and answers.is_words(strip_markup(text))
     return _Gold(text, answers.choice_of_gold(text[:100]), number, normal, words, answers.to_latex(text))
-
-
-def _is_empty(gold: _Gold) -> bool:
-    return gold.number is None and gold.letter is None and not gold.words and gold.latex is None

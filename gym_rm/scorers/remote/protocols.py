@@ -18,7 +18,7 @@ import numpy as np
 
 from gym_rm.engine.text.messages import check_conversation
 from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.http_client.responses import InvalidReply
+from gym_rm.http_client.responses import InvalidReply, first_model
 from gym_rm.plain_values import to_plain
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompt, Provenance
@@ -74,9 +74,6 @@ def pack(sizes: Sequence[int], *, max_bytes: int, max_rows: int) -> Iterator[lis
         total += size
     if chunk:
         yield chunk
-
-
-# --- gym_rm ------------------------------------------------------------------------------------------------------
 
 
 class GymRMProtocol:
@@ -159,9 +156,6 @@ def read_info(info: Any) -> Served:
     )
 
 
-# --- vLLM --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class VLLMProtocol:
     """`POST /classify` of `vllm serve --runner pooling`: one conversation in a request, one value without activation.
@@ -209,14 +203,8 @@ def read_models(reply: Any) -> Served:
     Raises:
         InvalidReply: the reply breaks the protocol.
     """
-    models = reply.get("data") if isinstance(reply, Mapping) else None
-    first = models[0] if isinstance(models, list) and models else None
-    if not isinstance(first, Mapping) or not isinstance(first.get("id"), str):
-        raise InvalidReply(f"expected a list of models, got {reply!r:.100}")
-    return Served("vllm", Provenance(str(first.get("owned_by") or "vllm"), first["id"]))
-
-
-# --- values ------------------------------------------------------------------------------------------------------
+    model, owner = first_model(reply)
+    return Served("vllm", Provenance(owner, model))
 
 
 def to_json(value: Any) -> bytes:

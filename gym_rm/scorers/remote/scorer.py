@@ -152,8 +152,6 @@ class RemoteScorer(NeverCopied):
     def _protocol(self, served: Served) -> GymRMProtocol | VLLMProtocol:
         return GymRMProtocol() if served.protocol == "gym_rm" else VLLMProtocol(served.provenance.model)
 
-    # --- what the servers serve ------------------------------------------------------------------------------------
-
     async def _start(self) -> None:
         """Ask every server what it serves, and compare rewards. One that does not answer gets no requests for now.
 
@@ -240,8 +238,6 @@ class RemoteScorer(NeverCopied):
             compare(endpoint.url, scores.rewards.tolist(), served.calibration)
         else:
             suspect_activation(endpoint.url, scores.rewards.tolist())
-
-    # --- scores ----------------------------------------------------------------------------------------------------
 
     async def _score(self, rows: Sequence[Row | ConversationError], turns: Turns) -> Scores:
         """Return the scores of these rows, in order.

@@ -62,9 +62,6 @@ def verdict(scorer, code, prompt=None, **metadata):
     return score.error or score.infos["verdict"]
 
 
-# --- HumanEval ----------------------------------------------------------------------------------------------------
-
-
 def humaneval():
     rows("humaneval")
     return load_prompts("../shared/data/humaneval.jsonl.gz")
@@ -117,9 +114,6 @@ def passes_plainly(code, prompt):
     return True
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -169,9 +163,6 @@ def test_a_reply_without_code_has_its_own_verdict(fast):
     assert scores.rewards.tolist() == [0.0, 0.0]
 
 
-# --- other forms of tests -----------------------------------------------------------------------------------------
-
-
 def test_programs_read_the_input_and_print(scorer):
     cases = [{"input": "1 2\n", "output": "3\n"}, {"input": "5 5\n", "output": "10"}]
     assert verdict(scorer, "a, b = map(int, input().split())\nprint(a + b, ' ')\nprint()", cases=cases) == "passed"
@@ -193,9 +184,6 @@ def test_calls_compare_values_and_a_class_solution_is_called(fast):
     calls = {"input_output": {"inputs": [[[3, 1, 2]], [[]]], "outputs": [[[1, 2, 3]], [[]]], "fn_name": "order"}}
     assert verdict(fast, "class Solution:\n    def order(self, x): return tuple(sorted(x))", **calls) == "passed"
     assert verdict(fast, "def order(x): return x", **calls) == "wrong_answer"
-
-
-# --- rewards and rows without a score -------------------------------------------------------------------------------
 
 
 def test_a_name_that_the_tests_import_and_the_solution_lacks_is_its_fault(fast):
@@ -306,9 +294,6 @@ def test_an_error_of_the_tests_is_no_reward_of_the_reply(scorer):
     assert "missing" in grade(scorer, "def f(x): return x", test=test, entry_point="f").error
 
 
-# --- time and processes ---------------------------------------------------------------------------------------------
-
-
 def test_endless_loops_cost_their_limit_and_rows_keep_their_order(fast):
     right, endless = "def double(x):\n    return 2 * x", "def double(x):\n    while True: pass"
     codes = [right, endless, f"# 2\n{endless}", f"# 3\n{right}", f"# 4\n{endless}", f"# 5\n{right}"]
@@ -401,9 +386,6 @@ def test_a_row_whose_process_is_killed_twice_is_named():
         stop.set()
         thread.join()
     assert "from outside" in score.error
-
-
-# --- as a scorer and an environment ---------------------------------------------------------------------------------
 
 
 def test_a_pickled_scorer_has_the_same_options():

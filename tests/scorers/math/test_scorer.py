@@ -144,9 +144,6 @@ def test_every_gsm8k_solution_of_the_training_split_is_right():
     assert wrong.rewards.max() == 0.0
 
 
-# --- formulas ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def scorer():
     pytest.importorskip("math_verify")
@@ -256,8 +253,6 @@ def test_a_formula_that_gets_no_processor_time_is_an_error_and_no_verdict(monkey
     assert scores.rewards_or_none() == [None, 1.0]
     scorer.close()
 
-
-# --- processes ---------------------------------------------------------------------------------------------------
 
 SLOW = ("x+1", box("+".join(f"\\int_0^{k} e^{{\\sin(x^x)}} dx" for k in range(1, 9))))
 

@@ -39,8 +39,6 @@ from reward_servers import (
 from gym_rm import ConfigError, RemoteError, ScoringError, load_scorer
 from gym_rm.testing import check_scorer
 
-# --- scores ------------------------------------------------------------------------------------------------------
-
 
 def test_a_remote_scorer_keeps_the_contract_of_scorers(url):
     with scorer_at(url) as scorer:
@@ -158,9 +156,6 @@ def shared_app():
         yield app, url
 
 
-# --- servers that fail -------------------------------------------------------------------------------------------
-
-
 def test_a_server_that_does_not_answer_is_an_error_with_its_url():
     with pytest.raises(RemoteError, match=r"no answer from http://127.0.0.1:\d+: .*Check that the server runs"):
         load_scorer(f"http://127.0.0.1:{free_port()}", startup_timeout=0.3)
@@ -234,9 +229,6 @@ def test_interrupting_a_call_stops_its_requests(app, url):
         app.always = None
         assert len(scorer.score(conversations(1))) == 1
         assert all(endpoint.open_requests == 0 for endpoint in scorer._client.endpoints)
-
-
-# --- several servers ---------------------------------------------------------------------------------------------
 
 
 def test_two_servers_share_the_work():
@@ -351,9 +343,6 @@ def test_no_score_is_lost_while_servers_are_killed_and_restarted(servers):
     assert all(values == rewards(conversations(5, start)) for start, values in found.items())
 
 
-# --- calibration -------------------------------------------------------------------------------------------------
-
-
 def test_a_server_that_gives_other_rewards_than_it_says_is_refused(app, url):
     app.calibration["rewards"] = [each + 1 for each in app.calibration["rewards"]]
     with pytest.raises(ConfigError, match=r"gives other rewards than its /info says: 34.6 instead of 35.6"):
@@ -370,9 +359,6 @@ def test_an_activation_in_the_server_is_named(app, url):
     app.always = lambda reply: json.dumps({**reply, "rewards": [sigmoid(each) for each in reply["rewards"]]}).encode()
     with pytest.raises(ConfigError, match="may apply an activation"):
         load_scorer(url, **FAST)
-
-
-# --- doors -------------------------------------------------------------------------------------------------------
 
 
 def test_an_environment_takes_a_url(url):
@@ -420,9 +406,6 @@ def test_a_missing_httpx_is_explained():
         "else: raise AssertionError"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# --- gym_rm's own server -----------------------------------------------------------------------------------------
 
 
 def test_the_real_server_gives_the_rewards_of_the_local_model(scorer_of, real_conversations):
