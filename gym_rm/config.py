@@ -48,13 +48,6 @@ class Config(pydantic.BaseModel):
     )
 
 
-def _integer_from(minimum: int, maximum: int = checks.LARGEST_INTEGER) -> pydantic.BeforeValidator:
-    def check(value: Any, info: pydantic.ValidationInfo) -> int:
-        return checks.integer(str(info.field_name), value, minimum=minimum, maximum=maximum)
-
-    return pydantic.BeforeValidator(check)
-
-
 def one_of(kinds: Callable[[Any], str], **schemas: Any) -> Any:
     """Return the annotation of a setting that is one of several schemas, chosen by a function of the value.
 
@@ -68,19 +61,20 @@ def one_of(kinds: Callable[[Any], str], **schemas: Any) -> Any:
     return Annotated[typing.Union[tuple(tagged)], pydantic.Discriminator(lambda value: f"<{kinds(value)}>")]  # noqa: UP007
 
 
-def _boolean(value: Any, info: pydantic.ValidationInfo) -> bool:
-    return checks.boolean(str(info.field_name), value)
+def _checked(check: Callable[..., Any], **limits: int) -> pydantic.BeforeValidator:
+    """Return the validator of one of the functions of `gym_rm.checks`, which need the name of the field."""
+
+    def checked(value: Any, info: pydantic.ValidationInfo) -> Any:
+        return check(str(info.field_name), value, **limits)
+
+    return pydantic.BeforeValidator(checked)
 
 
-def _finite(value: Any, info: pydantic.ValidationInfo) -> float:
-    return checks.finite(str(info.field_name), value)
-
-
-PositiveInt: TypeAlias = Annotated[int, _integer_from(1)]
-NonNegativeInt: TypeAlias = Annotated[int, _integer_from(0)]
-ThreadCount: TypeAlias = Annotated[int, _integer_from(1, checks.MOST_THREADS)]
-Flag: TypeAlias = Annotated[bool, pydantic.BeforeValidator(_boolean)]
-Finite: TypeAlias = Annotated[float, pydantic.BeforeValidator(_finite)]
+PositiveInt: TypeAlias = Annotated[int, _checked(checks.integer, minimum=1)]
+NonNegativeInt: TypeAlias = Annotated[int, _checked(checks.integer, minimum=0)]
+ThreadCount: TypeAlias = Annotated[int, _checked(checks.integer, minimum=1, maximum=checks.MOST_THREADS)]
+Flag: TypeAlias = Annotated[bool, _checked(checks.boolean)]
+Finite: TypeAlias = Annotated[float, _checked(checks.finite)]
 
 
 def load_config(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import json
 import os
+import pkgutil
 import re
 import threading
 import weakref
@@ -98,14 +98,18 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
     if _is_object_name(reward_model):
         reward_model = load_object("reward_model", str(reward_model))
         if isinstance(reward_model, type):
-            instance: Scorer = _instance(reward_model, options)
-            return load_scorer(instance)
+            try:
+                inspect.signature(reward_model).bind(**options)
+            except TypeError as error:
+                raise ConfigError(f"invalid options for {reward_model.__name__}: {error}.") from error
+            reward_model, options = reward_model(**options), {}
     if reward_model is None or isinstance(reward_model, str | os.PathLike):
         reward_model = {} if reward_model is None else {"path": os.fspath(reward_model)}
     elif isinstance(reward_model, list | tuple) and _is_url(reward_model):
         reward_model = {"path": list(reward_model)}
     if isinstance(reward_model, Mapping):
-        return _make({**reward_model, **options})
+        scorer: Scorer = _make({**reward_model, **options})
+        return scorer
     if _is_model(reward_model):
         raise ConfigError(
             f"reward_model must be a scorer or a path, got the model {type(reward_model).__name__}; pass "
@@ -122,7 +126,8 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
         check_signature(reward_model)
         return reward_model
     if callable(reward_model):
-        return _entry_point(FUNCTION)(reward_model)
+        scorer = pkgutil.resolve_name(FUNCTION)(reward_model)
+        return scorer
     raise ConfigError(
         "reward_model must be None, a folder, a hub id, a dict, a Scorer or a function from conversations to numbers; "
         f"got {type(reward_model).__name__}: {reward_model!r:.200}."
@@ -274,7 +279,7 @@ def _files(settings: Any) -> list[tuple[str, int, int]]:
 # --- creating scorers --------------------------------------------------------------------------------------------
 
 
-def _make(options: dict[str, Any]) -> Scorer:
+def _make(options: dict[str, Any]) -> Any:
     kind = options.get("kind", "auto")
     if not isinstance(kind, str):
         raise ConfigError(f"kind must be a text, got {type(kind).__name__} {kind!r}.")
@@ -282,9 +287,9 @@ def _make(options: dict[str, Any]) -> Scorer:
     if kind == "auto" and isinstance(path, str) and path in SCORER_KINDS and not os.path.exists(path):
         raise ConfigError(f"{path!r} is a kind of scorer, not a model; write {{'kind': {path!r}}}.")
     if kind not in SCORER_KINDS:
-        return _load_remote(options) if _is_url(options.get("path")) else _entry_point(REWARD_MODEL)(**options)
+        return _load_remote(options) if _is_url(path) else pkgutil.resolve_name(REWARD_MODEL)(**options)
     arguments = {name: value for name, value in options.items() if name != "kind"}
-    scorer = _entry_point(SCORER_KINDS[kind])
+    scorer = pkgutil.resolve_name(SCORER_KINDS[kind])
     try:
         inspect.signature(scorer).bind(**arguments)
         return scorer(**arguments)
@@ -302,26 +307,12 @@ def _is_url(value: Any) -> bool:
     return isinstance(value, str) and value.strip().lower().startswith(("http://", "https://"))
 
 
-def _load_remote(options: dict[str, Any]) -> Scorer:
+def _load_remote(options: dict[str, Any]) -> Any:
     try:
-        remote = _entry_point(REMOTE)
+        remote = pkgutil.resolve_name(REMOTE)
     except ImportError as error:
         raise ConfigError(f"a scorer at a URL needs httpx; run pip install 'gym-rm[server]' ({error}).") from error
     return remote(**{name: value for name, value in options.items() if (name, value) != ("kind", "auto")})
-
-
-def _instance(scorer_class: type, options: Mapping[str, Any]) -> Any:
-    try:
-        inspect.signature(scorer_class).bind(**options)
-    except TypeError as error:
-        raise ConfigError(f"invalid options for {scorer_class.__name__}: {error}.") from error
-    return scorer_class(**options)
-
-
-def _entry_point(name: str) -> Callable[..., Scorer]:
-    module, _, attribute = name.partition(":")
-    entry_point: Callable[..., Scorer] = getattr(importlib.import_module(module), attribute)
-    return entry_point
 
 
 CONVERSATIONS = "conversations must be a list of conversations, each a list of {'role', 'content'} messages"

@@ -187,10 +187,7 @@ class Scores:
         Provenance and workload are still those of the whole call.
         """
         index = _indices(rows, len(self))
-        columns = {
-            key: column[index] if isinstance(column, np.ndarray) else tuple(column[row] for row in index)
-            for key, column in self._columns().items()
-        }
+        columns = {key: _taken(column, index) for key, column in self._columns().items()}
         return self._of_columns(columns, self.provenance, self.workload)
 
     def scatter(self, rows: Iterable[int], size: int) -> Scores:
@@ -206,17 +203,12 @@ class Scores:
         index = _indices(rows, size)
         if len(index) != len(self) or len(set(index)) != len(index):
             raise ConfigError(f"rows must have a different index for each of the {len(self)} scores, got {index}.")
-        columns: dict[_Key, _Column] = {}
-        for key, column in self._columns().items():
-            spread = _absent(key, column, size)
-            if isinstance(spread, np.ndarray):
-                spread[index] = column
-                columns[key] = spread
-            else:
-                listed = list(spread)
-                for row, value in zip(index, column, strict=True):
-                    listed[row] = value
-                columns[key] = tuple(listed)
+        sources = [len(self)] * size  # all other rows are copies of one that is absent
+        for source, row in enumerate(index):
+            sources[row] = source
+        columns = {
+            key: _taken(_join([column, _absent(key, column, 1)]), sources) for key, column in self._columns().items()
+        }
         return self._of_columns(columns, self.provenance, self.workload)
 
     def mark_failures(self) -> Scores:
@@ -408,6 +400,10 @@ def _absent(key: _Key, like: _Column, size: int) -> _Column:
         return (None if key[0] == "errors" else np.empty(0, dtype=np.float64),) * size
     fill = {"f": np.nan, "O": None}.get(like.dtype.kind, 0)
     return np.full((size, *like.shape[1:]), fill, dtype=like.dtype)
+
+
+def _taken(column: _Column, index: list[int]) -> _Column:
+    return column[index] if isinstance(column, np.ndarray) else tuple(column[row] for row in index)
 
 
 def _join(columns: Sequence[_Column]) -> _Column:

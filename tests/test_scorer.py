@@ -1,5 +1,6 @@
 """`load_scorer`, `try_score`, and scorers that several users in one process share."""
 
+import pkgutil
 import shutil
 import sys
 import time
@@ -13,7 +14,7 @@ import gym_rm
 from gym_rm import ConfigError, Prompt, Scores, ScoringError
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds import KINDS
-from gym_rm.scorer import SCORER_KINDS, _entry_point, acquire_scorer, load_scorer, release_scorer, try_score
+from gym_rm.scorer import SCORER_KINDS, acquire_scorer, load_scorer, release_scorer, try_score
 from gym_rm.scorers.function import FunctionScorer
 from gym_rm.scorers.weighted import WeightedScorer
 from tests import tiny_models
@@ -190,7 +191,7 @@ def test_an_invalid_option_is_refused(options, message):
 
 def test_every_kind_can_be_imported_and_has_a_unique_name():
     for name in SCORER_KINDS.values():
-        assert callable(_entry_point(name))
+        assert callable(pkgutil.resolve_name(name))
     assert {name: kind.name for name, kind in KINDS.items()} == {name: name for name in KINDS}
     assert not KINDS.keys() & SCORER_KINDS.keys()
 
