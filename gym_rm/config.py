@@ -40,11 +40,7 @@ class Config(pydantic.BaseModel):
     """
 
     model_config = pydantic.ConfigDict(
-        frozen=True,
-        extra="forbid",
-        validate_default=True,
-        coerce_numbers_to_str=True,
-        use_attribute_docstrings=True,
+        frozen=True, extra="forbid", validate_default=True, coerce_numbers_to_str=True, use_attribute_docstrings=True
     )
 
 
@@ -369,9 +365,9 @@ def _explain(place: tuple[str | int, ...], problem: Any, schema: type[pydantic.B
             return f"{key} must be {expected}, got {value!r}.{hint}"
         case "value_error":
             reason = str(problem["ctx"]["error"])
-            # Messages of `gym_rm.checks` already start with the name of the field; add the names of its groups.
-            named = bool(place) and reason.startswith(f"{place[-1]} ")
-            return key.removesuffix(str(place[-1])) + reason if named else f"{key}: {reason}" if key else reason
+            # Messages of `gym_rm.checks` already start with the name of the field; the key adds its groups.
+            name, _, rest = reason.partition(" ")
+            return f"{key} {rest}" if name in place else f"{key}: {reason}" if key else reason
         case "model_type" if isinstance(value, str) and any(
             (path[0], path[-1]) == (place[0], "model") for path in _keys(schema)
         ):

@@ -179,7 +179,7 @@ def test_the_error_of_an_unknown_kind_suggests_a_similar_one():
         ({"kind": "decoder", "batch_invariant": True}, "batch_invariant"),
         (
             {"kind": "weighted", "scorers": [length], "weights": {"scorer_0": "x"}},
-            r"weights\['scorer_0'\] must be a finite number, got str 'x'",
+            "weights.scorer_0 must be a finite number, got str 'x'",
         ),
         ({"kind": "weighted", "scorrs": [length]}, "invalid options for a scorer: kind='weighted', scorrs="),
     ],

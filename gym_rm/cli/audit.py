@@ -18,10 +18,7 @@ from gym_rm.reports.evaluation.audit_tables import audit_report
 
 
 def audit(
-    reward_model: Annotated[
-        str | None,
-        typer.Argument(metavar="REWARD_MODEL", help=MODEL_HELP),
-    ] = None,
+    reward_model: Annotated[str | None, typer.Argument(metavar="REWARD_MODEL", help=MODEL_HELP)] = None,
     data: Annotated[
         str | None,
         typer.Option(

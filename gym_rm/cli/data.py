@@ -42,8 +42,7 @@ def inspect(
         typer.Option(help="Folder or hub id of a reward model, or embedded: count tokens. Its weights are not read."),
     ] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(help="The same with the tokenizer of a model that is no reward model yet."),
+        str | None, typer.Option(help="The same with the tokenizer of a model that is no reward model yet.")
     ] = None,
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Count longer conversations. Default: what the model can read.")
@@ -73,17 +72,15 @@ def inspect(
     with exit_codes():
         reader = _text_reader(reward_model, tokenizer, max_length, option or [])
         found = inspect_comparisons(
-            load_comparisons("/dev/stdin" if source == "-" else source, name=_name(source), on_error="drop"),
+            load_comparisons(
+                "/dev/stdin" if source == "-" else source, name=source.rstrip("/").rsplit("/", 1)[-1], on_error="drop"
+            ),
             reader=reader,
         )
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1, ensure_ascii=False))
     else:
         Console(highlight=False).print(inspection_report(found))
-
-
-def _name(source: str) -> str:
-    return source.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _text_reader(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 from rich.text import Text
 
@@ -183,14 +183,8 @@ def _progress_bar() -> ProgressBar:
 
 
 def _reporter(bar: ProgressBar, name: str) -> Callable[[int, int], None]:
-    tasks: list[TaskID] = []
-
-    def report(done: int, total: int) -> None:
-        if not tasks:
-            tasks.append(bar.add_task(escape(name), total=total))
-        bar.update(tasks[0], completed=done)
-
-    return report
+    task = bar.add_task(escape(name), total=None)
+    return lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print_results(results: Results) -> None:
@@ -268,11 +262,7 @@ class ModelRows:
 
 
 def evaluate_files(
-    sources: Sequence[str],
-    models: Sequence[ModelRows],
-    *,
-    gold: str | None = None,
-    skip_malformed: bool = False,
+    sources: Sequence[str], models: Sequence[ModelRows], *, gold: str | None = None, skip_malformed: bool = False
 ) -> list[SetEvaluation]:
     """Evaluate one model or two on each file of preferences.
 

@@ -36,14 +36,10 @@ def divide_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     files, overrides = [], []
     for each in arguments:
         path = Path(each)
-        if "=" in each and not path.is_file():
-            overrides.append(each)
-        elif path.is_file():
+        if path.is_file():
             files.append(path)
-        elif each.isdecimal():
-            raise ConfigError(
-                f"{each!r} is neither a request file nor a setting; for a number of GPUs write gpus={each}."
-            )
+        elif "=" in each:
+            overrides.append(each)
         else:
             raise ConfigError(
                 f"there is no request file {each!r}; expected a YAML file with the cluster and the models, or settings "

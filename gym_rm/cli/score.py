@@ -30,9 +30,7 @@ def score(
     output: Annotated[
         str,
         typer.Option(
-            "--output",
-            "-o",
-            help="File to write: .jsonl, .csv or .parquet; - for JSON lines to standard output.",
+            "--output", "-o", help="File to write: .jsonl, .csv or .parquet; - for JSON lines to standard output."
         ),
     ] = "-",
     on_error: Annotated[

@@ -144,13 +144,7 @@ class FileScoring:
             return StreamOutput(sys.stdout.buffer)
         if self.source and self.output.exists() and self.output.samefile(self.source):
             raise ConfigError(f"output must not be the input {str(self.output)!r}; choose another file.")
-        output = FileOutput(
-            self.output,
-            self.source,
-            self.key,
-            self.settings,
-            overwrite=self.overwrite,
-        )
+        output = FileOutput(self.output, self.source, self.key, self.settings, overwrite=self.overwrite)
         stack.callback(output.store.close)
         return output
 

@@ -69,13 +69,7 @@ class FileOutput:
     """
 
     def __init__(
-        self,
-        path: Path,
-        source: Path | None,
-        key: str,
-        settings: Mapping[str, Any],
-        *,
-        overwrite: bool,
+        self, path: Path, source: Path | None, key: str, settings: Mapping[str, Any], *, overwrite: bool
     ) -> None:
         self._path = Path(os.path.realpath(path))  # the lock is of the file, not of a link to it
         self._source, self._key = source, key

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import threading
 from pathlib import Path
@@ -29,15 +28,13 @@ OF_SERVER = ("fallback_reward", "input_template", "max_batch_size", "max_wait")
 
 def serve(
     reward_model: Annotated[
-        str | None,
-        typer.Argument(help="Folder, hub id or module:function. Default: the embedded reward model."),
+        str | None, typer.Argument(help="Folder, hub id or module:function. Default: the embedded reward model.")
     ] = None,
     policy_tokenizer: Annotated[
         str | None, typer.Option(help="Folder or hub id of the policy's tokenizer; needed for OpenRLHF's /get_reward.")
     ] = None,
     chat_template: Annotated[
-        bool,
-        typer.Option(help="Whether the policy's chat template wrote OpenRLHF's prompts; else plain texts."),
+        bool, typer.Option(help="Whether the policy's chat template wrote OpenRLHF's prompts; else plain texts.")
     ] = True,
     option: Annotated[
         list[str] | None,
@@ -66,7 +63,6 @@ def serve(
     vLLM, SGLang and OpenRLHF have their own paths (docs/server.md).
     """
     try:
-        _require_extra()
         from gym_rm.server.options import ServerLimits, ServerOptions, check_host
         from gym_rm.server.serve import RewardServer
 
@@ -116,17 +112,6 @@ def curl_line(url: str, *, with_key: bool) -> str:
     messages = '[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "It is 4."}]'
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if with_key else ""
     return f"curl {url}/v1/rewards -H 'Content-Type: application/json'{key} -d '{{\"conversations\": [{messages}]}}'"
-
-
-def _require_extra() -> None:
-    for module in ("fastapi", "uvicorn", "prometheus_client"):
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError(
-                f"gym-rm serve needs {module}, but importing it failed: {error}. Install it with pip install "
-                "'gym-rm[server]'."
-            ) from error
 
 
 def _key(file: Path | None) -> str | None:

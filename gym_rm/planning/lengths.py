@@ -54,9 +54,9 @@ class Lengths:
         return self.quantile(0.5 ** (1 / max(count, 1)))
 
 
-def constant(tokens: float, source: str = "given") -> Lengths:
+def constant(tokens: float) -> Lengths:
     """Return a distribution of one length."""
-    return Lengths((float(tokens),), Basis.FORMULA, source)
+    return Lengths((float(tokens),), Basis.FORMULA, "given")
 
 
 def parse_lengths(name: str, value: Any) -> Lengths:
@@ -72,7 +72,7 @@ def parse_lengths(name: str, value: Any) -> Lengths:
     return constant(value)
 
 
-def from_quantiles(name: str, quantiles: Mapping[Any, Any], source: str = "given quantiles") -> Lengths:
+def from_quantiles(name: str, quantiles: Mapping[Any, Any]) -> Lengths:
     """Return the distribution with these quantiles, linear between them.
 
     Without `min`, it falls to one token below the lowest quantile. It has `STEPS` values: each is the middle of its
@@ -81,40 +81,31 @@ def from_quantiles(name: str, quantiles: Mapping[Any, Any], source: str = "given
     Args:
         name: of the setting, for messages.
         quantiles: lengths by `min`, `p50`, `p95`, `p99.5`, ..., `max`; `max` is needed.
-        source: where they are from.
 
     Raises:
         ConfigError: a name is unknown, a quantile is missing or impossible, or lengths fall. The message has all
             problems.
     """
-    places: dict[float, tuple[str, float]] = {}
-    problems = []
-    for key, value in quantiles.items():
-        share = _share(key)
-        problem = _problem(f"{name}.{key}", value)
-        if share is None:
-            hint = "the mean follows from the quantiles; " if key == "mean" else ""
-            problems.append(f"{name}.{key} is unknown; {hint}quantiles are min, p1 to p99 and max")
-        elif problem:
-            problems.append(problem)
-        elif share in places:
-            problems.append(f"{name}.{key} is the same quantile as {places[share][0]}")
-        else:
-            places[share] = (str(key), float(value))
-    if not any(_share(key) == 1.0 for key in quantiles):
+    places = {key: share for key in quantiles if (share := _share(key)) is not None}
+    known = "quantiles are min, p1 to p99 and max, and the mean follows from the quantiles"
+    problems = [f"{name}.{key} is unknown; {known}" for key in quantiles if key not in places]
+    problems += [problem for key in places if (problem := _problem(f"{name}.{key}", quantiles[key]))]
+    if "max" not in places:
         problems.append(f"{name}.max is missing; memory is planned for the longest text")
-    points = sorted(places.items())
-    for (_, (lower, low)), (_, (upper, high)) in itertools.pairwise(points):
-        if high < low:
-            problems.append(f"{name}.{upper} ({high:g}) is less than {name}.{lower} ({low:g})")
+    rising = sorted(places, key=places.__getitem__)
+    if not problems:
+        for lower, upper in itertools.pairwise(rising):
+            low, high = quantiles[lower], quantiles[upper]
+            if high < low:
+                problems.append(f"{name}.{upper} ({high:g}) is less than {name}.{lower} ({low:g})")
     if problems:
         raise ConfigError("; ".join(problems) + ".")
-    shares, lengths = [share for share, _ in points], [length for _, (_, length) in points]
+    shares, lengths = [places[key] for key in rising], [float(quantiles[key]) for key in rising]
     if shares[0] > 0:
         shares, lengths = [0.0, *shares], [min(1.0, lengths[0]), *lengths]
     middles = (np.arange(STEPS) + 0.5) / STEPS
     values = np.interp(middles, shares, lengths).tolist()
-    return Lengths((*values[:-1], lengths[-1]), Basis.ASSUMPTION, f"{source}, linear between them")
+    return Lengths((*values[:-1], lengths[-1]), Basis.ASSUMPTION, "given quantiles, linear between them")
 
 
 def _share(key: Any) -> float | None:

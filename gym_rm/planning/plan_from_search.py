@@ -6,17 +6,7 @@ from collections.abc import Sequence
 
 from gym_rm.planning.component_options import PHASES, phase_clocks
 from gym_rm.planning.gpu_memory import component_memory
-from gym_rm.planning.plan import (
-    SIZES,
-    ComponentPlan,
-    MemoryItem,
-    Phase,
-    PhaseMemory,
-    PhaseTime,
-    Plan,
-    PoolPlan,
-    Role,
-)
+from gym_rm.planning.plan import SIZES, ComponentPlan, MemoryItem, Phase, PhaseMemory, PhaseTime, Plan, PoolPlan, Role
 from gym_rm.planning.plan_request import Choice, Component, PlanRequest
 from gym_rm.planning.search import PoolChoice, SearchResult
 from gym_rm.planning.step_times import wake_times

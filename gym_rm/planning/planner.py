@@ -100,7 +100,7 @@ def read_request(settings: PlanSettings) -> PlanRequest:
             return None
 
     cluster = tried(lambda: read_cluster(settings.cluster))
-    shapes = {name: tried(lambda: _shape(name, model, labels)) for name, model, labels in _models(settings)}  # noqa: B023
+    shapes = {name: tried(lambda: _shape(name, role, model)) for name, role, model in _models(settings)}  # noqa: B023
     workload = tried(lambda: _workload(settings))
     if problems or cluster is None or workload is None:
         many = f"{settings.name}: {len(problems)} problems in the request:\n  " if len(problems) > 1 else ""
@@ -147,29 +147,24 @@ def _mistakes(settings: PlanSettings) -> Iterator[str]:
 # --- models and work -------------------------------------------------------------------------------------------------
 
 
-def _models(settings: PlanSettings) -> list[tuple[str, ComponentSettings, int | None]]:
-    """Return the models to read: names, settings, and the numbers that a head computes."""
-    models: list[tuple[str, ComponentSettings, int | None]] = []
-    if settings.policy is not None:
-        models.append(("policy", settings.policy, None))
-    if isinstance(settings.reference, InferenceSettings):
-        models.append(("reference", _of_policy(settings.reference, settings), None))
-    if settings.critic is not None:
-        models.append(("critic", _of_policy(settings.critic, settings), 1))
-    models += [(name, model, 1) for name, model in settings.reward_models.items()]
+def _models(settings: PlanSettings) -> Iterator[tuple[str, Role, ComponentSettings]]:
+    """Yield the names, roles and settings of the models; the reference and the critic may have the policy's model."""
+    policy, reference = settings.policy, settings.reference
+    if policy is not None:
+        yield "policy", Role.POLICY, policy
+        own = {"model": policy.model, "config": policy.config}
+        wanted = InferenceSettings(dtype=policy.dtype) if reference is True else reference
+        for role, model in ((Role.REFERENCE, wanted), (Role.CRITIC, settings.critic)):
+            if isinstance(model, ComponentSettings):
+                named = model.model is not None or model.config is not None
+                yield role.value, role, model if named else model.model_copy(update=own)
+    yield from ((name, Role.REWARD_MODEL, model) for name, model in settings.reward_models.items())
     if settings.reward_training is not None:
-        models.append(("reward_training", settings.reward_training, 1))
-    return models
+        yield "reward_training", Role.REWARD_TRAINING, settings.reward_training
 
 
-def _of_policy(model: ComponentSettings, settings: PlanSettings) -> ComponentSettings:
-    """Return the settings with the policy's model if they name none."""
-    if model.model is None and model.config is None and settings.policy is not None:
-        return model.model_copy(update={"model": settings.policy.model, "config": settings.policy.config})
-    return model
-
-
-def _shape(name: str, model: ComponentSettings, labels: int | None) -> ModelShape:
+def _shape(name: str, role: Role, model: ComponentSettings) -> ModelShape:
+    labels = None if role in (Role.POLICY, Role.REFERENCE) else 1  # numbers that a head computes
     shape = load_shape(model.model, model.config, num_labels=labels, name=name)
     return replace(shape, name=model.model or f"{SIZES_OF}{name}")
 
@@ -186,24 +181,14 @@ def _workload(settings: PlanSettings) -> StepWorkload:
 
 
 def _components(settings: PlanSettings, shapes: Mapping[str, ModelShape], *, on_cpu: bool) -> Iterator[Component]:
-    policy, reference, generation = settings.policy, settings.reference, settings.generation
-    if policy is not None:
-        yield _component("policy", Role.POLICY, policy, shapes["policy"], engine="training")
-        own = generation.engine == "transformers"
-        changes: dict[str, Any] = {"dtype": generation.dtype or ("float32" if on_cpu else "bfloat16")}
-        if own:
-            changes = {"dtype": policy.dtype, "num_gpus": policy.num_gpus, "tensor_parallel_size": 1}
-        yield _component("generation", Role.GENERATION, generation, shapes["policy"], **changes)
-    if policy is not None and reference is not False:
-        wanted = InferenceSettings(dtype=policy.dtype) if reference is True else reference
-        shape = shapes.get("reference", shapes["policy"])
-        yield _component("reference", Role.REFERENCE, wanted, shape, engine="gym_rm")
-    if settings.critic is not None:
-        yield _component("critic", Role.CRITIC, settings.critic, shapes["critic"], engine="training")
-    for name, model in settings.reward_models.items():
-        yield _component(name, Role.REWARD_MODEL, model, shapes[name], engine="gym_rm")
-    if (trained := settings.reward_training) is not None:
-        yield _component("reward_training", Role.REWARD_TRAINING, trained, shapes["reward_training"], engine="training")
+    generation = settings.generation
+    for name, role, model in _models(settings):
+        yield _component(name, role, model, shapes[name], engine="training" if role.trains else "gym_rm")
+        if role is Role.POLICY:
+            changes: dict[str, Any] = {"dtype": generation.dtype or ("float32" if on_cpu else "bfloat16")}
+            if generation.engine == "transformers":
+                changes = {"dtype": model.dtype, "num_gpus": model.num_gpus, "tensor_parallel_size": 1}
+            yield _component("generation", Role.GENERATION, generation, shapes[name], **changes)
 
 
 def _component(name: str, role: Role, settings: Config, shape: ModelShape, **changes: Any) -> Component:

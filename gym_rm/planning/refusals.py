@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gym_rm.errors import ConfigError
-from gym_rm.planning.component_options import (
-    awake_options,
-    divisors_violated,
-    places,
-)
+from gym_rm.planning.component_options import awake_options, divisors_violated, places
 from gym_rm.planning.hardware.devices import Cluster, Device
 from gym_rm.planning.plan import Role
 from gym_rm.planning.plan_request import Component, PlanRequest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -117,7 +118,5 @@ def _row(row: Row, places: Mapping[str, int], prompts: Sequence[Sequence[Any]]) 
 
 
 def _common(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
-    count = next(
-        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )
-    return first[:count]
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return [each for each, _ in pairs]

@@ -56,11 +56,7 @@ def planned(monkeypatch):
             raise Infeasible(
                 [Violation(f"it needs {size} GiB more", fix) for size, fix in zip((3, 4), fixes, strict=True)]
             )
-        return together(
-            cluster.nodes,
-            cluster.gpus_per_node,
-            name=settings.name,
-        )
+        return together(cluster.nodes, cluster.gpus_per_node, name=settings.name)
 
     monkeypatch.setattr(command, "make_plan", plan)
     return found
@@ -228,13 +224,7 @@ def test_gpus_are_listed_without_a_request():
 
 def test_the_help_page_lists_every_setting():
     shown = run("--help").stdout
-    for name in (
-        "tensor_parallel_size",
-        "gpu_memory_utilization",
-        "reply_tokens",
-        "step_seconds",
-        "pools",
-    ):
+    for name in ("tensor_parallel_size", "gpu_memory_utilization", "reply_tokens", "step_seconds", "pools"):
         assert re.search(rf"^ +{name}\b", shown, re.MULTILINE), name
 
 
@@ -270,8 +260,8 @@ def test_what_if_exits_with_1_if_the_request_itself_does_not_fit(planned):
     ("arguments", "message"),
     [
         (["nofile.yaml"], "there is no request file 'nofile.yaml'"),
-        (["16"], "for a number of GPUs write gpus=16"),
-        (["--gpus", "16"], "for a number of GPUs write gpus=16"),
+        (["16"], "expected a YAML file with the cluster and the models, or settings such as gpus=16"),
+        (["--gpus", "16"], "there is no request file '16'"),
         (["gpus=12"], "nodes of 8 GPUs do not make 12"),
         (["gpus=0"], "gpus must be an integer of at least 1, got 0"),
         (["memory=much"], "must be a size such as '80 GiB'"),

@@ -158,5 +158,6 @@ def test_an_empty_key_file_is_an_error(tmp_path, text):
 
 
 def test_a_missing_library_is_an_error_with_the_install_command(monkeypatch):
+    monkeypatch.delitem(sys.modules, "gym_rm.server.serve", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'gym-rm[server]'" in error_of()

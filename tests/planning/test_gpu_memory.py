@@ -151,11 +151,7 @@ def test_more_tokens_never_need_less_memory(
     role: Role, tokens: int, more: int, checkpointing: bool, device: str
 ) -> None:
     few, many = (
-        peak(
-            role,
-            Choice(max_num_batched_tokens=count, gradient_checkpointing=checkpointing),
-            device_of_kind(device),
-        )
+        peak(role, Choice(max_num_batched_tokens=count, gradient_checkpointing=checkpointing), device_of_kind(device))
         for count in (tokens, tokens + more)
     )
     assert few <= many

@@ -78,7 +78,6 @@ def test_the_longest_of_many_is_longer_than_the_longest_of_few():
         ({}, "reply_tokens.max is missing"),
         ({"p50": 200}, "reply_tokens.max is missing"),
         ({"p50": 200, "max": 100}, r"reply_tokens.max \(100\) is less than reply_tokens.p50 \(200\)"),
-        ({"p50": 200, "p50.0": 300, "max": 400}, "the same quantile as p50"),
         ({"P50": 200, "max": 400}, "reply_tokens.P50 is unknown"),
         ({"mean": 200, "max": 400}, "the mean follows from the quantiles"),
         ({"p50": "x", "max": 400}, "reply_tokens.p50 must be a number of tokens"),

@@ -61,23 +61,10 @@ def test_a_run_with_one_measurement_has_no_pairs(tmp_path):
 
 
 def test_values_come_back_with_their_types(tmp_path):
-    values = {
-        "a": 1,
-        "b": 0.1 + 0.2,
-        "c": True,
-        "d": None,
-        "phase_seconds": {"generate": 1.5, "x": {"y": 2}},
-    }
+    values = {"a": 1, "b": 0.1 + 0.2, "c": True, "d": None, "phase_seconds": {"generate": 1.5, "x": {"y": 2}}}
     RunWriter(tmp_path, {}).add_metrics("train", 3, values)
     (row,) = read_run(tmp_path).training
-    flat = {
-        "a": 1,
-        "b": 0.1 + 0.2,
-        "c": True,
-        "d": None,
-        "phase_seconds/generate": 1.5,
-        "phase_seconds/x/y": 2,
-    }
+    flat = {"a": 1, "b": 0.1 + 0.2, "c": True, "d": None, "phase_seconds/generate": 1.5, "phase_seconds/x/y": 2}
     assert {name: row[name] for name in flat} == flat
     assert [type(row[name]) for name in "abcd"] == [int, float, bool, type(None)]
 

@@ -17,12 +17,7 @@ from gym_rm.planning.plan import Plan
 
 __all__ = ["LIBRARIES", "Flags", "flags", "ray_bundles"]
 
-LIBRARIES: dict[str, Library] = {
-    "nemo-rl": NEMO_RL,
-    "verl": VERL,
-    "openrlhf": OPENRLHF,
-    "trl": TRL,
-}
+LIBRARIES: dict[str, Library] = {"nemo-rl": NEMO_RL, "verl": VERL, "openrlhf": OPENRLHF, "trl": TRL}
 
 
 def flags(plan: Plan, library: str) -> Flags:

@@ -74,10 +74,7 @@ def _shared(parts: Parts, *components: ComponentPlan | None) -> bool:
 
 def _shapes(name: str, of: Subject) -> tuple[Row, Row]:
     """Return the rows for the nodes and GPUs of a component."""
-    return (
-        Row(f"{name}.num_nodes", of, Parts.nodes),
-        Row(f"{name}.num_gpus_per_node", of, Parts.gpus_per_node),
-    )
+    return (Row(f"{name}.num_nodes", of, Parts.nodes), Row(f"{name}.num_gpus_per_node", of, Parts.gpus_per_node))
 
 
 OPENRLHF = Library(

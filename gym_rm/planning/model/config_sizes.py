@@ -99,22 +99,22 @@ def shape_from_config(
     Raises:
         ConfigError: a size is missing or impossible, or the formulas of the model's layers are not known here.
     """
-    if not isinstance(config, Mapping):
-        raise ConfigError(f"{name}: the sizes must be a mapping with the names of config.json, got {describe(config)}.")
     by_hand = by_hand and not WRITTEN & config.keys()
     kind = _model_type(config, name, by_hand=by_hand)
     model_type = config.get("model_type") or "llama"
     model = _model(config, kind, model_type, name, strict=by_hand)
     sizes = model.sizes
     layers = Counter(_layer(model, index) for index in range(sizes.num_hidden_layers))
+    head_width = sizes.vocab_size if num_labels is None else num_labels
+    tied = kind.tied if sizes.tie_word_embeddings is None else sizes.tie_word_embeddings
     return ModelShape(
         name=name,
         layers=tuple(layers.items()),
         hidden=sizes.hidden_size,
         vocabulary=sizes.vocab_size,
         embedding=sizes.vocab_size * sizes.hidden_size,
-        head=_head(model, num_labels),
-        head_width=sizes.vocab_size if num_labels is None else num_labels,
+        head=0 if tied and num_labels is None else head_width * sizes.hidden_size,
+        head_width=head_width,
         other=sizes.hidden_size + sizes.other_parameters,
         max_length=sizes.max_position_embeddings,
         source=source,
@@ -248,12 +248,3 @@ def _window(model: _Model, index: int) -> int | None:
     if every := sizes.sliding_window_pattern or kind.every:
         return sizes.sliding_window if (index + 1) % every else None
     return None if index < sizes.max_window_layers and model.model_type.startswith("qwen") else sizes.sliding_window
-
-
-def _head(model: _Model, num_labels: int | None) -> int:
-    """Return the parameters of the head: over the vocabulary, or a row for each label."""
-    sizes, hidden = model.sizes, model.sizes.hidden_size
-    if num_labels is None:
-        tied = model.kind.tied if sizes.tie_word_embeddings is None else sizes.tie_word_embeddings
-        return 0 if tied else sizes.vocab_size * hidden
-    return num_labels * hidden

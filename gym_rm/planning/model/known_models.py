@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gym_rm.checks import describe
 from gym_rm.errors import ConfigError
 from gym_rm.planning.model.config_sizes import read_config, shape_from_config
 from gym_rm.planning.model.shape import ModelShape
@@ -40,10 +39,6 @@ def load_shape(model: str | None, config: Any, *, num_labels: int | None, name: 
         )
     if model is None:
         return shape_from_config(config, name=name, num_labels=num_labels, source="given sizes", by_hand=True)
-    if not isinstance(model, str) or not model.strip():
-        raise ConfigError(
-            f"{name}: model must be a folder, a hub id or the name of a known model, got {describe(model)}."
-        )
     path = Path(model).expanduser()
     if path.exists() or model.startswith((".", "~", os.sep)) or model.endswith((".json", os.sep)):
         if not path.exists():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from rich.console import Group
 from rich.table import Table
@@ -11,7 +10,6 @@ from rich.text import Text
 
 from gym_rm.evaluation.audit import LEVELS, Audit
 from gym_rm.evaluation.audit_lines import CONFIDENCE, SMALL, AuditLine
-from gym_rm.evaluation.bootstrap import Interval
 from gym_rm.evaluation.perturbations import WORDINGS
 from gym_rm.reports.tables import plain_table, signed
 from gym_rm.reports.transcripts import cut, visible
@@ -69,7 +67,8 @@ def _lines_table(audit: Audit) -> Table:
     numbers = ("rows", "change of the score", "spreads", "rows rising")
     table = plain_table(TITLE, "change", *numbers, "expected", "verdict", numbers=numbers)
     table.caption, table.padding = caption, (0, 1, 0, 0)
-    for group, lines in _grouped(audit):
+    for group in dict.fromkeys(line.group for line in audit.lines):
+        lines = [line for line in audit.lines if line.group == group]
         table.add_row(Text(group, style="bold"))
         strongest = max(lines, key=lambda line: -math.inf if line.mean is None else line.mean.value)
         for line in lines:
@@ -81,32 +80,16 @@ def _lines_table(audit: Audit) -> Table:
     return table
 
 
-def _grouped(audit: Audit) -> Iterator[tuple[str, list[AuditLine]]]:
-    """Yield the groups of lines in their order."""
-    names = dict.fromkeys(line.group for line in audit.lines)
-    for name in names:
-        yield name, [line for line in audit.lines if line.group == name]
-
-
 def _cells_of(audit: Audit, line: AuditLine) -> list[str]:
     """Return the number of rows, the change with its interval, the change in spreads, and the share that rises."""
     rows = f"{line.rows}" + (f" ({line.failed} failed)" if line.failed else "")
     if line.mean is None or line.rises is None:
         return [rows, "", "", ""]
-    spreads = audit.in_spreads(line)
-    return [
-        rows,
-        _interval_text(line.mean, spread=audit.spread),
-        "" if spreads is None else f"{spreads:+.2f}",
-        f"{line.rises.value:.0%} [{line.rises.low:.0%}, {line.rises.high:.0%}]",
-    ]
-
-
-def _interval_text(interval: Interval, *, spread: float) -> str:
-    """Return a change with its interval, all with the decimals that a change of one spread needs."""
-    both = (interval.value, interval.low, interval.high)
-    value, low, high = (signed(each, like=(*both, spread)) for each in both)
-    return f"{value} [{low}, {high}]"
+    spreads, ends = audit.in_spreads(line), (line.mean.value, line.mean.low, line.mean.high)
+    # All with the decimals that a change of one spread needs.
+    value, low, high = (signed(each, like=(*ends, audit.spread)) for each in ends)
+    rises = f"{line.rises.value:.0%} [{line.rises.low:.0%}, {line.rises.high:.0%}]"
+    return [rows, f"{value} [{low}, {high}]", "" if spreads is None else f"{spreads:+.2f}", rises]
 
 
 def _examples_table(audit: Audit) -> Table:
