@@ -41,7 +41,10 @@ from gym_rm.engine.backbones.batch_invariance import (
 )
 from gym_rm.engine.backbones.low_precision import FORMATS
 from gym_rm.engine.backbones.tree_attention import TreeAttention
+from gym_rm.engine.executors.executor import LoadSpec
+from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.executors.model_info import bytes_per_token
+from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.trial import Forward
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
 from gym_rm.generation.sampling import LocalSampler
@@ -72,6 +75,7 @@ class Sizes:
         "tests/generation/test_sampling.py",
     )
     head_sizes: tuple[int, ...] = (64, 128, 256)
+    nth_case: int = 1  # of the wrong models
     tree: tuple[int, int] = (24, 100)  # sequences, and most tokens of a branch
     rows: tuple[int, ...] = (16, 48, 112, 272, 512, 1024, 1040, 2064, 4096, 4112, 8192, 16_384, 32_768)
     batches: int = 50
@@ -82,6 +86,7 @@ class Sizes:
     prompts: int = 64
     reply_tokens: int = 512
     steps: int = 3
+    learned_tokens: int = 8192  # in a forward and backward of GRPO, beside 30 GB of keys and values of the sampler
     dtype: str = "bfloat16"
 
     @property
@@ -92,8 +97,8 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     models=("tiny",), budgets=(500, 1000, 2000), rounds=1, tests=("tests/engine/test_pages.py",), head_sizes=(16,),
-    tree=(6, 10), rows=(16, 48, 112), batches=4, batch_tokens=(500, 2000), pool=40, pairs=4, learned_pairs=(4, 2),
-    prompts=2, reply_tokens=4, steps=2, dtype="float32",
+    nth_case=8, tree=(6, 10), rows=(16, 48, 112), batches=4, batch_tokens=(500, 2000), pool=40, pairs=4,
+    learned_pairs=(4, 2), prompts=2, reply_tokens=4, steps=2, dtype="float32",
 )  # fmt: skip
 
 
@@ -109,11 +114,11 @@ def part_a(day: Day) -> None:
         for head_size in sizes.head_sizes:
             work = functools.partial(attention_errors, day, head_size, dtype)
             day.row("attention", work, expected=20, head_size=head_size, dtype=dtype)
-    file = ROOT / "tests" / "engine" / "loading" / "test_mutations.py"
-    if file.exists():
-        day.row("tests of wrong models", functools.partial(run_tests, day, str(file)), expected=60)
-    else:
-        day.skip("tests of wrong models", f"{file.name} is not there")
+    for dtype in BOUNDS:
+        if (ROOT / "tests" / "engine" / "loading" / "mutations.py").exists():
+            day.row("wrong models", functools.partial(wrong_models, day, dtype), expected=100, dtype=dtype)
+        else:
+            day.skip("wrong models", "tests/engine/loading/mutations.py is not there", dtype=dtype)
     for name in sizes.tests:
         day.row("tests", functools.partial(run_tests, day, str(ROOT / name), "-m", "not slow"), expected=60, file=name)
 
@@ -170,6 +175,24 @@ def attention_errors(day: Day, head_size: int, dtype: str) -> dict[str, Any]:
     if not max(errors.values()) <= BOUNDS[dtype]:
         raise ArithmeticError(f"differences from float64 above {BOUNDS[dtype]}: {errors}")
     return {"tokens": len(tree), "relative_errors": errors}
+
+
+def wrong_models(day: Day, dtype: str) -> dict[str, Any]:
+    """Load models whose attention, positions or products are wrong; the trial must not accept them as trees."""
+    import tiny_models
+    from tests.engine.loading.mutations import MUTATIONS
+    from tests.engine.loading.test_mutations import CASES, MODELS
+
+    layouts = {}
+    other = "pages: " if day.device.type == "cuda" else "flex: "
+    for name, architecture in [case for case in CASES if not case[0].startswith(other)][:: day.sizes.nth_case]:
+        model = tiny_models.reward_model(architecture, **MODELS[architecture]).to(day.device, getattr(torch, dtype))
+        with MUTATIONS[name]():
+            layouts[f"{name} ({architecture})"] = LocalExecutor().load(LoadSpec(model, ModuleHead("score"))).layout
+    accepted = [name for name, layout in layouts.items() if layout == "tree"]
+    if accepted:
+        raise ArithmeticError(f"{len(accepted)} of {len(layouts)} were accepted as trees: {', '.join(accepted)}")
+    return {"refused": len(layouts)}
 
 
 def _error(got: Tensor, expected: Tensor) -> float:
@@ -318,7 +341,8 @@ def conversations_of(day: Day, tokens: int) -> list[workloads.Conversation]:
     """Return GSM8K groups with about twice as many unique tokens."""
     some = workloads.gsm8k_groups(4, GROUP)
     whole, prompts = (
-        day.tokenizer.apply_chat_template(texts)["input_ids"] for texts in (some, [[one[0]] for one in some[::GROUP]])
+        day.tokenizer.apply_chat_template(texts, return_dict=True)["input_ids"]
+        for texts in (some, [[one[0]] for one in some[::GROUP]])
     )
     unique = sum(map(len, whole)) - (GROUP - 1) * sum(map(len, prompts))
     return workloads.gsm8k_groups(-(-8 * tokens // unique), GROUP)
@@ -525,19 +549,19 @@ def part_e(day: Day) -> None:
     work = {"size": sizes.small, "prompts": sizes.prompts, "group_size": GROUP, "reply_tokens": sizes.reply_tokens}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        day.row(
-            "reward training", functools.partial(training_step, day, folder / "pairs"), expected=60, size=sizes.small
-        )
+        learn = functools.partial(training_step, day, folder / "pairs")
+        day.row("reward training", learn, expected=60, size=sizes.small)
         grpo.make_models(sizes.small, folder, device=str(day.device), dtype=getattr(torch, sizes.dtype))
         task = grpo.Task(
             str(folder / "policy"), str(folder / "reward_model"), str(workloads.DATA / "gsm8k_graded.jsonl.gz"),
             sizes.prompts, sizes.reply_tokens, 1e-6, sizes.steps, dtype=sizes.dtype,
+            batch_tokens=sizes.learned_tokens,
         )  # fmt: skip
         day.row("calibration", calibrated, expected=20)
         day.row("decoding", functools.partial(decoding, day, task), expected=60, **work)
-        day.row("decoding of transformers", functools.partial(their_decoding, day, task), expected=60, **work)
         day.row("GRPO step", functools.partial(grpo_step, day, task), expected=100, **work)
         day.row("planned step", functools.partial(planned_step, day, task), expected=5, **work)
+        day.row("decoding of transformers", functools.partial(their_decoding, day, task), expected=60, **work)
         if importlib.util.find_spec("trl") and importlib.util.find_spec("datasets"):
             trl = replace(task, micro_batch=max(GROUP, task.num_completions // 16))
             day.row("GRPO step of TRL", functools.partial(grpo_step, day, trl, ours=False), expected=150, **work)
@@ -570,8 +594,9 @@ def calibrated() -> dict[str, Any]:
 def prompts_of(task: Any, tokenizer: Any) -> list[list[int]]:
     """Return the token ids of the prompts of a step, each as often as its group is large."""
     prompts = task.ordered_prompts()[: task.num_prompts]
-    encoded = tokenizer.apply_chat_template([list(p.messages) for p in prompts], add_generation_prompt=True)
-    return [list(ids) for ids in encoded["input_ids"] for _ in range(task.group_size)]
+    texts = [list(prompt.messages) for prompt in prompts]
+    encoded = tokenizer.apply_chat_template(texts, add_generation_prompt=True, return_dict=True)["input_ids"]
+    return [list(ids) for ids in encoded for _ in range(task.group_size)]
 
 
 def policy_of(day: Day, task: Any) -> Any:

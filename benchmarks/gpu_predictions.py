@@ -114,7 +114,8 @@ def predictions() -> Iterator[Prediction]:
     steps = {name: grpo_seconds("0.6B", chip, prompts=64, replies=8, length=512) for name, chip in CHIPS.items()}
     for phase, goal in (("generate", None), ("score", None), ("update", None), ("step", 20.0)):
         values = {name: found[phase] for name, found in steps.items()}
-        yield Prediction(f"GRPO, 0.6B, 64 x 8 replies of 512 tokens: {phase}, s", "GRPO step", phase, values, goal=goal)
+        what = f"GRPO, 0.6B, 64 x 8 replies of 512 tokens: {phase}, s"
+        yield Prediction(what, "GRPO step", phase, values, {"size": "0.6B"}, goal)
     _, hidden, *_, weights = sizes("8B")
     loading = 2 * (weights + hidden * workloads.SHAPES["8B"]["vocab_size"]) / LOAD_BYTES + LOAD_SECONDS
     values = dict.fromkeys(CHIPS, loading)

@@ -72,6 +72,8 @@ class Task:
     group_size: int = 8
     seed: int = 0
     dtype: str = "float32"
+    batch_tokens: int | None = None
+    """Most tokens in a forward and backward of ours; None for its default."""
 
     @property
     def num_completions(self) -> int:
@@ -209,7 +211,8 @@ def train_ours(task: Task, watch: Stopwatch) -> Run:
             "env": {"reward_model": task.reward_model, "prompts": task.prompts, "num_prompts": task.num_prompts},
             "advantage": {"std_floor": 1e-4},
             "loss": {"measure_kl": False, "importance_cap": None},
-            "optimizer": {"learning_rate": task.learning_rate, "warmup_share": 0.0},
+            "optimizer": {"learning_rate": task.learning_rate, "warmup_share": 0.0}
+            | {"max_num_batched_tokens": task.batch_tokens},
             "eval": {"num_prompts": 0, "every": task.steps + 1},
         }  # fmt: skip
         settings = complete(gym_rm.config.load_config(grpo.GRPOSettings, values))
