@@ -59,6 +59,7 @@ def open_chat_model(
             tensor_files(source, revision),
             config=config,
             dtype=resolve_dtype(dtype, placed, config),
+            device_map={"": placed},
             attn_implementation="eager" if capped else None,  # sdpa ignores the cap
             revision=revision,
         )
@@ -69,7 +70,7 @@ def open_chat_model(
         raise ConfigError(f"{option}={source!r} has no chat template; use a chat model, whose tokenizer has one.")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model.eval().to(placed), tokenizer
+    return model.eval(), tokenizer
 
 
 def _without_output_layer(option: str, source: str, architectures: Any, missing: Any = None) -> ConfigError:

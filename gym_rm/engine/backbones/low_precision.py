@@ -13,7 +13,7 @@ Shapes: x `[..., K]`, weight `[N, K]`, products `[..., N]`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from gym_rm.engine.backbones.sharded import Part, Ranks, RowParallelLinear, local_parts, ranks_of
+from gym_rm.engine.backbones.sharded import Part, Ranks, RowParallelLinear, local_part, ranks_of
 from gym_rm.errors import ConfigError
 
 Quantization: TypeAlias = Literal["int8", "fp8"]
@@ -129,10 +129,12 @@ def quantize_layers(model: PreTrainedModel, quantization: Quantization, device: 
         raise ConfigError(f"quantization='fp8' needs an Ada, Hopper or newer GPU, but the model is on {device}.")
     make = FORMATS[quantization]
     replaced = 0
-    for parent in list(model.base_model.modules()):
+    linear = (nn.Linear, RowParallelLinear)
+    # A list without them, so that each full-precision weight is freed before the next layer is replaced.
+    for parent in [module for module in model.base_model.modules() if type(module) not in linear]:
         for name, child in list(parent.named_children()):
             # For a single input feature, torch computes wrong int8 products.
-            if type(child) not in (nn.Linear, RowParallelLinear) or child.weight.shape[1] == 1:
+            if type(child) not in linear or child.weight.shape[1] == 1:
                 continue
             if not any(size % make.multiple for size in child.weight.shape):
                 setattr(parent, name, make(child))
@@ -152,7 +154,10 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             bits and more are converted), is not a dense tensor with data, or has values that are not finite in the
             model's precision. The model is then unchanged.
     """
-    weights = local_parts(model, weights)
+
+    def parts() -> Iterator[tuple[str, Tensor]]:
+        return ((name, local_part(model, name, weight)) for name, weight in weights.items())
+
     layers = {name: part for name, part in model.named_modules() if isinstance(part, LowPrecisionLinear)}
     quantized = {f"{name}.weight": layer for name, layer in layers.items()}
     in_8_bits = {*quantized, *(f"{name}.scale" for name in layers)}
@@ -166,7 +171,7 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     unknown = sorted(weights.keys() - forms.keys())
     wrong = [
         f"{name} {_form(tensor)} instead of {forms[name]}"
-        for name, tensor in weights.items()
+        for name, tensor in parts()
         if name in forms and not _fits(tensor, *forms[name])
     ]
     if unknown or missing or wrong:
@@ -174,7 +179,7 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             f"weights do not fit {type(model).__name__}: missing {missing[:3]}, unknown {unknown[:3]}, wrong type or "
             f"shape {wrong[:3]}."
         )
-    infinite = [name for name, tensor in weights.items() if not _is_finite(tensor, forms[name][0])]
+    infinite = [name for name, tensor in parts() if not _is_finite(tensor, forms[name][0])]
     ranks = ranks_of(model)
     if infinite if ranks is None else not ranks.smallest(not infinite):  # each rank has seen its own parts
         raise ConfigError(
@@ -182,14 +187,14 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
             "precision; the training that made them has diverged."
         )
     with torch.no_grad():
-        for name, tensor in weights.items():
-            if name not in quantized:
-                target = held[name]
-                whole = isinstance(target, DTensor) and not isinstance(tensor, DTensor)
-                target.copy_(Part.of(target).take(tensor) if whole else tensor)
-                continue
-            layer = quantized[name]
-            layer.assign(tensor.to(layer.weight.device, dtype))
+        for name, tensor in parts():
+            if name in quantized:
+                layer = quantized[name]
+                layer.assign(tensor.to(layer.weight.device, dtype))
+            elif isinstance(target := held[name], DTensor) and not isinstance(tensor, DTensor):
+                target.to_local().copy_(Part.of(target).take(tensor))
+            else:
+                target.copy_(tensor)
 
 
 def _form(value: object) -> object:

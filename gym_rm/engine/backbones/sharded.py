@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.nn.functional import embedding, linear, pad
 from transformers import PreTrainedModel
@@ -247,10 +247,21 @@ class Part:
                 whole = of_ranks.transpose(each.dim, each.dim + 1).reshape(whole.shape)
         return whole
 
-    def take(self, whole: Tensor) -> DTensor:
-        """Return this rank's part of a whole weight; no rank sends anything."""
-        whole = whole.to(self.mesh.device_type)
-        return distribute_tensor(whole, self.mesh, list(self.placements), src_data_rank=None)
+    def take(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole weight: a view, or a copy if the part is one of a strided split."""
+        if isinstance(whole, DTensor):
+            whole = whole.full_tensor()
+        for i, each in enumerate(self.placements):
+            if each.is_replicate():
+                continue
+            of_rank = []
+            for group in whole.chunk(getattr(each, "split_factor", 1), each.dim):
+                length = group.shape[each.dim]
+                most = -(-length // self.mesh.size(i))
+                start = min(self.mesh.get_local_rank(i) * most, length)
+                of_rank.append(group.narrow(each.dim, start, min(most, length - start)))
+            whole = torch.cat(of_rank, each.dim) if len(of_rank) > 1 else of_rank[0]
+        return whole
 
 
 def ranks_of(model: nn.Module) -> Ranks | None:
@@ -318,14 +329,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor) and not all(each.is_replicate() for each in tensor.placements)
 
 
-def local_parts(model: nn.Module, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return weights by name; of each whole weight that is divided among ranks, this rank's part."""
-    parts: Mapping[str, Part] = vars(model).get("parts", {})
-    local = dict(weights)
-    for name in weights.keys() & parts.keys():
-        if isinstance(weights[name], Tensor) and tuple(weights[name].shape) == parts[name].whole_shape:
-            local[name] = parts[name].take(weights[name]).to_local()
-    return local
+def local_part(model: nn.Module, name: str, weight: Any) -> Any:
+    """Return this rank's part of a whole weight that is divided among ranks; anything else as it is."""
+    part: Part | None = vars(model).get("parts", {}).get(name)
+    if part is None or not isinstance(weight, Tensor) or tuple(weight.shape) != part.whole_shape:
+        return weight
+    return part.take(weight)
 
 
 def _change_class(module: nn.Module, divided: type[nn.Module] | None, ranks: Ranks) -> None:

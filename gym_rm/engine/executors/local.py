@@ -23,7 +23,7 @@ from gym_rm.engine.backbones.sharded import ranks_of
 from gym_rm.engine.backbones.whole_model import difference_to_whole
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
 from gym_rm.engine.executors.model_info import dtype_of, model_info
-from gym_rm.engine.loading.checkpoint import ModelFiles, load_model, require_same_model
+from gym_rm.engine.loading.checkpoint import ModelFiles, load_model, open_weights, require_same_model
 from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import (
     TOLERANCE,
@@ -160,7 +160,7 @@ class LocalExecutor:
         return results
 
     def update_weights(self, weights: Weights) -> None:
-        """See `Executor.update_weights`. A folder is loaded on the CPU, then copied to the device tensor by tensor."""
+        """See `Executor.update_weights`. The weights of a folder are read and copied to the device one by one."""
         model, spec = self._loaded(), self._spec
         assert spec is not None
         if self._asleep is not None:
@@ -168,7 +168,7 @@ class LocalExecutor:
         if isinstance(weights, str | os.PathLike) and isinstance(spec.model, ModelFiles):
             other = spec.model.at(weights)
             require_same_model(spec.model.config, other.config, other.source)
-            weights = load_model(other, device=torch.device("cpu"), sharding=self._sharding).state_dict()
+            weights = open_weights(other, self._sharding)
         if not isinstance(weights, Mapping):
             folder = " or a folder" if isinstance(spec.model, ModelFiles) else ""
             raise ConfigError(f"weights must be tensors by name (a state dict){folder}; got {weights!r:.200}.")

@@ -40,7 +40,7 @@ from gym_rm.engine.loading.lora import CONFIG as ADAPTER_CONFIG
 from gym_rm.engine.loading.lora import WEIGHTS, Adapter, find_adapter
 from gym_rm.engine.loading.revision import revision_of, revision_of_tokenizer
 from gym_rm.engine.loading.sharding import Sharding, distributed_arguments
-from gym_rm.engine.loading.weights import read_weights
+from gym_rm.engine.loading.weights import FLOATS, read_weights
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError
 
@@ -172,25 +172,30 @@ def open_checkpoint(options: LoadOptions) -> ModelFiles:
 
 
 def load_model(
-    checkpoint: ModelFiles, *, device: torch.device | None = None, sharding: Sharding | None = None
+    checkpoint: ModelFiles,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    sharding: Sharding | None = None,
 ) -> PreTrainedModel:
-    """Return the model with its weights, in evaluation mode, on its device.
+    """Return the model with its weights, in evaluation mode. They are read tensor by tensor, each to its device.
 
     Args:
         checkpoint: checkpoint to load.
         device: device of the model; None for the one in the options.
+        dtype: precision of the model; None for the one in the options.
         sharding: how the ranks of torch.distributed divide the weights; None for the whole model.
 
     Raises:
         ConfigError: weights are missing (such as a head that was never saved) or cannot be read.
     """
     options, adapter = checkpoint.options, checkpoint.adapter
-    device_map = options.device_map if device is None else None
+    device_map = options.device_map if device is None and sharding is None else None
     device = device or resolve_device(options.device)
     arguments: dict[str, Any] = {
         "config": checkpoint.config,
-        "dtype": resolve_dtype(options.dtype, device, checkpoint.config),
-        "device_map": device_map,
+        "dtype": dtype or resolve_dtype(options.dtype, device, checkpoint.config),
+        "device_map": {"": device} if device_map is None and sharding is None else device_map,
         "attn_implementation": _attention(checkpoint),
         "quantization_config": options.quantization_config,
         "trust_remote_code": False,
@@ -204,13 +209,31 @@ def load_model(
         _require_weights(checkpoint, missing if adapter is None else [k for k in missing if not adapter.holds(k)])
         if adapter is not None:
             model = adapter.merge_into(model)
-    quantized = options.quantization_config is not None or getattr(model, "quantization_method", None) is not None
     if sharding is not None:
         model = use_local_weights(model, model.tp_plan, gather=sharding.fsdp_size > 1)
-    elif device_map is None and not quantized:
-        model = model.to(device)
     loaded: PreTrainedModel = model.eval()
     return loaded
+
+
+def open_weights(checkpoint: ModelFiles, sharding: Sharding | None = None) -> Mapping[str, torch.Tensor]:
+    """Return the weights of a checkpoint by name, on the CPU. A tensor is read from its file when it is used.
+
+    Weights that differ from those in the files are made at once, in memory: an adapter's, experts that transformers
+    joins (with a sharding, the rank's part of them on its device), and those of files with several precisions.
+
+    Raises:
+        ConfigError: weights are missing or cannot be read.
+    """
+    options, experts = checkpoint.options, any(".experts." in name for name in checkpoint.tensors)
+    dtype = resolve_dtype(options.dtype, resolve_device(options.device), checkpoint.config)
+    if checkpoint.adapter is None:
+        headers = tensor_headers(checkpoint.source, checkpoint.tensors, options.revision)
+        stored = {FLOATS[each] for _, each in headers.values() if each in FLOATS}
+        dtype = stored.pop() if len(stored) == 1 else dtype
+    sharding = sharding if experts else None
+    model = load_model(checkpoint, device=torch.device("cpu"), dtype=dtype, sharding=sharding)
+    weights: Mapping[str, torch.Tensor] = model.state_dict()
+    return weights
 
 
 def require_same_model(config: PreTrainedConfig, other: PreTrainedConfig, source: str) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -22,7 +23,8 @@ NOT_USED = re.compile(
     r"|attention\.bias|embed_positions|position_embeddings\.weight|num_batches_tracked)$"
     r"|(^|\.)(pooler|mtp|vision|visual|audio|image|multi_modal)"
 )
-FLOATS = ("F16", "BF16", "F32", "F64")  # in files; smaller ones need a scale
+# Of files; smaller ones need a scale.
+FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
 OF_QUANTISATION = re.compile(r"scale|zero|quant|absmax|g_idx|[._]map$")
 
 

@@ -1,3 +1,5 @@
+import weakref
+
 import numpy as np
 import pytest
 import tiny_models
@@ -116,3 +118,15 @@ def test_the_largest_number_of_a_row_does_not_overflow(dtype):
     restored = layer.weight.float() * layer.scale.float().reshape(-1, 1)
     error = (restored - linear.weight.detach().float()).abs().amax(dim=1)
     assert (error <= 0.51 * layer.scale.float().reshape(-1)).all()
+
+
+def test_the_weights_of_a_layer_are_freed_before_the_next_layer_is_quantised(monkeypatch):
+    model = tiny_models.reward_model("qwen3", num_hidden_layers=6)
+    weights = [weakref.ref(each.weight) for each in model.base_model.modules() if isinstance(each, nn.Linear)]
+    held = []
+    assign = Int8Linear.assign
+    monkeypatch.setattr(
+        Int8Linear, "assign", lambda *args: assign(*args) or held.append(sum(w() is not None for w in weights))
+    )
+    quantize_layers(model, "int8", torch.device("cpu"))
+    assert held[0] == len(weights) > 5 * held[-1]

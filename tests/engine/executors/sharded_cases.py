@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import threading
 import traceback
 import unittest.mock
 from contextlib import nullcontext
@@ -25,6 +24,7 @@ from gym_rm.engine.executors.ranks import Rank, start_rank
 from gym_rm.engine.kinds.readouts import ModuleHead
 from gym_rm.engine.loading.checkpoint import LoadOptions, load_model, open_checkpoint
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
+from tests.private_memory import growth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,27 +166,14 @@ def _peak(index: int, folder: str, sharding: dict[str, int], size: int, place: s
     executor = start_rank(Rank(index, size, f"127.0.0.1:{port}"))
     checkpoint = open_checkpoint(LoadOptions(path=folder))
     spec = LoadSpec(checkpoint, ModuleHead("score"), **sharding)
-    before, largest, done = _private(), [0.0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            largest[0] = max(largest[0], _private())
-
-    thread = threading.Thread(target=watch)
-    thread.start()
+    peaks = []
 
     def read(*arguments: Any, **options: Any) -> Any:
-        model = load_model(*arguments, **options)
-        done.set()
+        with growth() as largest:
+            model = load_model(*arguments, **options)
+        peaks.append(largest[0])
         return model
 
     with unittest.mock.patch("gym_rm.engine.executors.local.load_model", read):
         executor.load(spec)
-    thread.join()
-    (Path(place) / f"peak {index}").write_text(str(largest[0] - before))
-
-
-def _private() -> float:
-    """Return the memory of this process that is not a part of a file, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+    (Path(place) / f"peak {index}").write_text(str(peaks[0]))

@@ -22,7 +22,7 @@ TOLERANCE = 1e-5  # of float32 scores
 TENSOR_PARALLEL, FULLY_SHARDED = {"tensor_parallel_size": 2}, {"fsdp_size": 2}
 WITH_PLAN = ("qwen3", "mixtral", "llama", "gemma2", "gemma3", "gpt_neox", "phi3", "deepseek_v3")
 ANY = ("qwen3", "gpt2", "deberta_v2", "mixtral", "xlnet")
-OPTIONS = ("tensors", "prefix cache", "turns", "folder", "experts", "generative", "implicit")
+OPTIONS = ("tensors", "prefix cache", "turns", "folder", "experts", "experts folder", "generative", "implicit")
 OFTEN = (  # cases that every run of the tests has
     "tensor parallel qwen3", "tensor parallel tensors", "tensor parallel bfloat16", "fully sharded qwen3", "wrong sums",
 )  # fmt: skip
@@ -49,12 +49,16 @@ def cases(saved_model, tmp_path_factory):
     cached = {"prefix_cache_tokens": 4096}
     made |= {f"fully sharded {each}": Case(saved_model(each), FULLY_SHARDED) for each in ANY}
     made["fully sharded tensors"] = Case(qwen, FULLY_SHARDED, act="score_after_update", argument=[other])
+    made["fully sharded folder"] = Case(qwen, FULLY_SHARDED, act="score_after_update", argument=other)
     made |= {
         "tensor parallel turns": Case(qwen, TENSOR_PARALLEL, act="score_turns"),
         "tensor parallel prefix cache": Case(qwen, TENSOR_PARALLEL, options=cached, act="score_turn_by_turn"),
         "tensor parallel folder": Case(qwen, TENSOR_PARALLEL, act="score_after_update", argument=other),
         "tensor parallel tensors": Case(qwen, TENSOR_PARALLEL, act="score_after_update", argument=[other]),
         "tensor parallel experts": Case(experts, TENSOR_PARALLEL, act="score_after_update", argument=[other_experts]),
+        "tensor parallel experts folder": Case(
+            experts, TENSOR_PARALLEL, act="score_after_update", argument=other_experts
+        ),
         "tensor parallel generative": Case(policy, TENSOR_PARALLEL, {"kind": "generative"}, QUESTION),
         "tensor parallel implicit": Case(policy, TENSOR_PARALLEL, {"kind": "implicit"}, {"reference": reference}),
         "tensor parallel bfloat16": Case(qwen, TENSOR_PARALLEL, {"dtype": "bfloat16"}),
@@ -107,7 +111,7 @@ def test_tensor_parallel_scores_are_those_of_the_whole_model(name, results, expe
     assert (got["layout"], got["fused"]) == (want["layout"], want["fused"])
 
 
-@pytest.mark.parametrize("name", names(*(f"fully sharded {each}" for each in (*ANY, "tensors"))))
+@pytest.mark.parametrize("name", names(*(f"fully sharded {each}" for each in (*ANY, "tensors", "folder"))))
 def test_fully_sharded_scores_have_the_bits_of_the_whole_model(name, results, expected):
     assert_equal_in_all_ranks(results[name])
     want = expected(name)
