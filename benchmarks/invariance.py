@@ -1,6 +1,7 @@
 """Count the scores whose bits depend on the batch that they were computed in.
 
     python benchmarks/invariance.py                   # 10,000 batches, about ten minutes on two cores
+    python benchmarks/invariance.py --host            # only the time of Python in a batch, about ten seconds
 
 24 real conversations (GSM8K groups, and HH dialogues with several turns) are each scored alone once. Then random
 batches of 1 to 12 of them are scored: in random order, with repetition, with a random token budget and number of
@@ -12,12 +13,16 @@ counts as different if any of its bits differs from the score alone. The weights
 - `padded` (transformers in one padded batch), `trl` and `s-t` (see scoring.py): other libraries on `--peer-batches` of
   these batches, compared with their own scores of each conversation alone.
 
+`--host` runs a Qwen3 of 28 layers with tiny sizes, so that nearly all of its time is Python's: what a GPU waits
+for at every batch.
+
 If a score of ours differs, the first such score of each model is printed, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import sys
@@ -36,7 +41,10 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 from workloads import Conversation
 
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant, Rows
+from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.reward_model_scorer import RewardModelScorer
+from gym_rm.engine.token_tree import TokenSequence, plan_trees
 
 Floats: TypeAlias = np.ndarray[Any, Any]
 SHAPE = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 384}
@@ -141,6 +149,28 @@ def compare(score: Score, batches: Sequence[Batch], count: int) -> tuple[list[st
     return [f"{len(batches)}", f"{compared}", f"{different}", f"{largest:.1e}", f"{seconds:.0f}"], first
 
 
+def host_time(console: Console) -> None:
+    """Print the processor time of a batch of 48 tokens: alone, and with products of several numbers of rows."""
+    torch.set_num_threads(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = AutoConfig.for_model("qwen3", vocab_size=100, num_hidden_layers=28, head_dim=8, num_labels=1, **sizes)
+    decoder = DecoderBackbone(AutoModelForSequenceClassification.from_config(config).eval())
+    sequence = TokenSequence(np.arange(48, dtype=np.int32), np.array([47]))
+    (tree,) = plan_trees([sequence], max_num_batched_tokens=48).batches
+    table = Table("products", "milliseconds of a batch")
+    rows = (None, Rows(), Rows(16, in_chunks=True))
+    times: dict[Rows | None, list[float]] = {each: [] for each in rows}
+    for _ in range(100):  # in turns, because the speed of a machine changes
+        for each in rows:
+            with torch.inference_mode(), contextlib.nullcontext() if each is None else BatchInvariant(each):
+                started = time.process_time()
+                decoder.hidden_states(tree)
+                times[each].append(1e3 * (time.process_time() - started))
+    for each, measured in times.items():
+        table.add_row("of torch" if each is None else str(each), f"{np.median(measured):.1f}")
+    console.print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=10_000, help="number of batches, divided among the models")
@@ -149,9 +179,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="index of the first data row, to measure on other rows")
     parser.add_argument("--only", default="", help="run only models whose name contains this text")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--host", action="store_true", help="measure the time of Python in a batch")
     args = workloads.parse_args(parser)
     console = Console(width=160)
     console.print(f"python {' '.join(sys.argv)}\n{workloads.machine('cpu')}")
+    if args.host:
+        host_time(console)
+        return
     tokenizer = workloads.tokenizer()
     conversations = short_conversations(args.first)
     table = Table("model", "precision", "method", "layout", "batch_invariance")

@@ -81,11 +81,17 @@ def with_padding(tokens: IntArray, multiple: int | None = None) -> IntArray:
     return np.concatenate([tokens, np.repeat(tokens[..., :1], extra, axis=-1)], axis=-1)
 
 
-def current_rows() -> Rows:
-    """Return the rows of the innermost context if it is `BatchInvariant`; outside, any multiple of 16."""
+def current_context() -> BatchInvariant | None:
+    """Return the innermost context of torch's functions if it is `BatchInvariant`."""
     depth = torch._C._len_torch_function_stack()
     mode = torch._C._get_function_stack_at(depth - 1) if depth else None
-    return mode.rows if isinstance(mode, BatchInvariant) else Rows()
+    return mode if isinstance(mode, BatchInvariant) else None
+
+
+def current_rows() -> Rows:
+    """Return the rows of the current context; outside, any multiple of 16."""
+    context = current_context()
+    return Rows() if context is None else context.rows
 
 
 def blas_settings() -> Blas:
@@ -131,6 +137,24 @@ class BatchInvariant(TorchFunctionMode):
         named = dict(kwargs or {})
         inputs = (*args, *(named.pop(name) for name in INPUTS if name in named))
         return rule(self.rows, func, *inputs, **named)
+
+    def caller(self, *counts: int) -> Callable[..., Any]:
+        """Return a function that calls another as in this context, for products of so many rows, outside of it.
+
+        In the context, every call of torch takes Python code.
+        """
+        whole = not self.rows.in_chunks and not any(count % self.rows.multiple for count in counts)
+
+        def call(func: Any, *args: Any, **kwargs: Any) -> Any:
+            rule = RULES.get(func)
+            if rule is not _activation and whole:
+                return func(*args, **kwargs)
+            if rule is not None:
+                return rule(self.rows, func, *args, **kwargs)
+            with self:
+                return func(*args, **kwargs)
+
+        return call
 
 
 def _product(rows: Rows, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:

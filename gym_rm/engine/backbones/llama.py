@@ -12,6 +12,7 @@ Shapes: x `[T, hidden]`, query `[T, H, D]`, key and value `[T, H_kv, D]`, cos an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -21,6 +22,7 @@ from torch.nn.functional import linear, silu
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
+from gym_rm.engine.backbones.batch_invariance import current_context
 from gym_rm.engine.backbones.low_precision import LowPrecisionLinear, Scaled
 from gym_rm.engine.backbones.sharded import RowParallelLinear, is_hook_of_sharding, whole_weights
 
@@ -32,6 +34,7 @@ ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 Code: TypeAlias = tuple[Callable[..., Any], ...]
+Call: TypeAlias = Callable[..., Any]  # that calls a function of torch or a layer, see `BatchInvariant.caller`
 Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos and sin of each token's position, [T, D]
 
 
@@ -71,25 +74,41 @@ def llama_code(backbone: Any) -> Code | None:
         return None
     called = (backbone.embed_tokens, backbone.rotary_emb)  # these run themselves, so they may be replaced
     code: list[Callable[..., Any]] = []
-    for module in backbone.modules():
+    modules = [backbone]
+    for module in modules:  # before every batch, so without the slow attributes of modules
+        own = vars(module)
+        modules.extend(each for each in own["_modules"].values() if each is not None)
         # Modules with adapters, offloading or hooks compute more than a product with their weights.
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if hasattr(module, "_hf_hook") or not all(map(is_hook_of_sharding, hooks)):
+        hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
+        if "_hf_hook" in own or (hooks and not all(map(is_hook_of_sharding, hooks))):
             return None
-        product = isinstance(module, PRODUCTS)
-        forward = nn.Linear.forward if product else type(module).forward
-        if module not in called and ("forward" in vars(module) or not forward.__module__.startswith(LIBRARIES)):
-            return None
+        kind: Any = type(module)
+        forward = kind.forward
+        if module not in called:
+            forward = _replaced(kind, forward)
+            if forward is None or "forward" in own:
+                return None
         code.append(forward)
     for layer in backbone.layers:
-        projections = [getattr(layer.self_attn, name, None) for name in ATTENTION_PROJECTIONS]
-        projections += [getattr(layer.mlp, name, None) for name in MLP_PROJECTIONS]
-        plain = (
-            type(each) is nn.Linear or isinstance(each, LowPrecisionLinear | RowParallelLinear) for each in projections
-        )
-        if not (all(plain) and layer.self_attn.is_causal and type(layer.mlp.act_fn) in SILU):
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention._modules.get(name) for name in ATTENTION_PROJECTIONS]
+        projections += [mlp._modules.get(name) for name in MLP_PROJECTIONS]
+        if not (all(map(_is_product, map(type, projections))) and attention.is_causal and type(mlp.act_fn) in SILU):
             return None
     return tuple(code)
+
+
+@functools.cache
+def _replaced(kind: type, forward: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the forward that `llama_forward` replaces for a class of modules; None if it cannot."""
+    if issubclass(kind, PRODUCTS):
+        return nn.Linear.forward
+    return forward if forward.__module__.startswith(LIBRARIES) else None
+
+
+@functools.cache
+def _is_product(kind: type) -> bool:
+    return kind is nn.Linear or issubclass(kind, PRODUCTS)
 
 
 def rotary_positions(backbone: Any, x: Tensor, position_ids: Tensor) -> Rotary:
@@ -117,51 +136,79 @@ def llama_forward(
         reads: int64 `[R]`, indices of the tokens that are read; None for all.
         checkpointing: whether each layer keeps its input only, and runs again in the backward (arXiv 1604.06174).
     """
+    context = current_context()
+    if context is None:
+        return _forward(backbone, x, rotary, attention, _call, reads, checkpointing)
+    call = context.caller(len(x), len(x) if reads is None else len(reads))
+    torch._C._pop_torch_function_stack()
+    try:
+        return _forward(backbone, x, rotary, attention, call, reads, checkpointing)
+    finally:
+        torch._C._push_on_torch_function_stack(context)
+
+
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _forward(
+    backbone: Any,
+    x: Tensor,
+    rotary: Rotary,
+    attention: Attention,
+    call: Call,
+    reads: Tensor | None,
+    checkpointing: bool,
+) -> Tensor:
     layers = backbone.layers[: backbone.config.num_hidden_layers]
     for number, layer in enumerate(layers):
         at = reads if number == len(layers) - 1 else None
         with whole_weights(layer):
             if checkpointing:
-                x = checkpoint(_layer, layer, number, x, rotary, attention, at, use_reentrant=False)
+                x = checkpoint(_layer, layer, number, x, rotary, attention, call, at, use_reentrant=False)
             else:
-                x = _layer(layer, number, x, rotary, attention, at)
+                x = _layer(layer, number, x, rotary, attention, call, at)
     return rms_norm(backbone.norm, x)
 
 
-def _layer(layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, reads: Tensor | None) -> Tensor:
+def _layer(
+    layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, call: Call, reads: Tensor | None
+) -> Tensor:
     """Return the output of one layer for all tokens, or for those at `reads`."""
-    return _add_mlp(_add_attention(layer, number, x, rotary, attention, reads), layer)
+    return _add_mlp(_add_attention(layer, number, x, rotary, attention, call, reads), layer, call)
 
 
 def _add_attention(
-    layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, reads: Tensor | None
+    layer: Any, number: int, x: Tensor, rotary: Rotary, attention: Attention, call: Call, reads: Tensor | None
 ) -> Tensor:
     module = layer.self_attn
     normed = rms_norm(layer.input_layernorm, x)
     inputs = _input(module.k_proj, normed)
-    key = rotate(_heads(module, "k", inputs, x.dtype), *rotary)
-    value = _heads(module, "v", inputs, x.dtype)
+    key = rotate(_heads(module, "k", inputs, x.dtype, call), *rotary)
+    value = _heads(module, "v", inputs, x.dtype, call)
     if reads is not None:
         x, rotary = x[reads], (rotary[0][reads], rotary[1][reads])
         inputs = _input(module.q_proj, normed[reads])
-    query = rotate(_heads(module, "q", inputs, x.dtype), *rotary)
+    query = rotate(_heads(module, "q", inputs, x.dtype, call), *rotary)
     # The sliding window is in the configuration for Mistral and in each layer for Qwen; Llama has none.
     window = getattr(module.config if module.config.model_type == "mistral" else module, "sliding_window", None)
     attended = attention(number, query, key, value, scale=module.scaling, window=window, only_reads=reads is not None)
-    return _add_product(x, attended.reshape(len(x), -1), module.o_proj)
+    return _add_product(x, attended.reshape(x.shape[0], -1).contiguous(), module.o_proj, call)
 
 
-def _add_mlp(x: Tensor, layer: Any) -> Tensor:
-    inputs = _input(layer.mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
-    gate, up = (_product(module, inputs, x.dtype) for module in (layer.mlp.gate_proj, layer.mlp.up_proj))
-    return _add_product(x, silu_times(gate, up), layer.mlp.down_proj)
+def _add_mlp(x: Tensor, layer: Any, call: Call) -> Tensor:
+    mlp = layer.mlp
+    inputs = _input(mlp.gate_proj, rms_norm(layer.post_attention_layernorm, x))
+    gate, up = (_product(module, inputs, x.dtype, call) for module in (mlp.gate_proj, mlp.up_proj))
+    return _add_product(x, silu_times(gate, up, call), mlp.down_proj, call)
 
 
-def _heads(module: Any, name: str, inputs: Tensor | Scaled, dtype: torch.dtype) -> Tensor:
+def _heads(module: Any, name: str, inputs: Tensor | Scaled, dtype: torch.dtype, call: Call) -> Tensor:
     """Return queries, keys or values `[T, heads, D]`, normed if the layer does so."""
-    states = _product(getattr(module, f"{name}_proj"), inputs, dtype)
-    states = states.view(len(states), -1, module.head_dim)
-    return rms_norm(getattr(module, f"{name}_norm"), states) if hasattr(module, f"{name}_norm") else states
+    states = _product(getattr(module, f"{name}_proj"), inputs, dtype, call)
+    states = states.view(states.shape[0], -1, module.head_dim)
+    norm = module._modules.get(f"{name}_norm")
+    return states if norm is None else rms_norm(norm, states)
 
 
 def _input(module: Any, x: Tensor) -> Tensor | Scaled:
@@ -169,22 +216,26 @@ def _input(module: Any, x: Tensor) -> Tensor | Scaled:
     return module.quantize(x) if isinstance(module, LowPrecisionLinear) else x
 
 
-def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype) -> Tensor:
-    return linear(x, module.weight, module.bias) if isinstance(x, Tensor) else module.product(x, dtype)
+def _product(module: Any, x: Tensor | Scaled, dtype: torch.dtype, call: Call) -> Tensor:
+    if isinstance(x, Tensor):
+        product: Tensor = call(linear, x, module.weight, module.bias)
+    else:
+        product = call(module.product, x, dtype)
+    return product
 
 
-def _add_product(x: Tensor, y: Tensor, module: Any) -> Tensor:
+def _add_product(x: Tensor, y: Tensor, module: Any, call: Call) -> Tensor:
     """Return `x + module(y)`; in full precision, the matrix product does the addition, in place without gradients."""
     if torch.is_autocast_enabled(x.device.type):
-        summed: Tensor = x + module(y)  # residuals keep their precision
+        summed: Tensor = x + call(module, y)  # residuals keep their precision
         return summed
     if isinstance(module, PRODUCTS):
-        summed = module(y).add_(x)
+        summed = call(module, y).add_(x)
         return summed
     if torch.is_grad_enabled():
-        x = torch.addmm(x, y, module.weight.t())
+        x = call(torch.addmm, x, y, module.weight.t())
         return x if module.bias is None else x + module.bias
-    x.addmm_(y, module.weight.t())
+    call(Tensor.addmm_, x, y, module.weight.t())
     return x if module.bias is None else x.add_(module.bias)
 
 
@@ -222,7 +273,8 @@ class RMSNorm(torch.autograd.Function):
 
 
 def _normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps).to(x.dtype)  # autocast returns float32
+    normed = torch.rms_norm(x, weight.shape, weight, eps)
+    return normed if normed.dtype is x.dtype else normed.to(x.dtype)  # autocast returns float32
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -253,17 +305,18 @@ def _rotated(states: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     """Rotate pairs of numbers, paired as in Hugging Face's `rotate_half`."""
     half = states.shape[-1] // 2
     first, second = states[..., :half], states[..., half:]
-    c, s = cos[:, None, :half], sin[:, None, :half]
-    rotated = torch.empty_like(states)
-    torch.mul(first, c, out=rotated[..., :half]).addcmul_(second, s, value=-sign)
-    torch.mul(second, c, out=rotated[..., half:]).addcmul_(first, s, value=sign)
+    s = sin[:, None, :half]
+    rotated = torch.mul(states, cos[:, None], out=torch.empty_like(states))
+    rotated[..., :half].addcmul_(second, s, value=-sign)
+    rotated[..., half:].addcmul_(first, s, value=sign)
     return rotated
 
 
-def silu_times(gate: Tensor, up: Tensor) -> Tensor:
+def silu_times(gate: Tensor, up: Tensor, call: Call = _call) -> Tensor:
     """Return `silu(gate) * up` (SwiGLU, arXiv 2002.05202); gate is overwritten without gradients."""
     if not torch.is_grad_enabled():
-        return silu(gate, inplace=True).mul_(up)
+        activated: Tensor = call(silu, gate, inplace=True)
+        return activated.mul_(up)
     product: Tensor = SiluTimes.apply(gate, up)  # type: ignore[no-untyped-call]
     return product
 

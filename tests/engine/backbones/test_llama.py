@@ -7,9 +7,14 @@ import pytest
 import tiny_models
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gym_rm
-from gym_rm.engine.backbones.llama import llama_code
+from gym_rm.engine.backbones import llama
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant, Rows
+from gym_rm.engine.backbones.decoder import DecoderBackbone
+from gym_rm.engine.backbones.llama import llama_code, llama_forward, rotary_positions
+from gym_rm.engine.token_tree import TokenSequence, plan_trees
 from tests.engine.watching import dialogue
 
 CONVERSATIONS = [dialogue("What is 12 + 30?", "The sum is 42."), dialogue("What is 12 + 30?", "I don't think so.")]
@@ -118,3 +123,67 @@ def test_attention_to_later_tokens_is_not_fused():
     model = tiny_models.reward_model("qwen3")
     model.base_model.layers[0].self_attn.is_causal = False
     assert llama_code(model.base_model) is None
+
+
+# --- calls of torch
+
+
+class CountsCalls(BatchInvariant):
+    """Counts the calls of torch that it changes or passes on."""
+
+    calls = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def hidden_states(context, num_layers=2):
+    """Return the hidden states of 80 tokens in a context."""
+    decoder = DecoderBackbone(tiny_models.reward_model("qwen3", num_hidden_layers=num_layers))
+    sequence = TokenSequence(np.arange(10, 90, dtype=np.int32), np.arange(79))
+    (tree,) = plan_trees([sequence], max_num_batched_tokens=1000).batches
+    with torch.inference_mode(), context:
+        return decoder.hidden_states(tree)
+
+
+@pytest.mark.parametrize("rows", [Rows(), Rows(32, in_chunks=True)], ids=str)
+def test_no_call_of_a_layer_goes_through_the_context(rows):
+    shallow, deep = CountsCalls(rows), CountsCalls(rows)
+    hidden_states(shallow)
+    hidden_states(deep, num_layers=5)
+    assert shallow.calls == deep.calls
+
+
+@pytest.mark.parametrize("rows", [Rows(), Rows(32, in_chunks=True), Rows(24, in_chunks=True)], ids=str)
+def test_products_outside_of_the_context_have_the_bits_of_those_inside(rows, monkeypatch):
+    got = hidden_states(BatchInvariant(rows))
+    monkeypatch.setattr(llama, "current_context", lambda: None)
+    assert torch.equal(got, hidden_states(BatchInvariant(rows)))
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the operations that compute or copy numbers."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not (func.is_view or func is torch.ops.aten.empty_like.default)
+        return func(*args, **(kwargs or {}))
+
+
+def kernels(num_layers):
+    """Return the number of kernels of a forward, without those of the attention."""
+    backbone = tiny_models.reward_model("qwen3", num_hidden_layers=num_layers).bfloat16().base_model
+    with torch.inference_mode(), BatchInvariant():
+        x = backbone.embed_tokens(torch.arange(16))
+        rotary = rotary_positions(backbone, x, torch.arange(16))
+        with Kernels() as counted:
+            llama_forward(backbone, x, rotary, lambda layer, query, key, value, **options: query)
+    return counted.count
+
+
+def test_a_layer_runs_few_kernels_outside_of_its_attention(monkeypatch):
+    # Norms are one kernel on a GPU, and several on a CPU.
+    monkeypatch.setattr(torch, "rms_norm", lambda x, shape, weight, eps: x * weight)
+    assert kernels(3) - kernels(2) == 4 + 7 + 2 * 3 + 2  # norms, products, positions and the activation
