@@ -241,6 +241,7 @@ def _stay(tensor, other):
 _NUMPY = Tensor.numpy
 PATCHES = {
     "torch.cuda.is_available": lambda: True,
+    "torch._C._set_blas_preferred_backend": lambda backend: None,
     "torch.cuda.is_bf16_supported": lambda *args, **kwargs: True,
     "torch.cuda.device_count": lambda: 1,
     "torch.cuda.current_device": lambda: 0,
