@@ -79,6 +79,9 @@ class Record(TorchDispatchMode):
 
 def _read(func, tensors):
     """Return what the host reads of fake numbers, 1 or True; None for an operation that returns tensors as usual."""
+    if func is torch.ops.aten.index.Tensor and any(each.dtype == torch.bool for each in tensors[1:]):
+        chosen = [each.nonzero().unbind(1) if each.dtype == torch.bool else (each,) for each in tensors[1:]]
+        return tensors[0][sum(chosen, ())]
     if func is torch.ops.aten.nonzero.default:
         return tensors[0].new_empty(tensors[0].numel(), tensors[0].dim(), dtype=torch.int64)
     returns = [str(each.type) for each in getattr(func, "_schema", None).returns] if hasattr(func, "_schema") else []
@@ -238,6 +241,13 @@ def _stay(tensor, other):
     assert (tensor.device, tensor.dtype) == (other.device, other.dtype), "a fake tensor cannot move"
 
 
+class _Generator(torch.Generator):
+    """Generator on the CPU, because a torch without CUDA has no other."""
+
+    def __new__(cls, device="cpu"):
+        return super().__new__(cls, "cpu")
+
+
 _NUMPY = Tensor.numpy
 PATCHES = {
     "torch.cuda.is_available": lambda: True,
@@ -250,8 +260,11 @@ PATCHES = {
     "torch.cuda.mem_get_info": lambda device=None: (8 * GIB, 16 * GIB),
     "torch.cuda.empty_cache": lambda: None,
     "torch.cuda.synchronize": lambda device=None: None,
+    "torch.cuda.memory_reserved": lambda device=None: GIB,
+    "torch.backends.cuda.preferred_blas_library": lambda backend=None: None,
     "torch.cuda.device": lambda device: contextlib.nullcontext(),
     "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": True,
+    "torch.Generator": _Generator,
     "torch.Tensor.pin_memory": _pin,
     "torch.Tensor.numpy": _numpy,
     "torch.autograd._engine_run_backward": _run_backward,

@@ -8,9 +8,10 @@ import pytest
 import tiny_models
 import torch
 
-from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant
+from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant, Rows, same_products
 from gym_rm.engine.backbones.decoder import DecoderBackbone
-from gym_rm.engine.backbones.low_precision import quantize_layers
+from gym_rm.engine.backbones.devices import pinned_like
+from gym_rm.engine.backbones.low_precision import Float8Linear, quantize_layers
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import make_reward_model
 from gym_rm.engine.executors import local
@@ -88,10 +89,9 @@ def test_a_padded_batch_runs_without_waits(gpu, architecture):
     assert gpu.waits == []
 
 
-@pytest.mark.parametrize("rows", LADDER["cuda"][1:], ids=str)
-@pytest.mark.parametrize("architecture", FUSED[:1])
-def test_products_of_other_rows_run_without_waits(gpu, architecture, rows):
-    model = rewards(architecture)
+@pytest.mark.parametrize("rows", LADDER["cuda"], ids=str)
+def test_products_of_these_rows_run_without_waits(gpu, rows):
+    model = rewards(FUSED[0])
     require(hidden_states(model, batch_of(model), rows=rows), (5, model.config.hidden_size), torch.bfloat16)
     assert gpu.waits == []
 
@@ -125,6 +125,11 @@ def test_a_fused_layer_launches_few_kernels(gpu, architecture):
         hidden_states(model, batch_of(model))
         counts.append(len(gpu.kernels))
     assert counts[1] - counts[0] <= KERNELS_PER_LAYER
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Linear, Float8Linear])
+def test_products_are_compared_on_the_gpu(gpu, layer):
+    assert same_products.__wrapped__(Rows(), layer, (64, 32), torch.bfloat16, DEVICE, 1)
 
 
 # --- readouts --------------------------------------------------------------------------------------------------------
@@ -183,8 +188,8 @@ def loaded(monkeypatch, model, layout="tree", readout=HEAD):
         return chosen
 
     monkeypatch.setattr(local, "choose_forward", choose)
-    monkeypatch.setattr(local, "rows_to_try", lambda backbones: [])  # these compare bits, and fake tensors have none
-    monkeypatch.setattr(local, "check_invariance", lambda candidate, forward, run, ladder: forward)
+    monkeypatch.setattr(local, "check_invariance", lambda candidate, forward, run, rows: forward)
+    monkeypatch.setattr(local, "rows_to_try", lambda backbones: [Rows()])
     executor = LocalExecutor()
     info = executor.load(LoadSpec(model, readout))
     assert (info.device, info.dtype, info.layout) == (str(DEVICE), "bfloat16", layout)
@@ -209,3 +214,33 @@ def test_the_executor_waits_once_for_a_classifier(gpu, monkeypatch, architecture
     gpu.clear()
     assert [result.error for result in executor.run([batch_of(model, "padded")] * 3)] == [None] * 3
     assert gpu.waits == ["run: _to_copy.default from cuda to cpu"]
+
+
+@pytest.mark.parametrize("architecture", FEW)
+def test_a_model_that_slept_and_woke_runs_as_before(gpu, monkeypatch, architecture):
+    model = rewards(architecture)
+    executor = loaded(monkeypatch, model)
+    executor.sleep()
+    gpu.clear()
+    executor.wake()
+    assert gpu.waits == []
+    assert [result.error for result in executor.run([batch_of(model)])] == [None]
+
+
+@pytest.mark.parametrize("architecture", FEW)
+def test_pinned_memory_is_in_few_blocks_of_powers_of_two(gpu, architecture):
+    tensors = list(rewards(architecture).parameters())
+    pinned = pinned_like(tensors)
+    assert [(t.shape, t.dtype, t.device.type) for t in pinned] == [(t.shape, t.dtype, "cpu") for t in tensors]
+    blocks = {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in pinned}.values()
+    assert all(size.bit_count() == 1 for size in blocks)
+    assert len(blocks) < len(tensors) / 2
+    assert sum(blocks) < 1.25 * sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_weights_are_updated_on_the_gpu(gpu, monkeypatch, architecture):
+    executor = loaded(monkeypatch, rewards(architecture))
+    executor.update_weights(dict(rewards(architecture, seed=1).state_dict()))
+    gpu.clear()
+    assert [result.error for result in executor.run([batch_of(*executor.models)])] == [None]

@@ -56,7 +56,7 @@ class Ranks:
         mine, *others = parts.chunk(self.size)
         for other in others:
             mine = mine.add_(other)
-        dist.all_gather(list(rows.chunk(self.size)), mine.contiguous(), group=self.group)
+        dist.all_gather_into_tensor(rows, mine.contiguous(), group=self.group)
         return rows[: len(rows) - extra].view(x.shape)
 
     def concatenate(self, x: Tensor, size: int, dim: int) -> Tensor:
@@ -65,7 +65,7 @@ class Ranks:
         mine = x.movedim(dim, 0)
         mine = pad(mine, (*(0, 0) * (mine.dim() - 1), 0, most - len(mine))) if len(mine) < most else mine.contiguous()
         whole = mine.new_empty(self.size * most, *mine.shape[1:])
-        dist.all_gather(list(whole.chunk(self.size)), mine, group=self.group)
+        dist.all_gather_into_tensor(whole, mine, group=self.group)
         return whole[:size].movedim(0, dim)
 
     def smallest(self, number: int) -> int:

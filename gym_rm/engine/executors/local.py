@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant, rows_to_try
-from gym_rm.engine.backbones.devices import device_of
+from gym_rm.engine.backbones.devices import device_of, pinned_like
 from gym_rm.engine.backbones.evaluation import Evaluation, locks_of
 from gym_rm.engine.backbones.llama import MODEL_TYPES
 from gym_rm.engine.backbones.low_precision import assign_weights, quantization_of, quantize_layers
@@ -188,7 +188,7 @@ class LocalExecutor:
                 return
             tensors = [t for each in model.models for t in (*each.parameters(), *each.buffers()) if t.is_cuda]
             if [(t.shape, t.dtype) for t in tensors] != [(t.shape, t.dtype) for t in self._pinned]:
-                self._pinned = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+                self._pinned = pinned_like(tensors)
             self._asleep = [(tensor, tensor.device) for tensor in tensors]
             for tensor, host in zip(tensors, self._pinned, strict=True):
                 host.copy_(tensor.data)  # copied at every call, because training changes the weights
@@ -350,8 +350,10 @@ def _failure(error: Exception) -> BatchResult:
 
 
 def _free_memory() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    for device in range(torch.cuda.device_count()):
+        if torch.cuda.memory_reserved(device):  # on another device, the call would only take memory
+            with torch.cuda.device(device):
+                torch.cuda.empty_cache()
 
 
 def _require_same_values(model: PreTrainedModel, size: int) -> None:
