@@ -334,7 +334,7 @@ def _place(problem: Any, values: Any) -> tuple[str | int, ...]:
 
 
 def _explain_types(place: Sequence[str | int], problems: Sequence[Any]) -> str:
-    """Return one text for a setting that is of none of the types that it can be of."""
+    """Return one text for a setting that is none of what it can be."""
     expected, choices = [], []
     for problem in problems:
         reason = str(problem.get("ctx", {}).get("error", ""))
@@ -349,7 +349,8 @@ def _explain_types(place: Sequence[str | int], problems: Sequence[Any]) -> str:
     value = problems[0]["input"]
     hint = nearest(value, choices) if isinstance(value, str) else ""
     joint = ", or " if any(" or " in words for words in expected) else " or "
-    return f"{_key(place)} must be {joint.join(dict.fromkeys(expected))}, got {describe(value)}.{hint}"
+    got = repr(value) if choices and len(problems) == 1 else describe(value)
+    return f"{_key(place)} must be {joint.join(dict.fromkeys(expected))}, got {got}.{hint}"
 
 
 def _explain(place: tuple[str | int, ...], problem: Any, schema: type[pydantic.BaseModel]) -> str:
@@ -359,10 +360,6 @@ def _explain(place: tuple[str | int, ...], problem: Any, schema: type[pydantic.B
             return f"{key}: unknown setting.{_nearest_setting(place, schema)}"
         case "missing":
             return f"{key}: missing; this setting has no default."
-        case "literal_error" | "enum":
-            expected = problem["ctx"]["expected"]
-            hint = nearest(str(value), re.findall("'([^']*)'", expected))
-            return f"{key} must be {expected}, got {value!r}.{hint}"
         case "value_error":
             reason = str(problem["ctx"]["error"])
             # Messages of `gym_rm.checks` already start with the name of the field; the key adds its groups.
@@ -372,7 +369,7 @@ def _explain(place: tuple[str | int, ...], problem: Any, schema: type[pydantic.B
             (path[0], path[-1]) == (place[0], "model") for path in _keys(schema)
         ):
             return f"{key} must be a mapping of settings, got {describe(value)}. Write {key}.model={value}."
-        case "dict_type" | "model_type" | "tuple_type" | "list_type":
+        case "literal_error" | "dict_type" | "model_type" | "tuple_type" | "list_type":
             return _explain_types(place, [problem])
     return f"{key}: {problem['msg'].lower()}, got {describe(value)}."
 

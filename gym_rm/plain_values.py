@@ -82,8 +82,6 @@ def _explain(error: pydantic.ValidationError) -> str:
     place = "".join(f"[{part!r}]" if depth else str(part) for depth, part in enumerate(problem["loc"]))
     if problem["type"] == "extra_forbidden":
         return f"scores have the unknown field {place!r}.{nearest(place, _PlainScores.model_fields)}"
-    if problem["type"] == "missing":
-        return f"scores lack the field {place!r}, which Scores.to_dict() writes."
     return f"{place or 'scores'}: {problem['msg'].lower()}, got {describe(problem['input'])}."
 
 

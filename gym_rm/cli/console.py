@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -54,11 +52,6 @@ class PrintedWarnings(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Print one warning."""
         warn(record.getMessage())
-
-
-def find_own_modules() -> None:
-    """Add the working directory to `sys.path`, so that `module:function` can name a module in it."""
-    sys.path.insert(0, os.getcwd())
 
 
 def quiet_loading() -> None:

@@ -105,7 +105,8 @@ def evaluate(
     except ValueError as error:
         fail(error, code=2)
     names = [spec_name(each.model) for each in (arguments if against is not None else arguments[:1])]
-    bar = _progress_bar()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = ProgressBar(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
     models = [
         ModelRows(
             name=name,
@@ -175,11 +176,6 @@ class Results:
             "sets": [each.as_dict() for each in self.sets],
             "benchmarks": [each.as_dict() for each in self.benchmarks],
         }
-
-
-def _progress_bar() -> ProgressBar:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return ProgressBar(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
 def _reporter(bar: ProgressBar, name: str) -> Callable[[int, int], None]:

@@ -18,8 +18,6 @@ from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.plain_values import to_plain
 from gym_rm.scores import Scores
 
-FORMATS = (("jsonl", ""), ("csv", ""), ("parquet", ""))
-
 WithFields: TypeAlias = Callable[[Mapping[str, Any]], bytes]
 """A function that returns a line of the input with added fields."""
 
@@ -208,7 +206,7 @@ def check_output(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise ConfigError(f"output must be a file, or - for standard output, got {str(path)!r}.")
     stored_as, compression = format_of(path)
-    if (stored_as, compression) not in FORMATS:
+    if compression or stored_as not in ("jsonl", "csv", "parquet"):
         raise ConfigError(f"output must end in .jsonl, .csv or .parquet, got {str(path)!r}.")
     if stored_as == "parquet":
         import_pyarrow(f"writing {path}")

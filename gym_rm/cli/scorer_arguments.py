@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
@@ -10,7 +12,7 @@ import typer
 
 import gym_rm
 from gym_rm.checks import MOST_THREADS
-from gym_rm.cli.console import find_own_modules, quiet_loading, warn
+from gym_rm.cli.console import quiet_loading, warn
 from gym_rm.config import override_values
 from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
@@ -71,7 +73,7 @@ class ScorerArguments:
 
         More threads than a model was loaded with can change the last bits of its scores, so a number is set before.
         """
-        find_own_modules()
+        sys.path.insert(0, os.getcwd())  # `module:function` may name a module there
         if self.threads is not None:
             set_threads(self.threads)
         if not (isinstance(self.model, str) and ":" in self.model):  # a function may not need transformers

@@ -72,10 +72,8 @@ def _component_plan(component: Component, choice: Choice) -> ComponentPlan:
 
 def pool_memory(request: PlanRequest, pool: PoolChoice, members: Sequence[Component]) -> tuple[PhaseMemory, ...]:
     """Return the memory of each GPU of a pool, for each component that works and each of its phases."""
-    device = request.cluster.device
-    reserved = MemoryItem(
-        "reserved", device.processor, device.reserved.value, device.reserved.basis, device.reserved.source
-    )
+    device, kept = request.cluster.device, request.cluster.device.reserved
+    reserved = MemoryItem("reserved", device.processor, kept.value, kept.basis, kept.source)
     memories = {
         component.name: component_memory(component, choice, request.workload, device)
         for component, choice in zip(members, pool.choices, strict=True)

@@ -129,19 +129,14 @@ def _mistakes(settings: PlanSettings) -> Iterator[str]:
         yield "critic and reference belong to a policy, and there is none; add policy: {model: ...}."
     for name in sorted({"policy", "generation", "reference", "critic", "reward_training"} & {*settings.reward_models}):
         yield f"reward_models.{name}: this name is taken by another part; rename it."
-    for name in ("num_gpus", "tensor_parallel_size", "num_replicas"):
-        if generation.engine == "transformers" and (value := getattr(generation, name)) is not None:
-            yield (
-                f"generation.{name}={value}: generation by transformers has no GPUs of its own; remove it, or set "
-                "generation.engine=vllm."
-            )
-    for name in ("tensor_parallel_size", "fsdp_size"):
-        size = getattr(settings.policy, name, None) or 1
-        if generation.engine == "transformers" and size > 1:
-            yield (
-                f"policy.{name}={size}: generation by transformers needs the whole weights on each GPU; set it to 1, "
-                "or set generation.engine=vllm."
-            )
+    if generation.engine == "transformers":
+        fixed = [("generation", name) for name in ("num_gpus", "tensor_parallel_size", "num_replicas")]
+        fixed += [("policy", name) for name in ("tensor_parallel_size", "fsdp_size")]
+        words = "generation by transformers needs the policy's whole weights on each of its GPUs"
+        for part, name in fixed:
+            value = getattr(getattr(settings, part), name, None)
+            if value is not None and (part, value) != ("policy", 1):
+                yield f"{part}.{name}={value}: {words}; remove it, or set generation.engine=vllm."
 
 
 # --- models and work -------------------------------------------------------------------------------------------------

@@ -64,11 +64,8 @@ def parse_bytes(name: str, value: object) -> float:
     """
     number = value
     if isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*([KMGT]?I?B)?\s*", value, re.IGNORECASE)
-        try:
-            number = float(match[1]) * UNITS[(match[2] or "B").upper()] if match else value
-        except ValueError:
-            number = value
+        match = re.fullmatch(r"\s*(\d+\.?\d*(?:e[+-]?\d+)?)\s*([KMGT]?I?B)?\s*", value, re.IGNORECASE)
+        number = float(match[1]) * UNITS[(match[2] or "B").upper()] if match else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ConfigError(f"{name} must be a size such as '80 GiB' or a number of bytes, got {value!r}.")
     return checks.positive(name, number)

@@ -27,7 +27,7 @@ class ClusterSettings(Config):
 
     nodes: PositiveInt = 1
     """Number of nodes."""
-    gpus_per_node: PositiveInt = 1
+    gpus_per_node: PositiveInt = Field(default=1, le=1024)
     """GPUs of each node."""
     gpu: str | dict[str, Any] = "h100_sxm"
     """Kind of the GPUs (`h100_sxm`, `l40s`, `cpu`, ...; `gym-rm plan --gpus` lists them), `here` for what was measured

@@ -77,14 +77,12 @@ class SearchResult:
         pools: the pools.
         gpus: addresses of each pool.
         step_seconds: duration of a step.
-        value: what the objective makes small: seconds, or GPUs.
-        exact: whether no plan has a smaller value.
+        exact: whether no plan is better.
     """
 
     pools: tuple[PoolChoice, ...]
     gpus: tuple[tuple[Address, ...], ...]
     step_seconds: float
-    value: float
     exact: bool = True
 
 
@@ -161,11 +159,6 @@ class PoolCandidate:
     place: PoolPlace
     options: tuple[tuple[Option, ...], ...]
     seconds: Seconds
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs that it takes."""
-        return self.place.num_gpus
 
 
 class _Search:
@@ -252,7 +245,7 @@ class _Search:
                 if all(options) and self._may_fit(options):
                     fastest = [_running_least([option.seconds for option in each])[-1] for each in options]
                     candidates.append(PoolCandidate(group, where, options, functools.reduce(_added, fastest, ZERO)))
-        return sorted(candidates, key=lambda one: (one.num_gpus, sum(one.seconds)))
+        return sorted(candidates, key=lambda one: (one.place.num_gpus, sum(one.seconds)))
 
     def _roles(self, names: Sequence[str]) -> set[Role]:
         return {self.components[name].role for name in names}
@@ -272,7 +265,7 @@ class _Search:
 
     def _lower(self, candidates: list[list[PoolCandidate]], chosen: list[PoolCandidate], left: int) -> Key:
         """Return a key that no plan with these pools and one of each list has a smaller one than."""
-        smallest = [pools[0].num_gpus for pools in candidates]
+        smallest = [pools[0].place.num_gpus for pools in candidates]
         room = left - sum(smallest)
         if room < 0:
             return NEVER
@@ -280,26 +273,26 @@ class _Search:
         for pools, least in zip(candidates, smallest, strict=True):
             sizes, fastest = self.fastest(pools[0].names)
             vectors.append(fastest[bisect.bisect_right(sizes, room + least) - 1])
-        return self._key(vectors, sum(pool.num_gpus for pool in chosen) + sum(smallest))
+        return self._key(vectors, sum(pool.place.num_gpus for pool in chosen) + sum(smallest))
 
     def _fastest(self, group: tuple[str, ...]) -> tuple[list[int], list[Seconds]]:
         """Return the GPUs of a group's candidates, and the fastest seconds up to each of them."""
         pools = self.candidates(group)
-        return [pool.num_gpus for pool in pools], _running_least([pool.seconds for pool in pools])
+        return [pool.place.num_gpus for pool in pools], _running_least([pool.seconds for pool in pools])
 
     def _descend(self, candidates: list[list[PoolCandidate]], chosen: list[PoolCandidate], left: int) -> None:
         if not candidates:
             self._choose_options(chosen)
             return
         first, *rest = candidates
-        fitting = [pool for pool in first if pool.num_gpus <= left]
-        branches = [(self._lower(rest, [*chosen, pool], left - pool.num_gpus), pool) for pool in fitting]
+        fitting = [pool for pool in first if pool.place.num_gpus <= left]
+        branches = [(self._lower(rest, [*chosen, pool], left - pool.place.num_gpus), pool) for pool in fitting]
         branches.sort(key=lambda branch: branch[0])
         for lower, pool in branches:
             self.examined += 1
             if self._is_cut(lower):
                 return
-            self._descend(rest, [*chosen, pool], left - pool.num_gpus)
+            self._descend(rest, [*chosen, pool], left - pool.place.num_gpus)
 
     def _is_cut(self, lower: Key) -> bool:
         return lower >= self.key or math.isinf(lower[0]) or self.examined >= MOST_NODES
@@ -308,7 +301,7 @@ class _Search:
         """Choose the options of these pools, and keep them if they are better than the best plan so far."""
         if (found := self._placed([PoolChoice(pool.names, (), pool.place, ZERO) for pool in pools])) is None:
             return
-        gpus = sum(pool.num_gpus for pool in pools)
+        gpus = sum(pool.place.num_gpus for pool in pools)
         work = [
             _Work(index, part, options) for index, pool in enumerate(pools) for part, options in enumerate(pool.options)
         ]
@@ -366,7 +359,7 @@ class _Search:
         if key < self.key:
             step = step_seconds([pool.seconds for pool in made], asynchronous=self.request.workload.asynchronous)
             self.key = key
-            self.incumbent = SearchResult(tuple(made), gpus, step, key[0])
+            self.incumbent = SearchResult(tuple(made), gpus, step)
 
     def _placed(self, pools: list[PoolChoice]) -> tuple[list[PoolChoice], tuple[tuple[Address, ...], ...]] | None:
         """Return the pools with their GPUs, or None if there is no room.

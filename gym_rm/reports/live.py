@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -39,7 +38,6 @@ class LiveView:
         console: where to write.
         steps: number of steps of the run.
         history: what a resumed run has so far, for the monitor.
-        every: number of steps between plain lines; None for a twentieth of the run.
 
     Example:
         >>> import io
@@ -47,9 +45,9 @@ class LiveView:
         ...     view.update(1, {"reward_mean": 0.5})
     """
 
-    def __init__(self, console: Console, steps: int, *, history: Run | None = None, every: int | None = None) -> None:
+    def __init__(self, console: Console, steps: int, *, history: Run | None = None) -> None:
         self.monitor, self.signs = Monitor(), list[Sign]()
-        self._console, self._steps, self._every = console, steps, every or max(1, steps // 20)
+        self._console, self._steps = console, steps
         step = 0
         if history is not None:
             self.signs += replay(history, self.monitor)
@@ -65,16 +63,14 @@ class LiveView:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Show the metrics of a training step."""
         shown = "   ".join([_reward(metrics), *_numbers(metrics)])
         self._bar.update(self._task, completed=step, numbers=shown)
-        if not self._terminal and (step % self._every == 0 or step == self._steps):
+        if not self._terminal and (step % max(1, self._steps // 20) == 0 or step == self._steps):
             self._print(f"step {step:4d}/{self._steps}   {shown}")
         self._warn(self.monitor.add(step, metrics))
 

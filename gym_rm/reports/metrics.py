@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,21 +40,16 @@ def reward_metrics(rewards: ArrayLike) -> RewardMetrics:
     values = np.asarray(rewards, dtype=np.float64).reshape(-1)
     kept = values[np.isfinite(values)]
     any_kept = kept.size > 0
+    with np.errstate(over="ignore"):
+        std = float(kept.std()) if any_kept else math.nan
     return RewardMetrics(
         num_samples=int(kept.size),
         num_failed=int(values.size - kept.size),
         mean=float(kept.mean()) if any_kept else None,
-        std=_finite_std(kept) if any_kept else None,
+        std=std if math.isfinite(std) else None,  # the squares of large values overflow
         min=float(kept.min()) if any_kept else None,
         max=float(kept.max()) if any_kept else None,
     )
-
-
-def _finite_std(values: NDArray[np.float64]) -> float | None:
-    """Return the standard deviation, or None if the squares of the values overflow."""
-    with np.errstate(over="ignore"):
-        std = float(values.std())
-    return std if np.isfinite(std) else None
 
 
 def correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float | None:

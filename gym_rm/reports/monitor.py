@@ -146,11 +146,9 @@ class Monitor:
         if len(self._shares) > 1:
             return _apart(self._shares[-1], self._shares[0], RISE_ERRORS)
         first, last = (self._window(self._training, "accuracy", end=end) for end in (False, True))
-        return (
-            first is not None
-            and last is not None
-            and _apart((last, UNKNOWN_COUNT), (first, UNKNOWN_COUNT), RISE_ERRORS)
-        )
+        if first is None or last is None:
+            return False
+        return _apart((last, UNKNOWN_COUNT), (first, UNKNOWN_COUNT), RISE_ERRORS)
 
     @property
     def _severity(self) -> Severity:
@@ -210,12 +208,8 @@ class Monitor:
         before, after = both("entropy")
         if 0 < after < COLLAPSE * before:
             words = f"The entropy fell from {before:.2g} to {after:.2g} nats per token: the policy hardly varies."
-            yield (
-                "entropy",
-                words,
-                self._severity,
-                f"{KL.capitalize()} or `loss.entropy_coef`, or lower the learning rate.",
-            )
+            turn = f"{KL.capitalize()} or `loss.entropy_coef`, or lower the learning rate."
+            yield "entropy", words, self._severity, turn
         before, after = both("completion_tokens")
         if after > LENGTH * before or after * LENGTH < before:
             words = f"Replies went from {before:.0f} to {after:.0f} tokens."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rich.console import Group
 from rich.table import Table
@@ -195,11 +196,8 @@ def items_at_peak(memory: PhaseMemory) -> list[tuple[MemoryItem, bool]]:
 
 
 def _together(items: Sequence[MemoryItem]) -> MemoryItem:
-    first = items[0]
-    source = "; ".join(dict.fromkeys(item.source for item in items))
-    return MemoryItem(
-        first.name, first.component, sum(item.bytes for item in items), weakest(i.basis for i in items), source
-    )
+    size, basis = sum(item.bytes for item in items), weakest(item.basis for item in items)
+    return replace(items[0], bytes=size, basis=basis, source="; ".join(dict.fromkeys(item.source for item in items)))
 
 
 # --- several plans, and the known GPUs --------------------------------------------------------------------------------

@@ -110,14 +110,6 @@ def test_the_columns_of_a_parquet_file_keep_their_types(tmp_path, scorer):
     assert written["score"].to_pylist() == [0.1, 0.4] * 900
 
 
-def test_a_parquet_column_of_mixed_values_is_an_error_that_keeps_the_scores(tmp_path, scorer):
-    pytest.importorskip("pyarrow")
-    rows = [{"prompt": "a", "response": "x", "note": 1}, {"prompt": "a", "response": "x", "note": "text"}]
-    result = run(write(tmp_path / "in.jsonl", rows), "-o", tmp_path / "out.parquet", code=1)
-    assert "choose an output that ends in .jsonl" in result.stderr
-    assert len(read(tmp_path / "out.parquet.scores")) == 3
-
-
 @pytest.mark.parametrize(
     ("given", "name"), [("in.jsonl", "out.csv"), ("in.parquet", "out.jsonl"), ("in.csv", "out.parquet")]
 )

@@ -326,7 +326,7 @@ def test_an_override_of_one_model_leaves_another_with_the_same_yaml_alias(tmp_pa
 
 @pytest.mark.parametrize("change", ["policy.tensor_parallel_size=2", "policy.fsdp_size=4"])
 def test_a_policy_that_generates_with_its_own_weights_is_whole_on_each_gpu(change):
-    with pytest.raises(ConfigError, match=f"{change}: generation by transformers needs the whole weights"):
+    with pytest.raises(ConfigError, match=f"{change}: generation by transformers needs the policy's whole weights"):
         plan(GRPO, overrides=(change, "generation.engine=transformers"))
 
 
@@ -337,7 +337,7 @@ def test_generation_on_the_policys_weights_has_no_numbers_of_its_own():
 
 @pytest.mark.parametrize("change", ["cluster.nodes=1000000000000", "cluster.gpus_per_node=1000000000000"])
 def test_a_cluster_of_absurd_size_is_refused(change):
-    with pytest.raises(ConfigError, match=change):
+    with pytest.raises(ConfigError, match=change.replace("=", ".*")):
         plan(SCORING, overrides=(change,))
 
 

@@ -30,7 +30,7 @@ def test_a_log_has_a_line_per_twentieth_of_the_run():
 
 
 def test_measurements_and_signs_are_printed_at_once():
-    live, file = view(every=50)
+    live, file = view()
     with live:
         live.measured(
             0, {"reward_mean": 0.0, "reward_std": 1.0, "accuracy": 0.25}, [f"reply {'x' * n}" for n in range(40)]

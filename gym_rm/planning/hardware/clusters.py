@@ -14,7 +14,6 @@ from gym_rm.planning.request_settings import ClusterSettings
 
 NVME = assumed(2e9, "an NVMe disk; set cluster.disk")
 MOST_GPUS = 100_000  # of a cluster
-MOST_NODE_GPUS = 1024  # of a node
 
 
 def read_cluster(settings: ClusterSettings) -> Cluster:
@@ -23,8 +22,6 @@ def read_cluster(settings: ClusterSettings) -> Cluster:
     Raises:
         ConfigError: a kind of GPU is unknown, or a number is wrong.
     """
-    if settings.gpus_per_node > MOST_NODE_GPUS:
-        raise ConfigError(f"cluster.gpus_per_node={settings.gpus_per_node} is more than {MOST_NODE_GPUS}.")
     if settings.nodes * settings.gpus_per_node > MOST_GPUS:
         raise ConfigError(
             f"cluster.nodes={settings.nodes} with {settings.gpus_per_node} GPUs each is more than {MOST_GPUS:,} GPUs."
@@ -58,8 +55,6 @@ def read_device(gpu: str | Mapping[str, Any]) -> Device:
             f"cluster.gpu.{unknown[0]}: unknown number.{nearest(str(unknown[0]), known)} Known: {', '.join(known)}."
         )
     numbers = {key: _number(key, value) for key, value in gpu.items() if key in QUANTITIES}
-    if not isinstance(gpu.get("name", ""), str):
-        raise ConfigError(f"cluster.gpu.name must be a text, got {gpu['name']!r}.")
     if "like" in gpu:
         base = read_device(str(gpu["like"]))
     elif missing := [key for key in ("memory", "flops", "bandwidth") if key not in numbers]:

@@ -62,7 +62,9 @@ def best_of_n_chart(curves: Sequence[BestOfN]) -> str:
     """Return the grade of the pick over n with its interval, between the oracle and a random reply."""
     first = curves[0]
     positions = [math.log(n) for n in first.ns]
-    lowest, highest = grade_range(curves)
+    grades = [end for curve in curves for each in curve.picked for end in (each.low, each.high)]
+    grades += [value for curve in curves for value in (*curve.oracle, curve.random)]
+    lowest, highest = min(grades), max(grades)
     span = (highest - lowest) or 1.0
     low, high = lowest - 0.08 * span, highest + 0.08 * span
     share = lowest >= 0 and highest <= 1
@@ -86,10 +88,3 @@ def best_of_n_chart(curves: Sequence[BestOfN]) -> str:
         chart.line(middle, kind)
         chart.dots(middle, kind)
     return chart.svg()
-
-
-def grade_range(curves: Sequence[BestOfN]) -> tuple[float, float]:
-    """Return the lowest and the highest grade of the curves and their intervals."""
-    values = [end for curve in curves for each in curve.picked for end in (each.low, each.high)]
-    values += [value for curve in curves for value in (*curve.oracle, curve.random)]
-    return min(values), max(values)

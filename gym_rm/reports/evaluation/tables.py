@@ -69,10 +69,9 @@ def _groups(report: PreferenceReport) -> dict[str, Group]:
     groups: list[Group] = []
     if report.accuracy is not None:
         groups.append(Group("all pairs", report.metrics.num_pairs, report.accuracy))
-    if report.chosen_shorter is not None:
-        groups.append(Group("better reply is shorter", report.chosen_shorter.num_pairs, report.chosen_shorter.accuracy))
-    if report.chosen_longer is not None:
-        groups.append(Group("better reply is longer", report.chosen_longer.num_pairs, report.chosen_longer.accuracy))
+    for words, group in (("shorter", report.chosen_shorter), ("longer", report.chosen_longer)):
+        if group is not None:
+            groups.append(Group(f"better reply is {words}", group.num_pairs, group.accuracy))
     sources = report.by_source if len(report.by_source) > 1 else ()
     return {visible(each.name): each for each in (*groups, *sources)}
 
