@@ -96,13 +96,9 @@ def require_known(settings: Mapping[str, Any], owner: str, *options: str) -> Non
 
 def require_single(settings: Mapping[str, Any]) -> None:
     """Raise ConfigError if a keyword is only for vector environments."""
-    if settings.get("group_size", 1) != 1:
-        raise ConfigError(
-            f"group_size must be 1 for a single environment, got group_size={settings['group_size']}; "
-            "use gym.make_vec(..., num_envs=..., group_size=...) without a vectorization_mode."
-        )
-    for name in ("num_envs", "autoreset_mode"):
-        if name in settings:
+    for name in ("num_envs", "group_size", "autoreset_mode"):
+        if name in settings and (name, settings[name]) != ("group_size", 1):
             raise ConfigError(
-                f"{name} must not be set for a single environment, got {settings[name]!r}; use gym.make_vec."
+                f"{name} must not be set for a single environment, got {settings[name]!r}; use gym.make_vec without a "
+                "vectorization_mode."
             )

@@ -39,9 +39,8 @@ class LocalSampler:
         max_new_tokens: most tokens in a completion; fewer if the model has fewer positions left.
         temperature: sampling temperature; 0 takes the most likely token, with log-probabilities at temperature 1.
         max_num_seqs: number of completions sampled at a time; None for all.
-        own_copy: whether to sample from a copy of the model, which only `update_weights` changes. Otherwise the model
-            itself is read, also after an optimizer changed it.
-        device: device of the copy; None for the model's. Only with `own_copy`.
+        copy_to: device of a copy of the model to sample from, which only `update_weights` changes; None to read the
+            model itself, also after an optimizer changed it.
 
     Raises:
         ConfigError: the model cannot sample, or not in this way.
@@ -59,23 +58,20 @@ class LocalSampler:
         max_new_tokens: int,
         temperature: float = 1.0,
         max_num_seqs: int | None = None,
-        own_copy: bool = False,
-        device: torch.device | str | None = None,
+        copy_to: torch.device | None = None,
     ) -> None:
         if getattr(model.config, "is_encoder_decoder", False):
             raise ConfigError(f"{type(model).__name__} is an encoder with a decoder; pass a causal language model.")
-        if device is not None and not own_copy:
-            raise ConfigError(f"device={device!r} needs own_copy=True.")
-        self.model = copy.deepcopy(model).eval().requires_grad_(False) if own_copy else model
-        if device is not None:
-            self.model.to(device)
+        self.model = model
+        if copy_to is not None:
+            self.model = copy.deepcopy(model).eval().requires_grad_(False).to(copy_to)
         self.tokenizer = tokenizer
         self.max_new_tokens = max_new_tokens
         self.temperature = temperature
         self.max_num_seqs = max_num_seqs
         self.ends = end_tokens(model, tokenizer)
         self.version = 0
-        self._own_copy = own_copy
+        self._own_copy = copy_to is not None
         self._decoder: LeanDecoder | ModelDecoder | None = None
 
     def sample(
@@ -114,7 +110,7 @@ class LocalSampler:
         return completions
 
     def update_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
-        """Take new weights by their names in the model; without `own_copy`, only read the model again.
+        """Take new weights by their names in the model; without a copy, only read the model again.
 
         Raises:
             ConfigError: a name is unknown, or a shape is another one.

@@ -209,11 +209,6 @@ class GRPOSettings(Config):
                 f"optimizer.updates_per_step={self.optimizer.updates_per_step} is more than env.num_prompts="
                 f"{self.env.num_prompts}, and every update needs a group"
             )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _refuse_what_gdpo_ignores(self) -> GRPOSettings:
-        """`gdpo` compares the components of whole episodes, which no penalty changes."""
         if self.advantage.estimator == "gdpo" and (self.advantage.per_turn or self.advantage.overlong_buffer):
             raise ValueError(
                 "advantage.estimator='gdpo' compares the components of whole episodes, so advantage.per_turn and "

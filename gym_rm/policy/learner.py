@@ -28,7 +28,7 @@ from gym_rm.policy.rollouts import RolloutTurn
 from gym_rm.policy.trained_policy import TrainedPolicy, open_policy, save_policy
 from gym_rm.policy.turn_batches import PolicyBatch, policy_batches
 from gym_rm.training.checkpoints import atomic_folder
-from gym_rm.training.layouts import choose_layout
+from gym_rm.training.layouts import choose_layout, enable_checkpointing
 from gym_rm.training.parallel_model import ParallelModel, make_accelerator, reshard, shard, token_budget
 
 
@@ -64,7 +64,8 @@ class Learner(ParallelModel):
         self.layout = choose_layout(self.policy, self.start.model, tree=options.tree, fuse=fuse)
         logger.info("training %s with %s", self.start.name, self.layout)
         if policy.gradient_checkpointing:
-            self.policy.enable_checkpointing(self.layout)
+            decoders, option = self.policy.decoders, "policy.gradient_checkpointing"
+            enable_checkpointing(self.start.model, decoders, self.layout, option=option)
         self.budget = token_budget(options.max_num_batched_tokens, self.device)
         self.measures_kl = bool(loss.kl_coef or loss.measure_kl)
         self.reference: TrainedPolicy | None = None

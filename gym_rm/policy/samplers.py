@@ -58,17 +58,15 @@ def make_sampler(settings: GRPOSettings, learner: Learner) -> PolicySampler:
     """
     options = settings.sampling
     if options.engine != "vllm":
-        own_copy = settings.optimizer.fsdp
         local = LocalSampler(
             learner.unsharded,
             learner.start.tokenizer,
             max_new_tokens=options.max_new_tokens or 512,
             temperature=options.temperature,
             max_num_seqs=options.max_num_seqs,
-            own_copy=own_copy,
-            device=learner.device if own_copy else None,
+            copy_to=learner.device if settings.optimizer.fsdp else None,
         )
-        return PolicySampler(local, own_copy, False, learner)
+        return PolicySampler(local, settings.optimizer.fsdp, False, learner)
     assert options.server is not None
     if settings.policy.model is None:
         raise ConfigError("sampling.engine='vllm' needs policy.model, the name under which the server serves it.")

@@ -19,14 +19,12 @@ from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.devices import to_device
 from gym_rm.engine.backbones.heads import OutputLayer
 from gym_rm.engine.loading.checkpoint import embedded
-from gym_rm.engine.loading.trial import Forward
 from gym_rm.engine.token_tree import Batch
 from gym_rm.errors import ConfigError
 from gym_rm.generation.models import open_chat_model
 from gym_rm.policy.token_log_probs import LogitOptions, token_log_probs
 from gym_rm.policy.turn_batches import PolicyBatch
 from gym_rm.training.adapters import with_adapters
-from gym_rm.training.layouts import enable_checkpointing
 from gym_rm.training.reward_model_settings import LoRASettings
 
 DROPS = re.compile("drop|jitter")  # probabilities and noise that layers apply in training
@@ -168,14 +166,6 @@ class TrainedPolicy(nn.Module):
     def trial_values(self, batch: Batch) -> Tensor:
         """Return what the output layer reads `[R, hidden]`."""
         return self._decoder.hidden_states(batch)
-
-    def enable_checkpointing(self, layout: Forward) -> None:
-        """Keep only the input of each layer, and run the layer again in the backward (arXiv 1604.06174).
-
-        Raises:
-            ConfigError: the model does not support it.
-        """
-        enable_checkpointing(self.start.model, self.decoders, layout, option="policy.gradient_checkpointing")
 
     def train(self, mode: bool = True) -> TrainedPolicy:
         """Keep evaluation mode, because a ratio needs the same function every time; only checkpointing is switched."""

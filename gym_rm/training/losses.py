@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gym_rm.errors import ConfigError
-
 
 def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 0.0) -> Tensor:
     """Return `-log sigmoid(chosen - rejected - margin)` `[P]`, finite with a finite gradient for every difference.
@@ -96,31 +94,17 @@ def regression(predictions: Tensor, targets: Tensor) -> Tensor:
     return torch.where(targets.isnan(), 0.0, errors.square())
 
 
-def process_supervision(outputs: Tensor, labels: Tensor, *, good_label: int = 1) -> Tensor:
+def process_supervision(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the binary cross-entropy of the label of every step `[S]`.
 
     Sources: Lightman et al., Let's verify step by step (arXiv 2305.20050, section 2.6), and Wang et al., Math-Shepherd
     (arXiv 2312.08935, section 3), whose soft labels are shares of correct continuations.
 
     Args:
-        outputs: outputs of the head at the step positions: `[S]` or `[S, 1]` logits of a good step, or `[S, 2]` logits
-            of the two classes.
+        logits: logits of a good step `[S]`.
         labels: 1 for a good step, 0 for a bad one, or a share between them; NaN where a label is missing `[S]`.
-        good_label: index of the output for a good step, if there are two outputs.
-
-    Raises:
-        ConfigError: `outputs` has another shape.
     """
-    if outputs.shape == (*labels.shape, 2):
-        outputs = _at_least_float32(outputs)
-        logits = outputs[..., good_label] - outputs[..., 1 - good_label]
-    elif outputs.shape in (labels.shape, (*labels.shape, 1)):
-        logits = _at_least_float32(outputs).reshape(labels.shape)
-    else:
-        raise ConfigError(
-            f"outputs must have the shape of the labels, with one or two outputs per step; got {tuple(outputs.shape)} "
-            f"for labels {tuple(labels.shape)}."
-        )
+    logits = _at_least_float32(logits)
     shares = labels.to(logits.dtype).nan_to_num()
     losses = F.binary_cross_entropy_with_logits(logits, shares, reduction="none")
     return torch.where(labels.isnan(), 0.0, losses)

@@ -173,8 +173,8 @@ class Objective:
         assert isinstance(self.kind, ProcessKind)
         labels = torch.tensor(np.concatenate([each.labels for each in micro.examples]), dtype=torch.float32)
         good = self.kind.good_label
-        terms = losses.process_supervision(values, labels.to(values.device), good_label=good)
         logits = values[:, 0] if values.shape[1] == 1 else values[:, good] - values[:, 1 - good]
+        terms = losses.process_supervision(logits, labels.to(values.device))
         outcomes = Outcomes()
         rows = zip(logits.detach().cpu().tolist(), labels.tolist(), terms.detach().cpu().tolist(), strict=True)
         for logit, label, lost in rows:

@@ -16,7 +16,7 @@ each_id = pytest.mark.parametrize("env_id", ["RewardModel-v0", "RewardModelCandi
     [
         ({"num_envs": 4}, "num_envs must not be set for a single environment, got 4"),
         ({"autoreset_mode": "NextStep"}, "autoreset_mode must not be set for a single environment"),
-        ({"group_size": 2}, "group_size must be 1 for a single environment, got group_size=2"),
+        ({"group_size": 2}, "group_size must not be set for a single environment, got 2"),
     ],
     ids=str,
 )

@@ -206,7 +206,7 @@ def test_changes_of_the_live_model_are_seen():
 def test_an_own_copy_changes_only_by_new_weights():
     model, tokenizer = policy()
     rows = prompts(tokenizer, (5,))
-    sampler = LocalSampler(model, tokenizer, max_new_tokens=4, own_copy=True)
+    sampler = LocalSampler(model, tokenizer, max_new_tokens=4, copy_to=torch.device("cpu"))
     before = sampler.sample(rows, seeds=[0])
     other, _ = policy(seed=1)
     model.load_state_dict(other.state_dict())
@@ -265,6 +265,3 @@ def test_what_cannot_be_sampled_is_refused():
     model, tokenizer = policy("minimax")  # its cache cannot be copied by row
     with pytest.raises(ConfigError, match="MiniMaxForCausalLM cannot sample in this process"):
         LocalSampler(model, tokenizer, max_new_tokens=2).sample(prompts(tokenizer, (3,)), seeds=[0])
-    model, tokenizer = policy("gpt2")
-    with pytest.raises(ConfigError, match="own_copy"):
-        LocalSampler(model, tokenizer, max_new_tokens=2, device="cpu")

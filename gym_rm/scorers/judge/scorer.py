@@ -172,9 +172,6 @@ class JudgeScorer(NeverCopied):
         """Undo `sleep`."""
         self._call("wake")
 
-    def clear_cache(self) -> None:
-        """Do nothing: no verdicts are kept."""
-
     def close(self) -> None:
         """Release the model, unless it was passed in loaded."""
         if self._owned:

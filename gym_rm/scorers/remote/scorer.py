@@ -117,9 +117,6 @@ class RemoteScorer(NeverCopied):
     def wake(self) -> None:
         """Do nothing; see `sleep`."""
 
-    def clear_cache(self) -> None:
-        """Do nothing: no scores are kept here."""
-
     def close(self) -> None:
         """Close all connections; closing twice is allowed."""
         self._closed = True
