@@ -130,10 +130,7 @@ def _reason_to_drop(comparison: Comparison) -> str | None:
         return f"all {len(replies)} replies are equal"
     if comparison.ranks is not None and len(replies) < 2:
         return "a rank of a single reply says nothing"
-    if comparison.ranks is None and comparison.step_labels is None and not _any_known(comparison):
+    ratings = [value for scores in comparison.scores.values() for value in scores if value == value]
+    if comparison.ranks is None and comparison.step_labels is None and not ratings:
         return "no preference, rating or label is known"
     return None
-
-
-def _any_known(comparison: Comparison) -> bool:
-    return any(value == value for scores in comparison.scores.values() for value in scores)

@@ -17,7 +17,7 @@ from gym_rm.data.pairs import pairs_of
 from gym_rm.data.token_lengths import TokenLengths, measure_tokens
 from gym_rm.engine.text.text_reader import TextReader
 from gym_rm.plain_values import to_plain
-from gym_rm.types import Comparison, Message
+from gym_rm.types import Message
 
 MOST_SOURCES = 8
 
@@ -150,20 +150,16 @@ def inspect_comparisons(found: ComparisonSet, *, reader: TextReader | None = Non
         objectives={name: Quantiles.of(values) for name, values in ratings.items()},
         steps=Quantiles.of(label for each in comparisons for labels in each.step_labels or () for label in labels),
         sources=_most_common(Counter(each.source for each in comparisons)),
-        lengths=_lengths(comparisons),
+        lengths={
+            "messages of a prompt": Quantiles.of(len(each.prompt) for each in comparisons),
+            "characters of a prompt": Quantiles.of(_characters(each.prompt) for each in comparisons),
+            "characters of a reply": Quantiles.of(_characters(reply) for each in comparisons for reply in each.replies),
+        },
         length_bias=LengthBias(longer=signs[1], shorter=signs[-1], equal=signs[0]),
         duplicates=find_duplicates(comparisons),
         remarks=find_remarks(comparisons, None if reader is None else reader.renderer.control_tokens_in),
         tokens=None if reader is None else measure_tokens(comparisons, reader),
     )
-
-
-def _lengths(comparisons: Sequence[Comparison]) -> dict[str, Quantiles | None]:
-    return {
-        "messages of a prompt": Quantiles.of(len(each.prompt) for each in comparisons),
-        "characters of a prompt": Quantiles.of(_characters(each.prompt) for each in comparisons),
-        "characters of a reply": Quantiles.of(_characters(reply) for each in comparisons for reply in each.replies),
-    }
 
 
 def _characters(messages: Sequence[Message]) -> int:

@@ -47,7 +47,8 @@ class TokenLengths:
 
 def measure_tokens(comparisons: Sequence[Comparison], reader: TextReader) -> TokenLengths:
     """Return the numbers of tokens of comparisons; of more than 10,000, some at equal distances are measured."""
-    taken = _spread(comparisons, MOST_COMPARISONS)
+    count = min(len(comparisons), MOST_COMPARISONS)
+    taken = [comparisons[index * len(comparisons) // count] for index in range(count)]
     lengths: list[int] = []
     totals: Counter[str] = Counter()
     failed: list[tuple[str, str]] = []
@@ -80,10 +81,3 @@ def _encoded(
         conversations: list[Conversation] = [each for comparison in chunk for each in comparison.conversations]
         results = iter(reader.renderer.encode(conversations))
         yield from ((each, list(itertools.islice(results, len(each.replies)))) for each in chunk)
-
-
-def _spread(comparisons: Sequence[Comparison], count: int) -> list[Comparison]:
-    """Return at most `count` comparisons at equal distances, with the first one."""
-    if len(comparisons) <= count:
-        return list(comparisons)
-    return [comparisons[index * len(comparisons) // count] for index in range(count)]

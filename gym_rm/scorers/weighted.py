@@ -119,10 +119,15 @@ class WeightedScorer(CombinedScorer):
         terms = [np.zeros(len(next(iter(components.values()))))]
         for name, weight in self.weights.items():
             unscored = np.isnan(components[_owner(name, list(self.scorers)) or name])
-            if name not in components and unscored.all():
-                continue  # no row of this batch was scored by its scorer
+            if name not in components:
+                if unscored.all():
+                    continue  # no row of this batch was scored by its scorer
+                raise ConfigError(
+                    f"component {name!r} is not returned by any scorer; expected one of {sorted(components)}."
+                    f"{nearest(name, components)}"
+                )
             # Not asked for this row, or failed, which is an error of the row; a component alone cannot be missing.
-            terms.append(np.where(unscored, 0.0, weight * _component(components, name)))
+            terms.append(np.where(unscored, 0.0, weight * components[name]))
         return np.asarray(np.stack(terms, axis=1).sum(axis=1, dtype=np.float64))
 
     def _results(self, conversations: Sequence[Conversation], prompts: Prompts) -> dict[str, Scores]:
@@ -179,12 +184,3 @@ def _owner(component: str, names: Sequence[str]) -> str | None:
     """Return the scorer that a component belongs to, the one with the longest name."""
     owners = [name for name in names if component == name or component.startswith(f"{name}/")]
     return max(owners, key=len, default=None)
-
-
-def _component(components: Mapping[str, RewardArray], name: str) -> RewardArray:
-    if name not in components:
-        raise ConfigError(
-            f"component {name!r} is not returned by any scorer; expected one of {sorted(components)}."
-            f"{nearest(name, components)}"
-        )
-    return components[name]

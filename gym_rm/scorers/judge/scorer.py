@@ -154,7 +154,12 @@ class JudgeScorer(NeverCopied):
         checked: dict[int, Conversation] = {}
         for row, conversation in enumerate(conversations):
             try:
-                checked[row] = _with_reply(check_conversation(conversation))
+                read = check_conversation(conversation)
+                if (role := read[-1]["role"]) != "assistant":
+                    raise ConversationError(
+                        f"the last message must be a reply, with the role 'assistant'; got {role!r:.100}."
+                    )
+                checked[row] = read
             except ConversationError as error:
                 errors[row] = str(error)
         given = prompts if prompts is not None else [None] * len(conversations)
@@ -329,10 +334,3 @@ def _outcomes(case: _Case) -> tuple[NDArray[np.float64], float]:
     first = np.array([OUTCOMES[ask.verdict] for ask in case.asks[:half]])
     swapped = np.array([1 - OUTCOMES[ask.verdict] for ask in case.asks[half:]])
     return np.where(first == swapped, first, 0.5), float((first == swapped).mean())
-
-
-def _with_reply(conversation: Conversation) -> Conversation:
-    if conversation[-1]["role"] != "assistant":
-        role = conversation[-1]["role"]
-        raise ConversationError(f"the last message must be a reply, with the role 'assistant'; got {role!r:.100}.")
-    return conversation

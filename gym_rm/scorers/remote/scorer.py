@@ -254,8 +254,9 @@ class RemoteScorer(NeverCopied):
         deadline = self._deadline()
         for _ in range(3):
             parts = await self._send(wanted, turns, deadline, self._client.send)
-            made = {_model_of(scores): scores.provenance for _, scores in parts if scores.provenance is not None}
-            for provenance in list(made.values())[-1:]:
+            seen = [scores.provenance for _, scores in parts if scores.provenance is not None]
+            made = {(each.model, each.revision, each.template_hash) for each in seen}
+            for provenance in seen[-1:]:
                 self._note(provenance)
             if len(made) <= 1:
                 return _in_order([*failed, *parts])
@@ -305,11 +306,6 @@ class RemoteScorer(NeverCopied):
 
     def _deadline(self) -> float:
         return asyncio.get_running_loop().time() + self.options.timeout
-
-
-def _model_of(scores: Scores) -> tuple[Any, ...]:
-    made = scores.provenance
-    return () if made is None else (made.model, made.revision, made.template_hash)
 
 
 def _failed(error: str) -> Scores:
