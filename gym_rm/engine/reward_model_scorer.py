@@ -25,7 +25,6 @@ from gym_rm.engine.kinds.implicit import ImplicitKind
 from gym_rm.engine.loading.checkpoint import LoadOptions, ModelFiles, open_checkpoint
 from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
-from gym_rm.engine.loading.trial import TRIAL_TOKENS
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall
 from gym_rm.engine.text.rendered import Rendered
@@ -175,7 +174,7 @@ class RewardModelScorer:
             settings={
                 "kind": kind,
                 **({"family": source.family.name} if isinstance(source, ModelFiles) else {}),
-                "not_tried_beyond_tokens": TRIAL_TOKENS,
+                "not_tried_beyond_tokens": self.info.tried_length,
                 "max_length": self.renderer.max_length,
                 "overlong": self.renderer.overlong,
                 **({} if self.info.quantization is None else {"quantization": self.info.quantization}),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_rm.engine.backbones.llama import llama_code
-from gym_rm.engine.loading.trial import FAILURES, TOLERANCE, trial_sequences
+from gym_rm.engine.loading.trial import FAILURES, tolerance_of, trial_sequences
 from gym_rm.errors import ConfigError, GymRMError, logger
 from gym_rm.generation.completions import NOTHING, Completion, TokenIds
 from gym_rm.generation.decoding import LeanDecoder, lean_obstacle
@@ -228,7 +228,7 @@ class LocalSampler:
             decoders.insert(0, LeanDecoder(self.model))
         for decoder in decoders:
             difference = trial(self.model, decoder)
-            if difference <= TOLERANCE.get(str(self.model.dtype).removeprefix("torch."), TOLERANCE["bfloat16"]):
+            if difference <= tolerance_of(str(self.model.dtype).removeprefix("torch.")):
                 self._decoder = decoder
                 return decoder
             logger.warning("%s differs from the forward of %s by %.1e", type(decoder).__name__, name, difference)

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gym_rm.engine.backbones.decoder import DecoderBackbone, num_positions
-from gym_rm.engine.backbones.tree_attention import attending_to_trees
-from gym_rm.engine.loading.trial import FAILURES, PLAIN, TOLERANCE, Candidate, Forward, choose_forward, trial_sequences
+from gym_rm.engine.backbones.tree_attention import PAGE_SIZE, attending_to_trees
+from gym_rm.engine.loading.trial import (
+    FAILURES,
+    PLAIN,
+    Candidate,
+    Forward,
+    choose_forward,
+    tolerance_of,
+    trial_sequences,
+)
 from gym_rm.engine.token_tree import Batch, BatchPlan, plan_padded, plan_trees
 from gym_rm.errors import ConfigError, logger
 from gym_rm.scores import FloatArray
@@ -38,7 +46,7 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
     Sets how the decoder of `trained` runs. Dropout is off meanwhile.
     """
     decoders, dtype = trained.decoders, str(model.dtype).removeprefix("torch.")
-    tolerance = GRADIENT_TOLERANCE if dtype == "float32" else TOLERANCE[dtype]
+    tolerance = GRADIENT_TOLERANCE if dtype == "float32" else tolerance_of(dtype)
     candidate = Candidate(
         name=type(model).__name__,
         config=model.config,
@@ -47,6 +55,8 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
         can_take_trees=bool(decoders) and tree and (_no_dropout(model) or model.device.type != "cuda"),
         can_fuse=bool(decoders) and fuse and decoders[0].code is not None and _no_dropout(model),
         max_width=num_positions(model),
+        modules=(model,),
+        page_size=decoders[0].page_size if decoders else PAGE_SIZE,
     )
 
     def values(plan: BatchPlan, forward: Forward) -> Tensor:
@@ -59,7 +69,7 @@ def choose_layout(trained: Trainable, model: PreTrainedModel, *, tree: bool, fus
         return values(plan, forward).detach().cpu().numpy()
 
     def gradients(forward: Forward) -> list[Tensor]:
-        sequences, alone = trial_sequences(model.config), forward.layout == "one_by_one"
+        sequences, alone = trial_sequences(model.config, candidate.length), forward.layout == "one_by_one"
         plan = (
             plan_trees(sequences, max_num_batched_tokens=10**6)
             if forward.layout == "tree"

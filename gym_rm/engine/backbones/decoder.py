@@ -17,7 +17,7 @@ from gym_rm.engine.backbones.llama import llama_code, llama_forward, rotary_posi
 from gym_rm.engine.backbones.node_attention import NodeAttention
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.tree_attention import TreeAttention, UnsupportedByTree, attending_to_trees
-from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenTree
+from gym_rm.engine.token_tree import Batch, PaddedBatch, TokenSequence, TokenTree, plan_trees
 from gym_rm.errors import ConfigError
 
 # Names of tables with one row per position of a text.
@@ -52,6 +52,15 @@ class DecoderBackbone:
         self.code = llama_code(model.base_model)
         self.fuse = self.code is not None
         self.checkpointing = self.same_as_training = False
+
+    @property
+    def page_size(self) -> int:
+        """Number of positions in a page of the attention to trees, on the model's device."""
+        (one,) = plan_trees(
+            [TokenSequence(np.zeros(1, np.int32), np.zeros(1, np.int64))], max_num_batched_tokens=1
+        ).batches
+        assert isinstance(one, TokenTree)
+        return TreeAttention(one, device_of(self.model)).pages.size
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Return the last hidden states where the batch is read, `[R, hidden_size]`; with gradients if enabled."""

@@ -67,6 +67,7 @@ class ModelInfo:
     Attributes:
         layout: layout that batches must have.
         fused: whether the fused forward runs.
+        tried_length: number of tokens of the longest text that was compared with the plain forward at load.
         num_values: K, numbers per position that is read.
         dtype: precision of the backbone, such as `"bfloat16"`.
         device: device of the model.
@@ -91,6 +92,7 @@ class ModelInfo:
     dtype: str
     device: str
     max_num_batched_tokens: int
+    tried_length: int = 0
     max_positions: int | None = None
     num_embeddings: int | None = None
     num_positions: int | None = None

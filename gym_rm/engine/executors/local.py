@@ -20,17 +20,18 @@ from gym_rm.engine.backbones.low_precision import assign_weights, quantization_o
 from gym_rm.engine.backbones.prefix_cache import PrefixCache
 from gym_rm.engine.backbones.reward_model import RewardModel, make_reward_model
 from gym_rm.engine.backbones.sharded import ranks_of
+from gym_rm.engine.backbones.tree_attention import PAGE_SIZE
 from gym_rm.engine.backbones.whole_model import difference_to_whole
 from gym_rm.engine.executors.executor import BatchResult, LoadSpec, ModelInfo, ModelSource, Weights
 from gym_rm.engine.executors.model_info import dtype_of, model_info
 from gym_rm.engine.loading.checkpoint import ModelFiles, load_model, open_weights, require_same_model
 from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import (
-    TOLERANCE,
     Candidate,
     Forward,
     check_invariance,
     choose_forward,
+    tolerance_of,
     trial_sequences,
 )
 from gym_rm.engine.token_tree import Batch, BatchPlan
@@ -89,12 +90,15 @@ class LocalExecutor:
             can_take_trees=bool(self._model.decoders) and spec.tree,
             can_fuse=bool(self._model.decoders) and all(decoder.fuse for decoder in self._model.decoders),
             max_width=info.max_width,
+            modules=self._model.models,
+            page_size=max((decoder.page_size for decoder in self._model.decoders), default=PAGE_SIZE),
         )
         with _out_of_memory_is_a_config_error(model), _unchanged(self._model.models):
             forward = choose_forward(candidate, self._try)
         if spec.quantization is not None:
             for each in self._model.models:
                 quantize_layers(each, spec.quantization, device_of(each))
+            candidate = replace(candidate, dtype=spec.quantization)
         with _out_of_memory_is_a_config_error(model):
             ladder = rows_to_try([each.base_model for each in self._model.models])
             if (ranks := ranks_of(model)) is not None:  # all ranks must try the same
@@ -112,10 +116,11 @@ class LocalExecutor:
         return replace(
             info,
             layout=forward.layout,
+            tried_length=candidate.length,
             fused=forward.fuse,
             quantization=quantization_of(model),
             batch_invariance=forward.batch_invariance,
-            rows=str(forward.rows),
+            rows=str(forward.rows) if forward.invariant else None,
         )
 
     def run(self, batches: Sequence[Batch]) -> list[BatchResult]:
@@ -361,8 +366,7 @@ def _require_same_values(model: PreTrainedModel, size: int) -> None:
     (ids, *_) = trial_sequences(model.config)
     input_ids = torch.from_numpy(ids.input_ids.astype(np.int64))[None].to(device_of(model))
     difference = difference_to_whole(model, input_ids)
-    tolerance = TOLERANCE.get(str(dtype_of(model)).removeprefix("torch."), TOLERANCE["bfloat16"])
-    if not difference <= tolerance:
+    if not difference <= tolerance_of(str(dtype_of(model)).removeprefix("torch.")):
         raise ConfigError(
             f"{type(model).__name__} with tensor_parallel_size={size} computes other values than the whole model "
             f"(relative difference {difference:.1e}): its tensor-parallel plan in this version of transformers is "

@@ -1,0 +1,118 @@
+"""Wrong attention, positions and products. A model with any of them must not run as a tree.
+
+`MUTATIONS` maps a name to a function that returns a context in which the package computes something wrong; it may need
+a model with a soft cap, a window or sinks.
+"""
+
+import contextlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import torch
+
+from gym_rm.engine.backbones import batch_invariance, decoder, flex_attention, tree_attention
+from gym_rm.engine.backbones.tree_attention import TreeAttention
+from gym_rm.engine.pages import Pages, Tiles
+
+Context = contextlib.AbstractContextManager
+BLOCK = flex_attention.FLEX_BLOCK_SIZE
+
+
+def mask(change) -> Context:
+    """Change which keys a query attends to in flex_attention: `change(rule, q, k)` instead of `rule(q, k)`."""
+    plain = torch.nn.attention.flex_attention.BlockMask.from_kv_blocks
+
+    def from_kv_blocks(*blocks, mask_mod, **options):
+        return plain(*blocks, **options, mask_mod=lambda b, h, q, k: change(lambda q, k: mask_mod(b, h, q, k), q, k))
+
+    return mock.patch.object(flex_attention, "BlockMask", SimpleNamespace(from_kv_blocks=from_kv_blocks))
+
+
+def tiles(change) -> Context:
+    """Change the tiles of attention by pages."""
+    plain = tree_attention.make_tiles
+
+    def make_tiles(*arguments):
+        groups, places = plain(*arguments)
+        return [change(each) for each in groups], places
+
+    return mock.patch.object(tree_attention, "make_tiles", make_tiles)
+
+
+def pages(change) -> Context:
+    """Change the pages of a tree, for both attentions."""
+    plain = tree_attention.make_pages
+    return mock.patch.object(tree_attention, "make_pages", lambda tree, size: change(plain(tree, size), size))
+
+
+def attend(change) -> Context:
+    """Change the inputs of attention."""
+    plain = TreeAttention.attend
+
+    def attend(self, query, key, value, scaling, window, **options):
+        given = dict(query=query, key=key, value=value, scaling=scaling, window=window, **options)
+        return plain(self, **(given | change(SimpleNamespace(**({"softcap": None, "sinks": None} | given)))))
+
+    return mock.patch.object(TreeAttention, "attend", attend)
+
+
+def copies_of_a_sibling(made: Pages, size: int) -> Pages:
+    """Let the pages of branches have the tokens of the page before them, which is a sibling's."""
+    tokens = made.tokens.copy()
+    for page in range(1, len(tokens)):
+        shared = np.flatnonzero(tokens[page] < made.first[page])
+        tokens[page, shared] = tokens[page - 1, shared]
+    return Pages(tokens, made.previous, made.numbers, made.first)
+
+
+def inputs(change) -> Context:
+    """Change the padded token ids and positions `[2, T]`."""
+    plain = decoder.with_padding
+    return mock.patch.object(decoder, "with_padding", lambda tokens: change(plain(tokens)))
+
+
+def late_positions(tokens):
+    if tokens.ndim == 2:
+        tokens[1] += tokens[1] >= 32
+    return tokens
+
+
+def second_chunk(change) -> Context:
+    """Change the input `[256, K]` of a product of many rows from row 256 on."""
+    plain = batch_invariance._by_rows
+
+    def by_rows(rows, call, x, *others, **options):
+        changed = torch.cat([x[:256], change(x[256:512]), x[512:]]) if len(x) >= 512 else x
+        return plain(rows, call, changed, *others, **options)
+
+    return mock.patch.object(batch_invariance, "_by_rows", by_rows)
+
+
+MUTATIONS: dict[str, Callable[[], Context]] = {
+    "flex: keys after the first page are lost": lambda: mask(lambda rule, q, k: rule(q, k) & (k < BLOCK)),
+    "flex: keys of the last pages are lost": lambda: mask(lambda rule, q, k: rule(q, k) & (k < 3 * BLOCK)),
+    "flex: one key of each later page is lost": lambda: mask(
+        lambda rule, q, k: rule(q, k) & ((k < BLOCK) | (k % BLOCK != 5))
+    ),
+    "flex: the next token is visible": lambda: mask(lambda rule, q, k: rule(q, k) | rule((q + 1).clamp(max=300), k)),
+    "flex: the query itself is hidden": lambda: mask(lambda rule, q, k: rule(q, k) & rule((q - 1).clamp(min=0), k)),
+    "flex: siblings are visible": lambda: mask(lambda rule, q, k: rule(q, k) | rule((q - 60).clamp(min=0), k)),
+    "pages: the first page is lost": lambda: tiles(
+        lambda each: Tiles(each.queries, each.pages[:, 1:] if each.pages.shape[1] > 1 else each.pages)
+    ),
+    "pages have copies of a sibling": lambda: pages(copies_of_a_sibling),
+    "positions from 32 on are late by one": lambda: inputs(late_positions),
+    "the soft cap is forgotten": lambda: attend(lambda given: {"softcap": None}),
+    "the soft cap is doubled": lambda: attend(lambda given: {"softcap": given.softcap and 2 * given.softcap}),
+    "the window is forgotten": lambda: attend(lambda given: {"window": None}),
+    "the window is larger by one": lambda: attend(lambda given: {"window": given.window and given.window + 1}),
+    "sinks are dropped": lambda: attend(lambda given: {"sinks": None}),
+    "heads are swapped": lambda: attend(lambda given: {"query": given.query.roll(1, dims=1)}),
+    "key heads are swapped": lambda: attend(lambda given: {"key": given.key.roll(1, dims=1)}),
+    "scores are not scaled": lambda: attend(lambda given: {"scaling": 1.0}),
+    "values are shifted": lambda: attend(lambda given: {"value": given.value.roll(1, dims=2)}),
+    "a chunk of products is skipped": lambda: second_chunk(torch.zeros_like),
+    "rows of a chunk are shifted": lambda: second_chunk(lambda x: x.roll(1, dims=0)),
+}
