@@ -19,7 +19,7 @@ from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ClassifierLogits, ModuleHead, TokenLogits, TokenLogProbabilities
 from gym_rm.engine.loading.trial import Forward, invariance_sequences, trial_sequences
-from gym_rm.engine.token_tree import plan_padded, plan_trees
+from gym_rm.engine.token_tree import TokenSequence, plan_padded, plan_trees
 from tests.engine.fake_cuda import DEVICE, fake_gpu, on_gpu
 
 DECODERS = ("qwen3", "llama", "mistral", "gemma2", "gpt_oss", "mixtral", "gpt2")
@@ -47,7 +47,8 @@ def policy(architecture):
 def batch_of(model, layout="tree"):
     """Five texts with shared prefixes as one batch, each read at its end; the batch has 5 reads."""
     plan = {"tree": plan_trees, "padded": plan_padded}[layout]
-    (batch,) = plan(trial_sequences(model.config), max_num_batched_tokens=10**6).batches
+    texts = [TokenSequence(each.input_ids, each.read_positions[-1:]) for each in trial_sequences(model.config, 24)[:5]]
+    (batch,) = plan(texts, max_num_batched_tokens=10**6).batches
     return batch
 
 
@@ -99,7 +100,7 @@ def test_products_of_these_rows_run_without_waits(gpu, rows):
 @pytest.mark.parametrize("architecture", FUSED)
 def test_the_prefix_cache_runs_without_waits(gpu, architecture):
     model, cache = rewards(architecture), PrefixCache(512)
-    watched, others = invariance_sequences(model.config, None)
+    watched, others = invariance_sequences(model.config, 44, 250)
     for sequences in ([watched], [watched, *others]):
         (batch,) = plan_trees(sequences, max_num_batched_tokens=10**6).batches
         hidden = hidden_states(model, batch, prefix_cache=cache)

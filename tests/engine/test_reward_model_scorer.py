@@ -163,7 +163,7 @@ def test_provenance(saved_model):
     assert made.settings == {
         "kind": "decoder",
         "family": "classifier",
-        "not_tried_beyond_tokens": 17,
+        "not_tried_beyond_tokens": 113,
         "head": "score",
         "token_id": None,
         "max_length": 512,
