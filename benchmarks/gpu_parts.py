@@ -180,6 +180,7 @@ def attention_errors(day: Day, head_size: int, dtype: str) -> dict[str, Any]:
 def wrong_models(day: Day, dtype: str) -> dict[str, Any]:
     """Load models whose attention, positions or products are wrong; the trial must not accept them as trees."""
     import tiny_models
+
     from tests.engine.loading.mutations import MUTATIONS
     from tests.engine.loading.test_mutations import CASES, MODELS
 
