@@ -109,12 +109,7 @@ class Audit:
         return values
 
 
-def run_audit(
-    scorer: Scorer,
-    rows: AuditRows,
-    *,
-    report: Callable[[int], None] = lambda scored: None,
-) -> Audit:
+def run_audit(scorer: Scorer, rows: AuditRows, *, report: Callable[[int], None] = lambda scored: None) -> Audit:
     """Audit a scorer.
 
     Args:
@@ -161,12 +156,7 @@ def run_audit(
 
 
 def _lines(
-    scores: ReplyScores,
-    rows: tuple[AuditRow, ...],
-    used: list[int],
-    markup: Markup,
-    *,
-    spread: float,
+    scores: ReplyScores, rows: tuple[AuditRow, ...], used: list[int], markup: Markup, *, spread: float
 ) -> list[AuditLine]:
     """Return the line of every perturbation that changes a reply."""
     others = other_replies(rows)

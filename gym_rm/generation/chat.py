@@ -14,16 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pydantic
 
-from gym_rm.config import (
-    Config,
-    Finite,
-    Flag,
-    NonNegativeInt,
-    PositiveInt,
-    Schema,
-    divide_settings,
-    parse_settings,
-)
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, Schema, divide_settings, parse_settings
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
 

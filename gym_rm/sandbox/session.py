@@ -101,12 +101,7 @@ class SandboxSession:
         return self._request("execute", arguments, host, limit)
 
     def call(
-        self,
-        name: str,
-        args: Sequence[Any] = (),
-        *,
-        host: Host | None = None,
-        limit: TimeLimit | None = None,
+        self, name: str, args: Sequence[Any] = (), *, host: Host | None = None, limit: TimeLimit | None = None
     ) -> SandboxReply:
         """Call a function of the namespace, whose result must be plain."""
         return self._request("call", {"name": name, "args": list(args)}, host, limit)

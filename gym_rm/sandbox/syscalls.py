@@ -114,11 +114,9 @@ def checks(pid: int) -> dict[str, Instructions]:
         "readlinkat": returns(ERRNO | EINVAL),
         # Pairs of connected streams, for asyncio; sendto without an address.
         "socketpair": [
-            *(argument(0), equal(1, 1, 0), *deny, argument(1), (0x54, 0, 0, 0xF), equal(1, 1, 0), *deny, *allow),
+            *(argument(0), equal(1, 1, 0), *deny, argument(1), (0x54, 0, 0, 0xF), equal(1, 1, 0), *deny, *allow)
         ],
-        "sendto": [
-            *(argument(4), equal(0, 1, 0), *deny, argument(4, high=True), equal(0, 1, 0), *deny, *allow),
-        ],
+        "sendto": [*(argument(4), equal(0, 1, 0), *deny, argument(4, high=True), equal(0, 1, 0), *deny, *allow)],
     }
 
 
