@@ -211,7 +211,8 @@ def acquire_scorer(reward_model: ScorerLike, options: Mapping[str, Any]) -> Scor
         key = _key(reward_model, options) or _key_of(reward_model)
         if key not in _shared:
             scorer = load_scorer(reward_model, **options)
-            if _belongs_to_user(scorer, reward_model):
+            named = _is_object_name(reward_model) and scorer is load_object("", str(reward_model))
+            if named or scorer is reward_model:  # it belongs to the user
                 return scorer
             key = key or f"object {id(scorer)}"
             _shared[key] = _Shared(scorer, users=0)
@@ -236,11 +237,6 @@ def release_scorer(scorer: Scorer) -> None:
 def _key_of(scorer: Any) -> str | None:
     """Return the key of a shared scorer, or None if it is not shared."""
     return next((key for key, entry in _shared.items() if entry.scorer is scorer), None)
-
-
-def _belongs_to_user(scorer: Scorer, reward_model: ScorerLike) -> bool:
-    """Return whether the scorer is an object that was passed in, or an attribute of a module."""
-    return scorer is reward_model or (_is_object_name(reward_model) and scorer is load_object("", str(reward_model)))
 
 
 def _is_model(reward_model: Any) -> bool:

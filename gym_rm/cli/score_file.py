@@ -272,7 +272,9 @@ class InputFile:
                 if isinstance(row, ConfigError):
                     yield InputLine(where, _invalid_stem(where), error=str(row))
                 else:
-                    yield self._line(_as_json(row), where, number)
+                    # The escape of a lone surrogate, which UTF-8 cannot encode, is also its escape in JSON.
+                    text = json.dumps(present(row), ensure_ascii=False, allow_nan=False)
+                    yield self._line(text.encode(errors="backslashreplace"), where, number)
 
     def _line(self, raw: bytes, where: str, number: int) -> InputLine:
         text = raw.strip()
@@ -294,11 +296,6 @@ class InputFile:
 def _invalid_stem(line: str) -> bytes:
     """Return the start of the output line for an invalid line: its text, or its place in the file, as `line`."""
     return json.dumps({"line": line}).encode()[:-1]
-
-
-def _as_json(row: Any) -> bytes:
-    # The escape of a lone surrogate, which UTF-8 cannot encode, is also its escape in JSON.
-    return json.dumps(present(row), ensure_ascii=False, allow_nan=False).encode(errors="backslashreplace")
 
 
 def _reason(labels: Labels, errors: Sequence[str | None]) -> str | None:

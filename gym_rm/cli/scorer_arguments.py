@@ -55,12 +55,18 @@ class ScorerArguments:
     def parse(
         cls, model: str | None, option: list[str] | None = None, *, threads: int | None = None
     ) -> ScorerArguments:
-        """Read the arguments.
+        """Read the arguments; a model that begins with a brace is JSON.
 
         Raises:
             ConfigError: the model is a malformed JSON object, or an option is not `NAME=VALUE`.
         """
-        return cls(model=parse_model(model), options=override_values(option or []), threads=threads)
+        named: Any = model
+        try:
+            if model is not None and model.startswith("{"):
+                named = parse_json(model)
+        except ValueError as error:
+            raise ConfigError(f"the reward model is not valid JSON: {error}: {model!r}.") from error
+        return cls(model=named, options=override_values(option or []), threads=threads)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -94,14 +100,6 @@ def warn_of_embedded(scorer: Scorer) -> None:
             "questions like 'Which is the largest, 12, 30 or 27?', and its scores of other texts mean nothing. Pass "
             "--reward-model with a folder, a hub id or module:function."
         )
-
-
-def parse_model(text: str | None) -> Any:
-    """Return a reward model as `load_scorer` takes it; a text that begins with a brace is JSON."""
-    try:
-        return parse_json(text) if text is not None and text.startswith("{") else text
-    except ValueError as error:
-        raise ConfigError(f"the reward model is not valid JSON: {error}: {text!r}.") from error
 
 
 def without_key(settings: Any) -> Any:

@@ -21,7 +21,10 @@ def inspection_report(found: Inspection) -> Group:
     """Return what the terminal shows of an inspection."""
     parts: list[RenderableType] = [_summary(found), _lengths_table(found)]
     if "" not in found.sources or len(found.sources) > 1:
-        parts.append(_counts_table("Source", found.sources))
+        table = plain_table("", "Source", "comparisons", numbers=("comparisons",))
+        for name, count in found.sources.items():
+            table.add_row(Text(visible(name) or "(none)"), f"{count:,}")
+        parts.append(table)
     if any(found.objectives.values()):
         parts.append(_quantiles_table("Rating", found.objectives))
     parts.append(_findings_table("Dropped rows", found.dropped, "no row was dropped"))
@@ -85,13 +88,6 @@ def _quantiles_table(title: str, rows: Mapping[str, Quantiles | None]) -> Table:
 
 def _five(values: Quantiles) -> tuple[float, ...]:
     return values.minimum, values.median, values.p90, values.p99, values.maximum
-
-
-def _counts_table(title: str, counts: Mapping[str, int]) -> Table:
-    table = plain_table("", title, "comparisons", numbers=("comparisons",))
-    for name, count in counts.items():
-        table.add_row(Text(visible(name) or "(none)"), f"{count:,}")
-    return table
 
 
 def _findings_table(title: str, findings: Sequence[Finding], none: str) -> RenderableType:
