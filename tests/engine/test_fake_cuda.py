@@ -8,6 +8,7 @@ import pytest
 import tiny_models
 import torch
 
+from gym_rm.engine.backbones import low_precision
 from gym_rm.engine.backbones.batch_invariance import LADDER, BatchInvariant, Rows, same_products
 from gym_rm.engine.backbones.decoder import DecoderBackbone
 from gym_rm.engine.backbones.devices import pinned_like
@@ -109,8 +110,10 @@ def test_the_prefix_cache_runs_without_waits(gpu, architecture):
 
 
 @pytest.mark.parametrize("architecture", FUSED)
-def test_eight_bit_products_run_without_waits(gpu, architecture):
+def test_eight_bit_products_run_without_waits(gpu, architecture, monkeypatch):
     model = rewards(architecture)
+    monkeypatch.setattr(low_precision, "LEAST_OUTPUTS", 0)
+    monkeypatch.setattr(low_precision, "COMPILED_ON", ())
     quantize_layers(model, "fp8", DEVICE)
     gpu.clear()
     require(hidden_states(model, batch_of(model)), (5, model.config.hidden_size), torch.bfloat16)

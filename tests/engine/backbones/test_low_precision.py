@@ -1,3 +1,4 @@
+import functools
 import weakref
 
 import numpy as np
@@ -7,10 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import gym_rm
 from gym_rm import ConfigError
-from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear, quantize_layers
+from gym_rm.engine.backbones import low_precision
+from gym_rm.engine.backbones.batch_invariance import BatchInvariant
+from gym_rm.engine.backbones.low_precision import Float8Linear, Int8Linear, quantization_of, quantize_layers
 
 
 def make_layer(make, inputs=64, outputs=32, bias=True, seed=0):
@@ -130,3 +134,35 @@ def test_the_weights_of_a_layer_are_freed_before_the_next_layer_is_quantised(mon
     )
     quantize_layers(model, "int8", torch.device("cpu"))
     assert held[0] == len(weights) > 5 * held[-1]
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_compiled_quantisation_has_the_bits_of_its_operations_and_one_graph_for_any_number_of_rows(monkeypatch):
+    counter = CompileCounterWithBackend("inductor")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    monkeypatch.setattr(low_precision, "COMPILED_ON", ("cpu",))
+    low_precision._compiled.cache_clear()
+    torch._dynamo.reset()
+    for inputs in (64, 80):
+        for rows in (1, 7, 48, 2):
+            x = 1000 * torch.randn(rows, inputs, dtype=torch.bfloat16)
+            x[0, 0] = torch.inf
+            with BatchInvariant():
+                got = Float8Linear.quantize(x)
+            for result, expected in zip(got, Float8Linear.quantized(x), strict=True):
+                torch.testing.assert_close(result.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
+    assert counter.frame_count <= 4  # one row is a case of its own
+    low_precision._compiled.cache_clear()
+
+
+@pytest.mark.parametrize(("hidden", "faster"), [(512, False), (2048, True)])
+def test_fp8_is_refused_where_quantising_takes_longer_than_products_save(hidden, faster, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    model = tiny_models.reward_model("qwen3", hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=1)
+    if faster:
+        quantize_layers(model, "fp8", torch.device("cuda"))
+        assert quantization_of(model) == "fp8"
+        return
+    with pytest.raises(ConfigError, match="would make Qwen3ForSequenceClassification slower: its layers have "):
+        quantize_layers(model, "fp8", torch.device("cuda"))
