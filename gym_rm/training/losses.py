@@ -28,7 +28,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
         [0.1269, 0.6931]
     """
     difference = _at_least_float32(chosen) - _at_least_float32(rejected)
-    return -F.logsigmoid(difference - torch.as_tensor(margin, dtype=difference.dtype, device=difference.device))
+    return -F.logsigmoid(difference - (margin.to(difference) if isinstance(margin, Tensor) else margin))
 
 
 def rao_kupper(first: Tensor, second: Tensor, outcome: Tensor, *, log_theta: float) -> Tensor:
@@ -46,7 +46,7 @@ def rao_kupper(first: Tensor, second: Tensor, outcome: Tensor, *, log_theta: flo
         log_theta: the threshold, above 0.
     """
     difference = _at_least_float32(first) - _at_least_float32(second)
-    threshold = torch.as_tensor(log_theta, dtype=difference.dtype, device=difference.device)
+    threshold = torch.full((), log_theta, dtype=difference.dtype, device=difference.device)
     first_wins, second_wins = F.logsigmoid(difference - threshold), F.logsigmoid(-difference - threshold)
     # P(tie) = (theta^2 - 1) P(first wins) P(second wins).
     log_factor = 2.0 * threshold + torch.log(-torch.expm1(-2.0 * threshold))

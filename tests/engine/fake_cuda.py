@@ -80,16 +80,21 @@ class Record(TorchDispatchMode):
 def _read(func, tensors):
     """Return what the host reads of fake numbers, 1 or True; None for an operation that returns tensors as usual."""
     if func is torch.ops.aten.index.Tensor and any(each.dtype == torch.bool for each in tensors[1:]):
-        chosen = [each.nonzero().unbind(1) if each.dtype == torch.bool else (each,) for each in tensors[1:]]
+        chosen = [_every(each).unbind(1) if each.dtype == torch.bool else (each,) for each in tensors[1:]]
         return tensors[0][sum(chosen, ())]
     if func is torch.ops.aten.nonzero.default:
-        return tensors[0].new_empty(tensors[0].numel(), tensors[0].dim(), dtype=torch.int64)
+        return _every(tensors[0])
     returns = [str(each.type) for each in getattr(func, "_schema", None).returns] if hasattr(func, "_schema") else []
     if returns == ["bool"] and tensors:
         return True
     if func is torch.ops.aten._local_scalar_dense.default:
         return _ONES.get(tensors[0].dtype, 1.0 if tensors[0].is_floating_point() else 1)
     return None
+
+
+def _every(mask):
+    """Return what `nonzero` returns for a mask that holds everywhere."""
+    return mask.new_empty(mask.numel(), mask.dim(), dtype=torch.int64)
 
 
 _ONES = {torch.bool: True}
@@ -185,7 +190,8 @@ def _run_backward(roots, grads, keep_graph, create_graph, inputs=(), allow_unrea
     for (node, number), root, grad in zip(edges, roots, grads, strict=True):
         _add(sums[node], number, torch.ones_like(root) if grad is None else grad)
     ready = [node for node in dict.fromkeys(node for node, _ in edges) if not waiting[node]]
-    with torch.set_grad_enabled(create_graph):
+    task = mock.patch("torch._C._current_graph_task_id", return_value=id(sums))  # by which a checkpoint runs again once
+    with torch.set_grad_enabled(create_graph), task:
         while ready:
             node = ready.pop()
             given = sums.pop(node, {})
@@ -197,7 +203,8 @@ def _run_backward(roots, grads, keep_graph, create_graph, inputs=(), allow_unrea
             for (other, number), grad in zip(following, [*outputs, *[None] * len(following)], strict=False):
                 if other is not None:
                     if grad is not None:
-                        _add(sums[other], number, grad.to(other._input_metadata[number].dtype))
+                        form = other._input_metadata[number]
+                        _add(sums[other], number, grad.to(form.dtype).sum_to_size(form.shape))
                     waiting[other] -= 1
                     if not waiting[other]:
                         ready.append(other)
@@ -251,7 +258,6 @@ class _Generator(torch.Generator):
 _NUMPY = Tensor.numpy
 PATCHES = {
     "torch.cuda.is_available": lambda: True,
-    "torch._C._set_blas_preferred_backend": lambda backend: None,
     "torch.cuda.is_bf16_supported": lambda *args, **kwargs: True,
     "torch.cuda.device_count": lambda: 1,
     "torch.cuda.current_device": lambda: 0,
