@@ -28,6 +28,7 @@ from gym_rm.policy.grpo_settings import PolicyLossSettings
 from gym_rm.policy.losses import LossInputs, policy_loss
 from gym_rm.policy.trained_policy import StartPolicy, TrainedPolicy
 from gym_rm.policy.turn_batches import policy_batches
+from gym_rm.training.layouts import enable_checkpointing
 from gym_rm.training.losses import bradley_terry
 from tests.engine.fake_cuda import DEVICE, fake_gpu, on_gpu
 from tests.policy.turns import turn
@@ -303,7 +304,8 @@ def test_a_policy_learns_from_padded_batches_without_waits(gpu, architecture):
 @pytest.mark.parametrize("architecture", ["qwen3", "mixtral"])
 def test_layers_run_again_in_the_backward_without_waits(gpu, architecture):
     module = trained_policy(architecture)
-    module.enable_checkpointing(Forward("tree", fuse=module.decoders[0].fuse))
+    layout = Forward("tree", fuse=module.decoders[0].fuse)
+    enable_checkpointing(module.model, module.decoders, layout, option="policy.gradient_checkpointing")
     module.train()
     gpu.clear()
     torch.stack(module(turns_of_a_group())).sum().backward()
