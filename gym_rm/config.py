@@ -338,7 +338,7 @@ def _explain_types(place: Sequence[str | int], problems: Sequence[Any]) -> str:
     expected, choices = [], []
     for problem in problems:
         reason = str(problem.get("ctx", {}).get("error", ""))
-        if problem["type"] == "literal_error":
+        if problem["type"] in ("literal_error", "enum"):
             expected.append(problem["ctx"]["expected"])
             choices += re.findall("'([^']*)'", problem["ctx"]["expected"])
         elif said := re.search(r" must be (.+?), got ", reason):
@@ -369,7 +369,7 @@ def _explain(place: tuple[str | int, ...], problem: Any, schema: type[pydantic.B
             (path[0], path[-1]) == (place[0], "model") for path in _keys(schema)
         ):
             return f"{key} must be a mapping of settings, got {describe(value)}. Write {key}.model={value}."
-        case "literal_error" | "dict_type" | "model_type" | "tuple_type" | "list_type":
+        case "literal_error" | "enum" | "dict_type" | "model_type" | "tuple_type" | "list_type":
             return _explain_types(place, [problem])
     return f"{key}: {problem['msg'].lower()}, got {describe(value)}."
 

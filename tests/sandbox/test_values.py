@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import math
 import time
 
@@ -124,6 +125,10 @@ def test_keys_made_to_collide_are_refused_in_linear_time():
 
 
 def test_the_largest_hostile_reply_is_decoded_quickly():
-    start = time.process_time()
-    decode(b"l\x00\x03\x00\x00" + b"S\x00\x00\x00\x00" * 196_608)
-    assert time.process_time() - start < 1.0
+    gc.disable()  # a collection takes as long as the process has objects of other tests
+    try:
+        start = time.thread_time()
+        decode(b"l\x00\x03\x00\x00" + b"S\x00\x00\x00\x00" * 196_608)
+        assert time.thread_time() - start < 1.0
+    finally:
+        gc.enable()

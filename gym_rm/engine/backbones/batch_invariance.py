@@ -168,6 +168,7 @@ def _product(rows: Rows, func: Any, x: Tensor, weight: Tensor, *args: Any, **kwa
         return _batched_product(rows, func, x, weight, *args, **kwargs)
     if weight.dim() != 2 or x.dim() == 0 or not x.shape[:-1].numel() or x.layout is not torch.strided:
         return func(x, weight, *args, **kwargs)
+    func = WITH_OUT.get(func, func)
     width = weight.shape[0 if func is linear else 1]
     if width >= WIDE and rows.multiple > 1024:
         rows = Rows(1024, in_chunks=True)
@@ -301,6 +302,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.rsqrt, torch.rsqrt_, Tensor.rsqrt, Tensor.rsqrt_), _activation),
     **dict.fromkeys((torch.exp2, torch.special.exp2, Tensor.exp2), _activation),
 }
+WITH_OUT = {Tensor.matmul: torch.matmul, Tensor.mm: torch.mm}  # methods, and the same functions with an argument `out`
 # Names of a function's inputs, in the order of its arguments.
 INPUTS = ("input", "mat1", "batch1", "weight", "other", "mat2", "batch2")
 

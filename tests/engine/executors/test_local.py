@@ -62,6 +62,7 @@ def test_load_returns_the_properties_of_the_model(model):
         torch=torch.__version__,
         transformers=transformers.__version__,
         attention="sdpa",
+        tried_length=113,
         batch_invariance="bit-equal",
         rows="multiples of 16",
     )
