@@ -190,8 +190,7 @@ def wrong_models(day: Day, dtype: str) -> dict[str, Any]:
         model = tiny_models.reward_model(architecture, **MODELS[architecture]).to(day.device, getattr(torch, dtype))
         with MUTATIONS[name]():
             info = LocalExecutor().load(LoadSpec(model, ModuleHead("score")))
-        if "chunk" not in name or "chunks" in str(info.rows):  # else products have no chunks that could be wrong
-            layouts[f"{name} ({architecture})"] = info.layout
+        layouts[f"{name} ({architecture})"] = info.layout
     accepted = [name for name, layout in layouts.items() if layout == "tree"]
     if accepted:
         raise ArithmeticError(f"{len(accepted)} of {len(layouts)} were accepted as trees: {', '.join(accepted)}")

@@ -201,7 +201,7 @@ def loaded(monkeypatch, model, layout="tree", readout=HEAD):
         return chosen
 
     monkeypatch.setattr(local, "choose_forward", choose)
-    monkeypatch.setattr(local, "check_invariance", lambda candidate, forward, run, rows: forward)
+    monkeypatch.setattr(local, "check_invariance", lambda candidate, forward, *_, **__: forward)
     monkeypatch.setattr(local, "rows_to_try", lambda backbones: [Rows()])
     executor = LocalExecutor()
     info = executor.load(LoadSpec(model, readout))

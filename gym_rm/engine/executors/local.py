@@ -104,7 +104,8 @@ class LocalExecutor:
             if (ranks := ranks_of(model)) is not None:  # all ranks must try the same
                 every = LADDER.get(device_of(model).type, LADDER["cuda"])
                 ladder = [rows for rows in every if ranks.smallest(rows in ladder)]
-            forward = check_invariance(candidate, forward, self._try_all, ladder)
+            budget = info.max_num_batched_tokens
+            forward = check_invariance(candidate, forward, self._try_all, ladder, max_num_batched_tokens=budget)
         self._set_forward(forward)
         self._require_prefix_cache(forward)
         self._threads = torch.get_num_threads()

@@ -35,7 +35,7 @@ IdArray: TypeAlias = NDArray[np.int32]
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.03}
 LOW_CAP = 1e-3  # soft cap of attention scores in the trial
 UNCHANGED = 2  # index of the trial's sequence whose values must not depend on other branches
-LEAST_TOKENS, MOST_TOKENS = 512, 4096  # of the texts that `check_invariance` compares
+LEAST_TOKENS = 512  # of the texts that `check_invariance` compares
 EVERYTHING = 10**6  # a token budget larger than the whole trial
 FAILURES = (UnsupportedByTree, TypeError, ValueError, RuntimeError, AttributeError, LookupError)
 
@@ -160,22 +160,26 @@ def _short_windows_and_low_caps(candidate: Candidate) -> Iterator[bool]:
             setattr(owner, name, value)
 
 
-def check_invariance(candidate: Candidate, forward: Forward, run: Run, ladder: Sequence[Rows]) -> Forward:
+def check_invariance(
+    candidate: Candidate, forward: Forward, run: Run, ladder: Sequence[Rows], *, max_num_batched_tokens: int
+) -> Forward:
     """Return the forward with the first of these rows for which sequences have the same bits in several batches.
 
-    One sequence runs alone, then with half of the others, then with all of them. Rows with other values than those of
-    the plain forward are not used, and the plain forward is if there are no others. If no rows keep the bits, the first
-    ones are used.
+    One sequence runs alone, then with half of the others, then with all of them, which have more rows than two chunks.
+    Rows with other values than those of the plain forward are not used, and the plain forward is if there are no
+    others. If no rows keep the bits, the first ones are used.
 
     Args:
         candidate: properties of the model.
         forward: the chosen forward.
         run: function that runs a plan's batches and returns their hidden states and values `[sum R, ...]`.
-        ladder: numbers of rows of each matrix product to try, the fastest first.
+        ladder: numbers of rows of each matrix product to try, the fastest first; those that no batch has are not tried.
+        max_num_batched_tokens: token budget of a batch.
     """
     found = []
-    for rows in ladder:
-        tokens = min(max(2 * rows.multiple, LEAST_TOKENS), MOST_TOKENS)
+    shares = 2 if forward.layout == "padded" else 1  # of padded batches, the largest has about half of the tokens
+    for rows in (each for each in ladder if each.multiple <= max_num_batched_tokens):
+        tokens = shares * min(max(5 * rows.multiple // 2, LEAST_TOKENS), max_num_batched_tokens)
         watched, others = invariance_sequences(candidate.config, candidate.length, tokens)
         tried = replace(forward, rows=rows)
         values = []

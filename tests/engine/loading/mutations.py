@@ -12,8 +12,10 @@ from unittest import mock
 import numpy as np
 import torch
 
-from gym_rm.engine.backbones import batch_invariance, decoder, flex_attention, tree_attention
+from gym_rm.engine.backbones import decoder, flex_attention, tree_attention
+from gym_rm.engine.backbones.batch_invariance import LADDER, Rows
 from gym_rm.engine.backbones.tree_attention import TreeAttention
+from gym_rm.engine.executors import local
 from gym_rm.engine.pages import Pages, Tiles
 
 Context = contextlib.AbstractContextManager
@@ -79,15 +81,20 @@ def late_positions(tokens):
     return tokens
 
 
-def second_chunk(change) -> Context:
-    """Change the input `[256, K]` of a product of many rows from row 256 on."""
-    plain = batch_invariance._by_rows
+@contextlib.contextmanager
+def chunks(change):
+    """Let products run in the smallest chunks of rows, and change the chunks `[n, ...]` of more than one."""
+    plain = Rows.split
 
-    def by_rows(rows, call, x, *others, **options):
-        changed = torch.cat([x[:256], change(x[256:512]), x[512:]]) if len(x) >= 512 else x
-        return plain(rows, call, changed, *others, **options)
+    def split(self, x):
+        parts = plain(self, x)
+        return change(parts) if len(parts) > 1 else parts
 
-    return mock.patch.object(batch_invariance, "_by_rows", by_rows)
+    def smallest(backbones):
+        return [LADDER[next(backbones[0].parameters()).device.type][-1]]
+
+    with mock.patch.object(Rows, "split", split), mock.patch.object(local, "rows_to_try", smallest):
+        yield
 
 
 MUTATIONS: dict[str, Callable[[], Context]] = {
@@ -113,6 +120,9 @@ MUTATIONS: dict[str, Callable[[], Context]] = {
     "key heads are swapped": lambda: attend(lambda given: {"key": given.key.roll(1, dims=1)}),
     "scores are not scaled": lambda: attend(lambda given: {"scaling": 1.0}),
     "values are shifted": lambda: attend(lambda given: {"value": given.value.roll(1, dims=2)}),
-    "a chunk of products is skipped": lambda: second_chunk(torch.zeros_like),
-    "rows of a chunk are shifted": lambda: second_chunk(lambda x: x.roll(1, dims=0)),
+    "the last chunk of products is skipped": lambda: chunks(lambda parts: (*parts[:-1], torch.zeros_like(parts[-1]))),
+    "the second chunk of products is that of the first": lambda: chunks(
+        lambda parts: (*parts[:1], *parts[:1], *parts[2:])
+    ),
+    "rows of a chunk are shifted": lambda: chunks(lambda parts: (parts[0], parts[1].roll(1, dims=0), *parts[2:])),
 }

@@ -115,7 +115,7 @@ def rows_change(amount, rows=None):
 @pytest.mark.parametrize(("architecture", "module"), [("qwen3", "layers.0.mlp"), ("bert", "encoder.layer.0.output")])
 def test_a_model_whose_forward_depends_on_the_size_of_the_batch_is_not_bit_equal(architecture, module):
     model = tiny_models.reward_model(architecture)
-    model.base_model.get_submodule(module).register_forward_hook(rows_change(1e-7))
+    model.base_model.get_submodule(module).register_forward_hook(rows_change(3e-8))
     result, rows = forward_of(model, ClassifierLogits() if architecture == "bert" else HEAD)
     assert result.startswith("within ")
     assert 1e-8 < float(result.removeprefix("within ")) < 1e-2
@@ -164,7 +164,7 @@ def test_a_plain_forward_that_fails_is_an_error_by_name():
         LocalExecutor().load(LoadSpec(model, ClassifierLogits()))
 
 
-def checked(sequence_value, ladder=LADDER["cpu"]):
+def checked(sequence_value, ladder=LADDER["cpu"], budget=2048):
     """Return the result of `check_invariance` for a model whose values are those of a function."""
     config = tiny_models.reward_model("qwen3").config
     candidate = Candidate("Model", config, "float32", can_take_trees=False, can_fuse=False)
@@ -173,7 +173,7 @@ def checked(sequence_value, ladder=LADDER["cpu"]):
         values = [sequence_value(batch, *read, forward.rows) for batch in plan.batches for read in batch.read_positions]
         return np.array(values, dtype=np.float32)[:, None]
 
-    return check_invariance(candidate, Forward("padded", fuse=False), run, ladder)
+    return check_invariance(candidate, Forward("padded", fuse=False), run, ladder, max_num_batched_tokens=budget)
 
 
 def own_sum(batch, row, position):
@@ -192,6 +192,23 @@ def test_the_first_rows_that_keep_the_bits_are_used():
         ladder=(Rows(), Rows(64), Rows(256)),
     )
     assert (found.batch_invariance, found.rows) == ("bit-equal", Rows(64))
+
+
+@pytest.mark.parametrize("rows", [Rows(1024), Rows(4096, in_chunks=True)], ids=str)
+def test_more_rows_than_two_chunks_are_compared(rows):
+    counts = []
+
+    def value(batch, *_):
+        counts.append(batch.input_ids.size)
+        return 1.0
+
+    assert checked(value, (rows,), budget=32_768).rows == rows
+    assert max(counts) > 2 * rows.multiple
+
+
+def test_rows_that_no_batch_has_are_not_tried():
+    found = checked(lambda *_: 1.0, ladder=(Rows(4096, in_chunks=True), Rows(1024, in_chunks=True)))
+    assert found.rows == Rows(1024, in_chunks=True)
 
 
 def test_only_the_other_branches_change():
