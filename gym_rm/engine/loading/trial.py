@@ -31,8 +31,8 @@ Values: TypeAlias = NDArray[np.float32]
 IdArray: TypeAlias = NDArray[np.int32]
 
 # Maximum difference of a row of values, relative to the largest row. Correct layouts of random models with 2 layers
-# differ by up to 1.2e-6, 0.04 and 0.007 in float32, bfloat16 and float16; in bfloat16 with int8 products by 0.18 and with
-# fp8 products by 0.33, because an activation whose last bit differs can be rounded to the next number of 8 bits. Wrong
+# differ by up to 1.2e-6, 0.04 and 0.007 in float32, bfloat16 and float16. In bfloat16 with 8-bit products, they differ
+# by 0.18 (int8) and 0.33 (fp8), because an activation whose last bit differs can be rounded to the next number; wrong
 # layouts differ by more than 1.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6, "bfloat16": 0.1, "float16": 0.03, "int8": 0.5, "fp8": 0.5}
 LOW_CAP = 1e-3  # soft cap of attention scores in the trial
