@@ -32,13 +32,15 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(2, str(Path(__file__).resolve().parents[1] / "tests"))  # whose helpers import each other
 
-import gpu_parts
+import gpu_checks
 import gpu_report
+import gpu_scoring
+import gpu_training
 import huggingface_hub
 import torch
 import transformers
 import workloads
-from gpu_parts import FULL, TINY, Sizes
+from gpu_sizes import FULL, TINY, Sizes
 
 
 class TimeUp(BaseException):
@@ -103,13 +105,22 @@ class Day:
         print(f"  {line[:400]}", flush=True)
 
 
+PARTS: Mapping[str, Callable[[Day], None]] = {
+    "A": gpu_checks.part_a,
+    "B": gpu_checks.part_b,
+    "C": gpu_scoring.part_c,
+    "D": gpu_scoring.part_d,
+    "E": gpu_training.part_e,
+}
+
+
 def _time_up(*_: Any) -> None:
     raise TimeUp("the minutes of the part have passed.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=list(gpu_parts.PARTS), help="parts to run")
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), help="parts to run")
     parser.add_argument("--report", action="store_true", help="write the report of all parts in the output folder")
     parser.add_argument("--output", type=Path, required=True, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=9.0, help="most minutes that a part takes")
@@ -133,7 +144,7 @@ def main() -> None:
     errors = 0
     for part in args.part:
         day = Day(part, args.output, minutes=args.minutes, sizes=TINY if args.tiny else FULL)
-        gpu_parts.PARTS[part](day)
+        PARTS[part](day)
         errors += day.errors
     sys.exit(1 if errors else 0)
 

@@ -51,11 +51,11 @@ def attend_with_flex(
     length, num_slots = block_mask.seq_lengths
     compiled = query.device.type in COMPILED_ON
     attention: Any = _compiled_flex_attention() if compiled else flex_attention
-    queries = query.new_zeros(length, query.shape[1], query.shape[3])
-    at = slice(query.shape[2]) if rows is None else rows
-    queries[at] = query[0].transpose(0, 1)
     # Uncompiled, the rest of the buffers is multiplied by zeros.
     zeros = torch.is_grad_enabled() or not compiled
+    queries = _buffer(query[0].transpose(0, 1), length, zeros)
+    at = slice(query.shape[2]) if rows is None else rows
+    queries[at] = query[0].transpose(0, 1)
     keys, values = (_in_slots(states[0].transpose(0, 1), slots, num_slots, zeros) for states in (key, value))
     output = attention(
         *(states.transpose(0, 1).unsqueeze(0) for states in (queries, keys, values)),
@@ -77,12 +77,17 @@ def attend_with_flex(
 
 def _in_slots(states: Tensor, slots: Tensor, size: int, zeros: bool) -> Tensor:
     """Return the states `[T, H, D]` of the tokens in slots, in a buffer `[size, H, D]` whose rest may be anything."""
-    buffer = (states.new_zeros if zeros else states.new_empty)(size, *states.shape[1:])
+    buffer = _buffer(states, size, zeros)
     if torch.is_grad_enabled():
         buffer[: len(slots)] = states.index_select(0, slots)
     else:
         torch.index_select(states, 0, slots, out=buffer[: len(slots)])
     return buffer
+
+
+def _buffer(states: Tensor, size: int, zeros: bool) -> Tensor:
+    """Return a buffer `[size, H, D]` for states `[T, H, D]`, of zeros or of anything."""
+    return (states.new_zeros if zeros else states.new_empty)(size, *states.shape[1:])
 
 
 def buffer_lengths(length: int, num_slots: int) -> tuple[int, int]:
