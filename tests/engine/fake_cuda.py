@@ -179,6 +179,7 @@ def _run_backward(roots, grads, keep_graph, create_graph, inputs=(), allow_unrea
     edges = [_edge(root) for root in roots]
     wanted = {_edge(each): None for each in inputs}
     waiting, seen, stack = collections.Counter(), set(), [node for node, _ in edges]
+    before = collections.defaultdict(list)  # nodes that give a node its gradients
     while stack:
         node = stack.pop()
         if node not in seen:
@@ -186,6 +187,13 @@ def _run_backward(roots, grads, keep_graph, create_graph, inputs=(), allow_unrea
             following = [each for each, _ in node.next_functions if each is not None]
             waiting.update(following)
             stack += following
+            for each in following:
+                before[each].append(node)
+    leading, stack = set(), [node for node, _ in wanted]  # nodes that lead to an input
+    while stack:
+        new = [each for each in before[stack.pop()] if each not in leading]
+        leading.update(new)
+        stack += new
     sums = collections.defaultdict(dict)
     for (node, number), root, grad in zip(edges, roots, grads, strict=True):
         _add(sums[node], number, torch.ones_like(root) if grad is None else grad)
@@ -196,7 +204,7 @@ def _run_backward(roots, grads, keep_graph, create_graph, inputs=(), allow_unrea
             node = ready.pop()
             given = sums.pop(node, {})
             wanted |= {(node, number): grad for number, grad in given.items() if (node, number) in wanted}
-            outputs = _apply(node, given) if given else ()
+            outputs = _apply(node, given) if given and (not inputs or node in leading) else ()
             if outputs and accumulate_grad and not inputs and hasattr(node, "variable"):
                 _accumulate(node.variable, given[0])
             following = [*node.next_functions]
@@ -281,8 +289,8 @@ PATCHES = {
 
 
 @contextlib.contextmanager
-def fake_gpu():
-    """Context in which tensors on `cuda:0` are fake."""
+def fake_gpu(*, recorded=True):
+    """Context in which tensors on `cuda:0` are fake; a `Record`, beside which torch compiles nothing."""
     with contextlib.ExitStack() as stack:
         if not torch.cuda.is_available():
             stack.enter_context(_device_guard())
@@ -290,7 +298,7 @@ def fake_gpu():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.callback(_PINNED.clear)
-        yield stack.enter_context(Record())
+        yield stack.enter_context(Record()) if recorded else None
 
 
 def on_gpu(make, *args, dtype=torch.bfloat16, **options):

@@ -26,8 +26,8 @@ COMPILED_ON = ("cuda",)  # devices for which flex_attention is compiled
 RECOMPILE_LIMIT = 1024  # kernels of flex_attention; torch's default is 8, and then it computes whole score matrices
 SHORTEST = 512  # length of the shortest buffer of queries
 NO_WINDOW = 2**31 - 1  # a window that hides nothing
-# Blocks of the forward in float32. Those of torch need more registers than a thread has at head sizes of 64, 80 and 256,
-# and more shared memory than an H100 has at 192; these fit from 64 to 256, also on GPUs with 99 KB.
+# Blocks of the forward in float32. Those of torch need more registers than a thread has at head sizes of 64, 80 and
+# 256, and more shared memory than an H100 has at 192; these fit from 64 to 256, also on GPUs with 99 KB.
 FLOAT32_BLOCKS = {"fwd_BLOCK_M": 32, "fwd_BLOCK_N": 16, "fwd_num_warps": 4, "fwd_num_stages": 3}
 
 

@@ -1,0 +1,95 @@
+"""What torch compiles for an H100 fits into its registers and its shared memory: see `cuda_compiler`."""
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from gym_rm.engine.backbones import flex_attention
+from gym_rm.engine.backbones.low_precision import Float8Linear, _compiled
+from gym_rm.engine.backbones.tree_attention import TreeAttention
+from tests.engine.backbones.trees import sequence, tree_of
+from tests.engine.cuda_compiler import H100, compiling_for_h100
+from tests.engine.fake_cuda import DEVICE
+
+pytestmark = pytest.mark.skipif(
+    torch.version.cuda is None or torch.cuda.is_available(), reason="needs the CUDA build of torch, and no GPU"
+)
+
+
+@pytest.fixture
+def kernels():
+    torch._dynamo.reset()
+    flex_attention._compiled_flex_attention.cache_clear()
+    _compiled.cache_clear()
+    with compiling_for_h100() as kernels:
+        yield kernels
+    flex_attention._compiled_flex_attention.cache_clear()
+    _compiled.cache_clear()
+
+
+def attend(tree, size, dtype, *, heads=4, grad=False, **options):
+    shapes = [(1, count, len(tree), size) for count in (heads, 2, 2)]
+    states = [torch.empty(shape, dtype=dtype, device=DEVICE, requires_grad=grad) for shape in shapes]
+    return TreeAttention(tree, DEVICE).attend(*states, None, None, **options), states
+
+
+def tree(tokens=400):
+    with unset_fake_temporarily():
+        return tree_of([sequence(np.arange(tokens))])
+
+
+def require_shared_memory(kernels):
+    assert max(kernel.shared for kernel in kernels) <= H100.shared_memory_per_block_optin
+
+
+def require_that_they_fit(kernels):
+    assert [kernel.name for kernel in kernels if kernel.spilled] == []
+    require_shared_memory(kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [64, 80, 128, 192, 256])
+def test_the_forward_of_attention_is_one_kernel_that_fits(kernels, size, dtype):
+    with torch.inference_mode():
+        output, _ = attend(tree(), size, dtype)
+    assert (output.shape, output.dtype) == ((1, 400, 4, size), dtype)
+    assert len(kernels) == 1
+    require_that_they_fit(kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_the_backward_of_attention_has_enough_shared_memory(kernels, size, dtype):
+    output, states = attend(tree(), size, dtype, grad=True)
+    output.sum().backward()
+    assert [each.grad.shape for each in states] == [each.shape for each in states]
+    assert any("backward" in kernel.name for kernel in kernels)
+    require_shared_memory(kernels)
+
+
+def test_attention_with_a_soft_cap_and_sinks_fits(kernels):
+    with torch.inference_mode():
+        attend(tree(), 64, torch.bfloat16, softcap=30.0, sinks=torch.empty(4, device=DEVICE))
+    require_that_they_fit(kernels)
+
+
+def test_trees_of_one_doubling_share_a_kernel_also_without_padding(kernels):
+    with torch.inference_mode():
+        for tokens in (520, 900, 1024):
+            attend(tree(tokens), 64, torch.bfloat16)
+    assert len(kernels) == 1
+
+
+@pytest.mark.parametrize("inputs", [1024, 4096, 12_288])
+def test_quantisation_is_one_kernel_for_any_number_of_rows(kernels, inputs):
+    before = counters["stats"]["unique_graphs"]
+    with torch.inference_mode():
+        for rows in (512, 4096, 6000):
+            x, scale = Float8Linear.quantize(torch.empty(rows, inputs, dtype=torch.bfloat16, device=DEVICE))
+            assert (x.shape, x.dtype) == ((rows, inputs), torch.float8_e4m3fn)
+            assert (scale.shape, scale.dtype) == ((rows, 1), torch.float32)
+    assert counters["stats"]["unique_graphs"] - before == 1
+    assert len({kernel.name for kernel in kernels}) == 1  # in two sizes, of which torch takes the faster one
+    require_that_they_fit(kernels)
