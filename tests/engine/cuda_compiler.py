@@ -1,7 +1,7 @@
 """Compile for a GPU without one: what torch.compile would run on an H100, with its registers and memory. Not a test.
 
-It needs the CUDA build of torch, in which Triton and the assembler of its kernels are. Tensors are fake, see `fake_cuda`,
-and a compiled kernel that is called does nothing.
+It needs the CUDA build of torch, in which Triton and the assembler of its kernels are. Tensors are fake, see
+`fake_cuda`, and a compiled kernel that is called does nothing.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def compiling_for_h100():
         options = {"compile_threads": 1, "force_disable_caches": True}
         stack.enter_context(torch._inductor.config.patch(options))
         triton.runtime.driver.set_active(Driver())
-        stack.callback(triton.runtime.driver.reset_active)
+        stack.callback(triton.runtime.driver.set_active, None)
         yield kernels
 
 
