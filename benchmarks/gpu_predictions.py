@@ -24,10 +24,10 @@ CHIPS = {"H100": Chip(989e12, 3.35e12), "H200": Chip(989e12, 4.8e12)}
 MATMUL, ATTENTION, MEMORY = 0.75, 0.30, 0.80  # shares of the rates: products, flex attention, elementwise kernels
 MATMUL_FP8 = 0.60  # of twice the rate
 LAUNCH = 5e-6
-KERNELS_OF_LAYER, KERNELS_OF_BATCH = 24, 17  # of the fused forward, counted by a dispatch mode
+KERNELS_OF_LAYER, KERNELS_OF_BATCH = 23, 25  # launches of the fused forward, counted by a dispatch mode
 KEYS = 458  # that a query multiplies, in blocks of 128: mean of a batch of 32,768 tokens of GSM8K groups of 8
 SLOTS = 2.18  # places in pages for each token of this batch, into which keys and values are copied
-BYTES_OF_QUANTISING = 33  # read and written for each number that is rounded to fp8, one torch operation after another
+BYTES_OF_QUANTISING = 5  # for each number that one kernel rounds to fp8: read for the scale, read again, and written
 DECODE_KERNELS = 40  # of a layer for one token of all rows
 SAMPLING_PASSES = 8  # over the logits in float32
 LOAD_BYTES = 5e9  # bytes/s from the disk cache to the GPU
@@ -59,9 +59,9 @@ def sizes(size: str) -> tuple[int, int, int, int, int, int]:
 def token_seconds(size: str, chip: Chip, *, fp8: bool = False) -> dict[str, float]:
     """Return the seconds of one token in a forward, by sort of kernel."""
     layers, hidden, queries, keys, inner, weights = sizes(size)
-    # Numbers read and written: norms 4 hidden; of the queries norm 2, rotation 5, a buffer of twice their length set to
-    # zero 2, copied into it 2; of the keys norm 2 and rotation 5, with the values 4 for each place; gate times up 5.
-    elements = 4 * hidden + 11 * queries + (7 + 4 * SLOTS) * keys + 5 * inner
+    # Numbers read and written: norms 4 hidden; of the queries norm 2, rotation 5, copied into a buffer 2; of the keys
+    # norm 2 and rotation 5, with the values 4 for each place; gate times up 5.
+    elements = 4 * hidden + 9 * queries + (7 + 4 * SLOTS) * keys + 5 * inner
     moved = 2 * elements + (BYTES_OF_QUANTISING * (2 * hidden + queries + inner) if fp8 else 0)
     rate = 2 * MATMUL_FP8 if fp8 else MATMUL
     return {
