@@ -190,6 +190,8 @@ def product_bits(day: Day, size: str, form: str) -> dict[str, Any]:
                 if not torch.equal(product(many), expected[chosen]):
                     other.append(rows)
             times = {"none": scoring.timed(functools.partial(repeat, 5, product, many), day.device)}
+            if form == "fp8":
+                times |= accumulation_seconds(day, product, many)
         try:
             if day.device.type == "cuda":
                 set_blas(WITHOUT_SPLIT_K)
@@ -209,6 +211,22 @@ def product_bits(day: Day, size: str, form: str) -> dict[str, Any]:
         rates = {name: 10 * len(many) * linear.weight.numel() / seconds for name, seconds in times.items()}
         found["x".join(map(str, weight_shape))] = {"other_bits_at": other, "kept_by": kept, "flops": rates}
     return found
+
+
+def accumulation_seconds(day: Day, layer: Any, x: Tensor) -> dict[str, float]:
+    """Return the seconds of 8-bit products alone, accumulated fast as in `Float8Linear`, and in float32."""
+    rows, scale = layer.quantize(x)
+
+    def product(fast: bool) -> Tensor:
+        weights = layer.weight.T, scale, layer.scale
+        return torch._scaled_mm(rows, *weights, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+    kinds = {"products alone": True, "products alone, float32 accumulation": False}
+    for fast in kinds.values():
+        product(fast)
+    return {
+        name: scoring.timed(functools.partial(repeat, 5, product, fast), day.device) for name, fast in kinds.items()
+    }
 
 
 def repeat(times: int, function: Callable[..., Any], *arguments: Any) -> None:
