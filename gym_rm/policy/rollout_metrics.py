@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from gym_rm.policy.rollouts import Rollout
 from gym_rm.reports.metrics import correlation, reward_metrics
-
-if TYPE_CHECKING:
-    from gym_rm.policy.rollouts import Rollout
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
