@@ -52,7 +52,9 @@ def of_update(folder: str, other: str) -> float:
     from gym_rm.engine.loading.trial import PLAIN
 
     executor = local.LocalExecutor()
-    with mock.patch.multiple(local, choose_forward=lambda *_: PLAIN, check_invariance=lambda *_, **__: PLAIN):  # slow
+    with mock.patch.multiple(
+        local, agreeing_forwards=lambda *_: iter([PLAIN]), check_invariance=lambda *_, **__: PLAIN
+    ):  # slow
         executor.load(LoadSpec(open_checkpoint(LoadOptions(path=folder)), ModuleHead("score")))
     with growth() as largest:
         executor.update_weights(other)

@@ -158,7 +158,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Close the trackers, and let other processes use the folder."""
-        self.learner.accelerator.end_training()
+        self.learner.end_training()
         release_folder(self.folder)
 
     def _log(self, phase: Phase, metrics: Mapping[str, Any]) -> None:

@@ -168,6 +168,17 @@ class ParallelModel:
         load_optimizer_state(self.plain, self.optimizers, checkpoint.optimizer)
         self.version = checkpoint.version
 
+    def end_training(self) -> None:
+        """Close the trackers, and leave the other processes.
+
+        A gloo barrier keeps what was exchanged before it until a thread frees it. A thread that does so while the
+        interpreter ends cannot get Python's lock, and aborts the process. So a last barrier, which is never freed,
+        keeps all that is left. Nobody waits for it: after an error, the other processes may not come.
+        """
+        if self.world > 1 and dist.get_backend() == "gloo":
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.barrier(async_op=True)))
+        self.accelerator.end_training()
+
 
 def token_budget(max_num_batched_tokens: int | None, device: torch.device) -> int:
     """Return the token budget of a pass: the setting, or a number that suits the device."""

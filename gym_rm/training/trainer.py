@@ -217,7 +217,7 @@ class Trainer:
     def finish(self) -> Finished:
         """Write the last model and close the trackers."""
         self._export(self.folder / "final")
-        self.accelerator.end_training()
+        self.model.end_training()
         release_folder(self.folder)
         best = None if self.best.value is None else self.best.folder
         return Finished(self.folder, self.folder / "final", best, self.measured, self.step)

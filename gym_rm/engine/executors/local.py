@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +28,11 @@ from gym_rm.engine.executors.model_info import dtype_of, model_info
 from gym_rm.engine.loading.checkpoint import ModelFiles, load_model, open_weights, require_same_model
 from gym_rm.engine.loading.sharding import Sharding
 from gym_rm.engine.loading.trial import (
+    PLAIN,
     Candidate,
     Forward,
+    agreeing_forwards,
     check_invariance,
-    choose_forward,
     tolerance_of,
     trial_sequences,
 )
@@ -59,6 +61,7 @@ class LocalExecutor:
         self._pinned: list[torch.Tensor] = []
         self._threads = 0
         self._rows: BatchInvariant | None = None
+        self._tried: Forward | None = None
         self._sharding: Sharding | None = None
 
     def load(self, spec: LoadSpec) -> ModelInfo:
@@ -94,7 +97,9 @@ class LocalExecutor:
             page_size=max((decoder.page_size for decoder in self._model.decoders), default=PAGE_SIZE),
         )
         with _out_of_memory_is_a_config_error(model), _unchanged(self._model.models):
-            forward = choose_forward(candidate, self._try)
+            forwards = agreeing_forwards(candidate, self._try)
+            fastest = next(forwards)
+            slower = forwards if spec.quantization is None else iter([*forwards])  # before products change
         if spec.quantization is not None:
             for each in self._model.models:
                 quantize_layers(each, spec.quantization, device_of(each))
@@ -105,7 +110,11 @@ class LocalExecutor:
                 every = LADDER.get(device_of(model).type, LADDER["cuda"])
                 ladder = [rows for rows in every if ranks.smallest(rows in ladder)]
             budget = info.max_num_batched_tokens
-            forward = check_invariance(candidate, forward, self._try_all, ladder, max_num_batched_tokens=budget)
+            for each in itertools.chain([fastest], slower):
+                forward = check_invariance(candidate, each, self._try_all, ladder, max_num_batched_tokens=budget)
+                if forward != PLAIN:
+                    break
+        self.clear_cache()
         self._set_forward(forward)
         self._require_prefix_cache(forward)
         self._threads = torch.get_num_threads()
@@ -262,10 +271,14 @@ class LocalExecutor:
 
     def _try(self, plan: BatchPlan, forward: Forward) -> FloatArray:
         """Return the values of a plan for the trial."""
+        self.clear_cache()
         return self._run_trial(plan, forward, self._loaded().trial_values)
 
     def _try_all(self, plan: BatchPlan, forward: Forward) -> FloatArray:
-        """Return the hidden states and values of a plan for the trial."""
+        """Return the hidden states and values of a plan for the trial, which finds the cache of the plans before it."""
+        if forward != self._tried:
+            self.clear_cache()
+        self._tried = forward
         return self._run_trial(plan, forward, self._loaded().all_values)
 
     def _run_trial(self, plan: BatchPlan, forward: Forward, values_of: Callable[[Batch], torch.Tensor]) -> FloatArray:
@@ -283,8 +296,6 @@ class LocalExecutor:
                     # Too little memory does not mean that the model does not support the layout.
                     raise MemoryError(f"out of memory with {batch.input_ids.size} tokens.") from error
             values: FloatArray = torch.cat(parts).cpu().numpy()
-        if self._prefix_cache is not None:
-            self._prefix_cache.clear()
         return values
 
     def _reused_tokens(self) -> int:

@@ -69,6 +69,22 @@ def copies_of_a_sibling(made: Pages, size: int) -> Pages:
     return Pages(tokens, made.previous, made.numbers, made.first)
 
 
+def without_a_single_shared_token(made: Pages, size: int) -> Pages:
+    """Let a branch after the first token of a page have its own token there, twice."""
+    tokens = made.tokens.copy()
+    single = (tokens < made.first[:, None]).sum(axis=1) == 1
+    tokens[single, 0] = tokens[single, 1]
+    return Pages(tokens, made.previous, made.numbers, made.first)
+
+
+def neighbours(each: Tiles) -> Tiles:
+    """Let a single tile attend to the pages beside its last one, instead of those of its path."""
+    if len(each.pages) > 1:
+        return each
+    last, count = each.pages[0, -1], each.pages.shape[1]
+    return Tiles(each.queries, np.arange(last + 1 - count, last + 1)[None] if last + 1 >= count else each.pages)
+
+
 def inputs(change) -> Context:
     """Change the padded token ids and positions `[2, T]`."""
     plain = decoder.with_padding
@@ -109,6 +125,8 @@ MUTATIONS: dict[str, Callable[[], Context]] = {
     "pages: the first page is lost": lambda: tiles(
         lambda each: Tiles(each.queries, each.pages[:, 1:] if each.pages.shape[1] > 1 else each.pages)
     ),
+    "pages: a single tile takes the pages beside it": lambda: tiles(neighbours),
+    "pages lose a token before a branch": lambda: pages(without_a_single_shared_token),
     "pages have copies of a sibling": lambda: pages(copies_of_a_sibling),
     "positions from 32 on are late by one": lambda: inputs(late_positions),
     "the soft cap is forgotten": lambda: attend(lambda given: {"softcap": None}),
@@ -126,3 +144,5 @@ MUTATIONS: dict[str, Callable[[], Context]] = {
     ),
     "rows of a chunk are shifted": lambda: chunks(lambda parts: (parts[0], parts[1].roll(1, dims=0), *parts[2:])),
 }
+# That change values by less than rounding to 16 bits, so that they are found in float32 only.
+SMALL = ("pages lose a token before a branch", "the soft cap is doubled")

@@ -6,12 +6,16 @@ import pytest
 import tiny_models
 import torch
 
+from gym_rm.engine.backbones.llama import MODEL_TYPES
+from gym_rm.engine.backbones.prefix_cache import KnownPrefixes
 from gym_rm.engine.backbones.tree_attention import TreeAttention
 from gym_rm.engine.executors.executor import LoadSpec
 from gym_rm.engine.executors.local import LocalExecutor
 from gym_rm.engine.kinds.readouts import ModuleHead
-from tests.engine.loading.mutations import MUTATIONS
+from gym_rm.errors import ConfigError
+from tests.engine.loading.mutations import MUTATIONS, SMALL
 
+HEAD = ModuleHead("score")
 # Windows of 4096 tokens, as in Gemma 2 and gpt-oss: no text of the trial is as long.
 MODELS = {
     "qwen3": {},
@@ -29,16 +33,16 @@ CASES = [
 ]
 
 
-def load(architecture, *, use_flex, dtype=torch.float32):
-    """Load a model as on a GPU if `use_flex`; return its layout, and whether its products keep their bits."""
-    model = tiny_models.reward_model(architecture, **MODELS[architecture]).to(dtype)
+def load(architecture, *, use_flex, dtype=torch.float32, **config):
+    """Load a model as on a GPU if `use_flex`, and return its properties."""
+    model = tiny_models.reward_model(architecture, **(MODELS[architecture] | config)).to(dtype)
     init = TreeAttention.__init__
 
     def with_flex(self, *arguments, **options):
         init(self, *arguments, **(options | {"use_flex": use_flex}))
 
     with mock.patch.object(TreeAttention, "__init__", with_flex):
-        return LocalExecutor().load(LoadSpec(model, ModuleHead("score")))
+        return LocalExecutor().load(LoadSpec(model, HEAD))
 
 
 @pytest.mark.parametrize("use_flex", [False, True])
@@ -50,7 +54,38 @@ def test_without_a_mutation_the_tree_is_used(architecture, use_flex):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "architecture", "use_flex"), CASES)
-def test_a_mutation_is_refused(name, architecture, use_flex):
+@pytest.mark.parametrize(
+    ("name", "architecture", "use_flex", "dtype"),
+    [
+        (*case, dtype)
+        for case in CASES
+        for dtype in (torch.float32, torch.bfloat16)
+        if dtype == torch.float32 or case[0] not in SMALL
+    ],
+)
+def test_a_mutation_is_refused(name, architecture, use_flex, dtype):
     with MUTATIONS[name]():
-        assert load(architecture, use_flex=use_flex).layout != "tree"
+        assert load(architecture, use_flex=use_flex, dtype=dtype).layout != "tree"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("std", [0.02, 0.3])
+@pytest.mark.parametrize("use_flex", [False, True])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_rounding_to_16_bits_is_no_mutation(architecture, use_flex, std):
+    """Nor with large weights, for which rounding changes values by a tenth."""
+    info = load(architecture, use_flex=use_flex, dtype=torch.bfloat16, initializer_range=std)
+    assert info.layout == "tree"
+    assert info.fused == (architecture in MODEL_TYPES)
+
+
+def test_a_wrong_prefix_cache_is_refused():
+    complete = KnownPrefixes.complete
+
+    def rolled(self, layer, key, value):
+        return tuple(states.roll(1, dims=0) for states in complete(self, layer, key, value))
+
+    model = tiny_models.reward_model("qwen3")
+    LocalExecutor().load(LoadSpec(model, HEAD, prefix_cache_tokens=2000))
+    with mock.patch.object(KnownPrefixes, "complete", rolled), pytest.raises(ConfigError, match="prefix_cache_tokens"):
+        LocalExecutor().load(LoadSpec(model, HEAD, prefix_cache_tokens=2000))
