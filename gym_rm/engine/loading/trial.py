@@ -227,9 +227,9 @@ def check_invariance(
         max_num_batched_tokens: token budget of a batch.
     """
     found = []
-    shares = 2 if forward.layout == "padded" else 1  # of padded batches, the largest has about half of the tokens
+    share = 0.4 if forward.layout == "padded" else 1.0  # of the tokens in the largest batch
     for rows in (each for each in ladder if each.multiple <= max_num_batched_tokens):
-        tokens = shares * min(max(5 * rows.multiple // 2, LEAST_TOKENS), max_num_batched_tokens)
+        tokens = int(min(max(2 * rows.multiple, LEAST_TOKENS), max_num_batched_tokens) / share)
         watched, others = invariance_sequences(candidate.config, candidate.length, tokens)
         tried = replace(forward, rows=rows)
         values = []
@@ -376,12 +376,12 @@ def branching_sequences(config: Any, length: int, page: int) -> list[TokenSequen
     ids, second, third, others = _random_ids(config, (4, length))
     prompt, deep = _prompt(length), 5 * length // 7
     cuts = [
-        *(np.r_[ids[:prompt], each[: page + 9]] for each in (second[::-1], third[::-1], others)),
+        *(np.r_[ids[:prompt], each[: page + 9]] for each in (second[::-1], others)),
         np.r_[ids[: prompt + 2], third[:4]],
         np.r_[ids[:prompt], second[prompt : prompt + 3], third[:4]],
-        np.r_[ids[: 2 * page], second[:3]],
-        np.r_[ids[: 2 * page], third[:4]],
-        np.r_[ids[: 2 * page + 1], others[:2]],
+        np.r_[ids[:page], second[:3]],
+        np.r_[ids[:page], third[:4]],
+        np.r_[ids[: page + 1], others[:2]],
         np.r_[ids[:deep], third[deep:-3], second[:2]],
         np.r_[third[3:20], ids[:9]],
         np.r_[third[3:20], second[:6]],
