@@ -170,7 +170,7 @@ def _expected(candidate: Candidate, run: Run, sequences: Sequence[TokenSequence]
 
 @contextlib.contextmanager
 def _rounding_otherwise(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let every module without parts return numbers up to a unit of its precision away, the same ones on all ranks."""
+    """Let every module without parts change its numbers by as much as rounding can, in the same way on all ranks."""
     calls = itertools.count()
 
     def change(part: nn.Module, inputs: Any, output: Any) -> Any:
