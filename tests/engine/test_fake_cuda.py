@@ -209,6 +209,13 @@ def loaded(monkeypatch, model, layout="tree", readout=HEAD):
     return executor
 
 
+def test_the_whole_trial_runs_on_the_gpu(gpu):
+    """Of fake values, none depends on its position, so that no tree is accepted."""
+    info = LocalExecutor().load(LoadSpec(rewards(FUSED[0]), HEAD))
+    assert (info.device, info.layout, info.batch_invariance) == (str(DEVICE), "padded", "bit-equal")
+    assert info.tried_length == 3 * 128 + 17
+
+
 @pytest.mark.parametrize("architecture", DECODERS)
 def test_the_executor_waits_once_for_the_values_of_all_batches(gpu, monkeypatch, architecture):
     model = rewards(architecture, num_labels=3)
