@@ -242,7 +242,7 @@ def check_invariance(
             continue
         of_others = len(half) - len(alone)
         same = np.concatenate([every[:of_others], every[-len(alone) :]])
-        if np.array_equal(half, same) and np.array_equal(alone, same[of_others:]):
+        if _same_bits(half, same) and _same_bits(alone, same[of_others:]):
             return replace(tried, batch_invariance="bit-equal")
         difference = max(_difference(half, same), _difference(alone, same[of_others:]))
         if difference > expected.tolerance:
@@ -300,11 +300,11 @@ def _keeps_to_branches(candidate: Candidate, run: Run, forward: Forward, toleran
     others = _difference(values(changed=True), before)
     # On a GPU, and on a CPU whose products need chunks, which are tried later, the rounding of an expert's products
     # depends on how many tokens it gets. Some kernels also return other bits for the same input.
-    rounds = _has_experts(candidate.config) or not np.array_equal(values(), before)
+    rounds = _has_experts(candidate.config) or not _same_bits(values(), before)
     if others > (tolerance if rounds else 0):
         logger.info("%s does not support a tree: other branches change values by %.1e", candidate.name, others)
         return False
-    if np.array_equal(values(shift=1), before):
+    if _same_bits(values(shift=1), before):
         logger.info("%s does not support a tree: it computes positions of its own", candidate.name)
         return False
     return True
@@ -319,9 +319,21 @@ def _agree(candidate: Candidate, forward: Forward, got: Values, expected: Expect
 
 
 def _difference(got: Values, expected: Values) -> float:
-    """Return the norm of the largest difference of a row, relative to the largest expected row."""
-    rows, largest = (np.linalg.norm(each.reshape(len(each), -1), axis=1).max() for each in (got - expected, expected))
+    """Return the norm of the largest difference of a row, relative to the largest expected row.
+
+    Rows that are not finite in both, after a token whose weights are not, are equal.
+    """
+    got, expected = (each.reshape(len(each), -1) for each in (got, expected))
+    finite = np.isfinite(expected).all(axis=1)
+    if not np.array_equal(finite, np.isfinite(got).all(axis=1)):
+        return float("inf")
+    changes = got[finite] - expected[finite]
+    rows, largest = (np.linalg.norm(each, axis=1).max(initial=0.0) for each in (changes, expected[finite]))
     return float(rows / max(1e-6, largest))
+
+
+def _same_bits(first: Values, second: Values) -> bool:
+    return np.array_equal(first, second, equal_nan=True)
 
 
 def tolerance_of(dtype: str) -> float:
