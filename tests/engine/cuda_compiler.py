@@ -110,6 +110,7 @@ def compiling_for_h100():
     triton = pytest.importorskip("triton")
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    from torch.utils import _triton
 
     kernels = []
     compile_kernel = triton.compile
@@ -130,11 +131,20 @@ def compiling_for_h100():
         stack.enter_context(mock.patch.object(triton, "compile", compile_and_note))
         for name in ("run", "_make_launchers"):
             stack.enter_context(mock.patch.object(CachingAutotuner, name, return_value=None))
+        _forget_answers(_triton)  # without a GPU; and afterwards, those with one
+        stack.callback(_forget_answers, _triton)
         options = {"compile_threads": 1, "force_disable_caches": True}
         stack.enter_context(torch._inductor.config.patch(options))
         triton.runtime.driver.set_active(Driver())
         stack.callback(triton.runtime.driver.set_active, None)
         yield kernels
+
+
+def _forget_answers(module):
+    """Clear the caches of a module's functions, such as whether there is a working Triton."""
+    for function in vars(module).values():
+        if hasattr(function, "cache_clear"):
+            function.cache_clear()
 
 
 def _kernel(compiled) -> Kernel:
