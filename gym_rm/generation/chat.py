@@ -200,7 +200,7 @@ def seed_of(*parts: Any) -> int:
 
 
 def check_replies(model: Any, replies: Any, size: int) -> list[ChatReply]:
-    """Return what a chat model gave for `size` conversations; what is no `ChatReply` becomes the error of its row.
+    """Return what a chat model gave for `size` conversations; anything but a `ChatReply` is an error of its row.
 
     Raises:
         ConfigError: it is not one reply for each conversation.

@@ -1,8 +1,6 @@
 """A row has the same bits beside any other rows: each function that `BatchInvariant` changes, and the check of them."""
 
-import functools
 import itertools
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,15 +13,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import ACT2FN
 
-from gym_rm.engine.backbones import batch_invariance
 from gym_rm.engine.backbones.batch_invariance import (
-    LADDER,
     ROWS,
     RULES,
     BatchInvariant,
     Rows,
     current_rows,
-    rows_to_try,
     same_products,
     with_padding,
 )
@@ -337,108 +332,6 @@ def test_nothing_is_active_after_the_context():
     with Recording() as outer:
         functional.linear(X, WEIGHT)
     assert outer.called == {functional.linear}
-
-
-# --- the check of the hardware
-
-
-CUDA_LADDER = LADDER["cuda"]
-
-
-@pytest.fixture
-def products(monkeypatch):
-    """Function that changes the products of every layer: it gets x and the result, and returns another result."""
-
-    def change(function):
-        rule = RULES[functional.linear]
-
-        def changed(rows, func, x, weight, *args):
-            def product(x, weight, *args, out=None):
-                result = function(x, func(x, weight, *args))
-                return result if out is None else out.copy_(result)
-
-            product = functools.wraps(func)(product)
-            return rule(rows, product, x, weight, *args)
-
-        same_products.cache_clear()
-        monkeypatch.setitem(RULES, functional.linear, changed)
-
-    yield change
-    same_products.cache_clear()
-
-
-def depends_on_the_number_of_rows(x, result):
-    return result + (1e-5 if len(x) >= 200 else 0)
-
-
-def depends_on_the_place(x, result):
-    return result + 1e-5 * (torch.arange(len(x)) % 4 == 3)[:, None]
-
-
-def test_products_of_one_thread_need_only_whole_groups_of_rows():
-    with threads(1):
-        assert same_products(Rows(), nn.Linear, (3072, 1024), torch.float32, CPU, 1)
-
-
-@pytest.mark.parametrize("change", [depends_on_the_number_of_rows, depends_on_the_place])
-def test_products_that_depend_on_other_rows_are_found(change, products):
-    products(change)
-    assert not same_products(Rows(), nn.Linear, (64, 64), torch.float32, CPU, 1)
-
-
-BITS = {  # what the bits of a row depend on, in kernels for so many rows, and the rows that are the fastest
-    "nothing": (lambda rows: 0, Rows(16)),
-    "rows below 1,024": (lambda rows: min(rows, 1024), Rows(1024)),
-    "other rows than multiples of 1,024": (lambda rows: rows % 1024, Rows(1024)),
-    "rows below 8,192": (lambda rows: min(rows, 8192), Rows(8192)),
-    "rows": (lambda rows: rows, Rows(8192, in_chunks=True)),
-    "rows, and the place from 5,000 rows": (
-        lambda rows: torch.arange(rows)[:, None] if rows > 5000 else rows,
-        Rows(4096, in_chunks=True),
-    ),
-    "rows, and the place from 2,000 rows": (
-        lambda rows: torch.arange(rows)[:, None] if rows > 2000 else rows,
-        Rows(1024, in_chunks=True),
-    ),
-}
-
-
-@pytest.mark.parametrize("of", BITS)
-def test_the_fastest_rows_are_taken_that_keep_the_bits(of, products, monkeypatch):
-    """On a GPU, whose kernels depend on the number of rows; here kernels are changed to do so."""
-    bits, fastest = BITS[of]
-    products(lambda x, result: result + 1e-3 * bits(len(x)))
-    monkeypatch.setitem(LADDER, "cpu", CUDA_LADDER)
-    monkeypatch.setitem(batch_invariance.TESTED_ROWS, "cpu", batch_invariance.TESTED_ROWS["cuda"])
-    ladder = rows_to_try([nn.Linear(16, 8)])
-    assert (ladder[0], ladder[-1]) == (fastest, Rows(1024, in_chunks=True))
-
-
-def test_products_in_8_bits_are_tested_too(monkeypatch):
-    layer = Float8Linear(nn.Linear(16, 16, bias=False, dtype=torch.bfloat16))
-    rule, changed = RULES[torch._scaled_mm], Mock()
-    changed.side_effect = lambda rows, *given, **named: rule(rows, *given, **named) * (1 + changed.call_count % 2)
-    monkeypatch.setitem(RULES, torch._scaled_mm, changed)
-    same_products.cache_clear()
-    assert rows_to_try([nn.Sequential(layer, nn.LayerNorm(16))]) == [LADDER["cpu"][-1]]
-
-
-def test_all_shapes_and_dtypes_must_keep_the_bits(monkeypatch):
-    tested = []
-
-    def only_square(rows, layer, shape, dtype, device, threads):
-        assert threads == torch.get_num_threads()
-        tested.append((rows, layer, shape, dtype, device))
-        return shape[0] == shape[1]
-
-    monkeypatch.setattr(batch_invariance, "same_products", only_square)
-    square, wide = nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 24, dtype=torch.bfloat16))
-    assert rows_to_try([square]) == [*LADDER["cpu"]]
-    assert rows_to_try([square, wide]) == [LADDER["cpu"][-1]]
-    assert set(tested) == {
-        (Rows(), nn.Linear, (8, 8), torch.float32, CPU),
-        (Rows(), nn.Linear, (24, 8), torch.bfloat16, CPU),
-    }
 
 
 # --- padding
