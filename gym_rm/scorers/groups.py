@@ -1,0 +1,36 @@
+"""Which rows of a call are replies to the same prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gym_rm.types import Conversation, Message, Prompt
+
+
+def groups_of(
+    conversations: Sequence[Conversation], prompts: Sequence[Prompt | None], rows: Iterable[int]
+) -> list[list[int]]:
+    """Return the rows of each group, in the order of the call.
+
+    Rows belong together if they started from the same data row (`prompt_id` and messages); without one, if they are
+    equal before the last message. Two groups with one prompt in a call are one group.
+
+    Args:
+        conversations: `[N]`.
+        prompts: `[N]`, the data row of each or None.
+        rows: the rows to divide.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        prompt, beginning = prompts[row], beginning_of(conversations[row], prompts[row])
+        key = "" if prompt is None else prompt.prompt_id, repr([dict(message) for message in beginning])
+        groups.setdefault(key, []).append(row)
+    return list(groups.values())
+
+
+def beginning_of(conversation: Conversation, prompt: Prompt | None) -> Sequence[Message]:
+    """Return the messages that the replies of a group share: those of the data row, or all but the last one."""
+    size = 0 if prompt is None else len(prompt.messages)
+    if prompt is not None and 0 < size < len(conversation) and list(conversation[:size]) == list(prompt.messages):
+        return conversation[:size]
+    return conversation[:-1]
