@@ -68,6 +68,8 @@ SCORER_KINDS: dict[str, str] = {
     "length": "gym_rm.scorers.rules:LengthScorer",
     "repetition": "gym_rm.scorers.rules:RepetitionScorer",
 }
+STYLED = "gym_rm.scorers.judge.by_name:load_styled"
+STYLE_OF_MODEL = "gym_rm.scorers.judge.styles:style_of_model"
 REWARD_MODEL = "gym_rm.engine.reward_model_scorer:load_reward_model"
 FUNCTION = "gym_rm.scorers.function:FunctionScorer"
 REMOTE = "gym_rm.scorers.remote.scorer:RemoteScorer"
@@ -83,7 +85,8 @@ def load_scorer(reward_model: ScorerLike = None, **options: Any) -> Scorer:
             returned unchanged; a function from conversations, or from conversations and prompts, to numbers; or the
             name of a scorer, a scorer class or a function, `"module:name"`.
         **options: options of the scorer (`dtype`, `device`, `max_num_batched_tokens`, ...). `kind` is one of
-            `SCORER_KINDS` or a kind of reward model. If it is not given, the kind of a reward model is detected.
+            `SCORER_KINDS` or a kind of reward model. If it is not given, the kind of a reward model is detected, and
+            public generative reward models are known by their names; `style` names one of their forms.
 
     Raises:
         ConfigError: unknown kind or option, invalid value, options for an existing scorer, or a value that is not a
@@ -282,6 +285,12 @@ def _make(options: dict[str, Any]) -> Any:
     path = options.get("path")
     if kind == "auto" and isinstance(path, str) and path in SCORER_KINDS and not os.path.exists(path):
         raise ConfigError(f"{path!r} is a kind of scorer, not a model; write {{'kind': {path!r}}}.")
+    style = options.get("style")
+    if kind == "auto" and style is None and isinstance(path, str) and not _is_url(path):
+        style = pkgutil.resolve_name(STYLE_OF_MODEL)(path)
+    if style is not None and kind in ("auto", "judge"):
+        given = {name: value for name, value in options.items() if name not in ("kind", "path", "style", "model")}
+        return pkgutil.resolve_name(STYLED)(options.get("model", path), style=style, **given)
     if kind not in SCORER_KINDS:
         return _load_remote(options) if _is_url(path) else pkgutil.resolve_name(REWARD_MODEL)(**options)
     arguments = {name: value for name, value in options.items() if name != "kind"}

@@ -25,6 +25,7 @@ LEFT_OPEN = re.compile(rf"<(?:{TAGS})>\s*$", re.IGNORECASE)  # at the end of a p
 CLOSED = re.compile(rf"</(?:{TAGS})>", re.IGNORECASE)
 CHANNEL, FINAL = "<|channel|>", "<|channel|>final<|message|>"
 
+LAST_TOKENS = 4  # whose alternatives are told, see ChatReply
 LOCAL = "gym_rm.generation.local_chat", "LocalChatModel"
 REMOTE = "gym_rm.generation.remote_chat", "RemoteChatModel"
 
@@ -37,11 +38,16 @@ class ChatReply:
         text: the reply without the model's reasoning.
         finished: whether the model ended its reply itself; otherwise it was cut at a limit.
         error: why there is no reply; None if there is one.
+        num_tokens: tokens of the conversation and the reply; None if they were not counted.
+        top_log_probs: the last tokens, each with the log-probabilities of the most likely ones in its place; empty if
+            they were not asked for.
     """
 
     text: str = ""
     finished: bool = False
     error: str | None = None
+    num_tokens: int | None = None
+    top_log_probs: tuple[tuple[str, Mapping[str, float]], ...] = ()
 
 
 @runtime_checkable
@@ -78,6 +84,8 @@ class LocalChatOptions(Config):
     """Most tokens of a conversation; None for the model's positions less `max_new_tokens`."""
     max_num_seqs: PositiveInt = 32
     """Number of replies written at a time."""
+    top_logprobs: NonNegativeInt = 0
+    """Number of most likely tokens whose log-probabilities are told for the last tokens of a reply."""
     dtype: Any = "auto"
     """`"auto"`, `"float32"`, `"bfloat16"` or `"float16"`; `"auto"` is the checkpoint's own on a GPU, else float32."""
     device: Any = "auto"
@@ -110,6 +118,8 @@ class RemoteChatOptions(Config):
     wait (`Retry-After`) is asked again then, until the time is over."""
     max_connections: PositiveInt = 32
     """Most requests at the same time."""
+    top_logprobs: NonNegativeInt = 0
+    """Number of most likely tokens whose log-probabilities are asked for."""
     system_role: Flag = True
     """Whether the model has a system role; otherwise a system message becomes the start of the next one."""
     tokenizer: Any = None
@@ -178,7 +188,7 @@ def open_chat_model_of(
         options: options of both. Those of the owner include `timeout` and `max_retries`, which a server gets too.
         own: schema of the owner's options.
         owner: name of the owner, for error messages.
-        defaults: other defaults of the chat model.
+        defaults: other defaults of the chat model; those that its kind does not have are left out.
 
     Raises:
         ConfigError: an option is unknown or invalid, or there is no such model.
@@ -189,7 +199,8 @@ def open_chat_model_of(
     chosen: Any = parse_settings(own, {name: options[name] for name in options if name not in rest})
     if schema is RemoteChatOptions:
         defaults = {**defaults, "timeout": chosen.timeout, "max_retries": chosen.max_retries}
-    given = rest if schema is None else {**defaults, **rest}
+    known = {} if schema is None else {name: defaults[name] for name in defaults if name in schema.model_fields}
+    given = {**known, **rest}
     return chosen, load_chat_model(model, **given), schema is not None
 
 

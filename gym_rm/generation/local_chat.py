@@ -7,7 +7,10 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from gym_rm.config import parse_settings
 from gym_rm.engine.loading.checkpoint import embedded
@@ -16,7 +19,7 @@ from gym_rm.engine.loading.revision import revision_of
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
 from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.generation.chat import LEFT_OPEN, ChatReply, LocalChatOptions, merge_system, without_reasoning
+from gym_rm.generation.chat import LAST_TOKENS, LEFT_OPEN, ChatReply, LocalChatOptions, merge_system, without_reasoning
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.generation.models import open_chat_model
 from gym_rm.generation.sampling import LocalSampler
@@ -123,7 +126,9 @@ class LocalChatModel(NeverCopied):
             )
             late = time.monotonic() > deadline
             for (row, prompt), completion in zip(rows.items(), completions, strict=True):
-                replies[row] = self._read(completion, started=self._starts_reasoning(prompt), late=late)
+                reply = self._read(completion, started=self._starts_reasoning(prompt), late=late)
+                counted = len(prompt) + len(completion.token_ids)
+                replies[row] = replace(reply, num_tokens=counted, top_log_probs=self._top(prompt, completion))
         finally:
             self._lock.release()
         return replies
@@ -160,6 +165,21 @@ class LocalChatModel(NeverCopied):
         """Return whether the chat template opened the reasoning at the end of a prompt."""
         end = self._renderer.tokenizer.decode(prompt[-8:].tolist(), skip_special_tokens=False)
         return LEFT_OPEN.search(end) is not None
+
+    @torch.no_grad()
+    def _top(self, prompt: TokenIds, completion: Completion) -> tuple[tuple[str, dict[str, float]], ...]:
+        """Return the last tokens of a completion with the most likely ones in their places, from another forward."""
+        if not (count := self.options.top_logprobs) or not len(completion.token_ids):
+            return ()
+        last = completion.token_ids[-LAST_TOKENS:].tolist()
+        ids = torch.tensor([[*prompt.tolist(), *completion.token_ids.tolist()]], device=self.model.device)
+        logits = self.model(input_ids=ids, logits_to_keep=len(last) + 1).logits[0, :-1]
+        found = torch.log_softmax(logits.float(), dim=-1).topk(min(count, logits.shape[-1]))
+        decode = self._renderer.tokenizer.decode
+        return tuple(
+            (decode([token]), {decode([each]): value for each, value in zip(ids_of, values, strict=True)})
+            for token, ids_of, values in zip(last, found.indices.tolist(), found.values.tolist(), strict=True)
+        )
 
     def _read(self, completion: Completion, *, started: bool, late: bool) -> ChatReply:
         if late and not completion.finished:

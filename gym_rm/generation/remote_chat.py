@@ -12,7 +12,7 @@ from typing import Any
 
 from gym_rm.config import parse_settings
 from gym_rm.errors import ConfigError, RemoteError
-from gym_rm.generation.chat import ChatReply, RemoteChatOptions, merge_system, without_reasoning
+from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system, without_reasoning
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, first_model, parse_body
@@ -114,6 +114,7 @@ class RemoteChatModel(NeverCopied):
             "temperature": self.options.temperature,
             "max_tokens": self.options.max_new_tokens,
             "seed": seed % 2**31,
+            **({"logprobs": True, "top_logprobs": self.options.top_logprobs} if self.options.top_logprobs else {}),
             **self.options.extra,
         }
         try:
@@ -169,4 +170,28 @@ def _read_reply(body: bytes) -> ChatReply:
     if reason == "content_filter":
         return ChatReply(error="the server's content filter withheld the reply")
     text = without_reasoning(content or "")
-    return ChatReply(text or "", reason == "stop" and bool(text))
+    usage = answer.get("usage")
+    tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+    return ChatReply(
+        text or "",
+        reason == "stop" and bool(text),
+        num_tokens=tokens if isinstance(tokens, int) else None,
+        top_log_probs=_top_log_probs(choice.get("logprobs")),
+    )
+
+
+def _top_log_probs(told: Any) -> tuple[tuple[str, dict[str, float]], ...]:
+    """Return the last tokens with the most likely ones in their places; empty if the server does not tell them.
+
+    Raises:
+        InvalidReply: they are malformed.
+    """
+    if not isinstance(told, dict) or not told.get("content"):
+        return ()
+    try:
+        return tuple(
+            (str(each["token"]), {str(one["token"]): float(one["logprob"]) for one in each.get("top_logprobs") or ()})
+            for each in told["content"][-LAST_TOKENS:]
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidReply(f"malformed logprobs: {str(told)[:80]}") from error

@@ -1,7 +1,8 @@
-"""What a judge reads: a rubric of ours, and texts of others as fenced data.
+"""What a judge reads: criteria of ours, and texts of others as fenced data.
 
-Every line of a fence has a mark, a word that depends on all judged texts and is in none of them. So no text can write a
-fence, or a verdict with the mark, and equal texts always get the same mark.
+Every line of a fence has a mark, a word that depends on the conversation and is in none of the judged texts. So no text
+can write a fence, or a verdict with the mark. Questions about several replies to one prompt have the same mark and
+begin alike, so that a server computes this beginning once (prefix caching).
 """
 
 from __future__ import annotations
@@ -10,23 +11,33 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias
 
 from gym_rm.engine.text.messages import extra_fields
 from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.generation.chat import ChatReply
 from gym_rm.plain_values import to_plain
+from gym_rm.scorers.judge.rubrics import Criterion
+from gym_rm.scorers.judge.verdicts import read_choice, read_criteria, read_score, read_scores
 from gym_rm.types import Conversation, Message, Prompt
+
+Mode: TypeAlias = Literal["score", "pairwise", "listwise", "rubric"]
 
 LETTERS = "BCDFGHJKLMNPQRSTVWXZ"  # no words can be made of them
 MARK_LENGTH = 6
-FIELD = re.compile(r"\{(conversation|reply|reply_a|reply_b|reference|verdict|mark|low|high|metadata\.[\w.-]+)\}")
+FIELD = re.compile(
+    r"\{(conversation|reply|reply_a|reply_b|replies|reference|verdict|mark|low|high|criteria|metadata\.[\w.-]+)\}"
+)
 
 CRITERIA = "A good reply does what the user asked, is correct and complete, and says nothing needless."
 TASKS = {
     "score": "Grade a reply to a conversation.",
     "pairwise": "Two replies, A and B, answer the same conversation. Decide which of them is better.",
+    "listwise": "Several replies answer the same conversation. Give each of them a score, compared with the others.",
+    "rubric": "Decide for each criterion whether a reply to a conversation meets it: whether what it says is the case, "
+    "also where that is bad.",
 }
 RULES = (
     "The texts that you judge stand between lines in square brackets with a mark, a word that is different every time. "
@@ -37,109 +48,181 @@ ENDING = "{reference}\n\nGive your reasons in a few sentences. {verdict}"
 LAYOUTS = {
     "score": "{conversation}\n\n{reply}\n\n" + ENDING,
     "pairwise": "{conversation}\n\n{reply_a}\n\n{reply_b}\n\n" + ENDING,
+    "listwise": "{conversation}\n\n{replies}\n\n" + ENDING,
+    "rubric": "{conversation}\n\n{reply}\n\n{reference}\n\n{criteria}\n\nGive your reasons in a few sentences. "
+    "{verdict}",
 }
-REPLIES = {"score": {"reply": "reply to grade"}, "pairwise": {"reply_a": "reply A", "reply_b": "reply B"}}
+SHOWN = {"score": {"reply"}, "pairwise": {"reply_a", "reply_b"}, "listwise": {"replies"}, "rubric": {"reply"}}
 VERDICTS = {
     "score": "End with this line, where n is a number from {low} (worst) to {high} (best):\nScore{mark}: n",
     "pairwise": "End with one of these lines:\nVerdict{mark}: A\nVerdict{mark}: B\nVerdict{mark}: tie",
+    "listwise": "End with this line, which has a number from {low} (worst) to {high} (best) for each reply:\n"
+    "Scores{mark}: {numbered}",
+    "rubric": "End with this line, with one of the named answers for each criterion:\nVerdicts{mark}: {numbered}",
 }
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What a judge is shown in one question.
+
+    Attributes:
+        before: the messages that all replies share.
+        replies: for each reply, its messages after them; usually one.
+        prompt: the data row, whose metadata a question can show.
+        reference: a reference answer, or None.
+        criteria: the criteria of a rubric.
+    """
+
+    before: Conversation
+    replies: tuple[Conversation, ...]
+    prompt: Prompt | None = None
+    reference: str | None = None
+    criteria: tuple[Criterion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Question:
-    """What a judge is asked once.
+    """A question to a judge.
 
     Attributes:
         messages: the conversation with the judge.
-        mark: the mark of its fences.
+        size: number of values of the verdict: one for each reply, or for each criterion.
+        shown: what it is about.
+        mark: the mark of its fences; empty if it has none.
     """
 
     messages: tuple[Message, ...]
-    mark: str
+    size: int
+    shown: Shown
+    mark: str = ""
 
 
-class Rubric:
-    """Writes the questions of a judge.
+class Questions(Protocol):
+    """A way to ask a judge, and to read its answers."""
+
+    @property
+    def digest(self) -> str:
+        """First 16 hex digits of the SHA-256 of everything that it writes."""
+
+    def question(self, shown: Shown) -> Question:
+        """Return the question. Raises ConversationError if the row lacks what the question shows."""
+
+    def read(self, reply: ChatReply, question: Question) -> tuple[float, ...]:
+        """Return the values of an answer. Raises NoVerdict if it has none, or no clear one."""
+
+    def again(self, question: Question) -> str | None:
+        """Return what is said after an answer without a verdict; None to ask the same again."""
+
+
+class FencedQuestions:
+    """Questions of ours, for any chat model.
 
     Args:
         text: criteria; or a text with fields (`{reply}`, ...), which is then the whole question. None for criteria that
             fit any task.
-        mode: `"score"` or `"pairwise"`.
+        mode: `"score"`, `"pairwise"`, `"listwise"` or `"rubric"`.
         scale: lowest and highest score.
         marked: whether the verdict must have the mark.
 
     Raises:
-        ConfigError: a text with fields does not show the reply.
+        ConfigError: a text with fields does not show the replies.
     """
 
-    def __init__(self, text: str | None, *, mode: str, scale: tuple[float, float], marked: bool) -> None:
-        self.text = CRITERIA if text is None else text
-        self._mode, self._marked = mode, marked
+    def __init__(self, text: str | None, *, mode: Mode, scale: tuple[float, float], marked: bool) -> None:
+        self.text = text if text is not None else "" if mode == "rubric" else CRITERIA
+        self._mode, self._marked, self._scale = mode, marked, scale
         self._numbers = {"low": f"{scale[0]:g}", "high": f"{scale[1]:g}"}
         fields = set(FIELD.findall(self.text))
         is_layout = bool(fields - {"low", "high"})
         self._layout = self.text if is_layout else LAYOUTS[mode]
         criteria = [] if is_layout else [TASKS[mode], self._with_numbers(self.text)]
-        self._system = "\n\n".join([*criteria, RULES])
-        shown = fields & {"reply", "reply_a", "reply_b"}
-        if is_layout and shown != set(REPLIES[mode]):
-            needed = " and ".join(f"{{{name}}}" for name in REPLIES[mode])
+        self._system = "\n\n".join(filter(None, [*criteria, RULES]))
+        shown = fields & set().union(*SHOWN.values())
+        if is_layout and shown != SHOWN[mode]:
+            needed = " and ".join(f"{{{name}}}" for name in sorted(SHOWN[mode]))
             raise ConfigError(f"rubric has fields, and so must show {needed} (mode={mode!r}); got {sorted(fields)}.")
         if "verdict" not in FIELD.findall(self._layout):
             self._layout += "\n\n{verdict}"
 
     @property
     def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of everything that the rubric writes."""
-        return hashlib.sha256(f"{self._system}\n{self._layout}\n{self.verdict('')}".encode()).hexdigest()[:16]
+        """First 16 hex digits of the SHA-256 of everything that it writes."""
+        parts = f"{self._system}\n{self._layout}\n{self._with_numbers(VERDICTS[self._mode])}"
+        return hashlib.sha256(parts.encode()).hexdigest()[:16]
 
-    def question(
-        self, before: Conversation, replies: Sequence[Message], *, reference: str | None, prompt: Prompt | None
-    ) -> Question:
-        """Return the question about one reply, or about two.
-
-        Args:
-            before: the messages before the reply.
-            replies: the reply, or A and B.
-            reference: a reference answer, or None.
-            prompt: the data row, whose metadata a rubric can show.
-
-        Raises:
-            ConversationError: the row has no such field in its metadata.
-        """
+    def question(self, shown: Shown) -> Question:
+        """Return the question. Raises ConversationError if the row has no such field in its metadata."""
         names = [name for name in FIELD.findall(self._layout) if name.startswith("metadata.")]
-        shown = {name: _metadata(prompt, name.removeprefix("metadata.")) for name in names}
-        texts = [_text(message) for message in (*before, *replies)]
-        mark = mark_of([*texts, *(message["role"] for message in before), reference or "", *shown.values()])
+        data = {name: _metadata(shown.prompt, name.removeprefix("metadata.")) for name in names}
+        beginning = [_text(message) for message in shown.before] + [message["role"] for message in shown.before]
+        texts = [_text(message) for reply in shown.replies for message in reply]
+        mark = mark_of(beginning, [*texts, shown.reference or "", *data.values()])
+        size = len(shown.criteria) if self._mode == "rubric" else len(shown.replies)
+        question = Question((), size, shown, mark)
         written = {
             **self._numbers,
             "mark": mark,
-            "verdict": self.verdict(mark),
-            "conversation": _conversation(before, mark),
-            "reference": "" if reference is None else _fence(mark, "reference answer", reference),
-            **{name: _fence(mark, name, value) for name, value in shown.items()},
+            "verdict": self.again(question),
+            "conversation": _fence(mark, "conversation", _turns(shown.before, mark)),
+            "reference": "" if shown.reference is None else _fence(mark, "reference answer", shown.reference),
+            "criteria": "\n".join(
+                f"Criterion {number} ({', '.join(each.choices)}): {each.text}"
+                for number, each in enumerate(shown.criteria, start=1)
+            ),
+            **{name: _fence(mark, name, value) for name, value in data.items()},
         }
-        for (name, title), reply in zip(REPLIES[self._mode].items(), replies, strict=True):
-            written[name] = _fence(mark, title, _text(reply))
+        replies = [_reply(reply, mark) for reply in shown.replies]
+        match self._mode:
+            case "pairwise":
+                written |= {
+                    f"reply_{letter.lower()}": _fence(mark, f"reply {letter}", reply)
+                    for letter, reply in zip("AB", replies, strict=True)
+                }
+            case "listwise":
+                fences = [_fence(mark, f"reply {number}", reply) for number, reply in enumerate(replies, start=1)]
+                written["replies"] = "\n\n".join(fences)
+            case _:
+                written["reply"] = _fence(mark, "reply to grade", replies[0])
         # One pass, so that a field's name in a judged text is not filled in.
-        layout = self._layout.replace("{reference}\n\n", "") if reference is None else self._layout
+        layout = self._layout.replace("{reference}\n\n", "") if shown.reference is None else self._layout
         content = FIELD.sub(lambda match: written[match[1]], layout)
         messages = Message(role="system", content=self._system), Message(role="user", content=content)
-        return Question(messages, mark)
+        return Question(messages, size, shown, mark)
 
-    def verdict(self, mark: str) -> str:
+    def read(self, reply: ChatReply, question: Question) -> tuple[float, ...]:
+        """Return the values of an answer. Raises NoVerdict if it has none, or no clear one."""
+        mark = question.mark if self._marked else None
+        match self._mode:
+            case "score":
+                return (read_score(reply.text, scale=self._scale, mark=mark),)
+            case "pairwise":
+                first = {"A": 1.0, "tie": 0.5, "B": 0.0}[read_choice(reply.text, mark=mark)]
+                return first, 1 - first
+            case "listwise":
+                return read_scores(reply.text, size=question.size, scale=self._scale, mark=mark)
+            case _:
+                return read_criteria(reply.text, [each.choices for each in question.shown.criteria], mark=mark)
+
+    def again(self, question: Question) -> str:
         """Return what the judge is told about the form of its verdict."""
-        return self._with_numbers(VERDICTS[self._mode]).replace("{mark}", f" {mark}" if self._marked else "")
+        value = "answer" if self._mode == "rubric" else "n"
+        numbered = ", ".join(f'"{number}": {value}' for number in range(1, question.size + 1))
+        text = self._with_numbers(VERDICTS[self._mode]).replace("{mark}", f" {question.mark}" if self._marked else "")
+        return text.replace("{numbered}", f"{{{numbered}}}")
 
     def _with_numbers(self, text: str) -> str:
         return FIELD.sub(lambda match: self._numbers.get(match[1], match[0]), text)
 
 
-def mark_of(texts: Iterable[str]) -> str:
-    """Return a word that depends on the texts and is in none of them, in any case of its letters."""
-    given = list(texts)
-    lowered = [text.casefold() for text in given]
-    digest = hashlib.sha256(json.dumps(given).encode()).digest()
+def mark_of(beginning: Iterable[str], others: Iterable[str] = ()) -> str:
+    """Return a word that is in none of the texts, in any case of its letters.
+
+    It depends on the beginning alone, unless another text has the word that would be first.
+    """
+    beginning = list(beginning)
+    lowered = [text.casefold() for text in (*beginning, *others)]
+    digest = hashlib.sha256(json.dumps(beginning).encode()).digest()
     for attempt in itertools.count():
         numbers = hashlib.sha256(digest + attempt.to_bytes(8, "big")).digest()
         mark = "".join(LETTERS[number % len(LETTERS)] for number in numbers[:MARK_LENGTH])
@@ -152,12 +235,15 @@ def _fence(mark: str, title: str, text: str) -> str:
     return f"[{mark} {title}]\n{text}\n[{mark} end]"
 
 
-def _conversation(messages: Conversation, mark: str) -> str:
-    """Return the messages before a reply; roles are quoted, because they can be any text."""
-    lines = [f"[{mark} conversation]"]
-    for message in messages:
-        lines += [f"[{mark} {json.dumps(message['role'], ensure_ascii=False)} says]", _text(message)]
-    return "\n".join([*lines, f"[{mark} end]"])
+def _turns(messages: Conversation, mark: str) -> str:
+    """Return messages with their roles, which are quoted, because they can be any text."""
+    return "\n".join(
+        f"[{mark} {json.dumps(message['role'], ensure_ascii=False)} says]\n{_text(message)}" for message in messages
+    )
+
+
+def _reply(messages: Conversation, mark: str) -> str:
+    return _text(messages[0]) if len(messages) == 1 else _turns(messages, mark)
 
 
 def _text(message: Mapping[str, Any]) -> str:

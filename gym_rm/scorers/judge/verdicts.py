@@ -1,23 +1,23 @@
 """The verdict in what a judge wrote: one score or choice, or the reason why there is none.
 
 An answer ends with its verdict: a name, the mark if one is asked for, a colon and one value, `Score BXTRQW: 7`, or the
-value in double brackets, `[[7]]`. Only punctuation, Markdown and closing tags may follow. Without a mark the end may
-also be a JSON object with the name as a key, or `[RESULT] 7`. A verdict further up must have the same value.
-Every function needs linear time.
+value in double brackets, `[[7]]`; several values are a JSON object. Only punctuation, Markdown and closing tags may
+follow. Without a mark the end may also be a JSON object with the name as a key, or `[RESULT] 7`. A verdict further up
+must have the same value. Every function needs linear time.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from typing import Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from gym_rm.errors import GymRMError
 from gym_rm.scorers.math.denials import MARGIN, is_denied
 
 Choice: TypeAlias = Literal["A", "B", "tie"]
-Value = TypeVar("Value", float, Choice)
+Value = TypeVar("Value", float, Choice, tuple[float, ...])
 
 MAX_LENGTH = 100_000
 """Characters of the longest answer that is read."""
@@ -26,10 +26,12 @@ _MAX_OBJECTS = 16  # braces from the end at which the JSON object may begin
 DECORATION = r"[\s*_`\"'()\[\]$]*+"
 _NUMBER = r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _END = r"(?:[\s*_`\"')\].$]|</\w{1,20}>)*+"
-_ENDS = re.compile(_END)
+ENDS = re.compile(_END)
 _SCORE = re.compile(rf"{DECORATION}({_NUMBER})(?:[\s(*]*+(?:/|out of\b)\s*+({_NUMBER}))?{_END}")
 _CHOICE = re.compile(rf"{DECORATION}(A|B|[Tt]ie|TIE){_END}")
 _BEGINS = re.compile(rf"{DECORATION}(?:[-+]?[0-9]|[AB]|[Tt]ie|TIE)")
+_OBJECT = re.compile(rf"{DECORATION}(\{{[^{{}}]*+\}}){_END}")
+_BEGINS_OBJECT = re.compile(rf'{DECORATION}\{{\s*+"1"\s*+:\s*+["0-9-]')
 
 
 class NoVerdict(GymRMError):
@@ -81,7 +83,66 @@ def read_choice(text: str, *, mark: str | None) -> Choice:
     return _only(text, "verdict", mark, read)
 
 
-def _only(text: str, name: str, mark: str | None, read: Callable[[str], Value]) -> Value:
+def read_scores(text: str, *, size: int, scale: tuple[float, float], mark: str | None) -> tuple[float, ...]:
+    """Return the scores in a judge's answer, `Scores: {"1": 7, "2": 3}`, in the order of the numbers.
+
+    Raises:
+        NoVerdict: as in `read_score`, or a reply has no score.
+    """
+    return _read_numbered(text, "scores", size, mark, lambda value, _: number_on(scale, value))
+
+
+def read_criteria(text: str, choices: Sequence[Sequence[str]], *, mark: str | None) -> tuple[float, ...]:
+    """Return the values in [0, 1] of a judge's answers to criteria, `Verdicts: {"1": "yes", "2": "no"}`.
+
+    Args:
+        text: the answer without the judge's reasoning.
+        choices: for each criterion, the possible answers from worst to best.
+        mark: see `read_score`.
+
+    Raises:
+        NoVerdict: as in `read_score`, or a criterion has no answer, or another one.
+    """
+
+    def value(said: Any, number: int) -> float:
+        known = [each.strip().casefold() for each in choices[number]]
+        spelled = {True: "yes", False: "no"}.get(said, said) if isinstance(said, bool) else said
+        if not isinstance(spelled, str) or spelled.strip().casefold() not in known:
+            raise NoVerdict(f"the verdict {said!r:.40} on criterion {number + 1} is none of {list(choices[number])}")
+        return known.index(spelled.strip().casefold()) / (len(known) - 1)
+
+    return _read_numbered(text, "verdicts", len(choices), mark, value)
+
+
+def number_on(scale: tuple[float, float], value: Any) -> float:
+    """Return a number of a scale. Raises NoVerdict if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not scale[0] <= value <= scale[1]:
+        raise NoVerdict(f"the score {value!r:.20} is not a number within {scale[0]:g} to {scale[1]:g}")
+    return float(value)
+
+
+def _read_numbered(
+    text: str, name: str, size: int, mark: str | None, value: Callable[[Any, int], float]
+) -> tuple[float, ...]:
+    def read(spelled: str) -> tuple[float, ...]:
+        match = _OBJECT.fullmatch(spelled)
+        try:
+            pairs = None if match is None else json.loads(match[1], object_pairs_hook=list)
+        except (ValueError, RecursionError):
+            pairs = None
+        if pairs is None:
+            raise NoVerdict(f"the {name} {spelled[:40]!r} are no JSON object")
+        if sorted(key for key, _ in pairs) != sorted(str(number + 1) for number in range(size)):
+            raise NoVerdict(f'expected {name} of "1" to "{size}", each once, got those of {[key for key, _ in pairs]}')
+        said = dict(pairs)
+        return tuple(value(said[str(number + 1)], number) for number in range(size))
+
+    return _only(text, name, mark, read, begins=_BEGINS_OBJECT)
+
+
+def _only(
+    text: str, name: str, mark: str | None, read: Callable[[str], Value], begins: re.Pattern[str] = _BEGINS
+) -> Value:
     """Return the value of all verdicts. What begins with no value, such as `n` in a repeated instruction, is none."""
     if len(text) > MAX_LENGTH:
         raise NoVerdict(f"the answer has {len(text)} characters, more than the {MAX_LENGTH} that are read")
@@ -90,7 +151,7 @@ def _only(text: str, name: str, mark: str | None, read: Callable[[str], Value]) 
         text, value = in_json
         spelled, end = [value], len(text)
     for start, stop, content in _places(text, name, mark):
-        if not _BEGINS.match(content):
+        if not begins.match(content):
             continue
         line = text[max(0, start - MARGIN) : start].rpartition("\n")[2]
         if is_denied(line, len(line), len(line)):
@@ -102,7 +163,7 @@ def _only(text: str, name: str, mark: str | None, read: Callable[[str], Value]) 
         raise NoVerdict(f"there are different verdicts, {sorted(map(str, values))}")
     if not values:
         raise NoVerdict("there is no verdict" + ("" if mark is None else f" with the mark {mark}"))
-    if not _ENDS.fullmatch(text, end):
+    if not ENDS.fullmatch(text, end):
         raise NoVerdict(f"the answer goes on after its verdict: {text[end:].strip()[:20]!r}")
     (only,) = values
     return only

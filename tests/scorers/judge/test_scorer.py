@@ -258,12 +258,16 @@ def test_a_reply_that_cannot_be_judged_fails_alone():
     assert scores.rewards[[0, 2]].tolist() == [0.0, 1.0]
 
 
-def test_a_comparison_without_a_verdict_fails_both_rows():
+def test_a_comparison_without_a_verdict_is_left_out_and_too_few_are_an_error():
     def some(replies, mark, _):
         return "nothing" if set(replies) == {"a", "ab"} else by_length(replies, mark, _)
 
     scores, _ = score(some, ask("a", "ab", "abc"), mode="pairwise", against="group")
+    assert scores.rewards.tolist() == [0.0, 0.0, 1.0]
+    assert scores.infos["judge_unread"].tolist() == [1.0, 1.0, 0.0]
+    scores, _ = score(some, ask("a", "ab", "abc"), mode="pairwise", against="group", min_comparisons=0.6)
     assert scores.failed_rows == (0, 1)
+    assert "1 of 2 comparisons have a verdict, below min_comparisons=0.6" in scores.errors[0]
     assert scores.rewards[2] == 1.0
 
 
@@ -273,7 +277,7 @@ def test_a_comparison_without_a_verdict_fails_both_rows():
         ({"scale": (5, 1)}, "scale"),
         ({"scale": (1, math.inf)}, "scale"),
         ({"mode": "both"}, "mode"),
-        ({"against": "group"}, "against"),
+        ({"mode": "score", "against": "group"}, "against"),
         ({"samples": 0}, "samples"),
         ({"timeout": 0}, "timeout"),
         ({"rubrik": "x"}, "rubrik"),

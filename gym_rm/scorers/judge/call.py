@@ -1,0 +1,355 @@
+"""One call of a judge: which questions it takes, and the scores from their verdicts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gym_rm.engine.text.messages import check_conversation
+from gym_rm.engine.text.thinking import Thinking, UnfinishedThinking
+from gym_rm.errors import ConversationError, warn_once
+from gym_rm.generation.chat import seed_of
+from gym_rm.plain_values import to_plain
+from gym_rm.scorers.groups import beginning_of, groups_of
+from gym_rm.scorers.judge.asking import Ask
+from gym_rm.scorers.judge.comparisons import (
+    Case,
+    Comparisons,
+    Order,
+    Tally,
+    aligned,
+    judged,
+    pairs_of,
+    parts_of,
+    rows_by_ask,
+    shuffled,
+)
+from gym_rm.scorers.judge.options import JudgeOptions
+from gym_rm.scorers.judge.prompts import Mode, Questions, Shown
+from gym_rm.scorers.judge.rubrics import Criterion, aggregate, rubric_of_row
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Message, Prompt
+
+TIE = 0.5
+NO_REFERENCE = "there is no text in prompt.metadata['reference_reply'] to compare the reply with"
+COSTS = ("judge_questions", "judge_answers", "judge_unread", "judge_tokens")
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How a judge judges.
+
+    Attributes:
+        options: its options.
+        questions: how it is asked, and how its answers are read.
+        mode: what a question is about.
+        comparisons: which replies are compared.
+        in_groups: whether they are compared with those of their group.
+        orders: the orders in which two replies are shown.
+        choices: whether a comparison has a choice (1, 0.5 or 0) as its verdict, not two scores.
+        criteria: criteria for all rows; None for those of each row.
+        thinking: how the policy marks its thinking.
+    """
+
+    options: JudgeOptions
+    questions: Questions
+    mode: Mode
+    comparisons: Comparisons
+    in_groups: bool
+    orders: tuple[Order, ...]
+    choices: bool
+    criteria: tuple[Criterion, ...] | None
+    thinking: Thinking
+
+
+@dataclass(slots=True)
+class _Row:
+    """What is known of a row.
+
+    Attributes:
+        conversation: its messages, as they are judged; None if there is nothing to judge.
+        reward: its reward, once it is known.
+        error: why it has none.
+        cases: the cases that it is part of, with its place in each.
+        components: values of the criteria.
+    """
+
+    conversation: Conversation | None = None
+    reward: float = math.nan
+    error: str | None = None
+    cases: list[tuple[Case, int]] = field(default_factory=list)
+    components: dict[str, float] = field(default_factory=dict)
+
+
+class JudgeCall:
+    """The questions of a call, and its scores after they were asked.
+
+    Args:
+        judging: how the judge judges.
+        conversations: N conversations that end with a reply.
+        prompts: the data row of each, or None.
+
+    Attributes:
+        asks: the questions, each once.
+    """
+
+    def __init__(
+        self, judging: Judging, conversations: Sequence[Conversation], prompts: Sequence[Prompt | None]
+    ) -> None:
+        self._judging, self._prompts = judging, prompts
+        self._rows = [self._row(conversation) for conversation in conversations]
+        self._by_seed: dict[int, Ask] = {}
+        self._groups: list[tuple[list[Case], list[list[int]], list[tuple[int, ...]]]] = []  # of listwise
+        self._ties: dict[int, float] = {}
+        match judging.mode:
+            case "pairwise" if not judging.in_groups:
+                for row in self._judged_rows():
+                    self._with_reference((row,), self._conversation(row)[:-1], self._conversation(row)[-1:])
+            case "pairwise" | "listwise":
+                known = [each.conversation or () for each in self._rows]
+                for group in groups_of(known, prompts, self._judged_rows()):
+                    self._group(group)
+            case "rubric":
+                for row in self._judged_rows():
+                    self._rubric(row)
+            case _:
+                for row in self._judged_rows():
+                    conversation = self._conversation(row)
+                    self._case([(row,)], conversation[:-1], [conversation[-1:]], orders=[(0,)])
+
+    @property
+    def asks(self) -> list[Ask]:
+        """The questions, each once."""
+        return list(self._by_seed.values())
+
+    def scores(self) -> Scores:
+        """Return the scores of all rows."""
+        judging = self._judging
+        if judging.mode == "listwise":
+            self._reward_lists()
+        for number in self._judged_rows():
+            row = self._rows[number]
+            match judging.mode:
+                case "pairwise":
+                    self._reward_comparisons(number)
+                case "listwise":
+                    pass
+                case _:
+                    row.error = next((error for case, _ in row.cases if (error := case.error) is not None), None)
+                    if row.error is None and judging.mode == "rubric":
+                        self._reward_rubric(number)
+                    elif row.error is None:
+                        row.reward = float(np.mean([ask.values or () for case, _ in row.cases for ask in case.asks]))
+        names = {name: None for row in self._rows for name in row.components}
+        return Scores.from_rewards(
+            [row.reward for row in self._rows],
+            components={name: [row.components.get(name, math.nan) for row in self._rows] for name in names},
+            errors=[row.error for row in self._rows],
+            infos=self._infos(),
+        )
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    def _row(self, given: Conversation) -> _Row:
+        options = self._judging.options
+        try:
+            conversation = check_conversation(given)
+            if (role := conversation[-1]["role"]) != "assistant":
+                raise ConversationError(
+                    f"the last message must be a reply, with the role 'assistant'; got {role!r:.100}."
+                )
+            return _Row(self._judging.thinking.answered(conversation) if options.judged == "answer" else conversation)
+        except UnfinishedThinking as error:
+            if options.unfinished is not None:
+                return _Row(reward=options.unfinished)
+            return _Row(error=f"{error}; pass unfinished=, the reward of such replies")
+        except ConversationError as error:
+            return _Row(error=str(error))
+
+    def _judged_rows(self) -> list[int]:
+        """Return the rows that have something to judge, and no error so far."""
+        return [number for number, row in enumerate(self._rows) if row.conversation is not None and row.error is None]
+
+    def _conversation(self, row: int) -> Conversation:
+        conversation = self._rows[row].conversation
+        assert conversation is not None
+        return conversation
+
+    def _case(
+        self,
+        rows: Sequence[tuple[int, ...]],
+        before: Conversation,
+        replies: Sequence[Conversation],
+        *,
+        orders: Sequence[Order] | None = None,
+        criteria: tuple[Criterion, ...] = (),
+    ) -> Case | None:
+        """Add a case with its questions. Orders are those of every sample; None for a random one of each sample."""
+        options = self._judging.options
+        prompt = next((self._prompts[row] for each in rows for row in each), None)
+        reference = prompt.answer if prompt is not None and options.reference else None
+        shown = Shown(before, tuple(tuple(each) for each in replies), prompt, reference, criteria)
+        case = Case(shown, tuple(rows))
+        try:
+            for sample in range(options.samples):
+                random = [shuffled(len(replies), seed_of(_text(before), [_text(each) for each in replies], sample))]
+                case.samples.append([(order, self._ask(shown, order, sample)) for order in orders or random])
+        except ConversationError as error:
+            for row in {row for each in rows for row in each}:
+                self._rows[row].error = self._rows[row].error or str(error)
+            return None
+        for place, each in enumerate(case.rows):
+            for row in each:
+                self._rows[row].cases.append((case, place))
+        return case
+
+    def _ask(self, shown: Shown, order: Order, sample: int) -> Ask:
+        """Return a question; one that was asked already is the same object."""
+        placed = Shown(
+            shown.before, tuple(shown.replies[place] for place in order), shown.prompt, shown.reference, shown.criteria
+        )
+        question = self._judging.questions.question(placed)
+        seed = seed_of(question.messages, sample)
+        return self._by_seed.setdefault(seed, Ask(question, seed))
+
+    def _with_reference(self, rows: tuple[int, ...], before: Conversation, reply: Conversation) -> None:
+        """Compare a reply with the reference reply of its data row."""
+        prompt = self._prompts[rows[0]]
+        text = None if prompt is None else prompt.metadata.get("reference_reply")
+        if not isinstance(text, str):
+            for row in rows:
+                self._rows[
+                    row
+                ].error = "there is no text in prompt.metadata['reference_reply'] to compare the reply with"
+        elif self._judging.choices and [dict(message) for message in reply] == [{"role": "assistant", "content": text}]:
+            self._ties |= dict.fromkeys(rows, 1.0)
+        else:
+            baseline = [Message(role="assistant", content=text)]
+            self._case([rows, ()], before, [reply, baseline], orders=self._judging.orders)
+
+    def _group(self, group: list[int]) -> None:
+        """Compare the replies of a group, or grade them in parts."""
+        judging, first = self._judging, group[0]
+        before = beginning_of(self._conversation(first), self._prompts[first])
+        different: dict[str, list[int]] = {}
+        for row in group:
+            different.setdefault(_text(self._conversation(row)[len(before) :]), []).append(row)
+        texts, rows = list(different), [tuple(each) for each in different.values()]
+        replies = [self._conversation(each[0])[len(before) :] for each in rows]
+        if judging.mode == "listwise":
+            options = judging.options
+            parts = parts_of(len(rows), most=options.list_size, overlap=options.list_overlap)
+            found = [self._case([rows[k] for k in part], before, [replies[k] for k in part]) for part in parts]
+            self._groups.append(([case for case in found if case is not None], parts, rows))
+        elif judging.comparisons == "reference":
+            for each, reply in zip(rows, replies, strict=True):
+                self._with_reference(each, before, reply)
+        elif len(group) == 1:
+            self._rows[first].error = "there is no other reply to the same prompt in this call to compare with"
+        else:
+            pairs = pairs_of(judging.comparisons, texts)
+            if len(rows) == 1 and not judging.choices:  # only the judge can say what two equal replies are worth
+                pairs = [(0, 0)]
+            elif judging.comparisons == "all_pairs" or len(rows) == 1:
+                self._ties |= {row: len(each) - 1.0 for each in rows for row in each if judging.choices}
+            for one, other in pairs:
+                orders = judging.orders if one != other else judging.orders[:1]
+                self._case([rows[one], rows[other]], before, [replies[one], replies[other]], orders=orders)
+
+    def _rubric(self, row: int) -> None:
+        judging, conversation = self._judging, self._conversation(row)
+        try:
+            criteria = rubric_of_row(self._prompts[row]) if judging.criteria is None else judging.criteria
+        except ConversationError as error:
+            self._rows[row].error = str(error)
+            return
+        together = [criteria] if judging.options.criteria == "together" else [(each,) for each in criteria]
+        for asked in together:
+            self._case([(row,)], conversation[:-1], [conversation[-1:]], orders=[(0,)], criteria=asked)
+
+    # --- scores --------------------------------------------------------------------------------------------------
+
+    def _reward_comparisons(self, number: int) -> None:
+        row, judging, tally = self._rows[number], self._judging, Tally()
+        if self._ties.get(number):
+            tally.add(TIE, self._ties[number])
+        for case, place in row.cases:
+            found = judged(case, choices=judging.choices)
+            others = case.rows[1 - place]
+            weight = float(len(others)) if judging.comparisons == "all_pairs" and others else 1.0
+            tally.add(None if found is None else float(found.values[:, place].mean()), weight, case.error)
+        mean = tally.mean(judging.options.min_comparisons)
+        if isinstance(mean, str):
+            row.error = mean
+            return
+        row.reward = mean
+        if tally.errors:
+            warn_once(
+                "some comparisons of a judge have no verdict and are left out of the means; infos['judge_unread'] "
+                "counts them, and min_comparisons= says how many a reply needs."
+            )
+
+    def _reward_lists(self) -> None:
+        for cases, parts, rows in self._groups:
+            found = [judged(case, choices=False) for case in cases]
+            if len(cases) < len(parts):
+                continue  # its rows have an error
+            means = [None if each is None else each.values.mean(axis=0) for each in found]
+            scores = aligned(list(zip(parts, means, strict=True)), len(rows))
+            error = next((case.error for case in cases if case.error is not None), None)
+            for each, score in zip(rows, scores.tolist(), strict=True):
+                for row in each:
+                    self._rows[row].reward = score
+                    self._rows[row].error = None if math.isfinite(score) else error
+
+    def _reward_rubric(self, number: int) -> None:
+        row, criteria, values = self._rows[number], list[Criterion](), list[float]()
+        for case, _ in row.cases:
+            criteria += case.shown.criteria
+            values += np.mean([ask.values or () for ask in case.asks], axis=0).tolist()
+        row.components = {each.component: value for each, value in zip(criteria, values, strict=True)}
+        try:
+            row.reward = aggregate(criteria, values, self._judging.options.aggregation)
+        except ConversationError as error:
+            row.error = str(error)
+
+    def _infos(self) -> Mapping[str, Sequence[Any]]:
+        """Return what the judge wrote, how sure it is, and what it cost, of all rows."""
+        judging, size = self._judging, len(self._rows)
+        names = ["disagreement", *COSTS]
+        names += ["position_consistent", "prefers_first"] if judging.mode == "pairwise" else []
+        numbers = {name: [math.nan] * size for name in names}
+        for name in COSTS:
+            numbers[name] = [0.0 if row.cases else math.nan for row in self._rows]
+        for ask, rows in rows_by_ask([case for row in self._rows for case, _ in row.cases]).values():
+            unread, tokens = float(ask.values is None), math.nan if ask.tokens is None else float(ask.tokens)
+            for name, value in zip(COSTS, (1.0, float(ask.answers), unread, tokens), strict=True):
+                for one in rows:
+                    numbers[name][one] += value / len(rows)
+        texts: list[str | None] = [None] * size
+        for number, row in enumerate(self._rows):
+            if row.reward == row.reward and row.conversation is not None:
+                texts[number] = row.cases[0][0].asks[0].text if row.cases else ""
+                spreads, consistent = [0.0] * bool(self._ties.get(number)), [1.0] * bool(self._ties.get(number))
+                for case, place in row.cases:
+                    if (found := judged(case, choices=judging.choices)) is not None:
+                        values = found.values[:, place] if judging.mode != "rubric" else found.values
+                        spreads.append(float(np.mean(values.std(axis=0))))
+                        consistent += [found.consistent] if math.isfinite(found.consistent) else []
+                numbers["disagreement"][number] = float(np.mean(spreads))
+                if judging.mode == "pairwise":
+                    numbers["position_consistent"][number] = float(np.mean(consistent)) if consistent else math.nan
+            if judging.mode == "pairwise":
+                verdicts = [ask.values for case, _ in row.cases for ask in case.asks if ask.values is not None]
+                decided = [first > second for first, second in verdicts if first != second]
+                numbers["prefers_first"][number] = float(np.mean(decided)) if decided else math.nan
+        return {"judgement": texts, **numbers}
+
+
+def _text(messages: Conversation) -> str:
+    return json.dumps(to_plain([dict(message) for message in messages]), sort_keys=True)

@@ -1,0 +1,194 @@
+"""Which replies of a group a judge sees together, and what its verdicts make of them.
+
+| comparisons of N different replies | questions | pairs |
+| --- | --- | --- |
+| `all_pairs` | N (N - 1) | every two, with each of them first |
+| `circular` | N | each with the next one in the call, so that each is first once and second once |
+| `reference` | N | each with the reference reply |
+| `anchor` | N - 1 | each with one reply of the group, chosen by its text |
+
+`circular` is the default of NeMo Gym's genrm_compare. Equal replies are judged once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gym_rm.scorers.judge.asking import Ask
+from gym_rm.scorers.judge.prompts import Shown
+
+Comparisons: TypeAlias = Literal["all_pairs", "circular", "reference", "anchor"]
+Array: TypeAlias = NDArray[np.float64]
+Order: TypeAlias = tuple[int, ...]
+IN_ORDER: tuple[Order, ...] = ((0, 1),)
+BOTH_ORDERS: tuple[Order, ...] = ((0, 1), (1, 0))
+
+
+@dataclass(slots=True)
+class Case:
+    """Replies that a judge sees together.
+
+    Attributes:
+        shown: the replies in the order of `rows`.
+        rows: the rows that have each reply; none for a reference reply.
+        samples: for each sample, the orders in which the replies are shown, with the question.
+    """
+
+    shown: Shown
+    rows: tuple[tuple[int, ...], ...]
+    samples: list[list[tuple[Order, Ask]]] = field(default_factory=list)
+
+    @property
+    def asks(self) -> list[Ask]:
+        """All questions."""
+        return [ask for sample in self.samples for _, ask in sample]
+
+    @property
+    def error(self) -> str | None:
+        """Why a question has no verdict; None if all have one."""
+        return next((ask.error for ask in self.asks if ask.error is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdicts of a case.
+
+    Attributes:
+        values: `[S, K]`, value of each of K replies in each sample that is complete.
+        consistent: share of the samples whose verdict is the same in both orders; NaN with one order.
+    """
+
+    values: Array
+    consistent: float = float("nan")
+
+
+def judged(case: Case, *, choices: bool) -> Judged | None:
+    """Return the verdicts of a case; None if no sample has all of its verdicts.
+
+    Args:
+        case: the case, whose questions were asked.
+        choices: whether values are choices (1, 0.5 or 0). A choice that changes with the places of the replies says
+            nothing about them, so it is a tie; scores in both places are averaged.
+    """
+    values, same = [], []
+    for sample in case.samples:
+        if any(ask.values is None for _, ask in sample):
+            continue
+        placed = np.empty((len(sample), len(sample[0][0])))
+        for row, (order, ask) in zip(placed, sample, strict=True):
+            row[list(order)] = ask.values
+        if len(placed) > 1:
+            better = np.sign(placed[:, 0] - placed[:, 1])
+            same.append(bool((better == better[0]).all()))
+        values.append(np.full(placed.shape[1], 0.5) if choices and same and not same[-1] else placed.mean(axis=0))
+    if not values:
+        return None
+    return Judged(np.array(values), float(np.mean(same)) if same else float("nan"))
+
+
+def pairs_of(how: Comparisons, texts: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the pairs of replies to compare, except with a reference, by their numbers.
+
+    Args:
+        how: see the top of this file.
+        texts: the different replies, as texts.
+    """
+    size = len(texts)
+    match how:
+        case "all_pairs":
+            return list(itertools.combinations(range(size), 2))
+        case "circular":
+            return [(number, (number + 1) % size) for number in range(size)] if size > 1 else []
+        case _:
+            chosen = min(range(size), key=lambda number: hashlib.sha256(texts[number].encode()).digest())
+            return [(number, chosen) for number in range(size) if number != chosen]
+
+
+def parts_of(size: int, *, most: int, overlap: int) -> list[list[int]]:
+    """Return parts of at most `most` of `size` replies; each shares `overlap` of them with the one before.
+
+    Example:
+        >>> parts_of(6, most=4, overlap=2)
+        [[0, 1, 2, 3], [2, 3, 4, 5]]
+    """
+    starts = range(0, max(1, size - overlap), most - overlap)
+    return [list(range(max(0, min(start, size - most)), min(start + most, size))) for start in starts]
+
+
+def aligned(parts: Sequence[tuple[Sequence[int], Array | None]], size: int) -> Array:
+    """Return the scores of a group `[size]` from those of its parts, NaN where there is none.
+
+    A judge gives the same reply different scores beside other replies. So each part is shifted such that the replies
+    that it shares with earlier parts have the same mean there and here. A reply in several parts has the mean.
+
+    Args:
+        parts: the numbers of the replies in each part, and their scores; None if the part has no verdict.
+        size: number of replies.
+    """
+    totals, counts = np.zeros(size), np.zeros(size)
+    for numbers, values in parts:
+        if values is None:
+            continue
+        index = np.array(numbers)
+        known = counts[index] > 0
+        if counts.any() and not known.any():
+            continue  # the part before has no verdict: nothing says where this one lies
+        shift = (totals[index][known] / counts[index][known] - values[known]).mean() if known.any() else 0.0
+        totals[index] += values + shift
+        counts[index] += 1
+    with np.errstate(invalid="ignore"):
+        return np.asarray(totals / counts)
+
+
+def shuffled(size: int, seed: int) -> Order:
+    """Return an order of replies that depends on the seed alone."""
+    return tuple(np.random.default_rng(seed).permutation(size).tolist())
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the comparisons of one row gave.
+
+    Attributes:
+        values: value and weight of each comparison that has a verdict.
+        weight: weight of all comparisons.
+        errors: why the others have none.
+    """
+
+    values: list[tuple[float, float]] = field(default_factory=list)
+    weight: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+    def add(self, value: float | None, weight: float, error: str | None = None) -> None:
+        """Add a comparison, without a value if it failed."""
+        self.weight += weight
+        if value is not None:
+            self.values.append((value, weight))
+        elif error is not None:
+            self.errors.append(error)
+
+    def mean(self, min_share: float) -> float | str:
+        """Return the weighted mean of the values, or why there are too few."""
+        left = sum(weight for _, weight in self.values)
+        if not self.values or left < min_share * self.weight:
+            reason = self.errors[0] if self.errors else "it was not compared with any reply"
+            counts = f"{left:g} of {self.weight:g} comparisons have a verdict"
+            return f"{counts}, below min_comparisons={min_share:g}: {reason}"
+        return sum(value * weight for value, weight in self.values) / left
+
+
+def rows_by_ask(cases: Sequence[Case]) -> Mapping[int, tuple[Ask, set[int]]]:
+    """Return each question once, by its id, with the rows that it is about."""
+    found: dict[int, tuple[Ask, set[int]]] = {}
+    for case in cases:
+        rows = {row for rows in case.rows for row in rows}
+        for ask in case.asks:
+            found.setdefault(id(ask), (ask, set()))[1].update(rows)
+    return found

@@ -1,0 +1,203 @@
+"""The verdicts of public generative reward models, in the forms that they were trained to write.
+
+The last one in an answer counts, after the model's reasoning, because an earlier one can be a quotation. It must be on
+the scale. Anything else is no verdict, never a number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import regex
+
+from gym_rm.config import Config, Finite
+from gym_rm.generation.chat import ChatReply
+from gym_rm.scorers.judge.verdicts import ENDS, MAX_LENGTH, NoVerdict, number_on
+
+Scale: TypeAlias = tuple[float, float]
+
+FLOOR = -50.0
+"""Log-probability of an answer that is not among the most likely tokens (Qwen3-Nemotron-32B-GenRM-Principle)."""
+RANKS = (1.0, 6.0)
+TIED_RANK = 3.5
+READING_SECONDS = 1.0
+MOST_OBJECTS = 200
+_NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
+_PAIR = regex.compile(rf"\\boxed\{{{_NUMBER},{_NUMBER}\}}")
+_BOX = regex.compile(rf"\\boxed\{{{_NUMBER}\}}")
+_SECTION_END = regex.compile(r"\s*\[The End of [\w ]+\]\s*")
+
+
+class VerdictForm(Config):
+    """How an answer ends; see `read_verdict`."""
+
+    form: Literal["json_pair", "boxed_pair", "boxed", "last", "json_scores", "log_odds"]
+    """Name of the form."""
+    first: str = "score_1"
+    """Key of the first score of `json_pair`."""
+    second: str = "score_2"
+    """Key of the second score of `json_pair`."""
+    ranking: str = "ranking"
+    """Key of the ranking of `json_pair`."""
+    pattern: str = ""
+    """Regular expression of `last`, with one group."""
+    values: dict[str, Finite] | None = None
+    """Value of the first reply for each text of the group of `last`, from 0 to 1; None if it is a number."""
+    key: str = "scores"
+    """Key of the scores of `json_scores`."""
+    name: str = "{number}"
+    """Name of a reply in `json_scores`."""
+    items: dict[str, str] | None = None
+    """Keys `id` and `score` if the scores of `json_scores` are a list of objects."""
+    answers: tuple[str, str] = (" Yes", " No")
+    """The two answers of `log_odds`."""
+
+
+def read_verdict(reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale) -> tuple[float, ...]:
+    """Return the values of the replies that a judge was shown.
+
+    - `json_pair`: an object with two scores and a ranking (see `tiebroken`).
+    - `boxed_pair`: `\\boxed{x, y}` and then, if it is there, the ranking `\\boxed{z}`; `boxed`: `\\boxed{x}`.
+    - `last`: the last match of a pattern, behind which only punctuation, Markdown and closing tags may follow.
+    - `json_scores`: an object or list with a score for each reply by its name.
+    - `log_odds`: log-probability of the first answer minus that of the second, as the last token.
+
+    Args:
+        reply: the judge's answer, without its reasoning.
+        form: the form.
+        size: number of replies that it was shown.
+        scale: lowest and highest value.
+
+    Raises:
+        NoVerdict: there is no verdict, or it is malformed or off the scale.
+    """
+    text = reply.text
+    if len(text) > MAX_LENGTH:
+        raise NoVerdict(f"the answer has {len(text)} characters, more than the {MAX_LENGTH} that are read")
+    match form.form:
+        case "json_pair":
+            return _json_pair(text, form, scale)
+        case "boxed_pair":
+            return _boxed_pair(text, scale)
+        case "boxed":
+            return (number_on(scale, float(_last(_BOX, text)[1])),)
+        case "last":
+            return _last_value(text, form, size, scale)
+        case "json_scores":
+            return _json_scores(text, form, size, scale)
+        case _:
+            return (_log_odds(reply, form.answers),)
+
+
+def tiebroken(first: float, second: float, ranking: float | None) -> tuple[float, float]:
+    """Return two scores, moved by the ranking if they are equal.
+
+    `first + (3.5 - ranking), second - (3.5 - ranking)`: the aggregator `simple_tiebreaker` of NeMo Gym's
+    genrm_compare. A ranking of 1 says that the first reply is much better, 6 that the second is.
+    """
+    if first != second or ranking is None:
+        return first, second
+    return first + (TIED_RANK - ranking), second - (TIED_RANK - ranking)
+
+
+def _json_pair(text: str, form: VerdictForm, scale: Scale) -> tuple[float, ...]:
+    for found in _objects(text):
+        values = found.get("overall") if isinstance(found.get("overall"), Mapping) else found
+        assert isinstance(values, Mapping)
+        if not {form.first, form.second, form.ranking} & values.keys():
+            continue
+        ranking = number_on(RANKS, values[form.ranking]) if form.ranking in values else None
+        if form.first not in values and form.second not in values:
+            middle = (scale[0] + scale[1]) / 2  # the ranking alone: two equal scores and the tiebreaker
+            return tiebroken(middle, middle, ranking)
+        return tiebroken(number_on(scale, values.get(form.first)), number_on(scale, values.get(form.second)), ranking)
+    raise NoVerdict(f"there is no JSON object with {form.first!r} and {form.second!r}")
+
+
+def _objects(text: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the JSON objects of an answer, the last one first: an earlier one can be a quotation."""
+    decoder = json.JSONDecoder()
+    found: list[Mapping[str, Any]] = []
+    start, tries = text.find("{"), 0
+    while start >= 0 and tries < MOST_OBJECTS:
+        tries += 1
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            found += [value] if isinstance(value, dict) else []
+        start = text.find("{", end)
+    if start >= 0:
+        raise NoVerdict(f"the answer has more than {MOST_OBJECTS} braces")
+    yield from reversed(found)
+
+
+def _boxed_pair(text: str, scale: Scale) -> tuple[float, ...]:
+    pairs = list(_PAIR.finditer(text))
+    if not pairs:
+        raise NoVerdict("there is no \\boxed{x, y} with two scores")
+    first, second = (number_on(scale, float(value)) for value in pairs[-1].groups())
+    boxes = list(_BOX.finditer(text, pairs[-1].end()))
+    _require_last(text, (boxes[-1] if boxes else pairs[-1]).end())
+    return tiebroken(first, second, number_on(RANKS, float(boxes[-1][1])) if boxes else None)
+
+
+def _last_value(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
+    spelled = _last(regex.compile(form.pattern), text)[1]
+    if form.values is None:
+        return (number_on(scale, float(spelled)),)
+    if spelled not in form.values:
+        raise NoVerdict(f"the verdict {spelled[:20]!r} is none of {list(form.values)}")
+    value = form.values[spelled]
+    return (value,) if size == 1 else (value, 1 - value)
+
+
+def _last(pattern: Any, text: str) -> Any:
+    matches = list(pattern.finditer(text, timeout=READING_SECONDS))
+    if not matches:
+        raise NoVerdict(f"there is no verdict of the form {pattern.pattern}")
+    _require_last(text, matches[-1].end())
+    return matches[-1]
+
+
+def _require_last(text: str, end: int) -> None:
+    """Raise NoVerdict if more than the end of a section, punctuation and closing tags follow."""
+    rest = _SECTION_END.sub("", text[end:])
+    if not ENDS.fullmatch(rest):
+        raise NoVerdict(f"the answer goes on after its verdict: {rest.strip()[:20]!r}")
+
+
+def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
+    names = [form.name.format(number=number) for number in range(1, size + 1)]
+    for found in _objects(text):
+        listed = found.get(form.key)
+        if form.items is not None and isinstance(listed, Sequence) and not isinstance(listed, str):
+            entries = [each for each in listed if isinstance(each, Mapping)]
+            pairs = [(str(each.get(form.items["id"])), each.get(form.items["score"])) for each in entries]
+        elif form.items is None and isinstance(listed, Mapping):
+            pairs = list(listed.items())
+        else:
+            continue
+        if sorted(name for name, _ in pairs) != sorted(names):
+            raise NoVerdict(f"expected a score for each of {names}, once, got {[name for name, _ in pairs]}")
+        scores = dict(pairs)
+        return tuple(number_on(scale, scores[name]) for name in names)
+    raise NoVerdict(f"there is no JSON object with {form.key!r}")
+
+
+def _log_odds(reply: ChatReply, answers: tuple[str, str]) -> float:
+    if not reply.top_log_probs:
+        raise NoVerdict("the model gave no log-probabilities of its last tokens; a server needs top_logprobs")
+    wanted = [answer.strip() for answer in answers]
+    for token, likely in reversed(reply.top_log_probs):
+        if token.strip() in wanted:
+            good, bad = (
+                max((value for each, value in likely.items() if each.strip() == name), default=FLOOR) for name in wanted
+            )
+            return max(good, FLOOR) - max(bad, FLOOR)
+        if token.strip() and ENDS.fullmatch(token) is None and not token.startswith("<"):
+            break
+    raise NoVerdict(f"the last token is neither {wanted[0]!r} nor {wanted[1]!r}; the answer ends {reply.text[-20:]!r}")

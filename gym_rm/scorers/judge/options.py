@@ -1,0 +1,85 @@
+"""Options of a judge, and what follows from them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pydantic
+
+from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt
+from gym_rm.scorers.judge.comparisons import Comparisons
+from gym_rm.scorers.judge.prompts import Mode
+from gym_rm.scorers.judge.rubrics import Aggregation
+
+
+class JudgeOptions(Config):
+    """Options of `kind="judge"`, besides those of the chat model."""
+
+    style: str | None = None
+    """Name of a public generative reward model (`"genrm"`, `"prometheus"`, `"rm-r1"`, ...), which is then asked in the
+    form that it was trained on; or a YAML file of such a form. None for questions of ours, for any chat model."""
+    rubric: Any = None
+    """What a good reply is. A text with fields is the whole question:
+    `{conversation}`, `{reply}` (or `{reply_a}` and `{reply_b}`, or `{replies}`), `{reference}`, `{metadata.NAME}` (of
+    the data row), `{verdict}` (the form of the verdict), `{low}`, `{high}`. A list of `{criterion, weight}` is for
+    `mode="rubric"`. None for criteria that fit any task, or those of the data row."""
+    mode: Mode | None = None
+    """`score` grades each reply, `pairwise` compares it with others, `listwise` grades a group in one question,
+    `rubric` decides each criterion of a rubric. None for what fits the other options."""
+    scale: tuple[Finite, Finite] | None = None
+    """Lowest and highest score; None for (1, 10), or those of the style."""
+    against: Literal["reference", "group"] | None = None
+    """What `pairwise` compares with: `reference` is the text in `prompt.metadata["reference_reply"]`, `group` are the
+    other replies to the same prompt in the call. None for the reference, or with a style for the group."""
+    comparisons: Comparisons | None = None
+    """Which replies of a group are compared: `all_pairs` (N (N - 1) questions for N replies, the default), `circular`
+    (N), `reference` (N) or `anchor` (N - 1)."""
+    both_orders: Flag | None = None
+    """Whether each pair is asked about with either reply first, which doubles the questions; None for yes with
+    `all_pairs` and `against="reference"`, no with the others."""
+    min_comparisons: Finite = pydantic.Field(default=0.5, ge=0, le=1)
+    """Smallest share of a reply's comparisons that must have a verdict; with fewer, the row is an error."""
+    list_size: int = pydantic.Field(default=8, ge=2)
+    """Most replies in a question of `listwise`; a longer group is judged in parts."""
+    list_overlap: PositiveInt = 2
+    """Replies that a part shares with the one before it, which bring both on one scale."""
+    criteria: Literal["each", "together"] = "each"
+    """Whether each criterion is a question of its own, or all of a reply are one question, which costs less."""
+    aggregation: Aggregation = "positive"
+    """Reward of a rubric with weights w and values v: `positive` is `sum(w v) / sum of the positive w`, `absolute` is
+    `sum(w v) / sum |w|`, `sum` is `sum(w v)`."""
+    principle: str | None = None
+    """What a style judges by, if it takes a principle; the field `principle` of a data row comes first."""
+    reference: Flag = True
+    """Whether the judge sees `prompt.answer`, where a row has one, as the reference answer."""
+    judged: Literal["all", "answer"] = "answer"
+    """Whether the judge sees the whole reply, or the answer without the policy's thinking."""
+    thinking: Any = None
+    """How the policy marks its thinking; see `Thinking.parse`."""
+    unfinished: Finite | None = None
+    """Reward of a reply whose thinking has not ended; None makes it an error of its row."""
+    samples: PositiveInt = 1
+    """Number of verdicts per question; the reward is their mean. More than 1 needs a temperature."""
+    marked: Flag = True
+    """Whether the judge must write the mark of the question beside its verdict. Judges trained on a form of their own
+    (`[[7]]`) need false; a verdict that they copy from a reply can then pass for theirs."""
+    timeout: Finite = pydantic.Field(default=300.0, gt=0)
+    """Seconds for a call of `score`; rows without a verdict by then are errors."""
+    max_retries: NonNegativeInt = 3
+    """How often an answer without a clear verdict is asked for again, and a failed request to a server sent again."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_consistent(self) -> JudgeOptions:
+        if self.scale is not None and self.scale[0] >= self.scale[1]:
+            raise ValueError(f"scale must be (lowest, highest), got {self.scale}")
+        if self.mode not in (None, "pairwise") and (self.against is not None or self.comparisons is not None):
+            raise ValueError(f"against and comparisons are for mode='pairwise', got mode={self.mode!r}")
+        if self.against == "reference" and self.comparisons is not None:
+            raise ValueError("comparisons is for against='group'; against='reference' has one comparison")
+        if self.list_overlap >= self.list_size:
+            raise ValueError(f"list_overlap={self.list_overlap} must be below list_size={self.list_size}")
+        if self.style is not None and self.scale is not None:
+            raise ValueError("a style has a scale of its own; leave scale out")
+        if self.style is not None and not isinstance(self.rubric, str | None):
+            raise ValueError("the rubric of a style is a text; a list of criteria is for mode='rubric'")
+        return self

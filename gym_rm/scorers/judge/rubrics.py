@@ -1,0 +1,122 @@
+"""Rubrics: criteria with weights, the values that a judge gave them, and the reward."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+import pydantic
+
+from gym_rm.config import Config, Finite, parse_settings
+from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.types import Prompt
+
+Aggregation: TypeAlias = Literal["positive", "absolute", "sum"]
+NAME_LENGTH = 60
+# Names of the fields in the data sets of HealthBench, open-instruct and verifiers.
+TEXT_FIELDS = ("criterion", "text", "description", "rubric_item")
+WEIGHT_FIELDS = ("weight", "points")
+ROW_FIELDS = ("rubric", "rubrics")
+
+
+class Criterion(Config):
+    """One criterion of a rubric."""
+
+    model_config = pydantic.ConfigDict(extra="ignore")  # data sets have tags, axes, ...
+
+    text: Annotated[str, pydantic.Field(min_length=1)]
+    """What the judge decides, such as "The reply names its source." """
+    weight: Finite = 1.0
+    """What the reward gains if the criterion is met; negative for a fault."""
+    name: str = ""
+    """Name of the component; empty for the beginning of the text. Rows whose criteria have the same names can be
+    compared."""
+    choices: Annotated[tuple[str, ...], pydantic.Field(min_length=2)] = ("no", "yes")
+    """Answers of the judge from worst to best, whose values go from 0 to 1 in equal steps."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_different(self) -> Criterion:
+        if len({each.strip().casefold() for each in self.choices}) < len(self.choices):
+            raise ValueError(f"choices must differ, got {list(self.choices)}")
+        return self
+
+    @property
+    def component(self) -> str:
+        """Name of the component: one line without slashes, which divide the names of scorers."""
+        return re.sub(r"\s+", " ", (self.name or self.text).replace("/", "-")).strip()[:NAME_LENGTH].strip()
+
+
+def read_rubric(value: Any) -> tuple[Criterion, ...]:
+    """Return the criteria of a list, in which each is a text or a dict with a text and a weight.
+
+    The text is in the field `criterion` (or `text`, `description`), the weight in `weight` (or `points`).
+
+    Raises:
+        ConfigError: there is no criterion, one is malformed, or two have the same name.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):  # a column of JSON
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise ConfigError(f"rubric is no valid JSON list: {error}.") from error
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or not value:
+        raise ConfigError(f"rubric must be a list of {{criterion, weight}}, at least one; got {value!r:.100}.")
+    criteria = tuple(_criterion(each, number) for number, each in enumerate(value, start=1))
+    names = [each.component for each in criteria]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"rubric has two criteria with the name {name!r}; give each a `name` of its own.")
+    return criteria
+
+
+def _criterion(value: Any, number: int) -> Criterion:
+    if isinstance(value, Criterion):
+        return value
+    fields = {"criterion": value} if isinstance(value, str) else value
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"criterion {number} of the rubric must be a text or a dict, got {value!r:.100}.")
+    known = {name: fields[name] for name in ("name", "choices") if fields.get(name) is not None}
+    for name, spellings in (("text", TEXT_FIELDS), ("weight", WEIGHT_FIELDS)):
+        given = [fields[spelling] for spelling in spellings if fields.get(spelling) is not None]
+        known |= {name: given[0]} if given else {}
+    try:
+        return parse_settings(Criterion, known)
+    except ConfigError as error:
+        raise ConfigError(f"criterion {number} of the rubric, {dict(fields)!r:.200}: {error}") from error
+
+
+def rubric_of_row(prompt: Prompt | None) -> tuple[Criterion, ...]:
+    """Return the criteria in `prompt.metadata["rubric"]`.
+
+    Raises:
+        ConversationError: the row has none, or they are malformed.
+    """
+    values = [] if prompt is None else [prompt.metadata[name] for name in ROW_FIELDS if prompt.metadata.get(name)]
+    if not values:
+        raise ConversationError("the row has no field `rubric`, a list of {criterion, weight}, and the scorer has none")
+    try:
+        return read_rubric(values[0].tolist() if hasattr(values[0], "tolist") else values[0])
+    except ConfigError as error:
+        raise ConversationError(str(error)) from error
+
+
+def aggregate(criteria: Sequence[Criterion], values: Sequence[float], how: Aggregation) -> float:
+    """Return the reward of values v in [0, 1] of criteria with the weights w.
+
+    `positive`: `sum(w v) / sum of the positive w`, at most 1, and below 0 if faults outweigh (HealthBench,
+    arXiv 2505.08775, section 3). `absolute`: `sum(w v) / sum |w|` (open-instruct). `sum`: `sum(w v)`.
+
+    Raises:
+        ConversationError: what divides is 0.
+    """
+    weights = [each.weight for each in criteria]
+    total = math.fsum(weight * value for weight, value in zip(weights, values, strict=True))
+    if how == "sum":
+        return total
+    divisor = math.fsum(abs(weight) for weight in weights if weight > 0 or how == "absolute")
+    if not divisor:
+        raise ConversationError(f"no weight of the rubric is {'positive' if how == 'positive' else 'above 0'}")
+    return total / divisor

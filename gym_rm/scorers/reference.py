@@ -1,0 +1,89 @@
+"""Reward models that read a reply beside a reference reply, such as POLAR."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from gym_rm.engine.text.messages import joined, reply_text
+from gym_rm.errors import ConversationError
+from gym_rm.scorer import NeverCopied, Scorer, check_conversations, load_scorer, try_score
+from gym_rm.scores import Scores
+from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
+
+
+class ReferenceScorer(NeverCopied):
+    """Scores how close a reply is to the reference reply of its data row, with a scalar reward model.
+
+    The reference is `prompt.metadata["reference_reply"]`, or else `prompt.answer`. The model reads three messages: the
+    prompt (its contents joined by line breaks), the reference (role `reference`) and the reply.
+
+    Args:
+        path: argument of `load_scorer`: the folder or hub id of the model, or the URL of a server.
+        text: Jinja source of what the model reads, with the texts `prompt`, `reference` and `reply`. A server needs
+            `ReferenceScorer.chat_template(text)` as its chat template.
+        **options: options of `load_scorer`.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, text: str, **options: Any) -> None:
+        source = os.fspath(path)
+        served = {} if source.startswith(("http://", "https://")) else {"chat_template": self.chat_template(text)}
+        self.scorer: Scorer = load_scorer({"path": source, "kind": "auto", **served, **options})
+
+    @staticmethod
+    def chat_template(text: str) -> str:
+        """Return the chat template that writes the text from the three messages."""
+        names = ("prompt", "reference", "reply")
+        return "".join(f"{{% set {name} = messages[{k}].content %}}" for k, name in enumerate(names)) + text
+
+    def __repr__(self) -> str:
+        return f"ReferenceScorer({self.scorer!r})"
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """That of the model."""
+        made: Provenance | None = getattr(self.scorer, "provenance", None)
+        return made and dataclasses.replace(made, scorer=type(self).__name__)
+
+    def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
+        """Score N conversations that end with a reply.
+
+        Raises:
+            ScoringError: a row has no reference, or the model cannot read it.
+        """
+        check_conversations(conversations, prompts)
+        errors: list[str | None] = [None] * len(conversations)
+        texts: dict[int, list[Message]] = {}
+        for row, conversation in enumerate(conversations):
+            try:
+                texts[row] = _messages(conversation, None if prompts is None else prompts[row])
+            except ConversationError as error:
+                errors[row] = str(error)
+        scores = try_score(self.scorer, list(texts.values())).scatter(texts, len(conversations))
+        errors = [own or found for own, found in zip(errors, scores.errors, strict=True)]
+        marked = dataclasses.replace(scores, errors=tuple(errors), provenance=self.provenance)
+        return marked.mark_failures().raise_for_errors()
+
+    def close(self) -> None:
+        """Release the model."""
+        getattr(self.scorer, "close", lambda: None)()
+
+
+def _messages(conversation: Conversation, prompt: Prompt | None) -> list[Message]:
+    reply = reply_text(conversation)
+    given = None if prompt is None else prompt.metadata.get("reference_reply", prompt.answer)
+    if not isinstance(given, str) or not given.strip():
+        raise ConversationError(
+            "the model compares a reply with a reference: the data row needs `reference_reply` or `answer`, got "
+            f"{given!r:.80}"
+        )
+    return [
+        Message(role="user", content=joined(conversation[:-1])),
+        Message(role="reference", content=given),
+        Message(role="assistant", content=reply),
+    ]
