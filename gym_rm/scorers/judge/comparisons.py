@@ -81,9 +81,10 @@ def judged(case: Case, *, choices: bool) -> Judged | None:
     for sample in case.samples:
         if any(ask.values is None for _, ask in sample):
             continue
-        placed = np.empty((len(sample), len(sample[0][0])))
-        for row, (order, ask) in zip(placed, sample, strict=True):
-            row[list(order)] = ask.values
+        placed = np.array([ask.values for _, ask in sample])
+        for row, (order, _) in zip(placed, sample, strict=True):
+            if len(order) > 1:
+                row[list(order)] = row.copy()
         if len(placed) > 1:
             better = np.sign(placed[:, 0] - placed[:, 1])
             same.append(bool((better == better[0]).all()))

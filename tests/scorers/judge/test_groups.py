@@ -1,0 +1,254 @@
+"""Groups of replies: which comparisons are asked for, and the rewards that they give."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from conftest import assistant, user
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gym_rm import ConfigError, Prompt
+from gym_rm.generation.chat import ChatReply
+from gym_rm.policy.advantages import estimate_advantages
+from gym_rm.scorer import try_score
+from gym_rm.scorers.judge.comparisons import aligned, pairs_of, parts_of
+from gym_rm.scorers.judge.scorer import JudgeScorer
+
+FENCE = re.compile(r"\[(\w{6}) reply (\d+)\]\n(.*?)\n\[\1 end\]", re.DOTALL)
+
+
+class GenRM:
+    """Chat model that reads the roles of NVIDIA's models, and scores replies with a function of the two texts."""
+
+    def __init__(self, scores=None):
+        self.scores = scores or (lambda a, b: {"score_1": len(a), "score_2": len(b), "ranking": 3})
+        self.conversations = []
+
+    def reply(self, conversations, *, seeds, deadline=math.inf):
+        self.conversations += conversations
+        return [self.one(conversation) for conversation in conversations]
+
+    def one(self, conversation):
+        shown = {message["role"]: message["content"] for message in conversation}
+        said = self.scores(shown["response_1"], shown["response_2"])
+        return ChatReply(said if isinstance(said, str) else json.dumps(said), finished=True, num_tokens=10)
+
+    @property
+    def pairs(self):
+        return [tuple(message["content"] for message in each[-2:]) for each in self.conversations]
+
+
+class Lister(GenRM):
+    """Chat model that scores each reply of a list by its length, on a scale that moves with the list."""
+
+    def one(self, conversation):
+        mark, found = FENCE.findall(conversation[-1]["content"])[0][0], FENCE.findall(conversation[-1]["content"])
+        base = min(len(text) for _, _, text in found)
+        scores = {number: len(text) - base + 1 for _, number, text in found}
+        return ChatReply(f"Scores {mark}: {json.dumps(scores)}", finished=True)
+
+
+def group(*replies, question="2 + 2?"):
+    return [[user(question), assistant(reply)] for reply in replies]
+
+
+def judge(model, **options):
+    return JudgeScorer(model, **({"style": "genrm"} | options))
+
+
+@pytest.mark.parametrize(
+    ("how", "pairs", "reward"),
+    [
+        ("all_pairs", ["ab", "ba", "ac", "ca", "bc", "cb"], 1.0),
+        ("circular", ["ab", "bc", "ca"], 1.0),
+        ("reference", ["ar", "br", "cr"], 1.5),  # the first of two with equal scores, by the ranking
+    ],
+)
+def test_each_way_to_compare_asks_for_its_pairs(how, pairs, reward):
+    model = GenRM()
+    prompts = [Prompt((user("2 + 2?"),), "p", metadata={"reference_reply": "r"})] * 3
+    scores = judge(model, comparisons=how, against="group").score(group("a", "b", "c"), prompts)
+    assert sorted(map("".join, model.pairs)) == sorted(pairs)
+    assert scores.rewards.tolist() == [reward] * 3
+
+
+def test_an_anchor_is_compared_with_each_other_reply_in_any_order_of_the_rows():
+    model = GenRM()
+    rewards = judge(model, comparisons="anchor").score(group("a", "bb", "ccc")).rewards
+    assert len(model.pairs) == 2
+    assert len({anchor for _, anchor in model.pairs}) == 1
+    assert (
+        judge(model, comparisons="anchor").score(group("ccc", "a", "bb")).rewards.tolist()
+        == rewards[[2, 0, 1]].tolist()
+    )
+
+
+def test_both_orders_double_the_questions_and_scores_are_averaged():
+    model = GenRM(lambda a, b: {"score_1": 4, "score_2": 2})  # always for the first place
+    scores = judge(model, comparisons="circular", both_orders=True).score(group("a", "b", "c"))
+    assert len(model.pairs) == 6
+    assert scores.rewards.tolist() == [3.0, 3.0, 3.0]
+    assert scores.infos["position_consistent"].tolist() == [0.0, 0.0, 0.0]
+    assert scores.infos["prefers_first"].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_the_ranking_breaks_ties_as_in_nemo_gym():
+    model = GenRM(lambda a, b: {"score_1": 3, "score_2": 3, "ranking": 1 if a == "good" else 6})
+    assert judge(model, comparisons="circular").score(group("good", "bad")).rewards.tolist() == [5.5, 0.5]
+
+
+def test_a_failed_comparison_is_left_out_and_not_put_in_the_middle():
+    def some(a, b):
+        return "I cannot say." if (a, b) == ("bb", "ccc") else {"score_1": len(a), "score_2": len(b)}
+
+    model = GenRM(some)
+    scores = judge(model, comparisons="circular", max_retries=1).score(group("a", "bb", "ccc", "dddd"))
+    assert scores.rewards.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert scores.infos["judge_unread"].tolist() == [0.0, 0.5, 0.5, 0.0]
+    assert scores.infos["judge_answers"].sum() == 5
+    lost = try_score(judge(GenRM(lambda a, b: some("bb", "ccc")), comparisons="circular"), group("a", "bb"))
+    assert lost.failed_rows == (0, 1)
+    assert "0 of 2 comparisons have a verdict" in lost.errors[0]
+
+
+def test_a_wrong_range_and_a_cut_answer_are_no_verdict():
+    model = GenRM(lambda a, b: {"score_1": 9, "score_2": 2, "ranking": 1})
+    assert "not a number within 1 to 5" in try_score(judge(model), group("a", "b")).errors[0]
+
+
+def test_several_judgements_of_a_comparison_are_averaged_and_a_failed_one_is_left_out():
+    class Moody(GenRM):
+        def reply(self, conversations, *, seeds, deadline=math.inf):
+            said = {"score_1": 4, "score_2": 2}, {"score_1": 2, "score_2": 2}, "I cannot say."
+            return [ChatReply(json.dumps(said[seed % 3]), finished=True) for seed in seeds]
+
+    scores = judge(Moody(), comparisons="circular", samples=12, max_retries=0).score(group("a", "b"))
+    assert 2 < scores.rewards[0] < 4
+    assert scores.infos["disagreement"].max() > 0
+    assert 0 < scores.infos["judge_unread"].sum() < 24
+
+
+def test_equal_replies_are_judged_once_and_alone_with_themselves():
+    model = GenRM()
+    scores = judge(model, comparisons="circular").score(group("a", "bb", "a", "ccc", "bb"))
+    assert len(model.pairs) == 3
+    assert scores.rewards.tolist() == [1.0, 2.0, 1.0, 3.0, 2.0]
+    model = GenRM()
+    assert judge(model, comparisons="circular").score(group("a", "a", "a")).rewards.tolist() == [1.0] * 3
+    assert model.pairs == [("a", "a")]
+
+
+def test_two_groups_with_one_question_are_kept_apart_by_their_rows():
+    model = GenRM()
+    prompts = [Prompt((user("2 + 2?"),), name) for name in "ppqq"]
+    judge(model, comparisons="circular").score(group("a", "b", "c", "d"), prompts)
+    assert sorted(map("".join, model.pairs)) == ["ab", "ba", "cd", "dc"]
+
+
+def test_replies_of_several_turns_are_compared_from_where_their_data_row_ends():
+    model = GenRM()
+    rows = [[user("2 + 2?"), assistant(first), user("Sure?"), assistant("Yes.")] for first in ("4", "5")]
+    try_score(judge(model, comparisons="circular"), rows, [Prompt((user("2 + 2?"),), "p")] * 2)
+    assert [message["role"] for message in model.conversations[0]] == ["user", "response_1", "response_2"]
+    assert model.conversations[0][1]["content"] == "[assistant]\n4\n\n[user]\nSure?\n\n[assistant]\nYes."
+
+
+def test_a_principle_of_a_row_comes_before_that_of_the_option():
+    model = GenRM()
+    prompts = [Prompt((user("2 + 2?"),), "p", metadata={"principle": "Be short."})] * 2
+    judge(model, principle="Be kind.").score(group("a", "b"), prompts)
+    judge(model, principle="Be kind.").score(group("c", "d"))
+    principles = [each[1] for each in model.conversations]
+    assert principles[0] == {"role": "principle", "content": "Be short."}
+    assert principles[-1] == {"role": "principle", "content": "Be kind."}
+
+
+def test_the_tokens_and_answers_of_questions_are_shared_among_their_rows():
+    scores = judge(GenRM(), comparisons="circular").score(group("a", "b", "c"))
+    assert scores.infos["judge_questions"].tolist() == [1.0, 1.0, 1.0]
+    assert scores.infos["judge_tokens"].sum() == 30.0
+
+
+def test_a_list_is_graded_in_one_question_in_an_order_of_its_own():
+    model = Lister()
+    scores = JudgeScorer(model, mode="listwise").score(group("a", "bbb", "cc", "a"))
+    assert len(model.conversations) == 1
+    assert scores.rewards.tolist() == [1.0, 3.0, 2.0, 1.0]
+
+
+def test_a_long_group_is_graded_in_overlapping_parts_on_one_scale():
+    model = Lister()
+    replies = ["x" * length for length in (5, 1, 4, 2, 3, 7, 6, 9, 8)]
+    scores = JudgeScorer(model, mode="listwise", list_size=4, list_overlap=2).score(group(*replies))
+    assert len(model.conversations) == 4
+    lengths = np.array([len(reply) for reply in replies])
+    assert (scores.rewards - lengths == scores.rewards[0] - lengths[0]).all()
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "leave_one_out"])
+def test_relative_scores_fit_the_estimators(estimator):
+    conversations = group("a", "bb", "ccc") + group("bb", "a", question="3 + 3?")
+    rewards = JudgeScorer(Lister(), mode="listwise").score(conversations).rewards
+    advantages = estimate_advantages(rewards, np.array([0, 0, 0, 1, 1]), estimator=estimator, std_floor=1e-6)
+    assert advantages[0] < advantages[1] < advantages[2]
+    assert advantages[3] > 0 > advantages[4]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ('Scores {mark}: {{"1": 3}}', "each once"),
+        ('Scores {mark}: {{"1": 3, "1": 4, "2": 5}}', "each once"),
+        ('Scores {mark}: {{"1": 3, "2": 11}}', "not a number within 1 to 10"),
+        ('Scores {mark}: {{"1": 3, "2": n}}', "no JSON object"),
+        ('Scores: {{"1": 3, "2": 4}}', "no verdict with the mark"),
+    ],
+)
+def test_a_list_without_a_score_for_each_reply_is_an_error(answer, reason):
+    class Wrong(Lister):
+        def one(self, conversation):
+            mark = FENCE.findall(conversation[1]["content"])[0][0]
+            return ChatReply(answer.format(mark=mark), finished=True)
+
+    scores = try_score(JudgeScorer(Wrong(), mode="listwise"), group("a", "b"))
+    assert scores.failed_rows == (0, 1)
+    assert reason in scores.errors[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"style": "genrn"}, "Did you mean 'genrm'"),
+        ({"style": "genrm", "mode": "listwise"}, "has no mode 'listwise'"),
+        ({"style": "genrm", "scale": (1, 9)}, "scale of its own"),
+        ({"style": "lmunit"}, "cannot be used by name"),
+        ({"style": "polar"}, "load_scorer"),
+        ({"style": None, "comparisons": "square"}, "comparisons"),
+        ({"style": None, "against": "reference", "comparisons": "circular"}, "against='group'"),
+        ({"style": None, "mode": "listwise", "list_size": 2}, "list_overlap=2 must be below"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, reason):
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        JudgeScorer(GenRM(), **options)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(2, 6), st.data())
+def test_parts_cover_a_group_and_alignment_finds_a_common_scale(size, most, data):
+    overlap = data.draw(st.integers(1, most - 1))
+    parts = parts_of(size, most=most, overlap=overlap)
+    assert {number for part in parts for number in part} == set(range(size))
+    assert max(map(len, parts)) <= most
+    truth = np.array(data.draw(st.lists(st.floats(-5, 5), min_size=size, max_size=size)))
+    shifted = [(part, truth[part] + data.draw(st.floats(-5, 5))) for part in parts]
+    found = aligned(shifted, size)
+    np.testing.assert_allclose(found - found[0], truth - truth[0], atol=1e-9)
+
+
+def test_a_circle_of_two_has_both_orders_and_of_one_has_none():
+    assert pairs_of("circular", ["a", "b"]) == [(0, 1), (1, 0)]
+    assert pairs_of("circular", ["a"]) == []
