@@ -24,7 +24,7 @@ FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 UNFINISHED = "the thinking of the reply has not ended, so it has no answer"
 
 _CHANNELS = re.compile(r"\s*(?:<\|start\|>assistant)?<\|channel\|>")
-_CHANNEL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>\s*(\w*)[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>")
+_CHANNEL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>\s*+(\w*+)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
 _END = re.compile(r"<\|(?:end|return|call)\|>\s*\Z")
 _FENCE = re.compile(r"^[ \t>]*+(`{3,}+|~{3,}+)([^\n]*)$", re.MULTILINE)
 _BACKTICKS = re.compile("`+")
