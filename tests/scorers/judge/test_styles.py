@@ -5,14 +5,14 @@ digest. The answers are examples of the model cards and repositories.
 """
 
 import hashlib
-from pathlib import Path
 
 import pytest
+from jinja2 import Template
 
+from gym_rm import ConfigError
 from gym_rm.generation.chat import ChatReply
-from gym_rm.scorers.judge import styles
 from gym_rm.scorers.judge.prompts import Shown
-from gym_rm.scorers.judge.styles import StyleQuestions, load_style, style_of_model
+from gym_rm.scorers.judge.styles import StyleQuestions, load_style, style_names, style_of_model
 
 SUM = [{"role": "user", "content": "What is 2+2?"}]
 LONGER = [*SUM, {"role": "assistant", "content": "4"}, {"role": "user", "content": "Sure?"}]
@@ -23,7 +23,6 @@ ONE, TWO = ["4"], ["4", "I don't know"]
 LEVELS = "[Is it right?]\n" + "\n".join(f"Score {level}: {level} of 5" for level in range(1, 6))
 YES_NO = "[Is it right?]\nYes: 4\nNo: not 4"
 PRINCIPLE = "Judge responses based on helpfulness and accuracy"
-NAMES = sorted(path.stem for path in (Path(styles.__file__).parent / "styles").glob("*.yaml"))
 
 
 def asked(style, mode, before, replies, *, rubric=None, principle=None, reference=None):
@@ -192,6 +191,22 @@ ANSWERS = {
         "[The Begin of Individual Scores]\n\\boxed{3} \n[The End of Individual Scores]\n",
         (3,),
     ),
+    "nemotron-reward-principle": (
+        "nemotron-reward-principle",
+        "score",
+        ChatReply("Yes", finished=False, top_log_probs=(("Yes", {"Yes": -0.0077, "No": -4.8827}),)),
+        (4.875,),
+    ),
+    "nemotron-genrm-principle": (
+        "nemotron-genrm-principle",
+        "score",
+        ChatReply(
+            "The response says 3. No",
+            finished=True,
+            top_log_probs=((" No", {" No": -1e-4, "No": -12.0}), ("<|im_end|>", {"<|im_end|>": 0.0})),
+        ),
+        (-50 + 1e-4,),
+    ),
     "rewardanything": (
         "rewardanything",
         "listwise",
@@ -225,21 +240,21 @@ ANSWERS = {
 def test_an_answer_reads_as_published(style, mode, answer, numbers):
     needed = {name: {"rubric": LEVELS, "principle": "correctness"}[name] for name in load_style(style).needs}
     questions, question = asked(style, mode, SUM, ONE if mode == "score" else TWO, **needed)
-    assert questions.read(ChatReply(answer, finished=True), question) == pytest.approx(numbers)
+    reply = ChatReply(answer, finished=True) if isinstance(answer, str) else answer
+    assert questions.read(reply, question) == pytest.approx(numbers)
 
 
 def test_a_polar_text_joins_the_prompt_with_both_replies():
-    assert "<|reward|>" in load_style("polar").forward["text"]
+    text = Template(load_style("polar").forward.text).render(prompt="1\n2", reference="right", reply="wrong")
+    assert text == "1\n2\nright<|reward|>1\n2\nwrong[UNUSED_TOKEN_130]"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_style_is_whole_or_says_what_to_take_instead(name):
+@pytest.mark.parametrize("name", style_names())
+def test_a_style_has_a_source_and_a_tested_prompt(name):
     style = load_style(name)
     assert style.about
     assert style.source
-    assert bool(style.refused) != bool(style.modes or style.forward)
-    tested = {case[0] for case, _ in PROMPTS.values()}
-    assert style.refused or not style.modes or name in tested
+    assert set(style.modes) == {case[1] for case, _ in PROMPTS.values() if case[0] == name}
 
 
 MODELS = {
@@ -256,11 +271,6 @@ MODELS = {
     "AtlaAI/Selene-1-Mini-Llama-3.1-8B": "selene",
     "internlm/POLAR-1_8B": "polar",
     "Skywork/Skywork-Critic-Llama-3.1-70B": "skywork-critic",
-    "ContextualAI/LMUnit-qwen2.5-72b": "lmunit",
-    "nvidia/Qwen3-Nemotron-14B-BRRM": "br-rm",
-    "rubricreward/R3-Qwen3-14B-LoRA-4k": "r3",
-    "nuojohnchen/JudgeLRM-7B": "judgelrm",
-    "BBQGOD/DeepSeek-GRM-27B-MetaRM": "deepseek-grm",
     "internlm/POLAR-7B-Base": None,
     "Qwen/Qwen3-8B": None,
 }
@@ -269,3 +279,18 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_has_the_style_of_its_family(model):
     assert style_of_model(model) == MODELS[model]
+
+
+REFUSED = {
+    "ContextualAI/LMUnit-qwen2.5-72b": "marked=False",
+    "nvidia/Qwen3-Nemotron-14B-BRRM": "Take nemotron-super-genrm",
+    "rubricreward/R3-Qwen3-14B-LoRA-4k": "marked=False",
+    "nuojohnchen/JudgeLRM-7B": "Take rm-r1",
+    "BBQGOD/DeepSeek-GRM-27B-MetaRM": "Take rewardanything",
+}
+
+
+@pytest.mark.parametrize("model", REFUSED)
+def test_a_model_without_a_style_says_what_to_take_instead(model):
+    with pytest.raises(ConfigError, match=REFUSED[model]):
+        style_of_model(model)
