@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gym_rm.checks import describe, one_of
+from gym_rm.checks import describe, finite, one_of
 from gym_rm.errors import ConfigError, brief, logger
 from gym_rm.scorer import (
     NeverCopied,
@@ -28,8 +28,8 @@ from gym_rm.scorer import (
 from gym_rm.scores import RewardArray, Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
-EnsembleReduction: TypeAlias = Literal["mean", "min", "mean_minus_std"]
-ENSEMBLE_REDUCTIONS = ("mean", "min", "mean_minus_std")
+EnsembleReduction: TypeAlias = Literal["mean", "min", "mean_minus_std", "mean_minus_variance"]
+ENSEMBLE_REDUCTIONS = ("mean", "min", "mean_minus_std", "mean_minus_variance")
 
 
 class CombinedScorer(NeverCopied, abc.ABC):
@@ -98,8 +98,9 @@ class CombinedScorer(NeverCopied, abc.ABC):
                 errors[row] = errors[row] or f"{name}: {scores.errors[row]}"
         components |= {name: np.full(len(conversations), np.nan) for name in self.scorers if name not in components}
         ends = [scores.terminations for scores in results.values() if scores.terminations is not None]
+        rewards, infos = self._reduce(components, conversations, prompts)
         combined = Scores.from_rewards(
-            self._reduce(components),
+            rewards,
             components=components,
             errors=errors,
             terminations=np.logical_or.reduce(ends) if ends else None,
@@ -113,6 +114,7 @@ class CombinedScorer(NeverCopied, abc.ABC):
             }
             for field in ("infos", "info_masks")
         }
+        others["infos"] |= infos
         others |= {
             name: np.max([getattr(combined, name), *(getattr(each, name) for each in results.values())], axis=0)
             for name in ("num_tokens", "truncated_tokens")
@@ -196,15 +198,18 @@ class CombinedScorer(NeverCopied, abc.ABC):
         """Settings of the reduction, for `Scores.provenance`."""
 
     @abc.abstractmethod
-    def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
-        """Return rewards `[N]` from the components by name."""
+    def _reduce(
+        self, components: Mapping[str, RewardArray], conversations: Sequence[Conversation], prompts: Prompts
+    ) -> tuple[RewardArray, Mapping[str, RewardArray]]:
+        """Return rewards `[N]` from the components by name, and infos `[N]` about the reduction by name."""
 
     def _provenance(self, results: Mapping[str, Scores]) -> Provenance:
         scorers = {
-            name: None if scores.provenance is None else dataclasses.asdict(scores.provenance)
-            for name, scores in results.items()
+            name: None if (made := results[name].provenance) is None else dataclasses.asdict(made)
+            for name in self.scorers
+            if name in results
         }
-        return Provenance(type(self).__name__, "+".join(results), settings={**self.settings, "scorers": scorers})
+        return Provenance(type(self).__name__, "+".join(scorers), settings={**self.settings, "scorers": scorers})
 
     def _call(self, method: str) -> None:
         for scorer in self.scorers.values():
@@ -215,10 +220,19 @@ class CombinedScorer(NeverCopied, abc.ABC):
 class EnsembleScorer(CombinedScorer):
     """Mean or minimum of several reward models, or their mean lowered by their disagreement.
 
+    Members need a common scale first, or the one with the largest numbers decides. `{"kind": "shaped", "scorer": ...,
+    "whiten": "call"}` as a member gives one, and so does a calibration of the members. The info `disagreement` is
+    their standard deviation.
+
     Args:
         scorers: see `CombinedScorer`.
-        reduction: `"mean"`, `"min"`, or `"mean_minus_std"`: mean - population standard deviation (reward model
-            ensembles against overoptimisation: arXiv 2310.02743, arXiv 2312.09244).
+        reduction: `"mean"`; `"min"`; `"mean_minus_std"`, mean - coefficient * population standard deviation; or
+            `"mean_minus_variance"`, mean - coefficient * population variance (uncertainty-weighted optimisation, arXiv
+            2310.02743, section 3).
+        coefficient: of the two discounts; one that suits the deviation does not suit the variance.
+
+    Raises:
+        ConfigError: an argument is invalid, or there is a coefficient for a reduction without one.
 
     Example:
         >>> import gym_rm
@@ -228,26 +242,32 @@ class EnsembleScorer(CombinedScorer):
     """
 
     def __init__(
-        self, scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike], *, reduction: EnsembleReduction = "mean"
+        self,
+        scorers: Mapping[str, ScorerLike] | Sequence[ScorerLike],
+        *,
+        reduction: EnsembleReduction = "mean",
+        coefficient: float = 1.0,
     ) -> None:
         self.reduction: EnsembleReduction = one_of("reduction", reduction, ENSEMBLE_REDUCTIONS)
+        self.coefficient = finite("coefficient", coefficient)
+        if self.reduction in ("mean", "min") and self.coefficient != 1.0:
+            raise ConfigError(f"coefficient={coefficient} has no effect with reduction={reduction!r}; leave it out.")
         super().__init__(scorers)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Reduction."""
-        return {"reduction": self.reduction}
+        """Reduction and coefficient."""
+        return {"reduction": self.reduction, "coefficient": self.coefficient}
 
-    def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
+    def _reduce(
+        self, components: Mapping[str, RewardArray], conversations: Sequence[Conversation], prompts: Prompts
+    ) -> tuple[RewardArray, Mapping[str, RewardArray]]:
         # One row per conversation: numpy then adds in the same order for one conversation and for many.
         stacked = np.stack([components[name] for name in self.scorers], axis=1)
-        match self.reduction:
-            case "mean":
-                return np.asarray(stacked.mean(axis=1))
-            case "min":
-                return np.asarray(stacked.min(axis=1))
-            case _:
-                return np.asarray(stacked.mean(axis=1) - stacked.std(axis=1))
+        disagreement = np.asarray(stacked.std(axis=1))
+        discounts = {"mean_minus_std": disagreement, "mean_minus_variance": stacked.var(axis=1)}
+        value = stacked.min(axis=1) if self.reduction == "min" else stacked.mean(axis=1)
+        return np.asarray(value - self.coefficient * discounts.get(self.reduction, 0.0)), {"disagreement": disagreement}
 
 
 def _has_model(scorer: Any) -> bool:

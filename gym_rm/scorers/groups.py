@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gym_rm.types import Conversation, Message, Prompt
+from gym_rm.types import Conversation, Message, Prompt, Prompts
 
 
-def groups_of(
-    conversations: Sequence[Conversation], prompts: Sequence[Prompt | None], rows: Iterable[int]
-) -> list[list[int]]:
+def groups_of(conversations: Sequence[Conversation], prompts: Prompts, rows: Iterable[int]) -> list[list[int]]:
     """Return the rows of each group, in the order of the call.
 
     Rows belong together if they started from the same data row (`prompt_id` and messages); without one, if they are
@@ -17,12 +15,13 @@ def groups_of(
 
     Args:
         conversations: `[N]`.
-        prompts: `[N]`, the data row of each or None.
+        prompts: `[N]`, the data row of each or None; None if there are none.
         rows: the rows to divide.
     """
     groups: dict[tuple[str, str], list[int]] = {}
     for row in rows:
-        prompt, beginning = prompts[row], beginning_of(conversations[row], prompts[row])
+        prompt = None if prompts is None else prompts[row]
+        beginning = beginning_of(conversations[row], prompt)
         key = "" if prompt is None else prompt.prompt_id, repr([dict(message) for message in beginning])
         groups.setdefault(key, []).append(row)
     return list(groups.values())

@@ -115,7 +115,9 @@ class WeightedScorer(CombinedScorer):
             "routes": self.routes if self.route is not None else {},
         }
 
-    def _reduce(self, components: Mapping[str, RewardArray]) -> RewardArray:
+    def _reduce(
+        self, components: Mapping[str, RewardArray], conversations: Sequence[Conversation], prompts: Prompts
+    ) -> tuple[RewardArray, Mapping[str, RewardArray]]:
         terms = [np.zeros(len(next(iter(components.values()))))]
         for name, weight in self.weights.items():
             unscored = np.isnan(components[_owner(name, list(self.scorers)) or name])
@@ -128,7 +130,7 @@ class WeightedScorer(CombinedScorer):
                 )
             # Not asked for this row, or failed, which is an error of the row; a component alone cannot be missing.
             terms.append(np.where(unscored, 0.0, weight * components[name]))
-        return np.asarray(np.stack(terms, axis=1).sum(axis=1, dtype=np.float64))
+        return np.asarray(np.stack(terms, axis=1).sum(axis=1, dtype=np.float64)), {}
 
     def _results(self, conversations: Sequence[Conversation], prompts: Prompts) -> dict[str, Scores]:
         size = len(conversations)

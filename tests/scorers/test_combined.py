@@ -109,13 +109,22 @@ def test_a_missing_score_of_one_scorer_is_a_missing_score_of_the_row(combine):
 
 
 @pytest.mark.parametrize(
-    ("reduction", "expected"),
-    [("mean", [2.5, 3.5, 0, 6.5]), ("min", [2, 2, 0, 4]), ("mean_minus_std", [2.0, 2.0, 0.0, 4.0])],
+    ("options", "expected"),
+    [
+        ({}, [2.5, 3.5, 0, 6.5]),
+        ({"reduction": "min"}, [2, 2, 0, 4]),
+        ({"reduction": "mean_minus_std"}, [2.0, 2.0, 0.0, 4.0]),
+        ({"reduction": "mean_minus_std", "coefficient": 2}, [1.5, 0.5, 0.0, 1.5]),
+        ({"reduction": "mean_minus_variance"}, [2.25, 1.25, 0.0, 0.25]),
+        ({"reduction": "mean_minus_variance", "coefficient": 0.5}, [2.375, 2.375, 0.0, 3.375]),
+    ],
+    ids=str,
 )
-def test_ensemble_reductions(reduction, expected):
-    scores = EnsembleScorer({"a": length, "b": vowels}, reduction=reduction).score(CONVERSATIONS)
+def test_ensemble_reductions(options, expected):
+    scores = EnsembleScorer({"a": length, "b": vowels}, **options).score(CONVERSATIONS)
     assert scores.rewards.tolist() == expected
     assert scores.components["b"].tolist() == [2, 2, 0, 4]
+    assert scores.infos["disagreement"].tolist() == [0.5, 1.5, 0.0, 2.5]
 
 
 def test_an_environment_accepts_nested_scorers_from_json(tmp_path):
@@ -167,6 +176,7 @@ def test_the_user_simulator_of_one_scorer_is_that_of_the_whole():
         (lambda: WeightedScorer("org/name"), "must be a dict of scorers by name, or a list, .*; got str 'org/name'"),
         (lambda: WeightedScorer({"a": length}, weights={"b": 1.0}), "'b' is not a component of the scorers"),
         (lambda: EnsembleScorer([length], reduction="median"), "reduction must be one of"),
+        (lambda: EnsembleScorer([length], coefficient=2), "coefficient=2 has no effect with reduction='mean'"),
         (lambda: WeightedScorer({1: length}), "must be a dict of scorers by name"),
         (lambda: WeightedScorer({"a": length}, weights={}), "weights: .* at least 1 item"),
         (lambda: WeightedScorer({"a": length}, weights=[1.0]), "weights must be a mapping"),
@@ -249,6 +259,7 @@ def test_clear_cache_reaches_every_scorer_that_has_one():
     [
         EnsembleScorer,
         lambda scorers: EnsembleScorer(scorers, reduction="mean_minus_std"),
+        lambda scorers: EnsembleScorer(scorers, reduction="mean_minus_variance", coefficient=0.1),
         lambda scorers: WeightedScorer(scorers, weights={name: 0.1 * k for k, name in enumerate(scorers)}),
     ],
 )
