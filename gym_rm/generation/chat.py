@@ -201,6 +201,8 @@ def open_chat_model_of(
         defaults = {**defaults, "timeout": chosen.timeout, "max_retries": chosen.max_retries}
     known = {} if schema is None else {name: defaults[name] for name in defaults if name in schema.model_fields}
     given = {**known, **rest}
+    if "extra" in known and isinstance(given["extra"], Mapping):
+        given["extra"] = {**known["extra"], **given["extra"]}
     return chosen, load_chat_model(model, **given), schema is not None
 
 

@@ -1,13 +1,13 @@
 """The verdicts of public generative reward models, in the forms that they were trained to write.
 
-The last one in an answer counts, after the model's reasoning, because an earlier one can be a quotation. It must be on
-the scale. Anything else is no verdict, never a number.
+An answer ends with it, after the model's reasoning: an earlier one can be a quotation. Only punctuation, Markdown and
+closing tags may follow. It must be on the scale. Anything else is no verdict, never a number.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import regex
@@ -60,7 +60,7 @@ def read_verdict(reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale
 
     - `json_pair`: an object with two scores and a ranking (see `tiebroken`).
     - `boxed_pair`: `\\boxed{x, y}` and then, if it is there, the ranking `\\boxed{z}`; `boxed`: `\\boxed{x}`.
-    - `last`: the last match of a pattern, behind which only punctuation, Markdown and closing tags may follow.
+    - `last`: the last match of a pattern.
     - `json_scores`: an object or list with a score for each reply by its name.
     - `log_odds`: log-probability of the first answer minus that of the second, as the last token.
 
@@ -103,36 +103,35 @@ def tiebroken(first: float, second: float, ranking: float | None) -> tuple[float
 
 
 def _json_pair(text: str, form: VerdictForm, scale: Scale) -> tuple[float, ...]:
-    for found in _objects(text):
-        values = found.get("overall") if isinstance(found.get("overall"), Mapping) else found
-        assert isinstance(values, Mapping)
-        if not {form.first, form.second, form.ranking} & values.keys():
-            continue
-        ranking = number_on(RANKS, values[form.ranking]) if form.ranking in values else None
-        if form.first not in values and form.second not in values:
-            middle = (scale[0] + scale[1]) / 2  # the ranking alone: two equal scores and the tiebreaker
-            return tiebroken(middle, middle, ranking)
-        return tiebroken(number_on(scale, values.get(form.first)), number_on(scale, values.get(form.second)), ranking)
-    raise NoVerdict(f"there is no JSON object with {form.first!r} and {form.second!r}")
+    values = _object(text, (form.first, form.second, form.ranking))
+    ranking = number_on(RANKS, values[form.ranking]) if form.ranking in values else None
+    if form.first not in values and form.second not in values:
+        middle = (scale[0] + scale[1]) / 2  # the ranking alone: two equal scores and the tiebreaker
+        return tiebroken(middle, middle, ranking)
+    return tiebroken(number_on(scale, values.get(form.first)), number_on(scale, values.get(form.second)), ranking)
 
 
-def _objects(text: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the JSON objects of an answer, the last one first: an earlier one can be a quotation."""
-    decoder = json.JSONDecoder()
-    found: list[Mapping[str, Any]] = []
-    start, tries = text.find("{"), 0
+def _object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
+    """Return the JSON object that an answer ends with: an earlier one can be a quotation.
+
+    Raises:
+        NoVerdict: there is none, or it has none of the keys.
+    """
+    decoder, start, tries, found, last = json.JSONDecoder(), text.find("{"), 0, None, 0
     while start >= 0 and tries < MOST_OBJECTS:
         tries += 1
         try:
-            value, end = decoder.raw_decode(text, start)
+            found, last = decoder.raw_decode(text, start)
+            start = text.find("{", last)
         except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            found += [value] if isinstance(value, dict) else []
-        start = text.find("{", end)
-    if start >= 0:
-        raise NoVerdict(f"the answer has more than {MOST_OBJECTS} braces")
-    yield from reversed(found)
+            start = text.find("{", start + 1)
+    if not isinstance(found, dict) or start >= 0 or not ENDS.fullmatch(text, last):
+        raise NoVerdict(f"the answer does not end with a JSON object: {text[-40:].strip()!r}")
+    inner = found.get("overall")
+    values = inner if isinstance(inner, dict) and not set(keys) & found.keys() else found
+    if not set(keys) & values.keys():
+        raise NoVerdict(f"the JSON object at the end has none of the keys {list(keys)}")
+    return values
 
 
 def _boxed_pair(text: str, scale: Scale) -> tuple[float, ...]:
@@ -172,20 +171,16 @@ def _require_last(text: str, end: int) -> None:
 
 def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
     names = [form.name.format(number=number) for number in range(1, size + 1)]
-    for found in _objects(text):
-        listed = found.get(form.key)
-        if form.items is not None and isinstance(listed, Sequence) and not isinstance(listed, str):
-            entries = [each for each in listed if isinstance(each, Mapping)]
-            pairs = [(str(each.get(form.items["id"])), each.get(form.items["score"])) for each in entries]
-        elif form.items is None and isinstance(listed, Mapping):
-            pairs = list(listed.items())
-        else:
-            continue
-        if sorted(name for name, _ in pairs) != sorted(names):
-            raise NoVerdict(f"expected a score for each of {names}, once, got {[name for name, _ in pairs]}")
-        scores = dict(pairs)
-        return tuple(number_on(scale, scores[name]) for name in names)
-    raise NoVerdict(f"there is no JSON object with {form.key!r}")
+    listed, pairs = _object(text, (form.key,))[form.key], []
+    if form.items is None and isinstance(listed, dict):
+        pairs = list(listed.items())
+    elif form.items is not None and isinstance(listed, list):
+        entries = [each for each in listed if isinstance(each, dict)]
+        pairs = [(str(each.get(form.items["id"])), each.get(form.items["score"])) for each in entries]
+    if sorted(name for name, _ in pairs) != sorted(names):
+        raise NoVerdict(f"expected a score for each of {names}, once, got {[name for name, _ in pairs]}")
+    scores = dict(pairs)
+    return tuple(number_on(scale, scores[name]) for name in names)
 
 
 def _log_odds(reply: ChatReply, answers: tuple[str, str]) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gym_rm.engine.text.thinking import Thinking
 from gym_rm.errors import ConfigError
-from gym_rm.generation.chat import open_chat_model_of
+from gym_rm.generation.chat import LocalChatOptions, chat_options, open_chat_model_of
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import NeverCopied, check_rows
 from gym_rm.scorers.judge.asking import ask_all
@@ -58,6 +58,11 @@ class JudgeScorer(NeverCopied):
     def __init__(self, model: Any = None, **options: Any) -> None:
         model = options.pop("path", None) if model is None else model  # as other kinds are configured
         style = load_style(str(options["style"])) if options.get("style") is not None else None
+        schema = chat_options(model)
+        if style is not None and "response_format" in style.chat.get("extra", {}) and schema is LocalChatOptions:
+            raise ConfigError(
+                f"style={options['style']!r} needs a server, which makes the model write JSON; pass its URL."
+            )
         if style is not None and not style.modes:
             raise ConfigError(
                 f"style={options['style']!r} is no chat model; load it with gym_rm.load_scorer(path, style=...)."
@@ -87,7 +92,9 @@ class JudgeScorer(NeverCopied):
             criteria=None if mode != "rubric" or chosen.rubric is None else read_rubric(chosen.rubric),
             thinking=Thinking.parse(chosen.thinking),
         )
-        if self._owned and chosen.samples > 1 and not self.model.options.temperature:  # type: ignore[attr-defined]
+        temperature = self.model.options.temperature if self._owned else 1.0  # type: ignore[attr-defined]
+        self._asks_again = style is None or temperature > 0  # a style asks the same again
+        if chosen.samples > 1 and not temperature:
             raise ConfigError(f"samples={chosen.samples} would all be equal; pass temperature= above 0.")
 
     def __repr__(self) -> str:
@@ -111,8 +118,9 @@ class JudgeScorer(NeverCopied):
             case "rubric":
                 names += ["criteria", "aggregation"]
                 own["rubric"] = [each.model_dump(mode="json") for each in judging.criteria or ()] or "of each row"
-        names += [name for name in ("style", "thinking", "unfinished") if getattr(options, name) is not None]
+        names += [name for name in ("style", "unfinished") if getattr(options, name) is not None]
         own |= {name: to_plain(getattr(options, name)) for name in names}
+        own |= {"thinking": judging.thinking.setting} if judging.thinking.setting is not None else {}
         return dataclasses.replace(made, scorer=type(self).__name__, settings={**made.settings, **own})
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
@@ -129,7 +137,7 @@ class JudgeScorer(NeverCopied):
             self.model,
             self._judging.questions,
             call.asks,
-            max_retries=options.max_retries,
+            max_retries=options.max_retries if self._asks_again else 0,
             timeout=options.timeout,
             deadline=deadline,
         )

@@ -167,8 +167,8 @@ class StyleQuestions:
     Args:
         style: the style.
         mode: one of its modes.
-        rubric: text of the field `rubric`; None for that of the data row, or the style's own.
-        principle: text of the field `principle`; that of a data row comes first.
+        rubric: text of the field `rubric`, after that of the data row; None for the style's own.
+        principle: text of the field `principle`, after that of the data row.
     """
 
     def __init__(self, style: Style, mode: Mode, *, rubric: str | None = None, principle: str | None = None) -> None:
@@ -203,7 +203,7 @@ class StyleQuestions:
             "reply_b": texts[-1],
             "reference": shown.reference,
             "principle": _text_field(data, "principle") or self._principle,
-            "rubric": self._rubric or _text_field(data, "rubric") or self.style.rubric,
+            "rubric": _text_field(data, "rubric") or self._rubric or self.style.rubric,
         }
         for need in self.style.needs:
             if not variables[need]:
