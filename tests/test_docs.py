@@ -23,7 +23,8 @@ from gym_rm.envs.settings import EnvSettings
 from gym_rm.envs.simulated_user import SimulatedUserOptions
 from gym_rm.generation.chat import LocalChatOptions
 from gym_rm.scorer import SCORER_KINDS
-from gym_rm.scorers.judge.scorer import JudgeOptions
+from gym_rm.scorers.judge.options import JudgeOptions
+from gym_rm.scorers.judge.styles import style_names
 from tests import chain_models, tiny_models
 from tests.checkpoints import HIDDEN, save_with_heads, tensor
 from tests.snippets import python_blocks, run_blocks
@@ -169,7 +170,8 @@ def test_the_examples_of_judges_have_the_described_results(names_after):
 def test_the_page_of_judges_names_real_options():
     names = {*JudgeOptions.model_fields, *SimulatedUserOptions.model_fields, *LocalChatOptions.model_fields, "model"}
     listed = re.findall(r"^\| (`.*?) \|", text_of(DOCS / "judges.md"), re.MULTILINE)
-    assert {name for row in listed for name in re.findall(r"`(\w+)`", row)} <= names
+    assert {name for row in listed for name in re.findall(r"`([\w-]+)`", row)} <= {*names, *style_names()}
+    assert [name for name in style_names() if f"| `{name}` |" not in text_of(DOCS / "judges.md")] == []
 
 
 # --- docs/scoring.md ---------------------------------------------------------------------------------------------
