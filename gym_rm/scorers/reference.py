@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from gym_rm.engine.reward_model_scorer import load_reward_model
 from gym_rm.engine.text.messages import joined, reply_text
 from gym_rm.errors import ConversationError
 from gym_rm.scorer import NeverCopied, Scorer, check_conversations, load_scorer, try_score
@@ -32,8 +33,10 @@ class ReferenceScorer(NeverCopied):
 
     def __init__(self, path: str | os.PathLike[str], *, text: str, **options: Any) -> None:
         source = os.fspath(path)
-        served = {} if source.startswith(("http://", "https://")) else {"chat_template": self.chat_template(text)}
-        self.scorer: Scorer = load_scorer({"path": source, "kind": "auto", **served, **options})
+        if source.lower().startswith(("http://", "https://")):
+            self.scorer: Scorer = load_scorer(source, **options)
+        else:
+            self.scorer = load_reward_model(source, chat_template=self.chat_template(text), **options)
 
     @staticmethod
     def chat_template(text: str) -> str:
