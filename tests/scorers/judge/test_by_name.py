@@ -93,10 +93,10 @@ def test_a_known_model_that_cannot_be_used_is_refused_with_what_to_do(name):
 
 
 def test_a_style_can_be_a_file(tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "about: mine\nsource: here\nmodes:\n  score:\n    messages:\n      - {role: user, content: 'Rate {{ reply }}'}\n"
-        "    verdict: {form: last, pattern: '(\\d+) points'}\n    scale: [0, 20]\n"
-    )
+    messages = "    messages:\n      - {role: user, content: 'Rate {{ reply }}'}\n"
+    verdict = "    verdict: {form: last, pattern: '(\\d+) points'}\n    scale: [0, 20]\n"
+    written = f"about: mine\nsource: here\nmodes:\n  score:\n{messages}{verdict}"
+    (tmp_path / "mine.yaml").write_text(written)
     assert load_style(str(tmp_path / "mine.yaml")).modes["score"].scale == (0, 20)
     (tmp_path / "broken.yaml").write_text("about: mine\nsource: here\nmoods: {}\n")
     with pytest.raises(ConfigError, match="moods"):
