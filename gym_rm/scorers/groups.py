@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from gym_rm.types import Conversation, Message, Prompt, Prompts
@@ -33,3 +34,12 @@ def beginning_of(conversation: Conversation, prompt: Prompt | None) -> Sequence[
     if prompt is not None and 0 < size < len(conversation) and list(conversation[:size]) == list(prompt.messages):
         return conversation[:size]
     return conversation[:-1]
+
+
+def shared_beginning(conversations: Sequence[Conversation], prompt: Prompt | None) -> Sequence[Message]:
+    """Return the messages with which all conversations of a group begin, at least those of their data row."""
+    size = len(beginning_of(conversations[0], prompt))
+    longest = min(map(len, conversations)) - 1
+    more = zip(*(conversation[size:longest] for conversation in conversations), strict=False)
+    same = itertools.takewhile(lambda messages: all(each == messages[0] for each in messages), more)
+    return conversations[0][: size + sum(1 for _ in same)]

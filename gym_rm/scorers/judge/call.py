@@ -15,7 +15,7 @@ from gym_rm.engine.text.thinking import Thinking, UnfinishedThinking
 from gym_rm.errors import ConversationError, warn_once
 from gym_rm.generation.chat import seed_of
 from gym_rm.plain_values import to_plain
-from gym_rm.scorers.groups import beginning_of, groups_of
+from gym_rm.scorers.groups import groups_of, shared_beginning
 from gym_rm.scorers.judge.asking import Ask
 from gym_rm.scorers.judge.comparisons import (
     Case,
@@ -223,9 +223,7 @@ class JudgeCall:
         text = None if prompt is None else prompt.metadata.get("reference_reply")
         if not isinstance(text, str):
             for row in rows:
-                self._rows[
-                    row
-                ].error = "there is no text in prompt.metadata['reference_reply'] to compare the reply with"
+                self._rows[row].error = NO_REFERENCE
         elif self._judging.choices and [dict(message) for message in reply] == [{"role": "assistant", "content": text}]:
             self._ties |= dict.fromkeys(rows, 1.0)
         else:
@@ -235,10 +233,12 @@ class JudgeCall:
     def _group(self, group: list[int]) -> None:
         """Compare the replies of a group, or grade them in parts."""
         judging, first = self._judging, group[0]
-        before = beginning_of(self._conversation(first), self._prompts[first])
+        before = shared_beginning([self._conversation(row) for row in group], self._prompts[first])
         different: dict[str, list[int]] = {}
         for row in group:
             different.setdefault(_text(self._conversation(row)[len(before) :]), []).append(row)
+        if judging.mode == "listwise":  # the order of the rows changes nothing
+            different = dict(sorted(different.items()))
         texts, rows = list(different), [tuple(each) for each in different.values()]
         replies = [self._conversation(each[0])[len(before) :] for each in rows]
         if judging.mode == "listwise":

@@ -252,3 +252,11 @@ def test_parts_cover_a_group_and_alignment_finds_a_common_scale(size, most, data
 def test_a_circle_of_two_has_both_orders_and_of_one_has_none():
     assert pairs_of("circular", ["a", "b"]) == [(0, 1), (1, 0)]
     assert pairs_of("circular", ["a"]) == []
+
+
+def test_what_all_replies_share_is_shown_once():
+    model = GenRM()
+    rows = [[user("2 + 2?"), assistant("4"), user("Sure?"), assistant(last)] for last in ("Yes", "No")]
+    judge(model, comparisons="circular").score(rows, [Prompt((user("2 + 2?"),), "p")] * 2)
+    assert model.conversations[0][:3] == rows[0][:3]
+    assert set(model.pairs) == {("Yes", "No"), ("No", "Yes")}
