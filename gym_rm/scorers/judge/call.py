@@ -312,7 +312,11 @@ class JudgeCall:
         for case, _ in row.cases:
             criteria += case.shown.criteria
             values += np.mean([ask.values or () for ask in case.asks], axis=0).tolist()
-        row.components = {each.component: value for each, value in zip(criteria, values, strict=True)}
+        # Faults are negative, so that more of a component is better for every estimator of advantages.
+        row.components = {
+            each.component: 0.0 - value if each.weight < 0 else value
+            for each, value in zip(criteria, values, strict=True)
+        }
         try:
             row.reward = aggregate(criteria, values, self._judging.options.aggregation)
         except ConversationError as error:

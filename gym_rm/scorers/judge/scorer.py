@@ -34,7 +34,7 @@ class JudgeScorer(NeverCopied):
 
     The rewards of `mode="pairwise"` with `against="group"` and of `mode="listwise"` say how good a reply is beside the
     others of its group: pass whole groups (`group_size`), and use advantages within groups (`grpo`, `leave_one_out`).
-    A rubric has a component for each criterion, by its name.
+    A rubric has a component for each criterion, by its name: its value, negative if the weight is.
 
     Infos: `judgement` (what the judge wrote first); `disagreement` (standard deviation of the samples); for comparisons
     `position_consistent` (share of them whose verdict did not change when the two replies changed places) and

@@ -55,7 +55,7 @@ def test_each_criterion_is_a_component_and_weights_make_the_reward(criteria, que
     assert {name: values.tolist() for name, values in scores.components.items()} == {
         "number": [1.0, 1.0],
         "polite": [0.0, 1.0],
-        "rude": [0.0, 1.0],
+        "rude": [0.0, -1.0],
     }
     assert len(judge.model.asked) == questions
 
@@ -140,4 +140,4 @@ def test_an_environment_tells_the_value_of_each_criterion():
     envs.reset(seed=0)
     _, rewards, _, _, infos = envs.step(["four", "damn"])
     assert rewards.tolist() == [0.75, -0.5]
-    assert infos["final_info"]["components"]["rude"].tolist() == [0.0, 1.0]
+    assert infos["final_info"]["components"]["rude"].tolist() == [0.0, -1.0]
