@@ -20,6 +20,7 @@ from gym_rm.data.messages import join_reply, prompt_messages
 from gym_rm.data.policy_texts import PolicyTexts
 from gym_rm.data.prompts import load_prompts, prompt_of_columns
 from gym_rm.data.rows import Source
+from gym_rm.engine.text.thinking import Thinking
 from gym_rm.envs.state import Observations
 from gym_rm.envs.vector import RewardVectorEnv
 from gym_rm.errors import ConfigError, logger
@@ -245,7 +246,8 @@ def _generate(rollouts: Sequence[Rollout], rows: NDArray[np.bool_], trainer: Any
     replies = [""] * len(rollouts)
     for k, row in enumerate(indices):
         rollouts[row].add(completion_ids[k], by_policy=True, logprobs=None if logprobs is None else logprobs[k])
-        replies[row] = tokenizer.decode(completion_ids[k], skip_special_tokens=True)
+        opening = Thinking().opening(tokenizer.decode(contexts[k][-16:]))  # the template's part of the reply
+        replies[row] = opening + tokenizer.decode(completion_ids[k], skip_special_tokens=True)
     return replies
 
 

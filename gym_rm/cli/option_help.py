@@ -34,12 +34,13 @@ def scorer_options() -> dict[str, list[Setting]]:
     from gym_rm.engine.kinds import KINDS
     from gym_rm.engine.loading.checkpoint import LoadOptions
     from gym_rm.engine.reward_model_scorer import EngineOptions
+    from gym_rm.engine.text.judged import JudgedOptions
     from gym_rm.engine.text.text_options import TextOptions
     from gym_rm.scorers.remote.options import RemoteOptions
 
-    schemas = (LoadOptions, EngineOptions, ParallelOptions, TextOptions)
+    schemas = (LoadOptions, EngineOptions, ParallelOptions, TextOptions, JudgedOptions)
     general = [setting for schema in schemas for setting in settings_of(schema) if setting.name != "path"]
     groups = {"for every reward model": general}
     groups |= {f"for kind={name}": settings_of(kind.Options) for name, kind in KINDS.items()}
-    groups["for a URL"] = settings_of(RemoteOptions)
+    groups["for a URL"] = [*settings_of(RemoteOptions), *settings_of(JudgedOptions)]
     return {f"--option NAME=VALUE, {title}": settings for title, settings in groups.items() if settings}

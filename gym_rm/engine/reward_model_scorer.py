@@ -27,6 +27,7 @@ from gym_rm.engine.loading.files import check_tokenizer
 from gym_rm.engine.loading.headed_models import outputs_of_modules
 from gym_rm.engine.schedule import Budget, RunResult, Scheduler
 from gym_rm.engine.score_call import RenderedRow, ScoreCall
+from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.rendered import Rendered
 from gym_rm.engine.text.renderer import Renderer, Turns
 from gym_rm.engine.text.text_options import TextOptions
@@ -74,7 +75,7 @@ class RewardModelScorer:
         executor: executor that runs the forward; None for this process. A model that is passed in cannot be sent to
             other processes.
         name: model name in `Scores.provenance`; None for the model's own name.
-        **options: the fields of `EngineOptions`, `TextOptions` and of the kind's `Options`.
+        **options: the fields of `EngineOptions`, `TextOptions`, `JudgedOptions` and of the kind's `Options`.
 
     Raises:
         ConfigError: an option is unknown or invalid, or the model is not a reward model.
@@ -129,9 +130,9 @@ class RewardModelScorer:
         options: dict[str, Any],
     ) -> None:
         kind = detect_kind(facts) if kind == "auto" else check_kind(kind)
-        schemas = (EngineOptions, ParallelOptions, TextOptions, KINDS[kind].Options)
+        schemas = (EngineOptions, ParallelOptions, TextOptions, JudgedOptions, KINDS[kind].Options)
         loading = (LoadOptions,) if isinstance(source, ModelFiles) else ()
-        engine, parallel, text, of_kind = divide_settings(
+        engine, parallel, text, judged, of_kind = divide_settings(
             options, *schemas, owner=f"a reward model of kind {kind!r}", others=loading
         )
         if engine.prefix_cache_tokens and not isinstance(source, ModelFiles):
@@ -139,6 +140,7 @@ class RewardModelScorer:
                 "prefix_cache_tokens needs a model whose weights nobody else changes: save yours with save_pretrained, "
                 "and pass its folder to gym_rm.load_scorer."
             )
+        self._judged: JudgedOptions = judged
         self.kind: Kind = KINDS[kind].of(facts, of_kind)
         self.renderer = Renderer(facts.tokenizer, input_format=self.kind.input_format, **dict(text))
         spec = LoadSpec(
@@ -182,6 +184,7 @@ class RewardModelScorer:
                 **({} if self.renderer.date is None else {"date": str(self.renderer.date)}),
                 **self.renderer.settings,
                 **self.kind.settings,
+                **self._judged.settings,
             },
         )
         logger.info("scoring with %s", self.provenance)
@@ -223,6 +226,9 @@ class RewardModelScorer:
         if turns not in ("last", "all"):
             raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
         check_rows(conversations, prompts)
+        return self._judged.score(conversations, prompts, lambda judged, _: self._score(judged, turns))
+
+    def _score(self, conversations: Sequence[Conversation], turns: Turns) -> Scores:
         with self._lock:
             start = time.perf_counter()
             rendered = self._render(conversations, turns)
@@ -234,7 +240,8 @@ class RewardModelScorer:
     def score_texts(self, texts: Sequence[str | Sequence[int]], *, add_special_tokens: bool = True) -> Scores:
         """Score N texts that the caller has rendered, as servers of other engines do: no chat template is applied.
 
-        Control tokens in a text count as such, so the caller must not put a stranger's message into it.
+        Control tokens in a text count as such, so the caller must not put a stranger's message into it. All of a text
+        is scored, whatever `judged` is.
 
         Args:
             texts: rendered texts, or token ids.
@@ -328,8 +335,8 @@ def load_reward_model(
         kind: kind of reward model; `"auto"` detects it from the checkpoint.
         executor: executor that runs the forward, or `"local"`, `"processes"` or `"ray"`; None for this process, or what
             `ParallelOptions` need.
-        **options: the fields of `LoadOptions`, `EngineOptions`, `ParallelOptions`, `TextOptions` and of the kind's
-            `Options`.
+        **options: the fields of `LoadOptions`, `EngineOptions`, `ParallelOptions`, `TextOptions`, `JudgedOptions` and
+            of the kind's `Options`.
 
     Raises:
         ConfigError: the checkpoint cannot be loaded as a reward model, or an option is unknown or invalid.

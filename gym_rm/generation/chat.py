@@ -7,7 +7,6 @@ import importlib
 import json
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -17,13 +16,6 @@ import pydantic
 from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt, Schema, divide_settings, parse_settings
 from gym_rm.errors import ConfigError
 from gym_rm.types import Conversation, Message
-
-# Models write their reasoning before the answer, between such tags or, in the harmony format, in other channels.
-TAGS = "think|thinking|thought|reasoning"
-OPENED = re.compile(rf"\s*<(?:{TAGS})>", re.IGNORECASE)
-LEFT_OPEN = re.compile(rf"<(?:{TAGS})>\s*$", re.IGNORECASE)  # at the end of a prompt
-CLOSED = re.compile(rf"</(?:{TAGS})>", re.IGNORECASE)
-CHANNEL, FINAL = "<|channel|>", "<|channel|>final<|message|>"
 
 LAST_TOKENS = 4  # whose alternatives are told, see ChatReply
 LOCAL = "gym_rm.generation.local_chat", "LocalChatModel"
@@ -227,20 +219,6 @@ def check_replies(model: Any, replies: Any, size: int) -> list[ChatReply]:
         else ChatReply(error=f"the chat model gave {reply!r:.80}, expected a ChatReply with a text")
         for reply in replies
     ]
-
-
-def without_reasoning(text: str, *, started: bool = False) -> str | None:
-    """Return the answer after a model's reasoning; None if the reasoning has not ended.
-
-    Args:
-        text: what the model wrote.
-        started: whether the chat template opened the reasoning.
-    """
-    if CHANNEL in text:
-        return text.rpartition(FINAL)[2].strip() if FINAL in text else None
-    ends = [match.end() for match in CLOSED.finditer(text)]
-    answer = text[ends[-1] :] if ends else text
-    return None if OPENED.match(answer) or (started and not ends) else answer.strip()
 
 
 def merge_system(conversation: Conversation) -> list[Message]:

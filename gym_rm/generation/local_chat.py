@@ -18,8 +18,9 @@ from gym_rm.engine.loading.files import tensor_files
 from gym_rm.engine.loading.revision import revision_of
 from gym_rm.engine.text.input_format import InputFormat
 from gym_rm.engine.text.renderer import Renderer
+from gym_rm.engine.text.thinking import Thinking
 from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.generation.chat import LAST_TOKENS, LEFT_OPEN, ChatReply, LocalChatOptions, merge_system, without_reasoning
+from gym_rm.generation.chat import LAST_TOKENS, ChatReply, LocalChatOptions, merge_system
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.generation.models import open_chat_model
 from gym_rm.generation.sampling import LocalSampler
@@ -163,8 +164,8 @@ class LocalChatModel(NeverCopied):
 
     def _starts_reasoning(self, prompt: TokenIds) -> bool:
         """Return whether the chat template opened the reasoning at the end of a prompt."""
-        end = self._renderer.tokenizer.decode(prompt[-8:].tolist(), skip_special_tokens=False)
-        return LEFT_OPEN.search(end) is not None
+        end = self._renderer.tokenizer.decode(prompt[-16:].tolist(), skip_special_tokens=False)
+        return bool(Thinking().opening(end))
 
     @torch.no_grad()
     def _top(self, prompt: TokenIds, completion: Completion) -> tuple[tuple[str, dict[str, float]], ...]:
@@ -184,5 +185,5 @@ class LocalChatModel(NeverCopied):
     def _read(self, completion: Completion, *, started: bool, late: bool) -> ChatReply:
         if late and not completion.finished:
             return ChatReply(error=NO_TIME)
-        text = without_reasoning(completion.text, started=started)
+        _, text = Thinking(opened=started).split({"content": completion.text})
         return ChatReply(text or "", completion.finished and text is not None)

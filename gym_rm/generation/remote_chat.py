@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_rm.config import parse_settings
+from gym_rm.engine.text.thinking import Thinking
 from gym_rm.errors import ConfigError, RemoteError
-from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system, without_reasoning
+from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, first_model, parse_body
@@ -162,14 +163,15 @@ def _read_reply(body: bytes) -> ChatReply:
     answer = parse_body(body)
     try:
         (choice,) = answer["choices"]
-        content, reason = choice["message"]["content"], choice.get("finish_reason")
+        message, reason = choice["message"], choice.get("finish_reason")
+        content = message["content"]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidReply(f"no reply in {body[:80]!r}") from error
     if content is not None and not isinstance(content, str):
         raise InvalidReply(f"the reply must be a text, got {content!r:.80}")
     if reason == "content_filter":
         return ChatReply(error="the server's content filter withheld the reply")
-    text = without_reasoning(content or "")
+    _, text = Thinking().split(message)
     usage = answer.get("usage")
     tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
     return ChatReply(

@@ -16,6 +16,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """Return the metrics by name; None where one is undefined."""
     rewards = np.array([each.reward for each in rollouts], dtype=np.float64)
     lengths = np.array([each.num_tokens for each in rollouts], dtype=np.float64)
+    thinking = np.array([each.thinking_tokens for each in rollouts], dtype=np.float64)
+    parts = {"thinking_tokens": float(thinking.mean()), "answer_tokens": float((lengths - thinking).mean())}
     scored = np.isfinite(rewards)
     known = [each.right for each in rollouts if each.right is not None]
     statistics = reward_metrics(rewards)
@@ -33,6 +35,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "accuracy": sum(known) / len(known) if known else None,
         "completion_tokens": float(lengths.mean()),
         "completion_tokens_max": int(lengths.max()),
+        **(parts if thinking.any() else {}),
         "finished": sum(each.finished for each in rollouts) / len(rollouts),
         "failed": float(1 - scored.mean()),
         "length_correlation": correlation(rewards[scored], lengths[scored]),

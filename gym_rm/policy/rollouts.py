@@ -12,10 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gym_rm.engine.text.thinking import Thinking
 from gym_rm.envs.infos import Infos, infos_of_row
 from gym_rm.evaluation.answers import is_right
 from gym_rm.generation.completions import Completion, TokenIds
 from gym_rm.types import Conversation
+
+THINKING = Thinking()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,15 @@ class RolloutTurn:
         prompt: int32 `[P]`, what the policy saw: the conversation in its template.
         completion: what it replied.
         reward: reward of this reply: 0 if it was not scored, NaN if its score is missing.
+        reply: the whole reply, as the environment got it: with the tag of its thinking that the template wrote.
+        thinking_tokens: sampled tokens that are not of the answer; 0 for a reply without thinking.
     """
 
     prompt: TokenIds
     completion: Completion
     reward: float
+    reply: str = ""
+    thinking_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +80,26 @@ class Rollout:
     @property
     def reply(self) -> str:
         """The last reply."""
-        return self.turns[-1].completion.text
+        return self.turns[-1].reply
 
     @property
     def right(self) -> bool | None:
-        """Whether the last reply has the reference answer, checked without the reward model; None without an answer."""
-        return None if self.answer is None else is_right(self.reply, self.answer)
+        """Whether the last reply has the reference answer, checked without the reward model; None without an answer.
+
+        Its thinking is not read.
+        """
+        _, said = THINKING.split({"content": self.reply})
+        return None if self.answer is None else said is not None and is_right(said, self.answer)
 
     @property
     def num_tokens(self) -> int:
         """Number of sampled tokens."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+    @property
+    def thinking_tokens(self) -> int:
+        """Number of sampled tokens that are not of answers; 0 for replies without thinking."""
+        return sum(turn.thinking_tokens for turn in self.turns)
 
     @property
     def finished(self) -> bool:
@@ -194,7 +210,11 @@ class RolloutBatch:
 
     def prompts(self) -> list[TokenIds]:
         """Return what the policy sees of each conversation that is played, as token ids int32 `[P]`."""
-        return [render(self._tokenizer, self._conversations[row]) for row in np.flatnonzero(self.playing).tolist()]
+        rows = np.flatnonzero(self.playing).tolist()
+        prompts = [render(self._tokenizer, self._conversations[row]) for row in rows]
+        ends = self._tokenizer.batch_decode([prompt[-16:] for prompt in prompts], skip_special_tokens=False)
+        self._openings = dict(zip(rows, map(THINKING.opening, ends), strict=True))
+        return prompts
 
     def seeds(self) -> list[int]:
         """Return the seed of the next reply of each conversation that is played."""
@@ -204,10 +224,13 @@ class RolloutBatch:
         return [int(seeds[number]) for number in self._numbers[rows]]
 
     def replies(self, completions: Sequence[Completion]) -> list[str]:
-        """Return the reply for each environment, which is empty where none is played."""
+        """Return the reply for each environment, which is empty where none is played.
+
+        It begins with the tag of the thinking that the template opened, so that a scorer sees the whole turn.
+        """
         replies = [""] * len(self.playing)
-        for row, completion in zip(np.flatnonzero(self.playing), completions, strict=True):
-            replies[row] = completion.text
+        for row, completion in zip(np.flatnonzero(self.playing).tolist(), completions, strict=True):
+            replies[row] = self._openings[row] + completion.text
         return replies
 
     def add(
@@ -220,14 +243,21 @@ class RolloutBatch:
         observations, rewards, terminations, truncations, infos = step
         scored = infos.get("_score_ok", np.zeros(len(rewards), bool))
         ok = infos.get("score_ok", np.ones(len(rewards), bool))
+        replies = self.replies(completions)
         for row, prompt, completion in zip(np.flatnonzero(self.playing).tolist(), prompts, completions, strict=True):
-            missing = scored[row] and not ok[row]
-            self._turns[row].append(RolloutTurn(prompt, completion, math.nan if missing else float(rewards[row])))
+            reward = math.nan if scored[row] and not ok[row] else float(rewards[row])
+            thinking = self._thinking_tokens(replies[row], completion)
+            self._turns[row].append(RolloutTurn(prompt, completion, reward, replies[row], thinking))
             self._conversations[row] = observations[row]
             for name, value in infos_of_row(infos.get("components", {}), row).items():
                 self._components[row][name] = self._components[row].get(name, 0.0) + value
             self._verdicts[row] |= _verdicts(infos, row)
         self.playing &= ~(terminations | truncations)
+
+    def _thinking_tokens(self, reply: str, completion: Completion) -> int:
+        thinking, answer = THINKING.split({"content": reply})
+        of_answer = len(self._tokenizer.encode(answer or "", add_special_tokens=False))
+        return max(0, len(completion.token_ids) - of_answer) if thinking else 0
 
     def rollouts(self) -> list[Rollout]:
         """Return the rollouts of the episodes that have ended."""

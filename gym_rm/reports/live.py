@@ -21,6 +21,7 @@ WATCHED = {
     "kl": ("kl", "{:.3g}"),
     "entropy": ("entropy", "{:.3g}"),
     "completion_tokens": ("tokens", "{:.0f}"),
+    "thinking_tokens": ("thinking", "{:.0f}"),
     "finished": ("finished", "{:.0%}"),
     "failed": ("failed", "{:.0%}"),
     "flat_groups": ("flat groups", "{:.0%}"),

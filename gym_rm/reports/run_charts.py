@@ -78,7 +78,11 @@ OF_POLICIES = (
         (("kl", "KL divergence"),),
         "Nats per token. Above 1, the average token is e times less likely under the start policy.",
     ),
-    Panel("Length of replies", (("completion_tokens", "mean"),), "Tokens per reply."),
+    Panel(
+        "Length of replies",
+        (("completion_tokens", "mean"), ("thinking_tokens", "of the thinking"), ("answer_tokens", "of the answer")),
+        "Tokens per reply.",
+    ),
     Panel("Entropy", (("entropy", "entropy"),), "Nats per token. Near 0, replies to a prompt hardly differ."),
     Panel(
         "Replies by outcome",

@@ -36,6 +36,8 @@ def results_table(run: Run) -> Table:
         ("accuracy", "right answers, checked without the reward model"),
         ("reward_mean", "reward"),
         ("completion_tokens", "tokens of a reply"),
+        ("thinking_tokens", "tokens of its thinking"),
+        ("answer_tokens", "tokens of its answer"),
     ):
         if before.get(name) is not None and after.get(name) is not None:
             table.add_row(label, *_format(name, (before[name], after[name])))

@@ -10,13 +10,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gym_rm.config import parse_settings
 from gym_rm.engine.loading.files import check_tokenizer, read_config, require_source
 from gym_rm.engine.reward_model_scorer import RewardModelScorer, load_reward_model
+from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.engine.text.messages import check_conversation, extra_fields
 from gym_rm.engine.text.templates import own_template, read_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError, ConversationError
-from gym_rm.scorer import NeverCopied, check_rows, try_score
+from gym_rm.scorer import NeverCopied, try_score
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
 
@@ -46,7 +48,8 @@ class PairwiseScorer(NeverCopied):
             message and answer A or B, like RLHFlow's pair-preference models.
         reference: a reply; or a function that returns a reply, or None, from the messages before the reply and the
             conversation's `Prompt` or None.
-        options: options of `load_reward_model`.
+        options: options of `load_reward_model`, and the fields of `JudgedOptions`. In `score_pairs`, a pair with
+            a reply whose thinking has not ended is an error, whatever `unfinished` is.
 
     Raises:
         ConfigError: the checkpoint is not a pairwise reward model.
@@ -57,6 +60,8 @@ class PairwiseScorer(NeverCopied):
         require_source(source, revision)
         architecture = str((read_config(source, revision).get("architectures") or [""])[0])
         self.reference = reference
+        judged = {name: options.pop(name) for name in JudgedOptions.model_fields if name in options}
+        self._judged = parse_settings(JudgedOptions, judged)
         if not architecture.endswith("ForCausalLM"):
             raise ConfigError(
                 f"{source!r} is a {architecture or 'model of no known class'}; a pairwise reward model must be a "
@@ -91,7 +96,8 @@ class PairwiseScorer(NeverCopied):
         Raises:
             ScoringError: some pairs have no score.
         """
-        return self._compare(first, second).raise_for_errors()
+        read = self._judged.thinking.answered if self._judged.judged == "answer" else None
+        return self._compare(first, second, read).raise_for_errors()
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Return the log-odds of each reply against the reference, or the mean against the other replies to its prompt.
@@ -99,7 +105,9 @@ class PairwiseScorer(NeverCopied):
         Raises:
             ScoringError: some rows have no score, for example because there is no other reply to the prompt.
         """
-        check_rows(conversations, prompts)
+        return self._judged.score(conversations, prompts, self._score)
+
+    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         if self.reference is None:
             return self._round_robin(conversations).raise_for_errors()
         others = [
@@ -155,7 +163,12 @@ class PairwiseScorer(NeverCopied):
         rewards = totals / np.maximum(games, 1)
         return Scores.from_rewards(rewards, errors=errors, provenance=self._provenance("the call"))
 
-    def _compare(self, first: Sequence[Conversation], second: Sequence[Conversation]) -> Scores:
+    def _compare(
+        self,
+        first: Sequence[Conversation],
+        second: Sequence[Conversation],
+        read: Callable[[Conversation], Conversation] | None = None,
+    ) -> Scores:
         if len(first) != len(second):
             raise ConfigError(
                 f"first and second must have the same length, got {len(first)} and {len(second)} conversations."
@@ -165,7 +178,7 @@ class PairwiseScorer(NeverCopied):
         rows: list[int] = []
         for row, (one, other) in enumerate(zip(first, second, strict=True)):
             try:
-                texts += self._both_orders(one, other)
+                texts += self._both_orders(*((one, other) if read is None else map(read, (one, other))))
                 rows.append(row)
             except ConversationError as error:
                 errors[row] = str(error)
@@ -203,7 +216,9 @@ class PairwiseScorer(NeverCopied):
     def _provenance(self, opponents: str) -> Provenance:
         inner = self.scorer.provenance
         return dataclasses.replace(
-            inner, scorer=type(self).__name__, settings={**inner.settings, "compared_with": opponents}
+            inner,
+            scorer=type(self).__name__,
+            settings={**inner.settings, **self._judged.settings, "compared_with": opponents},
         )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import regex
 
 from gym_rm.checks import integer, one_of
+from gym_rm.config import parse_settings
+from gym_rm.engine.text.judged import Judged, JudgedOptions
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scorer import check_conversations
@@ -28,10 +31,28 @@ FORMATS = {
 
 
 class Rule(abc.ABC):
-    """Base class of rules: a number for the last reply of each conversation."""
+    """Base class of rules: a number for the last reply of each conversation.
+
+    With `judged="answer"`, a reply whose thinking has not ended gets `lowest`, so that not ending it never pays.
+
+    Args:
+        judged, thinking: fields of `JudgedOptions`.
+    """
+
+    lowest = -1.0
+    """Lowest value of the rule."""
+
+    def __init__(self, *, judged: Judged = "all", thinking: Any = None) -> None:
+        unfinished = {"unfinished": self.lowest} if judged == "answer" else {}
+        self._judged = parse_settings(JudgedOptions, {"judged": judged, "thinking": thinking, **unfinished})
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.settings.items())})"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options."""
+        return {name: value for name, value in vars(self).items() if name[0] != "_"} | self._judged.settings
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Apply the rule to the last reply of N conversations.
@@ -41,6 +62,9 @@ class Rule(abc.ABC):
             ScoringError: a conversation does not end with a reply in text.
         """
         check_conversations(conversations, prompts)
+        return self._judged.score(conversations, prompts, self._score)
+
+    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         rewards = [math.nan] * len(conversations)
         errors: list[str | None] = [None] * len(conversations)
         for row, conversation in enumerate(conversations):
@@ -48,10 +72,8 @@ class Rule(abc.ABC):
                 rewards[row] = self.value(reply_text(conversation), None if prompts is None else prompts[row])
             except ConversationError as error:
                 errors[row] = str(error)
-        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return Scores.from_rewards(
-            rewards, errors=errors, provenance=Provenance(type(self).__name__, "rule", settings=settings)
-        ).raise_for_errors()
+        provenance = Provenance(type(self).__name__, "rule", settings=self.settings)
+        return Scores.from_rewards(rewards, errors=errors, provenance=provenance).raise_for_errors()
 
     @abc.abstractmethod
     def value(self, reply: str, prompt: Prompt | None) -> float:
@@ -66,6 +88,8 @@ class FormatScorer(Rule):
             `"boxed"`: has `\\boxed{...}` with something in it.
         pattern: instead of `format`, a regular expression that must match the whole reply (`.` matches line breaks).
             A reply on which it takes longer than `MATCHING_SECONDS` does not match.
+        **judged: `judged` and `thinking`, see `Rule`. With `judged="all"`, `thinking="opened"` puts the opening tag
+            before a reply that lacks it, because the chat template of the policy wrote it.
 
     Raises:
         ConfigError: not exactly one of both is given, or it is invalid.
@@ -76,7 +100,10 @@ class FormatScorer(Rule):
         [1.0]
     """
 
-    def __init__(self, *, format: str | None = None, pattern: str | None = None) -> None:
+    lowest = 0.0
+
+    def __init__(self, *, format: str | None = None, pattern: str | None = None, **judged: Any) -> None:
+        super().__init__(**judged)
         if (format is None) == (pattern is None):
             raise ConfigError(f"give either format or pattern, got format={format!r} and pattern={pattern!r}.")
         self.format, self.pattern = format, pattern
@@ -88,6 +115,9 @@ class FormatScorer(Rule):
 
     def value(self, reply: str, prompt: Prompt | None) -> float:
         """Return whether the reply has the format, as 1.0 or 0.0."""
+        thinking = self._judged.thinking
+        if thinking.opened and self._judged.judged == "all" and not reply.lstrip().startswith(thinking.tags[0][0]):
+            reply = thinking.tags[0][0] + reply
         try:
             return float(self._compiled.fullmatch(reply, timeout=MATCHING_SECONDS) is not None)
         except TimeoutError:
@@ -103,6 +133,7 @@ class LengthScorer(Rule):
     Args:
         max_length: number of characters from which the value is -1.0.
         buffer: characters before it over which the value falls; None for a quarter of `max_length`.
+        **judged: `judged` and `thinking`, see `Rule`.
 
     Raises:
         ConfigError: a length is invalid.
@@ -113,7 +144,8 @@ class LengthScorer(Rule):
         [-0.75]
     """
 
-    def __init__(self, *, max_length: int, buffer: int | None = None) -> None:
+    def __init__(self, *, max_length: int, buffer: int | None = None, **judged: Any) -> None:
+        super().__init__(**judged)
         self.max_length = integer("max_length", max_length, minimum=1)
         self.buffer = max(1, self.max_length // 4) if buffer is None else integer("buffer", buffer, minimum=1)
         if self.buffer > self.max_length:
@@ -132,6 +164,7 @@ class RepetitionScorer(Rule):
 
     Args:
         size: words in a run.
+        **judged: `judged` and `thinking`, see `Rule`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -141,7 +174,8 @@ class RepetitionScorer(Rule):
         [-0.5]
     """
 
-    def __init__(self, *, size: int = 4) -> None:
+    def __init__(self, *, size: int = 4, **judged: Any) -> None:
+        super().__init__(**judged)
         self.size = integer("size", size, minimum=1)
 
     def value(self, reply: str, prompt: Prompt | None) -> float:

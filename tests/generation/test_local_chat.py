@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 
 from gym_rm import ConfigError
-from gym_rm.generation.chat import ChatModel, load_chat_model, without_reasoning
+from gym_rm.generation.chat import ChatModel, load_chat_model
 from gym_rm.generation.local_chat import LocalChatModel
 
 
@@ -22,31 +22,6 @@ def random_writer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("writer")
     digits = [f" {digit}" for digit in range(10)]
     return chain_models.save_chain(folder, {"\n": digits, **{each: [chain_models.END] for each in digits}})
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("Plain.", "Plain."),
-        ("<think>Hm.</think>\n\nYes.", "Yes."),
-        ("Hm, <think> is a tag.", "Hm, <think> is a tag."),
-        ("Hm.</think>Yes.", "Yes."),
-        ("<think>a</think>b</think>Yes.", "Yes."),
-        ("<THINKING>Hm.</THINKING> Yes.", "Yes."),
-        ("<think>Hm. Score: 3", None),
-        ("<think>a</think><think>b", None),
-        ("<|channel|>analysis<|message|>Hm.<|end|><|channel|>final<|message|>Yes.", "Yes."),
-        ("<|channel|>analysis<|message|>Hm.", None),
-        ("", ""),
-    ],
-)
-def test_reasoning_is_left_out(text, answer):
-    assert without_reasoning(text) == answer
-
-
-def test_reasoning_that_the_template_opened_must_end():
-    assert without_reasoning("Score: 3", started=True) is None
-    assert without_reasoning("Hm.</think>Score: 3", started=True) == "Score: 3"
 
 
 def test_a_template_can_open_the_reasoning(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -14,11 +13,10 @@ from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.types import Message
 
 KNOWN_TAGS = (
-    *((f"<{word}>", f"</{word}>") for word in ("think", "thinking", "thought", "reasoning")),
+    *((f"<{word}>", f"</{word}>") for word in ("think", "thinking", "thought", "reasoning", "seed:think")),
     ("[THINK]", "[/THINK]"),  # Magistral
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
     ("◁think▷", "◁/think▷"),  # Kimi
-    ("<seed:think>", "</seed:think>"),
 )
 FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
 UNFINISHED = "the thinking of the reply has not ended, so it has no answer"
@@ -26,9 +24,8 @@ UNFINISHED = "the thinking of the reply has not ended, so it has no answer"
 _CHANNELS = re.compile(r"\s*(?:<\|start\|>assistant)?<\|channel\|>")
 _CHANNEL = re.compile(r"(?:<\|start\|>assistant)?<\|channel\|>\s*+(\w*+)[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>")
 _END = re.compile(r"<\|(?:end|return|call)\|>\s*\Z")
-_FENCE = re.compile(r"^[ \t>]*+(`{3,}+|~{3,}+)([^\n]*)$", re.MULTILINE)
-_BACKTICKS = re.compile("`+")
-_MARGIN = 80  # most characters of white space that are read around a tag
+_FENCE = re.compile(r"^[ \t>]*+(?P<mark>`{3,}+(?=[^\n`]*$)|~{3,}+)(?P<rest>[^\n]*)$", re.MULTILINE)
+_INLINE = re.compile(r"(?<!`)(`++)[^`\n]++\1(?!`)")
 _ANY = -1  # instead of a pair of tags: the closing tag of any pair
 
 
@@ -48,20 +45,18 @@ class _Tag(NamedTuple):
 class Thinking:
     """How a policy marks its thinking.
 
-    In a text, a thought goes from an opening tag to the next closing tag of its pair. Tags in code (a closed fence, or
-    backticks in a line) are text. So is an opening tag that neither begins a line nor follows a closing tag. A closing
-    tag of no thought ends one that began before the text. A reply in harmony channels has the last `final` as its
-    answer. Thinking can also be in a field of a message (`FIELDS`).
+    A thought goes from an opening tag to the next closing tag of its pair. Tags in code (a closed fence, or backticks
+    in a line) are text. So is an opening tag that neither begins a line nor follows a closing tag. A closing tag of no
+    thought ends one that began before the text. A reply in harmony channels has the last `final` as its answer.
+    Thinking can also be in a field of a message (`FIELDS`).
 
     Attributes:
         tags: pairs of an opening and a closing tag.
         opened: whether the chat template of the policy writes the opening tag, so that replies begin after it.
 
     Example:
-        >>> Thinking().split({"role": "assistant", "content": "<think>2 + 2.</think>4"})
-        ('2 + 2.', '4')
-        >>> Thinking(opened=True).split({"role": "assistant", "content": "2 + 2. So"})
-        ('2 + 2. So', None)
+        >>> Thinking().split({"content": "<think>2 + 2.</think>4"}), Thinking(opened=True).split({"content": "2 + 2."})
+        (('2 + 2.', '4'), ('2 + 2.', None))
     """
 
     tags: tuple[tuple[str, str], ...] = KNOWN_TAGS
@@ -76,16 +71,17 @@ class Thinking:
         """
         if isinstance(value, Thinking):
             return value
+        given: Mapping[str, Any]
         given = {"opened": True} if value == "opened" else value if isinstance(value, Mapping) else {"tags": value}
         tags, opened = given.get("tags"), given.get("opened", False)
-        pair = tuple(tags) if isinstance(tags, Sequence) and not isinstance(tags, str) else ()
-        is_pair = len(pair) == 2 and all(isinstance(tag, str) and tag.strip() for tag in pair) and pair[0] != pair[1]
-        if not (tags is None or is_pair) or not isinstance(opened, bool) or set(given) - {"tags", "opened"}:
+        pair = tuple(tags) if isinstance(tags, list | tuple) else ()
+        is_pair = len(pair) == 2 and pair[0] != pair[1] and all(isinstance(tag, str) and tag for tag in pair)
+        if not (tags is None or is_pair) or not isinstance(opened, bool) or not set(given) <= {"tags", "opened"}:
             raise ConfigError(
                 "thinking must be None, 'opened', a list [opening tag, closing tag] or a dict {'tags': [opening tag, "
                 f"closing tag], 'opened': true}}, got {value!r:.100}."
             )
-        return cls(((pair[0], pair[1]),) if pair else KNOWN_TAGS, opened)
+        return cls(KNOWN_TAGS if tags is None else (pair,), opened)
 
     @classmethod
     def of_template(cls, tokenizer: Any, **template_kwargs: Any) -> Thinking:
@@ -99,16 +95,16 @@ class Thinking:
     @property
     def setting(self) -> Any:
         """The value of the option, for `Provenance`."""
-        tags = None if self.tags == KNOWN_TAGS else list(self.tags[0])
-        return ("opened" if self.opened else None) if tags is None else {"tags": tags, "opened": self.opened}
+        if self.tags == KNOWN_TAGS:
+            return "opened" if self.opened else None
+        return {"tags": list(self.tags[0]), "opened": self.opened}
 
     def opening(self, prompt: str) -> str:
         """Return the opening tag at the end of a rendered prompt, with the white space after it; `""` without one."""
         text = prompt.rstrip()
-        for match in _pattern(self.tags).finditer(text, max(0, len(text) - 64)):
-            if match.end() == len(text) and cast(int, match.lastindex) % 2:
-                return prompt[match.start() :]
-        return ""
+        matches = _pattern(self.tags).finditer(text, max(0, len(text) - 64))
+        opens = (match for match in matches if match.end() == len(text) and (match.lastindex or 0) % 2)
+        return next((prompt[match.start() :] for match in opens), "")
 
     def split(self, message: Mapping[str, Any]) -> tuple[str, str | None]:
         """Return the thinking and the answer of a message; the answer is None if the thinking has not ended.
@@ -121,7 +117,7 @@ class Thinking:
             raise ConversationError(f"the content of the reply must be a text, got {content!r:.100}")
         fields = [message[name] for name in FIELDS if message.get(name) is not None]
         thinking, answer = self._split(content or "", opened=self.opened and not fields)
-        texts = dict.fromkeys([text for field in fields for text in _texts(field)] + ([thinking] if thinking else []))
+        texts = dict.fromkeys(text for text in [*map(_field_text, fields), thinking] if text)
         if answer == "" and not thinking and texts and not message.get("tool_calls"):
             answer = None
         return "\n".join(texts), answer
@@ -129,51 +125,45 @@ class Thinking:
     def answered(self, conversation: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Return the conversation with the answers of its assistant turns alone: without thinking, also in fields.
 
-        An earlier turn without an answer becomes empty. The tag that the template opened is only taken for granted in
+        An earlier turn without an answer becomes empty. That the template opened the tag is only taken for granted in
         the last reply, because earlier ones can be part of the prompt.
 
         Raises:
             UnfinishedThinking: the last assistant turn has no answer.
             ConversationError: the content of an assistant turn is no text.
         """
-        last = max((k for k, message in enumerate(conversation) if message.get("role") == "assistant"), default=-1)
-        return [
-            self._answer(message, is_last=k == last) if message.get("role") == "assistant" else cast(Message, message)
-            for k, message in enumerate(conversation)
-        ]
-
-    def _answer(self, message: Mapping[str, Any], *, is_last: bool) -> Message:
-        reader = self if is_last else Thinking(self.tags)
-        _, answer = reader.split(message)
-        if answer is None and is_last:
-            raise UnfinishedThinking(UNFINISHED)
-        content = plain_content(message.get("content")) or ""
-        rest = {name: value for name, value in message.items() if name not in FIELDS}
-        return cast(Message, {**rest, "content": content if content.strip() == answer else answer or ""})
+        messages = [dict(message) for message in conversation]
+        replies = [message for message in messages if message.get("role") == "assistant"]
+        for k, reply in enumerate(replies, start=1):
+            _, answer = (self if k == len(replies) else Thinking(self.tags)).split(reply)
+            if answer is None and k == len(replies):
+                raise UnfinishedThinking(UNFINISHED)
+            if (plain_content(reply.get("content")) or "").strip() != answer:
+                reply["content"] = answer or ""
+            for name in FIELDS:
+                reply.pop(name, None)
+        return cast("list[Message]", messages)
 
     def _split(self, text: str, *, opened: bool) -> tuple[str, str | None]:
         if _CHANNELS.match(text):
             return _split_channels(text)
-        tags = self._tags(text)
-        closings: dict[tuple[int, bool], list[int]] = {}  # by pair, and whether it is in code
-        for k, tag in enumerate(tags):
-            for pair in (tag.pair, _ANY) if tag.closes else ():
-                closings.setdefault((pair, tag.in_code), []).append(k)
+        tags = _tags(text, self.tags)
+        last = {(pair, tag.in_code): k for k, tag in enumerate(tags) if tag.closes for pair in (tag.pair, _ANY)}
         thoughts, parts = list[str](), list[str]()
         position, k, thought, ended = 0, 0, _ANY if opened else None, False
         while k < len(tags) or thought is not None:
             if thought is not None:
-                # A stray fence in a thought must not hide where it ends.
-                ends = (_next(closings.get((thought, in_code), []), k) for in_code in (False, True))
-                end = next((each for each in ends if each is not None), None)
-                thoughts.append(text[position : len(text) if end is None else tags[end].start])
+                in_code = last.get((thought, False), -1) < k  # a stray fence in a thought must not hide where it ends
+                ends = (j for j in range(k, len(tags)) if tags[j].closes and tags[j].in_code == in_code)
+                end = next((j for j in ends if thought in (_ANY, tags[j].pair)), None)
                 if end is None:
-                    return _joined(thoughts), None
+                    return _joined([*thoughts, text[position:]]), None
+                thoughts.append(text[position : tags[end].start])
                 position, k, thought, ended = tags[end].end, end + 1, None, True
                 continue
             tag, k = tags[k], k + 1
-            begins = not text[max(position, tag.start - _MARGIN) : tag.start].rpartition("\n")[2].strip()
-            is_line = begins and not text[tag.end : tag.end + _MARGIN].partition("\n")[0].strip()
+            begins = not text[max(position, tag.start - 80) : tag.start].rpartition("\n")[2].strip()
+            is_line = begins and not text[tag.end : tag.end + 80].partition("\n")[0].strip()
             if tag.closes and (not tag.in_code or (is_line and not ended)):
                 thoughts += [*parts, text[position : tag.start]]
                 parts, position, ended = [], tag.end, True
@@ -182,60 +172,34 @@ class Thinking:
                 position, thought = tag.end, tag.pair
         return _joined(thoughts), "".join([*parts, text[position:]]).strip()
 
-    def _tags(self, text: str) -> list[_Tag]:
-        matches = list(_pattern(self.tags).finditer(text))
-        spans = _code(text) if matches else []
-        starts = [start for start, _ in spans]
-        tags = []
-        for match in matches:
-            k, group = bisect.bisect_right(starts, match.start()) - 1, cast(int, match.lastindex) - 1
-            in_code = k >= 0 and match.start() < spans[k][1]
-            tags.append(_Tag(*match.span(), group // 2, group % 2 == 1, in_code))
-        return tags
-
 
 @functools.lru_cache(maxsize=64)
 def _pattern(tags: tuple[tuple[str, str], ...]) -> re.Pattern[str]:
     """Return what finds tags; of its groups, two belong to each pair. Plain words may have any case."""
-    flags = ["(?i:%s)" if re.fullmatch(r"</?\w+>", tag) else "%s" for pair in tags for tag in pair]
-    names = [re.escape(tag) for pair in tags for tag in pair]
-    return re.compile("|".join(f"({flag % name})" for flag, name in zip(flags, names, strict=True)))
+    escaped = [(tag, re.escape(tag)) for pair in tags for tag in pair]
+    return re.compile(
+        "|".join(f"((?i:{text}))" if tag.strip("</>").isalpha() else f"({text})" for tag, text in escaped)
+    )
 
 
-def _code(text: str) -> list[tuple[int, int]]:
-    """Return where the closed fences, and the inline code outside of them, of a text are."""
-    spans, opening, position = list[tuple[int, int]](), None, 0
+def _tags(text: str, pairs: tuple[tuple[str, str], ...]) -> list[_Tag]:
+    matches = list(_pattern(pairs).finditer(text))
+    outside = {match.start() for match in _pattern(pairs).finditer(_without_code(text))} if matches else set()
+    groups = [(match.lastindex or 1) - 1 for match in matches]
+    found = zip(matches, groups, strict=True)
+    return [_Tag(*match.span(), group // 2, group % 2 == 1, match.start() not in outside) for match, group in found]
+
+
+def _without_code(text: str) -> str:
+    """Return a text of the same length in which closed fences and inline code are blank."""
+    pieces, position, fence = list[str](), 0, None
     for match in _FENCE.finditer(text):
-        if opening is None:
-            opening = match if match[1][0] == "~" or "`" not in match[2] else None
-        elif match[1].startswith(opening[1]) and not match[2].strip():
-            spans += [*_inline_code(text, position, opening.start()), (opening.start(), match.end())]
-            opening, position = None, match.end()
-    return spans + _inline_code(text, position, len(text))
-
-
-def _inline_code(text: str, start: int, end: int) -> list[tuple[int, int]]:
-    """Return where a run of backticks and the next one of the same length in its line are."""
-    runs = [match.span() for match in _BACKTICKS.finditer(text, start, end)]
-    partners, nearest = list[int | None](), dict[int, int]()
-    for k in reversed(range(len(runs))):
-        if k + 1 < len(runs) and "\n" in text[runs[k][1] : runs[k + 1][0]]:
-            nearest.clear()
-        length = runs[k][1] - runs[k][0]
-        partners.append(nearest.get(length))
-        nearest[length] = k
-    spans, k = list[tuple[int, int]](), 0
-    while k < len(runs):
-        partner = partners[-1 - k]
-        spans += [] if partner is None else [(runs[k][0], runs[partner][1])]
-        k = (k if partner is None else partner) + 1
-    return spans
-
-
-def _next(indices: Sequence[int], start: int) -> int | None:
-    """Return the first of sorted indices that is at least `start`."""
-    k = bisect.bisect_left(indices, start)
-    return indices[k] if k < len(indices) else None
+        if fence is None:
+            fence = match
+        elif match["mark"].startswith(fence["mark"]) and not match["rest"].strip():
+            pieces += [text[position : fence.start()], "\n" * (match.end() - fence.start())]
+            fence, position = None, match.end()
+    return _INLINE.sub(lambda match: " " * len(match[0]), "".join([*pieces, text[position:]]))
 
 
 def _joined(thoughts: Sequence[str]) -> str:
@@ -251,8 +215,8 @@ def _split_channels(text: str) -> tuple[str, str | None]:
     return _joined(bodies), answer
 
 
-def _texts(field: Any) -> list[str]:
-    """Return the texts in a field with reasoning: a text, or a list of `{"type": ..., "text": ...}`."""
+def _field_text(field: Any) -> str:
+    """Return the text of a field with thinking: a text, or a list of texts or `{"type": ..., "text": ...}`."""
     parts = field if isinstance(field, list | tuple) else [field]
     texts = [part.get("text", part.get("summary")) if isinstance(part, Mapping) else part for part in parts]
-    return [text.strip() for text in texts if isinstance(text, str) and text.strip()]
+    return _joined([text for text in texts if isinstance(text, str)])

@@ -10,11 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gym_rm.checks import positive
+from gym_rm.engine.text.thinking import Thinking
 from gym_rm.sandbox.sandbox import Sandbox
 from gym_rm.sandbox.session import SandboxReply, SandboxSession
 from gym_rm.sandbox.time_limit import TimeLimit
 from gym_rm.scorer import NeverCopied
-from gym_rm.scorers.code.replies import spoken, tagged_blocks
+from gym_rm.scorers.code.replies import tagged_blocks
 from gym_rm.scorers.code.verdicts import clean
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
@@ -50,6 +51,7 @@ class CodeInterpreter(NeverCopied):
     Args:
         sandbox: sandbox to use, which stays open in `close`; None for a new one from the options.
         timeout: seconds for the code of one reply; also for executing earlier ones again.
+        thinking: how the policy marks its thinking, whose blocks are not executed; see `JudgedOptions`.
         options: see `Sandbox`.
 
     Raises:
@@ -64,7 +66,10 @@ class CodeInterpreter(NeverCopied):
         >>> run.close()
     """
 
-    def __init__(self, *, sandbox: Sandbox | None = None, timeout: float = 10.0, **options: Any) -> None:
+    def __init__(
+        self, *, sandbox: Sandbox | None = None, timeout: float = 10.0, thinking: Any = None, **options: Any
+    ) -> None:
+        self._thinking = Thinking.parse(thinking)
         self._timeout = positive("timeout", timeout)
         self._owned = sandbox is None
         self._sandbox = sandbox or Sandbox(**options)
@@ -85,7 +90,8 @@ class CodeInterpreter(NeverCopied):
 
     def blocks_of(self, reply: str) -> list[str]:
         """Return the code of a reply that is executed."""
-        return [block for block in tagged_blocks(spoken(reply)) if block.strip()]
+        _, answer = self._thinking.split({"content": reply})
+        return [block for block in tagged_blocks(answer or "") if block.strip()]
 
     def close(self) -> None:
         """End the processes of all episodes."""

@@ -12,7 +12,7 @@ import textwrap
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-MARK = re.compile(r"(?<!`)(?:</?think>|<code>)")
+MARK = re.compile("(?<!`)<code>")
 MOST_TRIALS = 8
 # Blocks alone, and fences in them wherever they are indented: replies indent those of lists in every way.
 _MARKDOWN = MarkdownIt("commonmark").disable(["code", "html_block", "reference", "inline", "text_join"])
@@ -29,36 +29,18 @@ def _fences(text: str) -> list[Token]:
 
 
 def marks(text: str) -> list[re.Match[str]]:
-    """Return the tags `<think>`, `</think>` and `<code>` of a text that are not in the code of a fenced block."""
+    """Return the tags `<code>` of a text that are not in the code of a fenced block."""
     fenced = {line for token in _fences(text) for line in range(*(token.map or (0, 0)))}
     breaks = [match.start() for match in re.finditer("\n", text)]
-    matches = [(bisect.bisect_left(breaks, match.start()), match) for match in MARK.finditer(text)]
-    lines = text.split("\n")
-    return [match for line, match in matches if line not in fenced or lines[line].strip() == "</think>"]
+    return [match for match in MARK.finditer(text) if bisect.bisect_left(breaks, match.start()) not in fenced]
 
 
-def spoken(reply: str) -> str:
-    """Return a reply without its thoughts, whose beginning may be in the prompt."""
-    reply = reply.replace("\r\n", "\n")
-    for _ in range(MOST_TRIALS):
-        tags = [match for match in marks(reply) if match[0] != "<code>"]
-        if not tags:
-            return reply
-        first = tags[0]
-        start = 0 if first[0] == "</think>" else first.start()
-        ends = [match.end() for match in tags if match[0] == "</think>"]
-        if not ends:  # or in a block of the thoughts that has no end
-            found = reply.find("</think>", start)
-            ends = [found + len("</think>") if found >= 0 else len(reply)]
-        reply = reply[:start] + reply[ends[0] :]
-    return reply.rpartition("</think>")[2]
-
-
-def tagged_blocks(said: str) -> list[str]:
-    """Return the code of the `<code>` blocks of a text without thoughts."""
+def tagged_blocks(reply: str) -> list[str]:
+    """Return the code of the `<code>` blocks of a reply without thoughts."""
+    said = reply.replace("\r\n", "\n")
     blocks, end = list[str](), 0
     for match in marks(said):
-        if match[0] != "<code>" or match.start() < end:
+        if match.start() < end:
             continue
         closing = itertools.islice(re.compile("</code>").finditer(said, match.end()), MOST_TRIALS)
         ends = [each.start() for each in closing] or [len(said)]
@@ -79,21 +61,23 @@ def is_python(code: str) -> bool:
 
 
 def reply_blocks(reply: str) -> list[str]:
-    """Return the code blocks of a reply after its thoughts: `<code>` blocks, else fenced blocks of Python."""
-    said = spoken(reply)
+    """Return the code blocks of a reply without thoughts: `<code>` blocks, else fenced blocks of Python."""
     languages = ("", "python", "py", "python3")
-    return tagged_blocks(said) or [code for language, code in fenced_blocks(said) if language in languages]
+    return tagged_blocks(reply) or [code for language, code in fenced_blocks(reply) if language in languages]
 
 
 def extract_code(reply: str, *, name: str = "") -> str | None:
-    """Return the last code block of a reply, if several then the last that defines `name`; else the reply, or None."""
+    """Return the last code block of a reply, if several then the last that defines `name`; else the reply, or None.
+
+    The reply must be without thoughts.
+    """
+    reply = reply.replace("\r\n", "\n")
     blocks = [block for block in reply_blocks(reply) if block.strip()]
     if blocks:
         defines = re.compile(rf"\b(?:def|class) +{name}\b|^{name} *[:=]", re.MULTILINE)
         return next((block for block in reversed(blocks) if name and defines.search(block)), blocks[-1])
-    said = spoken(reply)
-    has_marks = bool(marks(said) or fenced_blocks(said))
-    return said.strip("\n") if said.strip() and not has_marks else None
+    has_marks = bool(marks(reply) or fenced_blocks(reply))
+    return reply.strip("\n") if reply.strip() and not has_marks else None
 
 
 def indented(body: str) -> str:

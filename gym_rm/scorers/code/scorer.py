@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from gym_rm.checks import boolean, one_of, positive
+from gym_rm.config import parse_settings
+from gym_rm.engine.text.judged import Judged, JudgedOptions
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError, brief
 from gym_rm.sandbox.sandbox import Sandbox
@@ -49,6 +51,7 @@ class CodeScorer(NeverCopied):
         limits: fields of `SandboxLimits` to change, for example `{"memory_bytes": 2**30}`.
         execute: let replies run code during an episode: see `CodeInterpreter`, which is the `respond` of this scorer.
             Only `<code>` blocks are executed; a reply without one ends the episode.
+        judged, thinking: fields of `JudgedOptions`. A reply whose thinking has not ended has no code.
 
     Raises:
         ConfigError: an option is invalid, or the machine can run no code safely.
@@ -75,12 +78,15 @@ class CodeScorer(NeverCopied):
         interpreter: str | None = None,
         packages: Sequence[str] = (),
         execute: bool = False,
+        judged: Judged = "answer",
+        thinking: Any = None,
     ) -> None:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self.reward = one_of("reward", reward, ("all", "fraction"))
         self.timeout = positive("timeout", timeout)
         self.packages = list(packages)
         boolean("execute", execute)
+        self._judged = parse_settings(JudgedOptions, {"judged": judged, "thinking": thinking})
         self._sandbox = Sandbox(
             layer=layer,
             allow_unsafe=boolean("allow_unsafe", allow_unsafe),
@@ -89,7 +95,7 @@ class CodeScorer(NeverCopied):
             interpreter=interpreter,
             packages=packages,
         )
-        self.respond = CodeInterpreter(sandbox=self._sandbox) if execute else None
+        self.respond = CodeInterpreter(sandbox=self._sandbox, thinking=thinking) if execute else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(CodeScorer, **self._options), ()
@@ -115,6 +121,9 @@ class CodeScorer(NeverCopied):
                 from outside twice.
         """
         check_conversations(conversations, prompts)
+        return self._judged.score(conversations, prompts, self._score, as_empty=True)
+
+    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         verdicts: dict[int, CodeVerdict] = {}
         jobs: dict[RowTests, dict[str, list[int]]] = {}  # rows by their tests and their code
         for row, conversation in enumerate(conversations):
@@ -190,4 +199,5 @@ class CodeScorer(NeverCopied):
             "timeout": self.timeout,
             "limits": self._sandbox.limits.model_dump(),
             "packages": self.packages,
+            **self._judged.settings,
         }

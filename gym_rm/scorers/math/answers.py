@@ -82,13 +82,6 @@ _ANOTHER = re.compile(
 _IN_BRACKETS = re.compile(r"[(（\[]\s?(?P<letter>[A-J])\s?[)）\]]")
 
 
-def graded_part(reply: str) -> str | None:
-    """Return the reply after its last `</think>`; None if a `<think>` is not closed."""
-    _, closed, after = reply.rpartition("</think>")
-    text = after if closed else reply
-    return None if "<think>" in text else text
-
-
 def extract(text: str, style: str = "auto", *, letter: bool = False, numeric: bool = True) -> str | None:
     """Return the answer in a reply, None if there is none.
 

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from gym_rm.checks import integer, one_of, positive
+from gym_rm.config import parse_settings
+from gym_rm.engine.text.judged import Judged, JudgedOptions
 from gym_rm.engine.text.messages import reply_text
 from gym_rm.errors import ConversationError
 from gym_rm.sandbox.sandbox import available_cores
@@ -71,6 +73,7 @@ class MathScorer(NeverCopied):
         timeout: seconds of processor time for the comparison of one formula. The verdict is then `timeout`. A row
             that waits for a busy machine is compared again, and has an error after four times as long.
         num_workers: number of processes; None for one per available core, at most 8.
+        judged, thinking: fields of `JudgedOptions`. A reply whose thinking has not ended has no answer.
 
     Raises:
         ConfigError: an option is invalid; later, from `score`: a row needs math-verify and it is not installed.
@@ -83,14 +86,23 @@ class MathScorer(NeverCopied):
         ([1.0], ['right'], ['$4.50'])
     """
 
-    def __init__(self, *, style: Style = "auto", timeout: float = 5.0, num_workers: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        style: Style = "auto",
+        timeout: float = 5.0,
+        num_workers: int | None = None,
+        judged: Judged = "answer",
+        thinking: Any = None,
+    ) -> None:
         self._options: dict[str, Any] = {name: value for name, value in locals().items() if name != "self"}
         self._style: str = one_of("style", style, STYLES)
         self._timeout = positive("timeout", timeout)
         count = min(8, available_cores()) if num_workers is None else num_workers
         self._num_workers = integer("num_workers", count, minimum=1)
         self._comparer: FormulaComparer | None = None
-        settings = {"style": self._style, "timeout": self._timeout}
+        self._judged = parse_settings(JudgedOptions, {"judged": judged, "thinking": thinking})
+        settings = {"style": self._style, "timeout": self._timeout, **self._judged.settings}
         self._provenance = Provenance("MathScorer", "math-verify", settings=settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -113,6 +125,9 @@ class MathScorer(NeverCopied):
                 not run, twice.
         """
         check_conversations(conversations, prompts)
+        return self._judged.score(conversations, prompts, self._score, as_empty=True)
+
+    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         given = prompts if prompts is not None else [None] * len(conversations)
         rows = [self._row(each, prompt) for each, prompt in zip(conversations, given, strict=True)]
         self._compare(rows)
@@ -150,7 +165,6 @@ class MathScorer(NeverCopied):
             other = None if prompt is None else prompt.metadata.get("answer")
             wrong = "" if other is None else f", a text or a number (a list goes to `answers`), got {other!r:.80}"
             return _Row(error=f"the row has no reference answer; set `answer` of its prompt{wrong}")
-        part = answers.graded_part(reply)
         golds = [_gold(text) for text in texts]
         if self._style == "choice" and not all(gold.letter for gold in golds):
             return _Row(error=f"the reference answer {texts[0]!r:.80} is not the letter of a choice, A to J")
@@ -158,7 +172,7 @@ class MathScorer(NeverCopied):
             return _Row(error=f"{_UNPARSABLE_GOLD}: {texts[0]!r:.200}")
         letter = self._style in ("auto", "answer", "choice") and all(gold.letter is not None for gold in golds)
         numeric = any(gold.number is not None for gold in golds)
-        found = None if part is None else answers.extract(part, self._style, letter=letter, numeric=numeric)
+        found = answers.extract(reply, self._style, letter=letter, numeric=numeric)
         return _Row("no_answer") if found is None else _graded(golds, found, letter)
 
 

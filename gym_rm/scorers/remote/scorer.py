@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gym_rm.config import divide_settings
+from gym_rm.engine.text.judged import JudgedOptions
 from gym_rm.errors import ConfigError, ConversationError, RemoteError, logger, warn_once
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import Endpoint, HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, parse_body
-from gym_rm.scorer import NeverCopied, check_rows
+from gym_rm.scorer import NeverCopied
 from gym_rm.scorers.remote.calibration import UNKNOWN_REWARDS, compare, suspect_activation
 from gym_rm.scorers.remote.options import RemoteOptions
 from gym_rm.scorers.remote.protocols import (
@@ -45,7 +46,7 @@ class RemoteScorer(NeverCopied):
 
     Args:
         path: URL of a server; several in a list, or with commas between them. They must serve the same model.
-        **options: the fields of `RemoteOptions`.
+        **options: the fields of `RemoteOptions` and `JudgedOptions`. Thinking is removed here, not by the server.
 
     Raises:
         ConfigError: an option is invalid, the key is refused, httpx is missing, or the server gives other rewards than
@@ -58,8 +59,9 @@ class RemoteScorer(NeverCopied):
     """
 
     def __init__(self, path: str | Sequence[str], **options: Any) -> None:
-        (chosen,) = divide_settings(options, RemoteOptions, owner="a scorer at a URL")
+        chosen, judged = divide_settings(options, RemoteOptions, JudgedOptions, owner="a scorer at a URL")
         self.urls, key = parse_urls(path), read_key(chosen.key)
+        self._judged: JudgedOptions = judged
         self.options: RemoteOptions = chosen.model_copy(update={"key": None})
         self._served: Served | None = None
         self._closed = False
@@ -87,6 +89,7 @@ class RemoteScorer(NeverCopied):
         made = served.provenance
         url = self.urls[0] if len(self.urls) == 1 else list(self.urls)
         settings = {**made.settings, "url": url, "protocol": served.protocol, "server_scorer": made.scorer}
+        settings |= self._judged.settings
         return dataclasses.replace(made, scorer="RemoteScorer", settings=settings)
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None, *, turns: Turns = "last") -> Scores:
@@ -130,7 +133,7 @@ class RemoteScorer(NeverCopied):
             raise ConfigError(f"turns must be 'last' or 'all'; got {turns!r}.")
         if self._closed:
             raise RuntimeError("this RemoteScorer is closed; make a new one.")
-        check_rows(conversations, prompts)
+        conversations, prompts, complete = self._judged.read(conversations, prompts)
         protocol = self._protocol(self._known())
         if turns != "last" and isinstance(protocol, VLLMProtocol):
             raise ConfigError(f"turns must be 'last' with the protocol {protocol.name!r}, got {turns!r}.")
@@ -140,7 +143,11 @@ class RemoteScorer(NeverCopied):
                 rows.append(protocol.encode(conversation, None if prompts is None else prompts[row]))
             except ConversationError as error:
                 rows.append(error)
-        return self._score(rows, turns)
+
+        async def completed() -> Scores:
+            return complete(await self._score(rows, turns))
+
+        return completed()
 
     def _known(self) -> Served:
         assert self._served is not None, "no server has answered"

@@ -55,7 +55,7 @@ def test_the_answer_is_what_is_not_thinking(text, answer):
         ("```py\nx = '</think>'\n```", "```py\nx = '</think>'\n```"),
         ("<think>a</think>\n```\n</think>\n```", "```\n</think>\n```"),
         ("~~~\n<think>\n~~~\nYes.", "~~~\n<think>\n~~~\nYes."),
-        ("The tag ``a ` </think>`` ends it.", "The tag ``a ` </think>`` ends it."),
+        ("The tag ``a </think>`` ends it.", "The tag ``a </think>`` ends it."),
         ("A ` here\nHm.</think>Yes, `x`.", "Yes, `x`."),
     ],
 )
@@ -73,7 +73,8 @@ def test_thinking_that_the_template_opened_must_end():
     ("message", "parts"),
     [
         (assistant("Yes.", reasoning_content="Hm."), ("Hm.", "Yes.")),
-        (assistant("Yes.", reasoning="a", reasoning_details=[{"text": "a"}, {"summary": "b"}]), ("a\nb", "Yes.")),
+        (assistant("Yes.", reasoning="a", reasoning_details=[{"text": "a"}]), ("a", "Yes.")),
+        (assistant("Yes.", reasoning_details=[{"text": "a"}, {"summary": "b"}]), ("a\nb", "Yes.")),
         (assistant(None, thinking="Hm."), ("Hm.", None)),
         (assistant("", reasoning="Hm.", tool_calls=[{}]), ("Hm.", "")),
         (assistant([{"type": "text", "text": "Yes."}], reasoning=None), ("", "Yes.")),

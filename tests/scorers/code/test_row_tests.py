@@ -7,6 +7,7 @@ import pytest
 from scorers.code.solutions import SOLUTIONS
 
 from gym_rm.data.prompts import load_prompts
+from gym_rm.engine.text.thinking import Thinking
 from gym_rm.scorers.code.replies import extract_code, indented
 from gym_rm.scorers.code.row_tests import TestsError, read_tests, solution_parts
 from gym_rm.types import Prompt
@@ -49,7 +50,8 @@ def prompt(text="?", **metadata):
     ],
 )
 def test_the_last_block_of_python_is_graded(reply, code):
-    assert extract_code(reply) == code
+    _, answer = Thinking().split({"content": reply})
+    assert extract_code(reply if answer == reply.strip() else answer or "") == code
 
 
 def test_of_several_blocks_the_last_with_the_function_is_graded():

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from gym_rm.scorers.math.answers import STYLES, boxed, choice, choice_of_gold, extract, graded_part, to_latex
+from gym_rm.scorers.math.answers import STYLES, boxed, choice, choice_of_gold, extract, to_latex
 from gym_rm.scorers.math.numbers import parse_number, same_number
 
 
@@ -121,12 +121,6 @@ def test_a_style_reads_only_its_own_answers(style, answer):
     assert extract("\\boxed{1}\n#### 2\nAnswer: 3\nso 4", style) == answer
 
 
-def test_reasoning_is_not_graded():
-    assert extract(graded_part("<think>\\boxed{1}</think>It is 2")) == "2"
-    assert extract(graded_part("\\boxed{1}</think>It is 2")) == "2"
-    assert graded_part("<think>It is \\boxed{1}") is None
-
-
 # "Answer: C" in the languages of multilingual benchmarks
 LOCALISED = [
     "Answer: C", "Respuesta: C", "Réponse : C", "Antwort: C", "Risposta: C", "Resposta: C", "Antwoord: C", "Ответ: C",
@@ -168,7 +162,7 @@ HOSTILE = [
 
 def seconds(text, style):
     began = time.process_time()
-    found = extract(graded_part(text) or text, style, letter=style == "choice")
+    found = extract(text, style, letter=style == "choice")
     if found is not None:
         parse_number(found[:2000])
         to_latex(found[:2000])
