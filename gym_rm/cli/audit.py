@@ -12,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from gym_rm.cli.console import exit_codes, fail, report_console, stderr
 from gym_rm.cli.scorer_arguments import MODEL_HELP, Options, ScorerArguments, Threads
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.audit import Audit, run_audit
+from gym_rm.evaluation.audit import JUDGE_CALLS, Audit, run_audit
 from gym_rm.evaluation.audit_rows import load_audit_rows
 from gym_rm.reports.evaluation.audit_tables import audit_report
 
@@ -27,6 +27,14 @@ def audit(
         ),
     ] = None,
     rows: Annotated[int, typer.Option(min=2, help="Most rows; a random sample of a larger file.")] = 128,
+    max_calls: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most questions to a judge, or conversations of another scorer, by which rows are left out. Default: "
+            f"{JUDGE_CALLS} for a judge, no limit for others.",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the audit to a .json file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     max_level: Annotated[
@@ -62,7 +70,10 @@ def audit(
         scorer = scoring.load(warn_if_embedded=False)
         with bar:
             found = run_audit(
-                scorer, audit_rows, report=lambda scored: bar.update(task, description=f"{scored:,} conversations")
+                scorer,
+                audit_rows,
+                max_calls=max_calls,
+                report=lambda scored: bar.update(task, description=f"{scored:,} replies"),
             )
         _write(found, output, as_json=as_json)
     if found.level > max_level:

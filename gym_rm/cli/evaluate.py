@@ -21,9 +21,10 @@ import gym_rm
 from gym_rm.cli.console import exit_codes, fail, stderr
 from gym_rm.cli.scorer_arguments import BatchSize, Options, RewardModel, ScorerArguments, Threads, without_key
 from gym_rm.data.comparisons import ComparisonSet, load_comparisons
+from gym_rm.data.rows import sampled
 from gym_rm.errors import ConfigError
-from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
-from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
+from gym_rm.evaluation.benchmarks.by_name import BENCHMARKS, benchmark_result
+from gym_rm.evaluation.benchmarks.rows import BenchmarkResult, read_benchmark
 from gym_rm.evaluation.report import SetEvaluation, evaluate_set, notes
 from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.evaluation.scored import (
@@ -36,7 +37,7 @@ from gym_rm.evaluation.scored import (
 )
 from gym_rm.plain_values import to_plain
 from gym_rm.reports.evaluation.page import write_evaluation_page
-from gym_rm.reports.evaluation.tables import benchmark_table, console_table, result_tables
+from gym_rm.reports.evaluation.tables import benchmark_tables, console_table, result_tables
 from gym_rm.reports.transcripts import visible
 from gym_rm.scorer import Scorer, provenance_of
 from gym_rm.types import Comparison
@@ -76,6 +77,10 @@ def evaluate(
     on_error: Annotated[
         Literal["stop", "skip"], typer.Option(help="If a row of a file is malformed: stop, or count it and continue.")
     ] = "stop",
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Most rows of each file, or of a benchmark: a random sample.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of rows.")] = 0,
     batch_size: BatchSize = 128,
     threads: Threads = None,
     option: Options = None,
@@ -87,6 +92,9 @@ def evaluate(
     difference between two models and a paired test.
 
     A reply without a score is counted and its pairs are left out: a failure is never a score.
+
+    For a judge (kind="judge"), also how often it gives no verdict or prefers a place, how much its samples differ, and
+    what a verdict costs. --rows takes a sample, because judges are expensive.
 
     With -o FOLDER, the folder gets report.html, report.json, and the scores of all rows in scores.jsonl (and
     against.jsonl). The same command then scores only what is missing, and --scores FOLDER/scores.jsonl repeats the
@@ -101,7 +109,12 @@ def evaluate(
             ScorerArguments.parse(reward_model, option, threads=threads),
             ScorerArguments.parse(against, threads=threads),
         ]
-        _check(benchmark, {"--best-of-n": best_of_n, "--scores": scores}, reward_model, output)
+        if benchmark is not None and best_of_n is not None:
+            raise ConfigError(f"--best-of-n has no effect with --benchmark {benchmark}; leave it out.")
+        if reward_model is not None and scores is not None:
+            raise ConfigError("--reward-model and --scores exclude each other; -o FOLDER keeps the scores of a model.")
+        if output is not None and output.suffix.lower() in (".html", ".json"):
+            raise ConfigError(f"-o is a folder for all files, got {str(output)!r}.")
     except ValueError as error:
         fail(error, code=2)
     names = [spec_name(each.model) for each in (arguments if against is not None else arguments[:1])]
@@ -124,14 +137,19 @@ def evaluate(
         "against": without_key(arguments[1].model),
         "benchmark": benchmark,
         "best_of_n": best_of_n,
+        "rows": rows,
+        "seed": seed,
     }
     results = Results(settings)
     with exit_codes("interrupted; with -o FOLDER, repeat the same command to continue."):
         with bar:
             if benchmark is not None:
-                results.benchmarks = evaluate_benchmark_files(benchmark, sources, models)
+                results.benchmarks = evaluate_benchmark_files(benchmark, sources, models, rows=rows, seed=seed)
             else:
-                results.sets = evaluate_files(sources, models, gold=best_of_n, skip_malformed=on_error == "skip")
+                skip = on_error == "skip"
+                results.sets = evaluate_files(
+                    sources, models, gold=best_of_n, skip_malformed=skip, rows=rows, seed=seed
+                )
         written = [] if output is None else write_results(output, results)
     if as_json:
         typer.echo(json.dumps(results.as_dict(), indent=2))
@@ -141,17 +159,6 @@ def evaluate(
         stderr.print(f"wrote {path}", markup=False)
     if results.lacks_scores:
         raise typer.Exit(3)
-
-
-def _check(benchmark: str | None, others: Mapping[str, Any], reward_model: str | None, output: Path | None) -> None:
-    """Refuse options that would have no effect, or another one."""
-    unused = [name for name, value in others.items() if value is not None]
-    if benchmark is not None and unused:
-        raise ConfigError(f"{', '.join(unused)} has no effect with --benchmark {benchmark}; leave it out.")
-    if reward_model is not None and others["--scores"] is not None:
-        raise ConfigError("--reward-model and --scores exclude each other; -o FOLDER keeps the scores of a model.")
-    if output is not None and output.suffix.lower() in (".html", ".json"):
-        raise ConfigError(f"-o is a folder for all files, got {str(output)!r}.")
 
 
 @dataclass
@@ -191,10 +198,11 @@ def _print_results(results: Results) -> None:
             console.print(console_table(table))
         for note in notes(each):
             console.print(Text(f"- {visible(note)}"))
-    if results.benchmarks:
-        console.print(console_table(benchmark_table(results.benchmarks)))
-        for note in dict.fromkeys(note for each in results.benchmarks for note in each.notes()):
-            console.print(Text(f"- {visible(note)}"))
+    tables = benchmark_tables(results.benchmarks)
+    for table in tables:
+        console.print(console_table(table))
+    for note in (note for table in tables for note in table.notes):
+        console.print(Text(f"- {note}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,9 +266,15 @@ class ModelRows:
 
 
 def evaluate_files(
-    sources: Sequence[str], models: Sequence[ModelRows], *, gold: str | None = None, skip_malformed: bool = False
+    sources: Sequence[str],
+    models: Sequence[ModelRows],
+    *,
+    gold: str | None = None,
+    skip_malformed: bool = False,
+    rows: int | None = None,
+    seed: int = 0,
 ) -> list[SetEvaluation]:
-    """Evaluate one model or two on each file of preferences.
+    """Evaluate one model or two on each file of preferences, or on a sample of at most `rows` of its rows.
 
     Raises:
         ConfigError: a file cannot be read or has no preference, or a model has no scores.
@@ -271,6 +285,7 @@ def evaluate_files(
         load_comparisons(each, name=name, on_error=on_error)
         for each, name in zip(sources, short_names(sources), strict=True)
     ]
+    sets = [dataclasses.replace(each, comparisons=tuple(sampled(each.comparisons, rows, seed=seed))) for each in sets]
     scored = [model.score(sets) for model in models]
     return [
         evaluate_set(each, of[0], against=of[1] if len(of) > 1 else None, gold=gold)
@@ -278,15 +293,13 @@ def evaluate_files(
     ]
 
 
-def evaluate_benchmark_files(name: str, sources: Sequence[str], models: Sequence[ModelRows]) -> list[BenchmarkResult]:
-    """Evaluate the models on a benchmark whose rows are in these files."""
-    results = []
-    for model in models:
-        assert model.make_scorer is not None  # a benchmark takes no file of scores
-        scorer = model.make_scorer()
-        results.append(evaluate_benchmark(name, scorer, sources, model=model.name))
-        getattr(scorer, "close", lambda: None)()
-    return results
+def evaluate_benchmark_files(
+    name: str, sources: Sequence[str], models: Sequence[ModelRows], *, rows: int | None = None, seed: int = 0
+) -> list[BenchmarkResult]:
+    """Evaluate the models on a benchmark whose rows are in these files, or on a sample of at most `rows` of them."""
+    read = sampled(read_benchmark(sources, BENCHMARKS[name].read_row), rows, seed=seed)
+    comparisons = ComparisonSet(name, tuple(row.comparison for row in read))
+    return [benchmark_result(name, read, *model.score([comparisons])) for model in models]
 
 
 def short_names(names: Sequence[str]) -> list[str]:
@@ -313,5 +326,5 @@ def write_results(folder: Path, results: Results) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     values = folder / "report.json"
     values.write_text(json.dumps(results.as_dict(), indent=2) + "\n", encoding="utf-8")
-    tables = [benchmark_table(results.benchmarks)] if results.benchmarks else []
+    tables = benchmark_tables(results.benchmarks)
     return [values, write_evaluation_page(results.sets, folder / "report.html", tables=tables)]

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, TypeAlias, cast
+from typing import IO, Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 
 Source: TypeAlias = "str | os.PathLike[str] | Iterable[Any] | None"
+Row = TypeVar("Row")
 
 EMBEDDED = {"embedded": "prompts.jsonl", "embedded:code": "code_prompts.jsonl"}
 """Files of the package by their name as a source; None is the first one."""
@@ -43,6 +44,15 @@ _SOURCES = (
     "a .jsonl, .ndjson, .json, .csv or .parquet file, a data set name 'org/name' or 'org/name:split', "
     "or a list of texts, message lists, rows or records"
 )
+
+
+def sampled(rows: Sequence[Row], limit: int | None, *, seed: int) -> list[Row]:
+    """Return a random sample of at most `limit` rows in their order; all of them for None.
+
+    A smaller sample with the same seed is a part of a larger one.
+    """
+    chosen = np.random.default_rng(seed).permutation(len(rows))[:limit]
+    return [rows[index] for index in sorted(chosen.tolist())]
 
 
 def rows_of(source: Source, argument: str) -> Iterator[tuple[str, Any]]:

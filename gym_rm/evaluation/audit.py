@@ -6,7 +6,7 @@ import dataclasses
 import importlib.resources
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from gym_rm.checks import integer
+from gym_rm.data.rows import sampled
 from gym_rm.documents import parse_json
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.audit_lines import POWER, SMALL, AuditLine, ReplyScores, make_line
@@ -25,6 +26,9 @@ from gym_rm.scorer import Scorer
 LEVELS = ("none", "watch", "exploitable")
 MOST_NAMED = 5  # findings in a warning
 TRIED = 32  # rows on which every wording is tried; the others only with wordings whose mean change is above 0 there
+FEWEST = 11  # rows on which a change can be called exploitable, and on which wordings are tried within a budget
+JUDGE_CALLS = 5000  # default budget of a judge
+SHARE_OF_ROWS = 0.75  # of a budget; the rest is for the wordings that rise
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,11 @@ class Audit:
         spread: unit of the changes: the standard deviation of the margins, or without pairs that of the scores; 0 if
             all are equal.
         lines: one line per change.
-        scored: number of scored conversations.
+        scored: number of scored replies.
+        compares: whether replies are compared, see `ReplyScores`; then one spread is the root mean square of the
+            margins, or 1 without pairs.
+        calls: number of questions to a judge, or of conversations that another scorer was given.
+        max_calls: the budget in calls; None for no limit.
     """
 
     record: AuditRecord
@@ -78,6 +86,9 @@ class Audit:
     spread: float
     lines: tuple[AuditLine, ...]
     scored: int
+    compares: bool = False
+    calls: int = 0
+    max_calls: int | None = None
 
     @property
     def level(self) -> int:
@@ -109,16 +120,25 @@ class Audit:
         return values
 
 
-def run_audit(scorer: Scorer, rows: AuditRows, *, report: Callable[[int], None] = lambda scored: None) -> Audit:
+def run_audit(
+    scorer: Scorer,
+    rows: AuditRows,
+    *,
+    max_calls: int | None = None,
+    report: Callable[[int], None] = lambda scored: None,
+) -> Audit:
     """Audit a scorer.
 
     Args:
         scorer: any scorer.
         rows: the rows, from `load_audit_rows`.
-        report: called with the number of conversations that were scored until then.
+        max_calls: budget in questions to a judge, or in conversations for other scorers: a random part of the rows is
+            used, and of the wordings that rise only the strongest are tried on all of them. Questions that are asked
+            again, because an answer had no verdict, come on top. None for `JUDGE_CALLS` with a judge, else no limit.
+        report: called with the number of replies that were scored until then.
 
     Raises:
-        ConfigError: fewer than two good replies have a score.
+        ConfigError: the budget is too small, or there are no scores of two good replies or of most changes.
 
     Example:
         >>> from gym_rm.evaluation.audit_rows import load_audit_rows
@@ -128,18 +148,27 @@ def run_audit(scorer: Scorer, rows: AuditRows, *, report: Callable[[int], None] 
         2
     """
     scores = ReplyScores(scorer, rows.rows, report)
-    scores.of([(row, text) for row, each in enumerate(rows.rows) for text in (*each.good, *each.bad)])
-    best = {row: found for row, each in enumerate(rows.rows) if (found := scores.best(row, each.good)) is not None}
+    if scores.compares:  # replies with the same opponent can be compared, so a row has one good reply
+        alone = tuple(dataclasses.replace(each, good=each.good[:1], bad=each.bad[:1]) for each in rows.rows)
+        rows = dataclasses.replace(rows, rows=alone)
+    scores.max_calls = max_calls
+    drawn = _drawn(scores, rows.rows)
+    scores.of([(row, text) for row in drawn for text in (*rows.rows[row].good, *rows.rows[row].bad)])
+    best = {row: found for row in drawn if (found := scores.best(row, rows.rows[row].good)) is not None}
     if len(best) < 2:
         raise ConfigError(
-            f"an audit needs at least two good replies with a score, got {len(best)} of {len(rows.rows)} rows; score "
+            f"an audit needs at least two good replies with a score, got {len(best)} of {len(drawn)} rows; score "
             "the same rows with gym-rm score to see the errors."
         )
     values = np.array([score for _, score in best.values()])
     worse = {row: scores.best(row, rows.rows[row].bad) for row in best if rows.rows[row].bad}
     margins = np.array([best[row][1] - found[1] for row, found in worse.items() if found is not None])
     spread = (float(margins.std()) if len(margins) > 1 else 0.0) or float(values.std())
+    if scores.compares:
+        spread = float(np.sqrt(np.mean(margins**2))) if margins.any() else 1.0
     lines = _lines(scores, rows.rows, list(best), markup_of(scorer), spread=spread)
+    if 2 * (lost := sum(not line.rows for line in lines)) > len(lines):
+        raise ConfigError(f"{lost} of {len(lines)} changes have no score; see the errors with gym-rm score.")
     return Audit(
         record=_record(scorer, scores, rows, lines),
         num_rows=len(best),
@@ -152,7 +181,37 @@ def run_audit(scorer: Scorer, rows: AuditRows, *, report: Callable[[int], None] 
         spread=spread,
         lines=tuple(lines),
         scored=scores.scored,
+        compares=scores.compares,
+        calls=scores.calls,
+        max_calls=scores.max_calls,
     )
+
+
+def _drawn(scores: ReplyScores, rows: tuple[AuditRow, ...]) -> list[int]:
+    """Return the rows that the budget allows; a judge without one gets the default."""
+
+    def draw(size: int) -> list[int]:
+        return sampled(range(len(rows)), size, seed=0)
+
+    def most_replies(size: int) -> int:
+        """Return how many replies of so many rows are scored at most, before the wordings that rise."""
+        of_rows = sum((1 + len(PERTURBATIONS)) * len(rows[row].good) + len(rows[row].bad) for row in draw(size))
+        return of_rows + min(size, FEWEST) * len(WORDINGS)
+
+    row = draw(1)[0]  # one changed reply, which is needed anyway, shows what a reply costs
+    scores.of([(row, text) for text in PERTURBATIONS[0].apply(ReplyToChange(rows[row].good[0]))])
+    if scores.max_calls is None and scores.is_judge:
+        scores.max_calls = JUDGE_CALLS
+    if scores.max_calls is None:
+        return draw(len(rows))
+    cost, fewest, most = max(1, scores.calls), min(FEWEST, len(rows)), scores.max_calls
+    if (smallest := cost * most_replies(fewest)) > most:
+        raise ConfigError(
+            f"max_calls: an audit of {fewest} rows, the smallest, takes {smallest:,} calls of the model, {cost} for a "
+            f"reply, and {most:,} are allowed; allow {smallest:,}, or lower the number of samples of a judge."
+        )
+    fitting = [size for size in range(fewest, len(rows)) if cost * most_replies(size + 1) <= SHARE_OF_ROWS * most]
+    return draw(fewest + len(fitting))
 
 
 def _lines(
@@ -188,17 +247,30 @@ def _lines(
         each: {row: texts for row in used if (texts := changed(each, row, replies[row]))}
         for each, replies in before.items()
     }
-    tried = used[:: max(1, len(used) // TRIED)][:TRIED]
+    most = TRIED if scores.max_calls is None else FEWEST
+    tried = used[:: max(1, len(used) // most)][:most]
     first = {each: {row: found[each][row] for row in tried} for each in WORDINGS}
     # All at once, so that the variants of a row share the computation of its prompt.
     _score(scores, [*(found[each] for each in PERTURBATIONS), *first.values()])
-    falling = {each for each in WORDINGS if (mean := line(each, first[each]).mean) is None or mean.value <= 0}
-    _score(scores, [found[each] for each in WORDINGS if each not in falling])
-    return [line(each, first[each] if each in falling else every) for each, every in found.items() if every]
+    means = {each: mean.value for each in WORDINGS if (mean := line(each, first[each]).mean) is not None}
+    rising = sorted((each for each in means if means[each] > 0), key=lambda each: -means[each])
+    calls = math.inf if scores.max_calls is None else scores.max_calls - scores.calls
+    left = calls * scores.scored / max(1, scores.calls)  # replies
+    for each in rising:
+        size = len(scores.new(_replies(found[each])))
+        if size <= left:
+            left -= size
+            first[each] = found[each]
+    _score(scores, list(first.values()))
+    return [line(each, first.get(each, every)) for each, every in found.items() if every]
 
 
-def _score(scores: ReplyScores, changes: Sequence[dict[int, tuple[str, ...]]]) -> None:
-    scores.of([(row, text) for every in changes for row, texts in every.items() for text in texts])
+def _score(scores: ReplyScores, changes: Iterable[dict[int, tuple[str, ...]]]) -> None:
+    scores.of([reply for every in changes for reply in _replies(every)])
+
+
+def _replies(changed: dict[int, tuple[str, ...]]) -> list[tuple[int, str]]:
+    return [(row, text) for row, texts in changed.items() for text in texts]
 
 
 def _record(scorer: Scorer, scores: ReplyScores, rows: AuditRows, lines: list[AuditLine]) -> AuditRecord:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from gym_rm.evaluation.audit_rows import AuditRow
 from gym_rm.evaluation.bootstrap import Interval, mean_interval, wilson_interval
+from gym_rm.evaluation.judges import JudgeRecord, compares_groups
 from gym_rm.evaluation.perturbations import Expected, Perturbation
-from gym_rm.scorer import Scorer, try_score
+from gym_rm.scorer import Scorer, provenance_of, try_score
 from gym_rm.scores import RewardArray
 
 Verdict: TypeAlias = Literal["ok", "suspicious", "exploitable", "not judged"]
@@ -21,6 +22,7 @@ CONFIDENCE = 0.999  # of the intervals: at 95 %, several of the nearly 200 lines
 SMALL = 0.05  # changes below this many spreads are not called exploitable
 POWER = 3.29 + 1.28  # standard errors between no change and one that is found in 9 of 10 audits
 BATCH = 512  # conversations in a call of the scorer
+JUDGE_BATCH = 128  # of a judge, whose calls have a time limit
 MOST_EXAMPLES = 3
 
 
@@ -75,10 +77,20 @@ class AuditLine:
 class ReplyScores:
     """Scores replies of rows, each different reply once, and counts them.
 
+    If the scorer compares the replies of a group, each reply is in one with the first good reply of its row. Its score
+    is then its reward minus that of this good reply, whose own score is 0.
+
     Args:
         scorer: the scorer.
         rows: the rows.
-        report: called with the number of scored conversations after every call of the scorer.
+        report: called with the number of scored replies after every call of the scorer.
+
+    Attributes:
+        compares: whether replies are compared.
+        is_judge: whether the scorer counts its questions.
+        scored: number of replies that were scored.
+        calls: number of questions to a judge, or of conversations that another scorer was given.
+        max_calls: most calls; None for no limit. The caller sets it, and keeps it.
     """
 
     def __init__(
@@ -88,28 +100,43 @@ class ReplyScores:
         self._rows = rows
         self._report = report
         self._known: dict[tuple[int, str], float] = {}
-        self.provenance: Any = None
+        self.provenance: Any = provenance_of(scorer)
+        self.compares = compares_groups(self.provenance)
+        self.is_judge, self.scored, self.calls = False, 0, 0
+        self.max_calls: int | None = None
+        if self.compares:
+            self._known = {(row, each.good[0]): 0.0 for row, each in enumerate(rows)}
 
-    @property
-    def scored(self) -> int:
-        """Number of conversations that the scorer was given."""
-        return len(self._known)
+    def new(self, replies: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+        """Return the different `(row, reply)` that have no score yet."""
+        # The replies of one row are scored together, because they share its prompt.
+        return sorted(reply for reply in set(replies) if reply not in self._known)
 
     def of(self, replies: Sequence[tuple[int, str]]) -> RewardArray:
         """Return the scores of `(row, reply)`, float64 `[N]`; NaN if the scorer has none."""
-        # The replies of one row are scored together, because they share its prompt.
-        new = sorted(reply for reply in set(replies) if reply not in self._known)
-        for start in range(0, len(new), BATCH):
-            batch = new[start : start + BATCH]
-            scores = try_score(
-                self._scorer,
-                [self._rows[row].conversation(text) for row, text in batch],
-                [self._rows[row].prompt for row, _ in batch],
-            )
-            self.provenance = self.provenance or scores.provenance
-            self._known.update(zip(batch, scores.rewards.tolist(), strict=True))
-            self._report(len(self._known))
+        new = self.new(replies)
+        size = JUDGE_BATCH if self.is_judge else BATCH
+        for start in range(0, len(new), size):
+            batch = new[start : start + size]
+            self._known.update(zip(batch, self._score(batch).tolist(), strict=True))
+            self.scored += len(batch)
+            self._report(self.scored)
         return np.array([self._known[reply] for reply in replies], dtype=np.float64)
+
+    def _score(self, replies: Sequence[tuple[int, str]]) -> RewardArray:
+        """Call the scorer once."""
+        conversations, prompts = [], []
+        for number, (row, text) in enumerate(replies):
+            of = self._rows[row]
+            group = (of.good[0], text) if self.compares else (text,)
+            conversations += [of.conversation(each) for each in group]
+            prompts += [replace(of.prompt, prompt_id=f"{of.prompt.prompt_id}#{number}")] * len(group)
+        scores = try_score(self._scorer, conversations, prompts)
+        self.provenance = self.provenance or scores.provenance
+        judge = JudgeRecord.of(scores.infos, slice(None), seconds=0.0)
+        self.is_judge = judge is not None
+        self.calls += len(conversations) if judge is None else round(judge.judge_questions)
+        return scores.rewards[1::2] - scores.rewards[::2] if self.compares else scores.rewards
 
     def best(self, row: int, texts: Sequence[str]) -> tuple[str, float] | None:
         """Return the reply with the highest score and its score; None if none has a score."""

@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from gym_rm.checks import integer
 from gym_rm.data.comparisons import load_comparisons
 from gym_rm.data.prompts import answer_text, load_prompts
-from gym_rm.data.rows import Source, describe_source
+from gym_rm.data.rows import Source, describe_source, sampled
 from gym_rm.errors import ConfigError
 from gym_rm.types import Comparison, Conversation, Message, Prompt
 
@@ -78,8 +76,7 @@ def load_audit_rows(source: Source = None, *, limit: int = 128, seed: int = 0) -
             f"data: {name} has no row with a good reply to audit. Expected 'chosen' and 'rejected', ranked or graded "
             "replies, messages that end with an assistant turn, or a prompt with an 'answer'."
         )
-    chosen = sorted(np.random.default_rng(seed).permutation(len(rows))[:limit].tolist())
-    return AuditRows(name, tuple(rows[index] for index in chosen), dropped=len(found) - len(rows))
+    return AuditRows(name, tuple(sampled(rows, limit, seed=seed)), dropped=len(found) - len(rows))
 
 
 def _embedded() -> list[AuditRow | None]:

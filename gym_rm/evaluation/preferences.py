@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Interval, Resampling, mean_intervals, wilson_interval
+from gym_rm.evaluation.judges import JudgeReport
 from gym_rm.evaluation.pairs import CalibrationBins, PairMetrics, calibration_bins, pair_metrics
 from gym_rm.evaluation.scored import PairTable, ScoredComparisons, pair_table
 
@@ -64,6 +65,7 @@ class PreferenceReport:
         by_source: pairs by source.
         calibration: stated and observed probabilities.
         pairs: the pairs.
+        judge: what the model is worth as a judge; None if it is none.
     """
 
     num_comparisons: int
@@ -81,6 +83,7 @@ class PreferenceReport:
     by_source: tuple[Group, ...]
     calibration: CalibrationBins
     pairs: PairTable
+    judge: JudgeReport | None
 
 
 def evaluate_preferences(scored: ScoredComparisons, *, resampling: Resampling = DEFAULT_RESAMPLING) -> PreferenceReport:
@@ -137,6 +140,7 @@ def evaluate_preferences(scored: ScoredComparisons, *, resampling: Resampling = 
         by_source=tuple(by_source),
         calibration=calibration_bins(pairs.margins),
         pairs=pairs,
+        judge=scored.judge(resampling=resampling),
     )
 
 

@@ -153,6 +153,9 @@ def notes(evaluation: SetEvaluation) -> list[str]:
     curve = evaluation.best_of_n
     if curve is not None:
         sentences.append(_about_picking(curve))
+    for scored, each in ((evaluation.scored, found), (evaluation.against, evaluation.against_preferences)):
+        name = f"{scored.model}: " if scored is not None and evaluation.against is not None else ""
+        sentences += [name + note for note in each.judge.notes()] if each is not None and each.judge is not None else []
     if evaluation.comparison is not None and evaluation.against is not None:
         names = (evaluation.scored.model, evaluation.against.model)
         sentences.append(verdict(evaluation.comparison, names))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 
 from gym_rm.data.rows import show
 from gym_rm.errors import ConfigError
+from gym_rm.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling
+from gym_rm.evaluation.judges import JudgeRecord, JudgeReport, judge_report
 from gym_rm.evaluation.score_store import ScoreStore
 from gym_rm.plain_values import to_plain
 from gym_rm.scorer import Scorer, try_score
@@ -31,12 +35,14 @@ class RowScores:
         errors: `[K]`, None or why the reward is missing.
         truncated: number of replies of which tokens were cut.
         where: file and line of the comparison.
+        judge: what the judge did for these replies; None for other scorers.
     """
 
     rewards: tuple[float, ...]
     errors: tuple[str | None, ...]
     truncated: int = 0
     where: str = ""
+    judge: JudgeRecord | None = None
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> RowScores:
@@ -48,7 +54,8 @@ class RowScores:
         try:
             rewards = tuple(math.nan if reward is None else float(reward) for reward in entry["rewards"])
             errors = tuple(entry.get("errors") or [None] * len(rewards))
-            return cls(rewards, errors, int(entry.get("truncated", 0)), str(entry.get("where", "")))
+            judge = JudgeRecord(**entry["judge"]) if "judge" in entry else None
+            return cls(rewards, errors, int(entry.get("truncated", 0)), str(entry.get("where", "")), judge)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"expected scores as gym-rm evaluate writes them, got {show(entry)}: {error!r}."
@@ -60,7 +67,12 @@ class RowScores:
         entry: dict[str, Any] = {"where": self.where, "rewards": rewards}
         if any(self.errors):
             entry["errors"] = self.errors
-        return {**entry, "truncated": self.truncated} if self.truncated else entry
+        if self.truncated:
+            entry["truncated"] = self.truncated
+        if self.judge is not None:
+            numbers = dataclasses.asdict(self.judge).items()
+            entry["judge"] = {name: value for name, value in numbers if math.isfinite(value)}
+        return entry
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +95,11 @@ class ScoredComparisons:
     def errors(self) -> Counter[str]:
         """How often each reason of a missing reward occurs."""
         return Counter(error for row in self.scores for error in row.errors if error is not None)
+
+    def judge(self, *, resampling: Resampling = DEFAULT_RESAMPLING) -> JudgeReport | None:
+        """Return what the judge did; None if the scorer is no judge."""
+        samples = ((self.provenance or {}).get("settings") or {}).get("samples")
+        return judge_report([row.judge for row in self.scores], samples=samples, resampling=resampling)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +136,8 @@ def score_comparisons(
 ) -> tuple[RowScores, ...]:
     """Score the replies of M comparisons, about `batch_size` conversations in one call; `report` gets every row.
 
-    A reply without a score has an error and a NaN, and does not stop the others.
+    A reply without a score has an error and a NaN, and does not stop the others. Each comparison has a `prompt_id`
+    of its own, so that a scorer that compares replies compares those of one comparison with each other.
 
     Raises:
         GymRMError: the scorer failed for a whole batch.
@@ -127,13 +145,16 @@ def score_comparisons(
     finished: list[RowScores] = []
     for batch in _batches(comparisons, batch_size):
         conversations = [conversation for each in batch for conversation in each.conversations]
-        prompts = [prompt for each in batch for prompt in [_prompt(each)] * len(each.replies)]
+        prompts = [prompt for k, each in enumerate(batch) for prompt in [_prompt(each, k)] * len(each.replies)]
+        started = time.monotonic()
         scores = try_score(scorer, conversations, prompts)
+        seconds = time.monotonic() - started
         start = 0
         for each in batch:
             rows = slice(start, start := start + len(each.replies))
             cut = int(np.count_nonzero(scores.truncated_tokens[rows]))
-            row = RowScores(tuple(scores.rewards[rows].tolist()), scores.errors[rows], cut, each.where)
+            judge = JudgeRecord.of(scores.infos, rows, seconds=seconds)
+            row = RowScores(tuple(scores.rewards[rows].tolist()), scores.errors[rows], cut, each.where, judge)
             finished.append(row)
             report(each, row)
     return tuple(finished)
@@ -210,11 +231,11 @@ def _pairs(comparison: Comparison) -> Iterator[tuple[int, int]]:
                 yield (i, j) if ranks[i] < ranks[j] else (j, i)
 
 
-def _prompt(comparison: Comparison) -> Prompt:
+def _prompt(comparison: Comparison, number: int) -> Prompt:
     answer = comparison.metadata.get("answer")
     return Prompt(
         comparison.prompt,
-        comparison.where,
+        f"{comparison.where}#{number}",
         answer=None if answer is None else str(answer),
         metadata=comparison.metadata,
     )

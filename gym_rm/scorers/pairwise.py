@@ -19,6 +19,7 @@ from gym_rm.engine.text.templates import own_template, read_template
 from gym_rm.engine.text.tokenizers import load_tokenizer
 from gym_rm.errors import ConfigError, ConversationError
 from gym_rm.scorer import NeverCopied, try_score
+from gym_rm.scorers.groups import groups_of
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt, Prompts, Provenance
 
@@ -109,7 +110,7 @@ class PairwiseScorer(NeverCopied):
 
     def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         if self.reference is None:
-            return self._round_robin(conversations).raise_for_errors()
+            return self._round_robin(conversations, prompts).raise_for_errors()
         others = [
             self._with_reference(conversation, None if prompts is None else prompts[row])
             for row, conversation in enumerate(conversations)
@@ -141,11 +142,9 @@ class PairwiseScorer(NeverCopied):
         reply = self.reference(messages, prompt) if callable(self.reference) else self.reference
         return [] if reply is None else [*messages, Message(role="assistant", content=reply)]
 
-    def _round_robin(self, conversations: Sequence[Conversation]) -> Scores:
-        groups: dict[str, list[int]] = {}
-        for row, conversation in enumerate(conversations):
-            groups.setdefault(repr(list(conversation[:-1])), []).append(row)
-        pairs = [pair for rows in groups.values() for pair in itertools.combinations(rows, 2)]
+    def _round_robin(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
+        groups = groups_of(conversations, prompts, range(len(conversations)))
+        pairs = [pair for rows in groups for pair in itertools.combinations(rows, 2)]
         compared = self._compare([conversations[a] for a, _ in pairs], [conversations[b] for _, b in pairs])
         totals, games = np.zeros(len(conversations)), np.zeros(len(conversations))
         errors: list[str | None] = [None] * len(conversations)

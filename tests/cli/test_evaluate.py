@@ -193,7 +193,6 @@ def test_a_constant_model_is_all_ties(models, pairs):
     [
         (["--reward-model", "{"], "not valid JSON"),
         (["--benchmark", "rewardbench", "--best-of-n", "correct"], "--best-of-n has no effect"),
-        (["--benchmark", "rewardbench", "--scores", "x.jsonl"], "--scores has no effect"),
         (["--reward-model", "short", "--scores", "x.jsonl"], "exclude each other"),
         (["-o", "page.html"], "-o is a folder for all files, got 'page.html'"),
     ],

@@ -46,6 +46,13 @@ def test_pairs_are_scored_in_both_orders(causal):
         assert scores.components["shown_second"][row] == pytest.approx(-ba, abs=1e-5)
 
 
+def test_replies_of_different_data_rows_are_not_compared(causal):
+    scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal)})
+    pair = [FIRST[0], SECOND[0]]
+    rows = [Prompt(tuple(FIRST[0][:-1]), name) for name in "aabb"]
+    assert scorer.score([*pair, *pair], rows).rewards.tolist() == [*scorer.score(pair).rewards] * 2
+
+
 def test_swapping_a_pair_changes_the_sign(causal):
     scorer = gym_rm.load_scorer({"kind": "pairwise", "path": str(causal)})
     assert scorer.score_pairs(FIRST, SECOND).rewards.tolist() == (-scorer.score_pairs(SECOND, FIRST).rewards).tolist()

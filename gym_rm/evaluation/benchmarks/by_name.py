@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import dataclasses
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from gym_rm.checks import one_of
 from gym_rm.data.rows import Source
 from gym_rm.evaluation.benchmarks import judge_bench, rewardbench, rewardbench_2, rm_bench
-from gym_rm.evaluation.benchmarks.rows import BenchmarkResult, read_benchmark, score_rows
-from gym_rm.scorer import Scorer
+from gym_rm.evaluation.benchmarks.rows import BenchmarkResult, BenchmarkRow, read_benchmark, with_scores
+from gym_rm.evaluation.scored import ScoredComparisons, score_comparisons
+from gym_rm.scorer import Scorer, provenance_of
 
 BENCHMARKS: Mapping[str, ModuleType] = {
     "rewardbench": rewardbench,
@@ -41,7 +42,15 @@ def evaluate_benchmark(name: str, scorer: Scorer, rows: Source, *, model: str = 
         >>> evaluate_benchmark("rewardbench", length, [row]).sections["Reasoning"]
         1.0
     """
-    benchmark = BENCHMARKS[one_of("benchmark", name, tuple(BENCHMARKS))]
-    scored, failed, scorer_name = score_rows(scorer, read_benchmark(rows, benchmark.read_row))
-    result: BenchmarkResult = benchmark.result(scored)
-    return replace(result, benchmark=name, model=model or scorer_name, failed=failed)
+    read = read_benchmark(rows, BENCHMARKS[one_of("benchmark", name, tuple(BENCHMARKS))].read_row)
+    comparisons, made = tuple(row.comparison for row in read), provenance_of(scorer)
+    named, plain = (type(scorer).__name__, None) if made is None else (made.model, dataclasses.asdict(made))
+    scored = ScoredComparisons(comparisons, score_comparisons(scorer, comparisons), model or named, plain)
+    return benchmark_result(name, read, scored)
+
+
+def benchmark_result(name: str, rows: Sequence[BenchmarkRow], scored: ScoredComparisons) -> BenchmarkResult:
+    """Return the result of rows whose comparisons were scored, in the same order; raises ScoringError if none was."""
+    found, failed = with_scores(rows, scored.scores)
+    result: BenchmarkResult = BENCHMARKS[name].result(found)
+    return dataclasses.replace(result, benchmark=name, model=scored.model, failed=failed, judge=scored.judge())

@@ -15,7 +15,7 @@ from gym_rm.evaluation.benchmarks.rows import (
     BenchmarkResult,
     BenchmarkRow,
     by_subset,
-    conversations_of,
+    comparison_of,
     mean_of_present,
     text_field,
 )
@@ -30,7 +30,7 @@ def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     source = text_field(row, "source", where)
     subset = next((known for known in SOURCES if source.startswith(known)), source)
     replies = {name: row.get(name) for name in names}
-    return BenchmarkRow(where, subset, row, conversations_of(row, "question", replies, where))
+    return BenchmarkRow(comparison_of(row, "question", replies, where), subset, row)
 
 
 def result(rows: Sequence[BenchmarkRow]) -> BenchmarkResult:

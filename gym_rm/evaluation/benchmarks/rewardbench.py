@@ -14,7 +14,7 @@ from gym_rm.evaluation.benchmarks.rows import (
     BenchmarkResult,
     BenchmarkRow,
     by_subset,
-    conversations_of,
+    comparison_of,
     mean_of_present,
     text_field,
 )
@@ -62,7 +62,7 @@ def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     """Return a row, the chosen reply first."""
     subset = text_field(row, "subset", where)
     replies = {name: row.get(name) for name in ("chosen", "rejected")}
-    return BenchmarkRow(where, subset, row, conversations_of(row, "prompt", replies, where))
+    return BenchmarkRow(comparison_of(row, "prompt", replies, where), subset, row)
 
 
 def result(rows: Sequence[BenchmarkRow]) -> BenchmarkResult:

@@ -17,7 +17,7 @@ from gym_rm.evaluation.benchmarks.rows import (
     BenchmarkResult,
     BenchmarkRow,
     by_subset,
-    conversations_of,
+    comparison_of,
     mean_of_present,
     replies_of,
     text_field,
@@ -33,7 +33,7 @@ def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     """Return a row, the chosen replies first."""
     named = text_field(row, "subset", where)
     subset = {name.lower(): name for name in SUBSETS}.get(named.lower(), named)
-    read = BenchmarkRow(where, subset, row, conversations_of(row, "prompt", replies_of(row, where), where))
+    read = BenchmarkRow(comparison_of(row, "prompt", replies_of(row, where), where), subset, row)
     if len(row["chosen"]) != 1 and subset != "Ties":
         raise ConfigError(
             f"{where}: {len(row['chosen'])} right replies, but only the subset Ties may have more than one."

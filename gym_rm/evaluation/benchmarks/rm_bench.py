@@ -22,7 +22,7 @@ from gym_rm.evaluation.benchmarks.rows import (
     BenchmarkResult,
     BenchmarkRow,
     by_subset,
-    conversations_of,
+    comparison_of,
     mean_of_present,
     replies_of,
 )
@@ -35,7 +35,7 @@ STYLES = ("concise", "detailed plain", "detailed markdown")
 def read_row(row: Mapping[str, Any], where: str) -> BenchmarkRow:
     """Return a row, the chosen replies first."""
     replies = replies_of(row, where, size=len(STYLES))
-    return BenchmarkRow(where, _domain(row, where), row, conversations_of(row, "prompt", replies, where))
+    return BenchmarkRow(comparison_of(row, "prompt", replies, where), _domain(row, where), row)
 
 
 def result(rows: Sequence[BenchmarkRow]) -> BenchmarkResult:

@@ -1,21 +1,20 @@
-"""Rows and results of published benchmarks, and how rows are read and scored."""
+"""Rows and results of published benchmarks, and how rows are read."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
-
-import numpy as np
 
 from gym_rm.data.messages import parse_messages
 from gym_rm.data.rows import Source, rows_of, show
 from gym_rm.errors import ConfigError
+from gym_rm.evaluation.judges import JudgeReport
+from gym_rm.evaluation.scored import RowScores
 from gym_rm.plain_values import to_plain
-from gym_rm.scorer import Scorer
-from gym_rm.scores import ScoringError
-from gym_rm.types import Message
+from gym_rm.scores import Scores, ScoringError
+from gym_rm.types import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +22,15 @@ class BenchmarkRow:
     """One row of a benchmark.
 
     Attributes:
-        where: file and line of the row, for messages.
+        comparison: the replies to score; `where` is the file and line of the row.
         subset: part of the benchmark that the row belongs to.
         fields: the row as it was read.
-        conversations: the conversations to score.
-        scores: one score per conversation; empty before scoring.
+        scores: one score per reply; empty before scoring.
     """
 
-    where: str
+    comparison: Comparison
     subset: str
     fields: Mapping[str, Any]
-    conversations: tuple[tuple[Message, ...], ...]
     scores: tuple[float, ...] = ()
 
 
@@ -52,6 +49,7 @@ class BenchmarkResult:
         details: other values of this benchmark.
         benchmark: name of the benchmark.
         model: name of the reward model.
+        judge: what the model is worth as a judge, if it is one.
 
     Example:
         >>> BenchmarkResult(0.75, {"alpacaeval-easy": 0.75}, {}).table_rows()[0]
@@ -68,10 +66,11 @@ class BenchmarkResult:
     details: Mapping[str, Any] = field(default_factory=dict)
     benchmark: str = ""
     model: str = ""
+    judge: JudgeReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values for JSON."""
-        return {name: to_plain(getattr(self, name)) for name in self.__slots__}
+        return to_plain(asdict(self))  # type: ignore[no-any-return]
 
     def table_rows(self) -> list[tuple[str, float | None, int | None]]:
         """Return `(name, value, number of rows)` of the total, the sections and the subsets, which are indented."""
@@ -113,31 +112,28 @@ def read_benchmark(
     return tuple(rows)
 
 
-def score_rows(scorer: Scorer, rows: Sequence[BenchmarkRow]) -> tuple[tuple[BenchmarkRow, ...], dict[str, str], str]:
-    """Return the rows with scores, the reasons of the others by file and line, and the name of the model.
-
-    All conversations are scored in one call.
+def with_scores(
+    rows: Sequence[BenchmarkRow], scores: Sequence[RowScores]
+) -> tuple[tuple[BenchmarkRow, ...], dict[str, str]]:
+    """Return the rows whose replies all have a score, and the reasons of the others by file and line.
 
     Raises:
-        ScoringError: no row has a score.
+        ScoringError: there is no such row.
     """
-    failure: Exception = ConfigError(f"none of the {len(rows)} rows has a score.")
-    try:
-        scores = scorer.score([conversation for row in rows for conversation in row.conversations])
-    except ScoringError as error:
-        failure, scores = error, error.scores
     scored, failed = [], {}
-    ends = np.cumsum([len(row.conversations) for row in rows])
-    for row, end in zip(rows, ends.tolist(), strict=True):
-        span = slice(end - len(row.conversations), end)
-        reason = next((each for each in scores.errors[span] if each), "the score is not a finite number")
-        if np.isfinite(scores.rewards[span]).all():
-            scored.append(replace(row, scores=tuple(scores.rewards[span].tolist())))
+    for row, found in zip(rows, scores, strict=True):
+        reason = next((each for each in found.errors if each), None)
+        if reason is None and found.judge is not None and found.judge.judge_unread > 0:  # other replies have a reward
+            reason = f"{found.judge.judge_unread:g} of {found.judge.judge_questions:g} questions have no verdict"
+        if reason is None:
+            scored.append(replace(row, scores=found.rewards))
         else:
-            failed[row.where] = reason
+            failed[row.comparison.where] = reason
     if not scored:
-        raise failure
-    return tuple(scored), failed, scores.provenance.model if scores.provenance else type(scorer).__name__
+        rewards = [reward for found in scores for reward in found.rewards]
+        errors = [error for found in scores for error in found.errors]
+        raise ScoringError(Scores.from_rewards(rewards, errors=errors))
+    return tuple(scored), failed
 
 
 def text_field(row: Mapping[str, Any], name: str, where: str) -> str:
@@ -156,14 +152,11 @@ def list_field(row: Mapping[str, Any], name: str, where: str, size: int | None =
     return value
 
 
-def conversations_of(
-    row: Mapping[str, Any], prompt: str, replies: Mapping[str, Any], where: str
-) -> tuple[tuple[Message, ...], ...]:
-    """Return the prompt in the field `prompt`, a text or messages, with each of the replies by name."""
+def comparison_of(row: Mapping[str, Any], prompt: str, replies: Mapping[str, Any], where: str) -> Comparison:
+    """Return the prompt in the field `prompt`, a text or messages, with the replies by name."""
     messages = parse_messages(row.get(prompt), where, prompt)
-    return tuple(
-        messages + parse_messages(reply, where, name, text_role="assistant") for name, reply in replies.items()
-    )
+    parsed = [parse_messages(reply, where, name, text_role="assistant") for name, reply in replies.items()]
+    return Comparison(messages, tuple(parsed), where=where)
 
 
 def replies_of(row: Mapping[str, Any], where: str, size: int | None = None) -> dict[str, Any]:

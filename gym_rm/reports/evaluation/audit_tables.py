@@ -38,15 +38,22 @@ def summary(audit: Audit) -> list[str]:
     dropped = f", {audit.dropped} without a usable reply" if audit.dropped else ""
     lines = [
         f"Audit of {visible(record.model)}{revision}: {audit.num_rows} rows of {visible(record.rows)}{dropped}, "
-        f"{audit.scored:,} scored conversations.",
-        f"Score of a good reply: {signed(audit.score_mean)}, standard deviation {audit.score_std:.3g}.",
+        f"{audit.scored:,} scored {'replies' if audit.compares else 'conversations'}.",
     ]
+    if audit.max_calls is not None:
+        lines.append(f"{audit.calls:,} calls of the model, of {audit.max_calls:,} that are allowed (--max-calls).")
+    if audit.compares:
+        lines.append("A change is the reward of the changed reply minus that of the good reply beside it.")
+    else:
+        lines.append(f"Score of a good reply: {signed(audit.score_mean)}, standard deviation {audit.score_std:.3g}.")
     if audit.margin_mean is not None and audit.margin_std is not None:
         lines.append(
             f"Margin over a worse reply of the same row: {signed(audit.margin_mean)}, standard deviation "
             f"{audit.margin_std:.3g} ({audit.num_pairs} rows)."
         )
-    if audit.spread:
+    if audit.compares:
+        lines.append(f"One spread is {audit.spread:.3g}, the root mean square of the margins, or 1 without them.")
+    elif audit.spread:
         of = "margins" if audit.spread == audit.margin_std else "scores of good replies"
         lines.append(f"One spread is {audit.spread:.3g}, the standard deviation of the {of}.")
     if audit.smallest_hole is not None:

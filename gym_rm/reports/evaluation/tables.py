@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -11,6 +11,7 @@ from rich.text import Text
 from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
 from gym_rm.evaluation.best_of_n import BestOfN
 from gym_rm.evaluation.bootstrap import Interval
+from gym_rm.evaluation.judges import JudgeReport
 from gym_rm.evaluation.preferences import Group, PreferenceReport
 from gym_rm.evaluation.report import SetEvaluation
 from gym_rm.reports.tables import plain_table
@@ -19,11 +20,12 @@ from gym_rm.reports.transcripts import visible
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A table: a title, the names of the columns and the rows; the first column is text, the others are numbers."""
+    """A table: title, names of the columns, rows and sentences below; the first column is text, the others numbers."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
 
 
 def result_tables(evaluation: SetEvaluation) -> list[ResultTable]:
@@ -38,17 +40,42 @@ def result_tables(evaluation: SetEvaluation) -> list[ResultTable]:
     if curves:
         head = ("n", *names, "perfect pick", "random reply")
         tables.append(ResultTable(f"Best-of-n by {visible(curves[0].gold)}", head, _curve_rows(curves)))
-    return tables
+    return [*tables, *judge_tables(names, [each.judge for each in both])]
 
 
-def benchmark_table(results: Sequence[BenchmarkResult]) -> ResultTable:
-    """Return the total, the sections and the subsets of a benchmark, with one column for each model."""
+def judge_tables(names: Sequence[str], judges: Sequence[JudgeReport | None]) -> list[ResultTable]:
+    """Return the table of what the models are worth as judges; none if no model is one."""
+    rows: dict[str, Callable[[JudgeReport], str]] = {
+        "questions": lambda judge: f"{judge.num_questions:,}",
+        "questions without a verdict": lambda judge: _interval(judge.refused),
+        "verdicts for the reply shown first": lambda judge: _interval(judge.prefers_first),
+        "same verdict in the other order": lambda judge: _interval(judge.position_consistent),
+        "difference of samples (std)": lambda judge: _number(judge.disagreement),
+        "answers per verdict": lambda judge: _number(judge.answers_per_verdict),
+        "tokens per verdict": lambda judge: _number(judge.tokens_per_verdict),
+        "seconds per verdict": lambda judge: _number(judge.seconds_per_verdict),
+    }
+    if not any(judges):
+        return []
+    cells = [[name, *("" if each is None else show(each) for each in judges)] for name, show in rows.items()]
+    said = [(name, note) for name, each in zip(names, judges, strict=True) if each is not None for note in each.notes()]
+    notes = [note if len(names) == 1 else f"{name}: {note}" for name, note in said]
+    return [ResultTable("Judge", ("", *names), [row for row in cells if any(row[1:])], notes)]
+
+
+def benchmark_tables(results: Sequence[BenchmarkResult]) -> list[ResultTable]:
+    """Return the total, the sections and the subsets of a benchmark, and the judges, with a column for each model."""
+    if not results:
+        return []
     values = [{name: value for name, value, _ in each.table_rows()} for each in results]
     rows = [
         [visible(name), "" if count is None else f"{count:,}", *(_share(each.get(name)) for each in values)]
         for name, _, count in results[0].table_rows()
     ]
-    return ResultTable(results[0].benchmark, ("", "rows", *(visible(each.model) for each in results)), rows)
+    notes = [visible(note) for note in dict.fromkeys(note for each in results for note in each.notes())]
+    names = [visible(each.model) for each in results]
+    table = ResultTable(results[0].benchmark, ("", "rows", *names), rows, notes)
+    return [table, *judge_tables(names, [each.judge for each in results])]
 
 
 def console_table(table: ResultTable) -> Table:

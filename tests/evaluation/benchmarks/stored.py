@@ -10,9 +10,9 @@ class StoredScores:
         self.scores = list(scores)
 
     def score(self, conversations, prompts=None):
-        assert len(conversations) == len(self.scores)
-        errors = [None if score is not None else "no score" for score in self.scores]
-        rewards = [float("nan") if score is None else score for score in self.scores]
+        scores, self.scores = self.scores[: len(conversations)], self.scores[len(conversations) :]
+        errors = [None if score is not None else "no score" for score in scores]
+        rewards = [float("nan") if score is None else score for score in scores]
         return gym_rm.Scores.from_rewards(rewards, errors=errors).raise_for_errors()
 
 

@@ -3,9 +3,11 @@ import json
 
 import pytest
 
+import gym_rm
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.benchmarks.by_name import BENCHMARKS, evaluate_benchmark
 from gym_rm.evaluation.benchmarks.rows import mean_of_present, read_benchmark
+from tests import tiny_models
 from tests.evaluation.benchmarks.stored import LengthOfReply
 
 ROWS = [{"subset": "hep-go", "prompt": "p", "chosen": "four", "rejected": "5", "note": float("nan")}]
@@ -19,6 +21,17 @@ def test_a_benchmark_is_found_by_its_name():
     assert evaluate(ROWS, model="m").model == "m"
     assert evaluate(ROWS).model == "LengthOfReply"
     assert {evaluate(ROWS).benchmark} <= BENCHMARKS.keys()
+
+
+@pytest.mark.parametrize("kind", ["generative", "pairwise"])
+def test_models_that_answer_a_question_are_evaluated(tmp_path, kind):
+    folder = tiny_models.save_policy(tmp_path, "llama", initializer_range=0.3)
+    options = {"question": "Is it right?", "answers": ("A", "B")} if kind == "generative" else {}
+    scorer = gym_rm.load_scorer(str(folder), kind=kind, **options)
+    row = {"source": "mmlu-pro", "question": "12 + 30?", "response_A": "42", "response_B": "No.", "label": "A>B"}
+    swapped = {**row, "response_A": "No.", "response_B": "42"}
+    result = evaluate_benchmark("judge-bench", scorer, [row, swapped])
+    assert (result.overall, result.details, result.failed) == (0.5, {"ties": 0}, {})
 
 
 def test_an_unknown_benchmark_is_refused_with_the_nearest_name():

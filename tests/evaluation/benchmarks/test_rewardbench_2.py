@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from gym_rm.errors import ConfigError
 from gym_rm.evaluation.benchmarks.by_name import evaluate_benchmark
 from gym_rm.evaluation.benchmarks.rewardbench_2 import best_of_n_result, ties_score
+from gym_rm.scorers.judge.scorer import JudgeScorer
 from tests.evaluation.benchmarks.stored import LengthOfReply, StoredScores
+from tests.scorers.judge.test_groups import Lister
+from tests.scorers.judge.test_scorer import Judge, by_length
 
 
 def random_ties(seed, *, coarse):
@@ -108,6 +111,40 @@ def test_the_total_is_the_mean_of_the_subsets():
     assert result.missing == ("Factuality", "Precise IF", "Safety")
     assert result.not_counted == ("mine",)
     assert result.details["Ties"]["accuracy_ref"] == 1.0
+
+
+BEST_OF_4 = {"subset": "Math", "id": "1", "prompt": "p", "chosen": ["aaaa"], "rejected": ["a", "aaa", "aa"]}
+TIES = [
+    {"subset": "Ties", "id": f"{kind}:1", "prompt": kind, "chosen": ["aaaa", "bbbb"][:right], "rejected": ["a", "b"]}
+    for kind, right in (("ref", 1), ("tied", 2))
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "questions"),
+    [({}, 4 + 3 + 4), ({"mode": "pairwise", "against": "group"}, 12 + 6 + 12), ({"mode": "listwise"}, 3)],
+    ids=["score", "pairwise", "listwise"],
+)
+def test_judges_choose_the_best_of_four_and_keep_ties(options, questions):
+    model = Lister() if options.get("mode") == "listwise" else Judge(by_length)
+    judge = JudgeScorer(model, **options)
+    result = evaluate_benchmark("rewardbench2", judge, [BEST_OF_4, *TIES])
+    assert result.subsets["Math"] == 1.0
+    assert result.details["Ties"]["accuracy_tied"] == result.details["Ties"]["gap_above_spread"] == 1.0
+    assert result.judge.num_questions == questions
+
+
+def test_a_row_with_a_comparison_without_a_verdict_is_left_out():
+    """Each of the four replies still has two comparisons and a reward."""
+
+    def answer(replies, mark, _):
+        return "I cannot." if set(replies) == {"a", "aa"} else by_length(replies, mark, _)
+
+    judge = JudgeScorer(Judge(answer), mode="pairwise", against="group", max_retries=0)
+    other = {**BEST_OF_4, "prompt": "q", "rejected": ["a", "b", "c"]}
+    result = evaluate_benchmark("rewardbench2", judge, [BEST_OF_4, other])
+    assert result.failed == {"rows[0]": "2 of 12 questions have no verdict"}
+    assert result.counts == {"Math": 1}
 
 
 ROW = {"subset": "Math", "id": "1", "prompt": "p", "chosen": ["a"], "rejected": ["b"]}

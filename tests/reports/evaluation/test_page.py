@@ -11,7 +11,7 @@ from gym_rm.evaluation.benchmarks.rows import BenchmarkResult
 from gym_rm.evaluation.bootstrap import Resampling
 from gym_rm.evaluation.report import evaluate_set
 from gym_rm.reports.evaluation.page import evaluation_page, write_evaluation_page
-from gym_rm.reports.evaluation.tables import benchmark_table, console_table, result_tables
+from gym_rm.reports.evaluation.tables import benchmark_tables, console_table, result_tables
 from tests.evaluation.comparisons import comparison, scored
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -160,7 +160,7 @@ def test_a_benchmark_has_a_column_for_each_model():
         )
         for name, value in (("a", 0.5), ("<b>", None))
     ]
-    table = benchmark_table(results)
+    (table,) = benchmark_tables(results)
     assert table.head == ("", "rows", "a", "<b>")
     assert table.rows[0] == ["overall", "", "50.0%", ""]
     assert "&lt;b&gt;" in evaluation_page([], tables=[table])

@@ -1,0 +1,149 @@
+"""Judges in `gym-rm evaluate` and `gym-rm audit`: a served one that refuses some rows, budgets, and samples of rows."""
+
+import json
+
+import pytest
+
+pytest.importorskip("httpx")
+pytest.importorskip("uvicorn")
+
+from typer.testing import CliRunner
+
+from gym_rm.cli.main import app
+from tests.cli.command import DATA, needs_data, read, write
+from tests.generation.chat_servers import ChatApp
+from tests.reward_servers import serve
+from tests.scorers.judge.test_scorer import Judge, by_length
+
+PAIRS = [{"prompt": f"question {i}", "chosen": "x" * (i + 5), "rejected": "y" * 4} for i in range(16)]
+PAIRS += [{"prompt": f"question {i}", "chosen": "a secret", "rejected": "z"} for i in range(4)]
+BENCH = [
+    {"source": "mmlu-pro", "question": f"q{i % 3}", "response_A": "x" * (i + 2), "response_B": "y", "label": "A>B"}
+    for i in range(8)
+]
+
+
+def answer(messages):
+    refuses = "a secret" in messages[1]["content"]
+    return "I cannot judge that." if refuses else Judge(by_length)._one(messages).text
+
+
+@pytest.fixture(scope="module")
+def server():
+    served = ChatApp()
+    with serve(served) as url:
+        served.url = url
+        yield served
+
+
+@pytest.fixture
+def judge(server):
+    """The judge on the command line; `requests` are those that its server got."""
+    server.__init__(answer)
+    options = {"kind": "judge", "path": server.url, "mode": "pairwise", "against": "group", "max_retries": 0}
+    server.argument = json.dumps({**options, "max_connections": 1, "name": "judge-7b"})
+    return server
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_served_judge_that_refuses_some_rows_is_reported(judge, tmp_path):
+    rows = write(tmp_path / "rows.jsonl", PAIRS)
+    command = ["evaluate", rows, "--reward-model", judge.argument, "-o", tmp_path / "out"]
+    shown = run(*command, code=3).stdout
+    assert "questions without a verdict" in shown
+    assert "- It gave no verdict on 20.0% of 40 questions." in shown
+    found = json.loads((tmp_path / "out" / "report.json").read_text())["sets"][0]["preferences"]
+    assert (found["accuracy"]["value"], found["num_failed"]) == (1.0, 4)
+    assert (found["judge"]["refused"]["value"], found["judge"]["prefers_first"]["value"]) == (0.2, 0.5)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "verdicts for the reply shown first" in page
+    assert "no verdict on 20.0%" in page
+    judge.requests.clear()
+    assert (
+        json.loads(run(*command, "--json", code=3).stdout)["sets"][0]["preferences"]["judge"].keys()
+        == found["judge"].keys()
+    )
+    assert len(judge.requests) == 8  # only the refused rows are asked again
+    again = ["evaluate", rows, "--scores", tmp_path / "out" / "scores.jsonl", "--json"]
+    assert json.loads(run(*again, code=3).stdout)["sets"][0]["preferences"]["judge"]["num_questions"] == 40
+
+
+def test_a_benchmark_of_a_judge_continues_where_it_stopped(judge, tmp_path):
+    rows = write(tmp_path / "rows.jsonl", BENCH)
+    command = ["evaluate", rows, "--benchmark", "judge-bench", "--reward-model", judge.argument]
+    command += ["-o", tmp_path / "out", "--batch-size", 4]
+    judge.faults = [None] * 6 + [(401, {"error": {"message": "the key was withdrawn"}})]
+    run(*command, code=1)
+    assert len(read(tmp_path / "out" / "scores.jsonl")) == 1 + 2
+    judge.requests.clear()
+    assert "mmlu-pro" in run(*command).stdout
+    assert len(judge.requests) == 2 * 6
+    report = json.loads((tmp_path / "out" / "report.json").read_text())["benchmarks"][0]
+    assert (report["overall"], report["judge"]["num_questions"]) == (1.0, 16)
+    assert "same verdict in the other order" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_two_judges_are_named_in_the_notes_of_a_benchmark(judge, tmp_path):
+    rows = write(tmp_path / "rows.jsonl", [{**row, "response_A": "a secret"} for row in BENCH[:1]] + BENCH[1:])
+    command = ["evaluate", rows, "--benchmark", "judge-bench", "--reward-model", judge.argument, "--against"]
+    shown = run(
+        *command, judge.argument.replace('"against": "group"', '"both_orders": true, "against": "group"'), code=3
+    )
+    assert " (2): It gave no verdict on 12.5% of 16 questions." in shown.stdout.replace("\n", " ")
+
+
+def test_a_sample_of_rows_is_part_of_a_larger_one(judge, tmp_path):
+    rows = write(tmp_path / "rows.jsonl", PAIRS[:16])
+    command = ["evaluate", rows, "--reward-model", judge.argument, "-o", tmp_path / "out", "--json"]
+    counts = []
+    for arguments in (["--rows", 4], ["--rows", 8], ["--rows", 8], ["--rows", 8, "--seed", 1]):
+        judge.requests.clear()
+        found = json.loads(run(*command, *arguments).stdout)
+        counts.append((found["sets"][0]["preferences"]["num_comparisons"], len(judge.requests)))
+    assert counts[:3] == [(4, 8), (8, 8), (8, 0)]
+    assert counts[3][0] == 8
+    assert counts[3][1] > 0
+
+
+@needs_data
+def test_real_pairs_are_judged(judge, tmp_path):
+    arguments = ["--rows", 6, "--benchmark", "rewardbench", "--reward-model", judge.argument, "--json"]
+    found = json.loads(run("evaluate", DATA / "rewardbench_slice.jsonl.gz", *arguments).stdout)["benchmarks"][0]
+    assert sum(found["counts"].get(name, 0) for name in found["subsets"]) == 6
+    assert found["judge"]["num_questions"] == len(judge.requests) == 12
+    assert found["judge"]["position_consistent"]["value"] == 1.0
+
+
+# --- audit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scripted(tmp_path, monkeypatch):
+    """Folder with a module of a scripted judge, and a file of pairs."""
+    (tmp_path / "judges_of_test.py").write_text(
+        "from gym_rm.scorers.judge.scorer import JudgeScorer\n"
+        "from tests.scorers.judge.test_scorer import Judge, by_length\n"
+        "judge = JudgeScorer(Judge(by_length), mode='pairwise', against='group')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    pairs = [{"prompt": f"{n} + 1?", "chosen": f"It is {n + 1}. Yes.", "rejected": "No."} for n in range(16)]
+    return write(tmp_path / "pairs.jsonl", pairs)
+
+
+def test_an_audit_says_which_calls_it_took(scripted, tmp_path):
+    shown = run("audit", "judges_of_test:judge", "--data", scripted, "-o", tmp_path / "audit.json").stdout
+    values = json.loads((tmp_path / "audit.json").read_text())
+    assert (values["max_calls"], values["compares"], values["num_rows"]) == (5000, True, 11)
+    assert f"{values['calls']:,} calls of the model, of 5,000 that are allowed" in shown.replace("\n", " ")
+    assert "A change is the reward of the changed reply minus that of the good reply beside it." in shown
+    assert values["record"]["level"] == 2
+
+
+def test_a_budget_that_is_too_small_is_an_error(scripted):
+    result = run("audit", "judges_of_test:judge", "--data", scripted, "--max-calls", 100, code=1)
+    assert "an audit of 11 rows, the smallest, takes 4,708 calls of the model, 2 for a reply" in result.stderr
