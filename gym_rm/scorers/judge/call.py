@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from gym_rm.engine.text.messages import check_conversation
-from gym_rm.engine.text.thinking import Thinking, UnfinishedThinking
 from gym_rm.errors import ConversationError, warn_once
 from gym_rm.generation.chat import seed_of
 from gym_rm.plain_values import to_plain
@@ -53,7 +52,6 @@ class Judging:
         orders: the orders in which two replies are shown.
         choices: whether a comparison has a choice (1, 0.5 or 0) as its verdict, not two scores.
         criteria: criteria for all rows; None for those of each row.
-        thinking: how the policy marks its thinking.
     """
 
     options: JudgeOptions
@@ -64,7 +62,6 @@ class Judging:
     orders: tuple[Order, ...]
     choices: bool
     criteria: tuple[Criterion, ...] | None
-    thinking: Thinking
 
 
 @dataclass(slots=True)
@@ -156,18 +153,13 @@ class JudgeCall:
     # --- questions -----------------------------------------------------------------------------------------------
 
     def _row(self, given: Conversation) -> _Row:
-        options = self._judging.options
         try:
             conversation = check_conversation(given)
             if (role := conversation[-1]["role"]) != "assistant":
                 raise ConversationError(
                     f"the last message must be a reply, with the role 'assistant'; got {role!r:.100}."
                 )
-            return _Row(self._judging.thinking.answered(conversation) if options.judged == "answer" else conversation)
-        except UnfinishedThinking as error:
-            if options.unfinished is not None:
-                return _Row(reward=options.unfinished)
-            return _Row(error=f"{error}; pass unfinished=, the reward of such replies")
+            return _Row(conversation)
         except ConversationError as error:
             return _Row(error=str(error))
 

@@ -6,13 +6,14 @@ from typing import Any, Literal
 
 import pydantic
 
-from gym_rm.config import Config, Finite, Flag, NonNegativeInt, PositiveInt
+from gym_rm.config import Finite, Flag, NonNegativeInt, PositiveInt
+from gym_rm.engine.text.judged import Judged, JudgedOptions
 from gym_rm.scorers.judge.comparisons import Comparisons
 from gym_rm.scorers.judge.prompts import Mode
 from gym_rm.scorers.judge.rubrics import Aggregation
 
 
-class JudgeOptions(Config):
+class JudgeOptions(JudgedOptions):
     """Options of `kind="judge"`, besides those of the chat model."""
 
     style: str | None = None
@@ -52,12 +53,8 @@ class JudgeOptions(Config):
     """What a style judges by, if it takes a principle; the field `principle` of a data row comes first."""
     reference: Flag = True
     """Whether the judge sees `prompt.answer`, where a row has one, as the reference answer."""
-    judged: Literal["all", "answer"] = "answer"
-    """Whether the judge sees the whole reply, or the answer without the policy's thinking."""
-    thinking: Any = None
-    """How the policy marks its thinking; see `Thinking.parse`."""
-    unfinished: Finite | None = None
-    """Reward of a reply whose thinking has not ended; None makes it an error of its row."""
+    judged: Judged = "answer"
+    """`"answer"` shows the judge replies without their thinking, `"all"` with it."""
     samples: PositiveInt = 1
     """Number of verdicts per question; the reward is their mean. More than 1 needs a temperature."""
     marked: Flag = True

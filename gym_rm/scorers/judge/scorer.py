@@ -7,11 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gym_rm.engine.text.thinking import Thinking
 from gym_rm.errors import ConfigError
 from gym_rm.generation.chat import LocalChatOptions, chat_options, open_chat_model_of
 from gym_rm.plain_values import to_plain
-from gym_rm.scorer import NeverCopied, check_rows
+from gym_rm.scorer import NeverCopied
 from gym_rm.scorers.judge.asking import ask_all
 from gym_rm.scorers.judge.call import JudgeCall, Judging
 from gym_rm.scorers.judge.comparisons import BOTH_ORDERS, IN_ORDER, Comparisons
@@ -90,7 +89,6 @@ class JudgeScorer(NeverCopied):
             orders=BOTH_ORDERS if twice else IN_ORDER,
             choices=mode == "pairwise" and (style is None or style.modes["pairwise"].is_choice),
             criteria=None if mode != "rubric" or chosen.rubric is None else read_rubric(chosen.rubric),
-            thinking=Thinking.parse(chosen.thinking),
         )
         temperature = self.model.options.temperature if self._owned else 1.0  # type: ignore[attr-defined]
         self._asks_again = style is None or temperature > 0  # a style asks the same again
@@ -106,7 +104,8 @@ class JudgeScorer(NeverCopied):
         made = getattr(self.model, "provenance", None) or Provenance("", type(self.model).__name__)
         judging, options = self._judging, self.options
         own: dict[str, Any] = {"mode": judging.mode, "rubric": judging.questions.digest}
-        names = ["reference", "samples", "marked", "judged"]
+        own |= options.settings
+        names = ["reference", "samples", "marked"]
         if options.style is None:
             own["scale"] = list(options.scale or SCALE)
         match judging.mode:
@@ -118,9 +117,8 @@ class JudgeScorer(NeverCopied):
             case "rubric":
                 names += ["criteria", "aggregation"]
                 own["rubric"] = [each.model_dump(mode="json") for each in judging.criteria or ()] or "of each row"
-        names += [name for name in ("style", "unfinished") if getattr(options, name) is not None]
+        names += ["style"] if options.style is not None else []
         own |= {name: to_plain(getattr(options, name)) for name in names}
-        own |= {"thinking": judging.thinking.setting} if judging.thinking.setting is not None else {}
         return dataclasses.replace(made, scorer=type(self).__name__, settings={**made.settings, **own})
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
@@ -130,7 +128,9 @@ class JudgeScorer(NeverCopied):
             ScoringError: some rows have no verdict; the error's `scores` has the scores of the others.
             ConfigError: the judge cannot be used at all, for example because its server refuses the key.
         """
-        check_rows(conversations, prompts)
+        return self.options.score(conversations, prompts, self._score)
+
+    def _score(self, conversations: Sequence[Conversation], prompts: Prompts) -> Scores:
         options, deadline = self.options, time.monotonic() + self.options.timeout
         call = JudgeCall(self._judging, conversations, prompts if prompts is not None else [None] * len(conversations))
         ask_all(
