@@ -166,6 +166,11 @@ def try_score(scorer: Scorer, conversations: Sequence[Conversation], prompts: Pr
     return scores.mark_failures()
 
 
+def is_relative(scorer: Any) -> bool:
+    """Return whether rewards depend on the other rows of a call, which must then have whole groups and no others."""
+    return bool(getattr(scorer, "relative", False))
+
+
 def provenance_of(scorer: Scorer) -> Provenance | None:
     """Return how a scorer scores, before it has scored anything; None if it does not say."""
     return getattr(scorer, "provenance", None) or try_score(scorer, []).provenance

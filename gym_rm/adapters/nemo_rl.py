@@ -153,7 +153,7 @@ def _prompt(conversation: Conversation, metadata: Any, row: int) -> Prompt:
     """Make the prompt of a row: `ground_truth` or `answer` is the reference answer, other keys are metadata."""
     columns = metadata if isinstance(metadata, Mapping) else {}
     answer_column = "answer" if answer_text(columns.get("ground_truth")) is None else "ground_truth"
-    return prompt_of_columns(conversation[:-1], columns, row, answer_column=answer_column)
+    return prompt_of_columns(conversation[:-1], columns, None, answer_column=answer_column)
 
 
 def read_config(config: Mapping[str, Any]) -> dict[str, Any]:

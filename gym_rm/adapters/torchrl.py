@@ -130,7 +130,7 @@ class RewardModelTransform(Transform):  # type: ignore[misc]
         found = {name: tensordict.get(name, None) for name in self.columns}
         columns = {name: _flat(values, tensordict.ndim) for name, values in found.items() if values is not None}
         prompts = [
-            prompt_of_columns(conversation[:-1], {name: values[row] for name, values in columns.items()}, row)
+            prompt_of_columns(conversation[:-1], {name: values[row] for name, values in columns.items()}, None)
             for row, conversation in enumerate(conversations)
         ]
         scores = try_score(self.scorer, conversations, prompts)

@@ -91,7 +91,7 @@ class RewardModelReward:
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             conversations.append(join_reply(prompt, completion))
             row_columns = {name: values[row] for name, values in columns.items()}
-            rows.append(prompt_of_columns(prompt_messages(prompt), row_columns, row))
+            rows.append(prompt_of_columns(prompt_messages(prompt), row_columns, None))
         return try_score(self.scorer, conversations, rows)
 
     def _report(self, scores: Scores, log_metric: Callable[[str, float], None] | None) -> Rewards:

@@ -133,8 +133,7 @@ def _row(
 
 def _prompt(conversation: Conversation, columns: Mapping[str, Any], ground_truth: Any) -> Prompt:
     columns = {**columns, "ground_truth": ground_truth}
-    number = 0 if columns.get("index") is None else columns["index"]
-    return prompt_of_columns(conversation[:-1], columns, number, answer_column="ground_truth")
+    return prompt_of_columns(conversation[:-1], columns, columns.get("index"), answer_column="ground_truth")
 
 
 async def _score(scorer: MicroBatchingScorer, conversation: Conversation, prompt: Prompt) -> Result:

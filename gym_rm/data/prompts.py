@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +15,7 @@ from gym_rm.checks import integer
 from gym_rm.data.messages import check_encodable, parse_messages
 from gym_rm.data.rows import Source, describe_source, filled_fields, present, rows_of, show
 from gym_rm.errors import ConfigError
+from gym_rm.plain_values import to_plain
 from gym_rm.types import Message, Prompt
 
 PROMPT_FIELDS = ("messages", "prompt", "context", "question")
@@ -65,7 +68,7 @@ def load_prompts(
 def prompt_of_columns(
     messages: Sequence[Message],
     columns: Mapping[str, Any],
-    index: int | str,
+    index: int | str | None,
     *,
     answer_column: str = "answer",
     where: str | None = None,
@@ -77,19 +80,25 @@ def prompt_of_columns(
         columns: the other columns. `answer_column` becomes the reference answer if it is a text or a number,
             `user_turns` the messages of the scripted user, and `prompt_id` or `id` the name. All others go to
             `metadata`.
-        index: name of the prompt if the columns have none.
+        index: name of the prompt if the columns have none; None for one that is equal for equal messages.
         answer_column: name of the column with the reference answer.
         where: file and line, for error messages.
 
     Raises:
         ConfigError: `user_turns` is not a list of texts.
     """
-    name = next((columns[key] for key in ("prompt_id", "id") if present(columns.get(key)) is not None), index)
+    given = [columns[key] for key in ("prompt_id", "id") if present(columns.get(key)) is not None]
+    name = given[0] if given else name_of(messages) if index is None else index
     answer = answer_text(columns.get(answer_column))
     turns = _texts(present(columns.get("user_turns")), where or f"row {index}", "user_turns")
     used = {"prompt_id", "id", "user_turns", *([answer_column] if answer is not None else [])}
     metadata = {key: value for key, value in columns.items() if key not in used}
     return Prompt(tuple(messages), str(name), turns, answer, metadata)
+
+
+def name_of(messages: Any) -> str:
+    """Return a name that is equal for equal messages."""
+    return hashlib.sha256(json.dumps(to_plain(messages), sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def answer_text(value: Any) -> str | None:

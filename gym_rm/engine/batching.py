@@ -18,7 +18,7 @@ from typing import Any
 
 from gym_rm.checks import finite, integer
 from gym_rm.errors import ConfigError, brief
-from gym_rm.scorer import Scorer, acquire_scorer, check_rows, lock_open_after_fork, try_score
+from gym_rm.scorer import Scorer, acquire_scorer, check_rows, is_relative, lock_open_after_fork, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Conversation, Prompt, Prompts
 
@@ -141,6 +141,10 @@ class MicroBatchingScorer:
         return batch
 
     def _answer(self, batch: list[ScoreRequest]) -> None:
+        if len(batch) > 1 and is_relative(self.scorer):
+            for request in batch:
+                self._answer([request])
+            return
         try:
             scores = self._score(batch)
         except BaseException as error:  # raised again in the call that caused it; this thread must go on

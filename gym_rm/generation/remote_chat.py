@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from gym_rm.config import parse_settings
+from gym_rm.engine.text.messages import map_texts
 from gym_rm.engine.text.thinking import Thinking
 from gym_rm.errors import ConfigError, RemoteError
 from gym_rm.generation.chat import LAST_TOKENS, ChatReply, RemoteChatOptions, merge_system
 from gym_rm.http_client.addresses import parse_urls, read_key
 from gym_rm.http_client.client import HTTPClient
 from gym_rm.http_client.responses import InvalidReply, NoSuchRoute, Refused, first_model, parse_body
+from gym_rm.plain_values import to_plain
 from gym_rm.scorer import NeverCopied
 from gym_rm.types import Conversation, Provenance
 
@@ -111,7 +113,7 @@ class RemoteChatModel(NeverCopied):
         messages = list(conversation) if self.options.system_role else merge_system(conversation)
         body = {
             "model": self._served,
-            "messages": [{**message, "content": self.plain(message["content"])} for message in messages],
+            "messages": [to_plain(map_texts(message, self.plain)) for message in messages],
             "temperature": self.options.temperature,
             "max_tokens": self.options.max_new_tokens,
             "seed": seed % 2**31,
@@ -192,7 +194,10 @@ def _top_log_probs(told: Any) -> tuple[tuple[str, dict[str, float]], ...]:
         return ()
     try:
         return tuple(
-            (str(each["token"]), {str(one["token"]): float(one["logprob"]) for one in each.get("top_logprobs") or ()})
+            (
+                str(each["token"]),
+                {str(one["token"]): float(one["logprob"]) for one in (*(each.get("top_logprobs") or ()), each)},
+            )
             for each in told["content"][-LAST_TOKENS:]
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -22,6 +22,7 @@ from gym_rm.scorer import (
     ScorerLike,
     acquire_scorer,
     check_conversations,
+    is_relative,
     release_scorer,
     try_score,
 )
@@ -161,6 +162,11 @@ class CombinedScorer(NeverCopied, abc.ABC):
             logger.warning("the scorer %r raised an exception, so its rows have no score", name, exc_info=error)
             scores = Scores.from_rewards([np.nan] * len(rows), errors=[f"raised {brief(error)}"] * len(rows))
         return scores.scatter(rows, len(conversations))
+
+    @property
+    def relative(self) -> bool:
+        """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
+        return any(map(is_relative, self.scorers.values()))
 
     @property
     def respond(self) -> Any:

@@ -31,9 +31,10 @@ def groups_of(conversations: Sequence[Conversation], prompts: Prompts, rows: Ite
 def beginning_of(conversation: Conversation, prompt: Prompt | None) -> Sequence[Message]:
     """Return the messages that the replies of a group share: those of the data row, or all but the last one."""
     size = 0 if prompt is None else len(prompt.messages)
-    if prompt is not None and 0 < size < len(conversation) and list(conversation[:size]) == list(prompt.messages):
-        return conversation[:size]
-    return conversation[:-1]
+    # By roles, because the messages of the conversation may have been cleaned since.
+    roles = [message["role"] for message in (() if prompt is None else prompt.messages)]
+    same = 0 < size < len(conversation) and [message["role"] for message in conversation[:size]] == roles
+    return conversation[:size] if same else conversation[:-1]
 
 
 def shared_beginning(conversations: Sequence[Conversation], prompt: Prompt | None) -> Sequence[Message]:

@@ -117,6 +117,11 @@ class PairwiseScorer(NeverCopied):
         ]
         return self._compare(conversations, others).raise_for_errors()
 
+    @property
+    def relative(self) -> bool:
+        """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
+        return self.reference is None
+
     def sleep(self) -> None:
         """Free the device memory; see `RewardModelScorer.sleep`."""
         self.scorer.sleep()

@@ -79,11 +79,12 @@ class ReferenceScorer(NeverCopied):
 
 def _messages(conversation: Conversation, prompt: Prompt | None) -> list[Message]:
     reply = reply_text(conversation)
-    given = None if prompt is None else prompt.metadata.get("reference_reply", prompt.answer)
-    if not isinstance(given, str) or not given.strip():
+    known = () if prompt is None else (prompt.metadata.get("reference_reply"), prompt.answer)
+    given = next((each for each in known if isinstance(each, str) and each.strip()), None)
+    if given is None:
         raise ConversationError(
             "the model compares a reply with a reference: the data row needs `reference_reply` or `answer`, got "
-            f"{given!r:.80}"
+            f"{known!r:.80}"
         )
     return [
         Message(role="user", content=joined(conversation[:-1])),

@@ -34,6 +34,7 @@ TERMS = {
 }
 """The terms in the order in which they are added, and what each compares."""
 
+_INVISIBLE = regex.compile(r"[\s\p{Cf}]+")
 _CODE = regex.compile(r"```.*?```", regex.DOTALL)
 _HEADER, _ITEM = r"^#{1,6}\s", r"^[ \t]*(?:[-*+]|\d+\.)\s"
 _BOLD, _EMOJI = r"\*\*[^*\n]+\*\*|__[^_\n]+__", r"\p{Emoji_Presentation}|\p{Emoji}\uFE0F"
@@ -100,6 +101,11 @@ class ShapedScorer(CombinedScorer):
         super().__init__({"scorer": scorer})
 
     @property
+    def relative(self) -> bool:
+        """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
+        return True
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Options."""
         return {**self.options.model_dump(), "thinking": self.thinking.setting}
@@ -130,7 +136,7 @@ class ShapedScorer(CombinedScorer):
         """Return what the terms compare. Raises ConversationError if there is no reply in text."""
         reply_text(conversation)
         thinking, answer = self.thinking.split(conversation[-1])
-        if not answer:
+        if not answer or not _INVISIBLE.sub("", answer):
             return dict.fromkeys(TERMS.values())
         lengths = {"thinking": len(thinking) or None, "answer": len(answer), "reply": len(thinking) + len(answer)}
         return {**lengths, "density": style_density(answer)}
@@ -192,17 +198,17 @@ def whitened(values: Sequence[float]) -> list[float]:
     return [(value - mean) / deviation if deviation else 0.0 for value in values]
 
 
-def style_density(text: str) -> float:
-    """Return headers, list items, bold spans and emoji per character outside of code blocks (genrm_compare)."""
+def style_density(text: str) -> float | None:
+    """Return headers, list items, bold spans and emoji per character outside of code; None if all is code."""
     text = _CODE.sub("", text).strip()
     marks = sum(len(regex.findall(mark, text, regex.MULTILINE)) for mark in (_HEADER, _ITEM, _BOLD, _EMOJI))
-    return marks / len(text) if text else 0.0
+    return marks / len(text) if text else None
 
 
 def _places(lengths: Lengths) -> list[float]:
-    """Return `(length - min) / (max - min)`, 1 for None; 0.5 for all if they are equal."""
+    """Return `(length - min) / (max - min)`, 1 for None; 0.5 for all if all are equal."""
     known = [length for length in lengths if length is not None]
     low, high = min(known, default=0.0), max(known, default=0.0)
-    if low == high:
+    if low == high and len(known) in (0, len(lengths)):
         return [0.5] * len(lengths)
-    return [1.0 if length is None else (length - low) / (high - low) for length in lengths]
+    return [1.0 if length is None else (length - low) / ((high - low) or 1.0) for length in lengths]

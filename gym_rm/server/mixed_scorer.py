@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from gym_rm.engine.text.messages import check_conversation
 from gym_rm.errors import ConversationError
-from gym_rm.scorer import Scorer, try_score
+from gym_rm.scorer import Scorer, is_relative, try_score
 from gym_rm.scores import Scores, ScoringError
 from gym_rm.types import Prompts
 
@@ -58,6 +58,7 @@ class MixedScorer:
         self.scorer = scorer
         self._observe = observe
         self.lock = threading.RLock()
+        self.relative = is_relative(scorer)
         self.scores_turns = _takes_turns(scorer)
         self.scores_texts = callable(getattr(scorer, "score_texts", None))
 

@@ -10,6 +10,7 @@ import pydantic
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from gym_rm.data.prompts import name_of
 from gym_rm.errors import GymRMError
 from gym_rm.server import page as html_page
 from gym_rm.server.mixed_scorer import AllTurns, ScorerInput
@@ -29,7 +30,7 @@ class PromptBody(RequestBody):
     def to_prompt(self, row: int, conversation: Any) -> Prompt:
         """Return the data row of a conversation."""
         messages: tuple[Message, ...] = tuple(conversation[:-1]) if isinstance(conversation, list) else ()
-        return Prompt(messages, self.id or str(row), answer=self.answer, metadata=self.metadata)
+        return Prompt(messages, self.id or name_of(messages), answer=self.answer, metadata=self.metadata)
 
 
 class RewardsBody(RequestBody):

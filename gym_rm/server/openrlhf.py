@@ -82,7 +82,7 @@ def read_samples(
         except ConversationError as error:
             raise ConversationError(f"query {row}: {error}") from error
         columns = {} if labels is None else {"label": labels[row]}
-        rows.append(prompt_of_columns(conversations[-1][:-1], columns, row, answer_column="label"))
+        rows.append(prompt_of_columns(conversations[-1][:-1], columns, None, answer_column="label"))
     return conversations, rows
 
 

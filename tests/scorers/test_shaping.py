@@ -42,7 +42,7 @@ def scores_of(replies, **options):
         ([10, 20, 40], [4 / 9, 1 / 9, -5 / 9]),
         ([10, 40, None, None], [3 / 4, -1 / 4, -1 / 4, -1 / 4]),
         ([7, 7, 7], [0, 0, 0]),
-        ([7, None], [0, 0]),
+        ([7, None], [0.5, -0.5]),
         ([None, None], [0, 0]),
     ],
     ids=str,
@@ -82,11 +82,11 @@ def test_the_bonus_is_for_the_shortest_of_the_best(lengths, rewards, top_share, 
         ("# Sum\n\n1. **42**\n- __no__ 🎉", 6, 27),
         ("```\n# no\n- no\n```\nThe sum", 0, 7),
         ("#no *no* 2.5 - 1 © 1", 0, 20),
-        ("```\n# all\n```", 0, 1),
     ],
 )
 def test_the_density_of_style(text, marks, size):
     assert shaping.style_density(text) == marks / size
+    assert shaping.style_density("```\n# all\n```") is None
 
 
 def test_whitened_values_have_mean_0_and_deviation_1():

@@ -30,7 +30,7 @@ from gym_rm.scorers.judge.comparisons import (
 )
 from gym_rm.scorers.judge.options import JudgeOptions
 from gym_rm.scorers.judge.prompts import Mode, Questions, Shown
-from gym_rm.scorers.judge.rubrics import Criterion, aggregate, rubric_of_row
+from gym_rm.scorers.judge.rubrics import ROW_FIELDS, Criterion, aggregate, field_of, rubric_of_row
 from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Message, Prompt
 
@@ -99,7 +99,7 @@ class JudgeCall:
         self, judging: Judging, conversations: Sequence[Conversation], prompts: Sequence[Prompt | None]
     ) -> None:
         self._judging, self._prompts = judging, prompts
-        self._rows = [self._row(conversation) for conversation in conversations]
+        self._rows = [self._row(*each) for each in zip(conversations, prompts, strict=True)]
         self._by_seed: dict[int, Ask] = {}
         self._groups: list[tuple[list[Case], list[list[int]], list[tuple[int, ...]]]] = []  # of listwise
         self._ties: dict[int, float] = {}
@@ -152,8 +152,12 @@ class JudgeCall:
 
     # --- questions -----------------------------------------------------------------------------------------------
 
-    def _row(self, given: Conversation) -> _Row:
+    def _row(self, given: Conversation, prompt: Prompt | None) -> _Row:
+        options, judging = self._judging.options, self._judging
         try:
+            listed = isinstance(field_of(prompt, "rubric"), list)
+            if listed and judging.mode != "rubric" and options.rubric is None:
+                raise ConversationError("the row has a list `rubric`; judge it with mode='rubric', or pass rubric=")
             conversation = check_conversation(given)
             if (role := conversation[-1]["role"]) != "assistant":
                 raise ConversationError(
@@ -189,8 +193,9 @@ class JudgeCall:
         case = Case(shown, tuple(rows))
         try:
             for sample in range(options.samples):
-                random = [shuffled(len(replies), seed_of(_text(before), [_text(each) for each in replies], sample))]
-                case.samples.append([(order, self._ask(shown, order, sample)) for order in orders or random])
+                seeds = () if orders else (_text(before), [_text(each) for each in replies], sample)
+                placed = orders or [shuffled(len(replies), seed_of(*seeds))]
+                case.samples.append([(order, self._ask(shown, order, sample)) for order in placed])
         except ConversationError as error:
             for row in {row for each in rows for row in each}:
                 self._rows[row].error = self._rows[row].error or str(error)
@@ -211,16 +216,18 @@ class JudgeCall:
 
     def _with_reference(self, rows: tuple[int, ...], before: Conversation, reply: Conversation) -> None:
         """Compare a reply with the reference reply of its data row."""
-        prompt = self._prompts[rows[0]]
-        text = None if prompt is None else prompt.metadata.get("reference_reply")
-        if not isinstance(text, str):
+        judging, prompt = self._judging, self._prompts[rows[0]]
+        text = field_of(prompt, "reference_reply")
+        if isinstance(text, str) and judging.options.judged == "answer":
+            text = judging.options.thinking.split({"content": text})[1]
+        if not isinstance(text, str) or not text.strip():
             for row in rows:
                 self._rows[row].error = NO_REFERENCE
-        elif self._judging.choices and [dict(message) for message in reply] == [{"role": "assistant", "content": text}]:
+        elif judging.choices and [dict(message) for message in reply] == [{"role": "assistant", "content": text}]:
             self._ties |= dict.fromkeys(rows, 1.0)
         else:
             baseline = [Message(role="assistant", content=text)]
-            self._case([rows, ()], before, [reply, baseline], orders=self._judging.orders)
+            self._case([rows, ()], before, [reply, baseline], orders=judging.orders)
 
     def _group(self, group: list[int]) -> None:
         """Compare the replies of a group, or grade them in parts."""
@@ -256,7 +263,9 @@ class JudgeCall:
     def _rubric(self, row: int) -> None:
         judging, conversation = self._judging, self._conversation(row)
         try:
-            criteria = rubric_of_row(self._prompts[row]) if judging.criteria is None else judging.criteria
+            prompt = self._prompts[row]
+            has_own = any(field_of(prompt, name) is not None for name in ROW_FIELDS)
+            criteria = rubric_of_row(prompt) if has_own or judging.criteria is None else judging.criteria
         except ConversationError as error:
             self._rows[row].error = str(error)
             return

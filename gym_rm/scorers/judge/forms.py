@@ -10,11 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+import pydantic
 import regex
 
 from gym_rm.config import Config, Finite
 from gym_rm.generation.chat import ChatReply
 from gym_rm.scorers.judge.verdicts import ENDS, MAX_LENGTH, NoVerdict, number_on
+from gym_rm.scorers.math.denials import MARGIN, is_denied
 
 Scale: TypeAlias = tuple[float, float]
 
@@ -27,6 +29,7 @@ MOST_OBJECTS = 200
 _NUMBER = r"\s*(-?\d+(?:\.\d+)?)\s*"
 _PAIR = regex.compile(rf"\\boxed\{{{_NUMBER},{_NUMBER}\}}")
 _BOX = regex.compile(rf"\\boxed\{{{_NUMBER}\}}")
+_STARTS_OBJECT = regex.compile(r'\{\s*(?:"|$)')
 _SECTION_END = regex.compile(r"\s*\[The End of [\w ]+\]\s*")
 
 
@@ -53,6 +56,23 @@ class VerdictForm(Config):
     """Keys `id` and `score` if the scores of `json_scores` are a list of objects."""
     answers: tuple[str, str] = (" Yes", " No")
     """The two answers of `log_odds`."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_readable(self) -> VerdictForm:
+        if self.form == "last":
+            try:
+                groups = regex.compile(self.pattern).groups
+            except regex.error as error:
+                raise ValueError(f"pattern is no regular expression: {error}") from error
+            if groups != 1:
+                raise ValueError(f"pattern must have one group, got {self.pattern!r}")
+        if any(not 0 <= value <= 1 for value in (self.values or {}).values()):
+            raise ValueError(f"values must be from 0 to 1, got {self.values}")
+        if self.items is not None and set(self.items) != {"id", "score"}:
+            raise ValueError(f"items must have the keys id and score, got {self.items}")
+        if self.name.replace("{number}", "").count("{"):
+            raise ValueError(f"name can have {{number}}, got {self.name!r}")
+        return self
 
 
 def read_verdict(reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale) -> tuple[float, ...]:
@@ -82,7 +102,7 @@ def read_verdict(reply: ChatReply, form: VerdictForm, *, size: int, scale: Scale
         case "boxed_pair":
             return _boxed_pair(text, scale)
         case "boxed":
-            return (number_on(scale, float(_last(_BOX, text)[1])),)
+            return (number_on(scale, _last(_BOX, text)[1]),)
         case "last":
             return _last_value(text, form, size, scale)
         case "json_scores":
@@ -117,13 +137,18 @@ def _object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
     Raises:
         NoVerdict: there is none, or it has none of the keys.
     """
-    decoder, start, tries, found, last = json.JSONDecoder(), text.find("{"), 0, None, 0
+    decoder = json.JSONDecoder(object_pairs_hook=_without_duplicates)
+    start, tries, found, last = text.find("{"), 0, None, 0
     while start >= 0 and tries < MOST_OBJECTS:
         tries += 1
+        in_list = text[last:start].rstrip().endswith(("[", ","))
         try:
             found, last = decoder.raw_decode(text, start)
+            found = None if in_list else found
             start = text.find("{", last)
         except (ValueError, RecursionError):
+            if _STARTS_OBJECT.match(text, start):
+                break  # cut JSON: what stands in it is no verdict
             start = text.find("{", start + 1)
     if not isinstance(found, dict) or start >= 0 or not ENDS.fullmatch(text, last):
         raise NoVerdict(f"the answer does not end with a JSON object: {text[-40:].strip()!r}")
@@ -134,20 +159,25 @@ def _object(text: str, keys: Sequence[str]) -> Mapping[str, Any]:
     return values
 
 
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. Raises NoVerdict if a key is given twice."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise NoVerdict(f"a key is given twice: {[key for key, _ in pairs]}")
+    return dict(pairs)
+
+
 def _boxed_pair(text: str, scale: Scale) -> tuple[float, ...]:
-    pairs = list(_PAIR.finditer(text))
-    if not pairs:
-        raise NoVerdict("there is no \\boxed{x, y} with two scores")
-    first, second = (number_on(scale, float(value)) for value in pairs[-1].groups())
-    boxes = list(_BOX.finditer(text, pairs[-1].end()))
-    _require_last(text, (boxes[-1] if boxes else pairs[-1]).end())
-    return tiebroken(first, second, number_on(RANKS, float(boxes[-1][1])) if boxes else None)
+    pair = _last_of(_PAIR, text)
+    first, second = (number_on(scale, value) for value in pair.groups())
+    ranking = _last_of(_BOX, text) if _BOX.search(text, pair.end()) else None
+    _require_last(text, (ranking or pair).end())
+    return tiebroken(first, second, number_on(RANKS, ranking[1]) if ranking else None)
 
 
 def _last_value(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple[float, ...]:
     spelled = _last(regex.compile(form.pattern), text)[1]
     if form.values is None:
-        return (number_on(scale, float(spelled)),)
+        return (number_on(scale, spelled),)
     if spelled not in form.values:
         raise NoVerdict(f"the verdict {spelled[:20]!r} is none of {list(form.values)}")
     value = form.values[spelled]
@@ -155,11 +185,26 @@ def _last_value(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple[
 
 
 def _last(pattern: Any, text: str) -> Any:
-    matches = list(pattern.finditer(text, timeout=READING_SECONDS))
+    match = _last_of(pattern, text)
+    _require_last(text, match.end())
+    return match
+
+
+def _last_of(pattern: Any, text: str) -> Any:
+    """Return the last match; another one in its line, or a denial before it, make it unclear."""
+    try:
+        matches = list(pattern.finditer(text, timeout=READING_SECONDS))
+    except TimeoutError as error:
+        raise NoVerdict(f"the answer takes more than {READING_SECONDS:g} s to read") from error
     if not matches:
         raise NoVerdict(f"there is no verdict of the form {pattern.pattern}")
-    _require_last(text, matches[-1].end())
-    return matches[-1]
+    last = matches[-1]
+    start = text.rfind("\n", 0, last.start()) + 1
+    if any(match.groups() != last.groups() for match in matches if match.start() >= start):
+        raise NoVerdict(f"there are different verdicts in the line {text[start:][:60]!r}")
+    if is_denied(before := text[max(start, last.start() - MARGIN) : last.start()], len(before), len(before)):
+        raise NoVerdict(f"the verdict {last[0]!r:.40} is denied")
+    return last
 
 
 def _require_last(text: str, end: int) -> None:
@@ -189,10 +234,14 @@ def _log_odds(reply: ChatReply, answers: tuple[str, str]) -> float:
     wanted = [answer.strip() for answer in answers]
     for token, likely in reversed(reply.top_log_probs):
         if token.strip() in wanted:
+            if not any(each.strip() == token.strip() for each in likely):
+                break
             good, bad = (
                 max((value for each, value in likely.items() if each.strip() == name), default=FLOOR) for name in wanted
             )
             return max(good, FLOOR) - max(bad, FLOOR)
         if token.strip() and ENDS.fullmatch(token) is None and not token.startswith("<"):
             break
-    raise NoVerdict(f"the last token is neither {wanted[0]!r} nor {wanted[1]!r}; the answer ends {reply.text[-20:]!r}")
+    raise NoVerdict(
+        f"the last token has no log-probability as {wanted[0]!r} or {wanted[1]!r}; the answer ends {reply.text[-20:]!r}"
+    )

@@ -69,8 +69,6 @@ class JudgeOptions(JudgedOptions):
     def _require_consistent(self) -> JudgeOptions:
         if self.scale is not None and self.scale[0] >= self.scale[1]:
             raise ValueError(f"scale must be (lowest, highest), got {self.scale}")
-        if self.mode not in (None, "pairwise") and (self.against is not None or self.comparisons is not None):
-            raise ValueError(f"against and comparisons are for mode='pairwise', got mode={self.mode!r}")
         if self.against == "reference" and self.comparisons is not None:
             raise ValueError("comparisons is for against='group'; against='reference' has one comparison")
         if self.list_overlap >= self.list_size:

@@ -155,8 +155,8 @@ class FencedQuestions:
         """Return the question. Raises ConversationError if the row has no such field in its metadata."""
         names = [name for name in FIELD.findall(self._layout) if name.startswith("metadata.")]
         data = {name: _metadata(shown.prompt, name.removeprefix("metadata.")) for name in names}
-        beginning = [_text(message) for message in shown.before] + [message["role"] for message in shown.before]
-        texts = [_text(message) for reply in shown.replies for message in reply]
+        beginning = [text_of(message) for message in shown.before] + [message["role"] for message in shown.before]
+        texts = [text_of(message) for reply in shown.replies for message in reply]
         mark = mark_of(beginning, [*texts, shown.reference or "", *data.values()])
         size = len(shown.criteria) if self._mode == "rubric" else len(shown.replies)
         question = Question((), size, shown, mark)
@@ -238,15 +238,15 @@ def _fence(mark: str, title: str, text: str) -> str:
 def _turns(messages: Conversation, mark: str) -> str:
     """Return messages with their roles, which are quoted, because they can be any text."""
     return "\n".join(
-        f"[{mark} {json.dumps(message['role'], ensure_ascii=False)} says]\n{_text(message)}" for message in messages
+        f"[{mark} {json.dumps(message['role'], ensure_ascii=False)} says]\n{text_of(message)}" for message in messages
     )
 
 
 def _reply(messages: Conversation, mark: str) -> str:
-    return _text(messages[0]) if len(messages) == 1 else _turns(messages, mark)
+    return text_of(messages[0]) if len(messages) == 1 else _turns(messages, mark)
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, Any]) -> str:
     """Return the content of a message, and its other fields (tool calls, ...) as JSON."""
     other = {name: message[name] for name in extra_fields(message)}
     return str(message["content"]) + (f"\n{json.dumps(to_plain(other), ensure_ascii=False)}" if other else "")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import pydantic
 
 from gym_rm.config import Config, Finite, parse_settings
-from gym_rm.errors import ConfigError, ConversationError
+from gym_rm.errors import ConfigError, ConversationError, nearest
 from gym_rm.types import Prompt
 
 Aggregation: TypeAlias = Literal["positive", "absolute", "sum"]
@@ -27,7 +27,7 @@ class Criterion(Config):
 
     model_config = pydantic.ConfigDict(extra="ignore")  # data sets have tags, axes, ...
 
-    text: Annotated[str, pydantic.Field(min_length=1)]
+    text: Annotated[str, pydantic.StringConstraints(strip_whitespace=True, min_length=1)]
     """What the judge decides, such as "The reply names its source." """
     weight: Finite = 1.0
     """What the reward gains if the criterion is met; negative for a fault."""
@@ -67,17 +67,24 @@ def read_rubric(value: Any) -> tuple[Criterion, ...]:
     criteria = tuple(_criterion(each, number) for number, each in enumerate(value, start=1))
     names = [each.component for each in criteria]
     for name in names:
-        if names.count(name) > 1:
+        if names.count(name) > 1 and any(each.component == name and each.name for each in criteria):
             raise ConfigError(f"rubric has two criteria with the name {name!r}; give each a `name` of its own.")
-    return criteria
+    return tuple(
+        each.model_copy(update={"name": f"{name} ({number})"}) if names.count(name) > 1 else each
+        for number, (each, name) in enumerate(zip(criteria, names, strict=True), start=1)
+    )
 
 
 def _criterion(value: Any, number: int) -> Criterion:
     if isinstance(value, Criterion):
         return value
+    known_fields = {*TEXT_FIELDS, *WEIGHT_FIELDS, "name", "choices"}
     fields = {"criterion": value} if isinstance(value, str) else value
     if not isinstance(fields, Mapping):
         raise ConfigError(f"criterion {number} of the rubric must be a text or a dict, got {value!r:.100}.")
+    for name in fields:  # data sets have other fields too, but a misspelled weight would turn a fault into a merit
+        if name not in known_fields and (hint := nearest(str(name), known_fields)):
+            raise ConfigError(f"criterion {number} of the rubric has the unknown field {name!r}.{hint}")
     known = {name: fields[name] for name in ("name", "choices") if fields.get(name) is not None}
     for name, spellings in (("text", TEXT_FIELDS), ("weight", WEIGHT_FIELDS)):
         given = [fields[spelling] for spelling in spellings if fields.get(spelling) is not None]
@@ -94,13 +101,19 @@ def rubric_of_row(prompt: Prompt | None) -> tuple[Criterion, ...]:
     Raises:
         ConversationError: the row has none, or they are malformed.
     """
-    values = [] if prompt is None else [prompt.metadata[name] for name in ROW_FIELDS if prompt.metadata.get(name)]
-    if not values:
+    value = next((each for name in ROW_FIELDS if (each := field_of(prompt, name)) is not None), None)
+    if value is None:
         raise ConversationError("the row has no field `rubric`, a list of {criterion, weight}, and the scorer has none")
     try:
-        return read_rubric(values[0].tolist() if hasattr(values[0], "tolist") else values[0])
+        return read_rubric(value)
     except ConfigError as error:
         raise ConversationError(str(error)) from error
+
+
+def field_of(prompt: Prompt | None, name: str) -> Any:
+    """Return a field of a data row as plain values, None without one."""
+    value: Any = None if prompt is None else prompt.metadata.get(name)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def aggregate(criteria: Sequence[Criterion], values: Sequence[float], how: Aggregation) -> float:

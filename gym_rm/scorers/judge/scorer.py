@@ -22,6 +22,18 @@ from gym_rm.scores import Scores
 from gym_rm.types import Conversation, Prompts, Provenance
 
 SCALE = (1.0, 10.0)
+EFFECTIVE: dict[str, tuple[Mode, ...]] = {
+    "against": ("pairwise",),
+    "comparisons": ("pairwise",),
+    "both_orders": ("pairwise",),
+    "min_comparisons": ("pairwise",),
+    "list_size": ("listwise",),
+    "list_overlap": ("listwise",),
+    "criteria": ("rubric",),
+    "aggregation": ("rubric",),
+    "scale": ("score", "listwise"),
+}
+"""Modes in which an option has an effect."""
 
 
 class JudgeScorer(NeverCopied):
@@ -90,7 +102,10 @@ class JudgeScorer(NeverCopied):
             choices=mode == "pairwise" and (style is None or style.modes["pairwise"].is_choice),
             criteria=None if mode != "rubric" or chosen.rubric is None else read_rubric(chosen.rubric),
         )
-        temperature = self.model.options.temperature if self._owned else 1.0  # type: ignore[attr-defined]
+        _require_effect(chosen, mode, style)
+        model_options: Any = self.model.options if self._owned else None  # type: ignore[attr-defined]
+        extra = getattr(model_options, "extra", {})
+        temperature = extra.get("temperature", model_options.temperature) if self._owned else 1.0
         self._asks_again = style is None or temperature > 0  # a style asks the same again
         if chosen.samples > 1 and not temperature:
             raise ConfigError(f"samples={chosen.samples} would all be equal; pass temperature= above 0.")
@@ -105,9 +120,9 @@ class JudgeScorer(NeverCopied):
         judging, options = self._judging, self.options
         own: dict[str, Any] = {"mode": judging.mode, "rubric": judging.questions.digest}
         own |= options.settings
-        names = ["reference", "samples", "marked"]
+        names = ["reference", "samples"]
         if options.style is None:
-            own["scale"] = list(options.scale or SCALE)
+            own |= {"scale": list(options.scale or SCALE), "marked": options.marked}
         match judging.mode:
             case "pairwise":
                 own |= {"against": "group" if judging.in_groups else "reference", "comparisons": judging.comparisons}
@@ -120,6 +135,13 @@ class JudgeScorer(NeverCopied):
         names += ["style"] if options.style is not None else []
         own |= {name: to_plain(getattr(options, name)) for name in names}
         return dataclasses.replace(made, scorer=type(self).__name__, settings={**made.settings, **own})
+
+    @property
+    def relative(self) -> bool:
+        """Whether a reward depends on the other rows of a call; see `gym_rm.scorer.is_relative`."""
+        judging = self._judging
+        compared = judging.mode == "pairwise" and judging.in_groups and judging.comparisons != "reference"
+        return compared or judging.mode == "listwise"
 
     def score(self, conversations: Sequence[Conversation], prompts: Prompts = None) -> Scores:
         """Score N conversations that end with a reply.
@@ -163,16 +185,31 @@ class JudgeScorer(NeverCopied):
 
 def _mode_of(options: JudgeOptions, style: Style | None) -> Mode:
     """Return the mode that was asked for, or that fits the other options."""
+    compared = options.against is not None or options.comparisons is not None
     if style is not None:
-        mode = options.mode or next(iter(style.modes))
+        mode = options.mode or ("pairwise" if compared else next(iter(style.modes)))
         if mode not in style.modes:
             raise ConfigError(f"style={options.style!r} has no mode {mode!r}; expected one of {list(style.modes)}.")
         return mode
     listed = options.rubric is not None and not isinstance(options.rubric, str)
-    compared = options.against is not None or options.comparisons is not None
     mode = options.mode or ("rubric" if listed else "pairwise" if compared else "score")
     if listed != (mode == "rubric") and (listed or options.rubric is not None):
         raise ConfigError(
             f"rubric must be {'a list of criteria' if mode == 'rubric' else 'a text'} with mode={mode!r}."
         )
     return mode
+
+
+def _require_effect(options: JudgeOptions, mode: Mode, style: Style | None) -> None:
+    """Raise ConfigError if an option was given that has no effect."""
+    for name in options.model_fields_set:
+        if name in EFFECTIVE and mode not in EFFECTIVE[name]:
+            raise ConfigError(f"{name} has no effect with mode={mode!r}; it is for {' and '.join(EFFECTIVE[name])}.")
+        if style is not None and name == "marked":
+            raise ConfigError(f"{name} has no effect with style={options.style!r}, which has a form of its own.")
+        shown = style is not None and style.modes[mode].mentions(name)  # type: ignore[index]
+        unused = name == "principle" or (name == "rubric" and style is not None)
+        if unused and getattr(options, name) is not None and not shown:
+            raise ConfigError(
+                f"{name} has no effect with {f'style={options.style!r}' if style else 'questions of ours'}."
+            )

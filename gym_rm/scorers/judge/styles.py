@@ -24,9 +24,14 @@ from gym_rm.errors import ConfigError, ConversationError, nearest
 from gym_rm.generation.chat import ChatReply
 from gym_rm.plain_values import to_plain
 from gym_rm.scorers.judge.forms import VerdictForm, read_verdict
-from gym_rm.scorers.judge.prompts import Mode, Question, Shown
+from gym_rm.scorers.judge.prompts import Mode, Question, Shown, text_of
 from gym_rm.types import Conversation, Message
 
+FORMS = {
+    "score": ("boxed", "last", "log_odds", "json_scores"),
+    "pairwise": ("json_pair", "boxed_pair", "last", "json_scores"),
+    "listwise": ("json_scores",),
+}
 TOP_LOGPROBS = 20  # the most that vLLM tells
 FOLDER = Path(__file__).with_name("styles")
 _MODELS = re.compile(r"^models:(?: .*|(?:\n +- .*)+)$", re.MULTILINE)
@@ -53,6 +58,16 @@ class StyleMode(Config):
     """How its answer ends."""
     scale: tuple[Finite, Finite] = (0.0, 1.0)
     """Lowest and highest value of a reply."""
+
+    @pydantic.model_validator(mode="after")
+    def _require_messages(self) -> StyleMode:
+        if not self.messages or self.scale[0] >= self.scale[1]:
+            raise ValueError(f"expected at least one message and scale=(lowest, highest), got the scale {self.scale}")
+        return self
+
+    def mentions(self, variable: str) -> bool:
+        """Return whether a message shows a variable."""
+        return any(variable in each.content for each in self.messages if isinstance(each, StyleMessage))
 
     @property
     def is_choice(self) -> bool:
@@ -109,6 +124,14 @@ class Style(Config):
     def _require_some_way(self) -> Style:
         if not (self.modes or self.forward or self.refused):
             raise ValueError("a style needs modes, forward or refused")
+        for name, mode in self.modes.items():
+            forms = FORMS[name]
+            if mode.verdict.form not in forms or (
+                name == "pairwise" and mode.verdict.form == "last" and not mode.is_choice
+            ):
+                raise ValueError(
+                    f"modes.{name}: the form of the verdict must be one of {forms}, got {mode.verdict.form}"
+                )
         return self
 
 
@@ -129,7 +152,7 @@ def load_style(style: str) -> Style:
     if not is_file and not path.is_file():
         names = style_names()
         raise ConfigError(f"style={style!r} is not known.{nearest(style, names)} Known styles: {', '.join(names)}.")
-    found = _read(path)
+    found = parse_settings(Style, read_mapping(path, "the style")) if is_file else _read(path)
     if found.refused is not None:
         raise ConfigError(f"{found.about} cannot be used by name. {found.refused}")
     return found
@@ -194,7 +217,7 @@ class StyleQuestions:
         texts = [_text(reply) for reply in shown.replies]
         data = {} if shown.prompt is None else shown.prompt.metadata
         variables: dict[str, Any] = {
-            "conversation": [dict(message) for message in shown.before],
+            "conversation": [to_plain(dict(message)) for message in shown.before],
             "question": shown.before[-1]["content"] if shown.before else "",
             "trajectories": [to_plain([dict(message) for message in reply]) for reply in shown.replies],
             "replies": texts,
@@ -213,11 +236,11 @@ class StyleQuestions:
         messages: list[Message] = []
         for each, template in zip(self._mode.messages, self._templates, strict=True):
             if isinstance(each, str) or template is None:
-                messages += shown.before
+                messages += variables["conversation"]
             elif each.when is None or variables.get(each.when):
                 try:
                     messages.append(Message(role=each.role, content=template.render(variables)))
-                except (TemplateError, TypeError, ValueError) as error:
+                except (TemplateError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError) as error:
                     raise ConversationError(f"the style's message {each.role!r} cannot be written: {error}") from error
         return Question(tuple(messages), len(shown.replies), shown)
 
@@ -236,10 +259,13 @@ def _to_json(value: Any, **options: Any) -> str:
 def _text(messages: Conversation) -> str:
     """Return the text of a reply; of several messages, with their roles."""
     if len(messages) == 1:
-        return messages[0]["content"]
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
+        return text_of(messages[0])
+    return "\n\n".join(f"[{message['role']}]\n{text_of(message)}" for message in messages)
 
 
 def _text_field(data: Mapping[str, Any], name: str) -> str | None:
+    """Return a field of a data row that must be a text. Raises ConversationError if it is something else."""
     value = data.get(name)
-    return value if isinstance(value, str) else None
+    if value is not None and not isinstance(value, str):
+        raise ConversationError(f"the field `{name}` of the data row must be a text for this style, got {value!r:.80}")
+    return value or None

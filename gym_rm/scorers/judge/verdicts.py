@@ -17,7 +17,7 @@ from gym_rm.errors import GymRMError
 from gym_rm.scorers.math.denials import MARGIN, is_denied
 
 Choice: TypeAlias = Literal["A", "B", "tie"]
-Value = TypeVar("Value", float, Choice, tuple[float, ...])
+Value = TypeVar("Value", float, Choice)
 
 MAX_LENGTH = 100_000
 """Characters of the longest answer that is read."""
@@ -30,8 +30,6 @@ ENDS = re.compile(_END)
 _SCORE = re.compile(rf"{DECORATION}({_NUMBER})(?:[\s(*]*+(?:/|out of\b)\s*+({_NUMBER}))?{_END}")
 _CHOICE = re.compile(rf"{DECORATION}(A|B|[Tt]ie|TIE){_END}")
 _BEGINS = re.compile(rf"{DECORATION}(?:[-+]?[0-9]|[AB]|[Tt]ie|TIE)")
-_OBJECT = re.compile(rf"{DECORATION}(\{{[^{{}}]*+\}}){_END}")
-_BEGINS_OBJECT = re.compile(rf'{DECORATION}\{{\s*+"1"\s*+:\s*+["0-9-]')
 
 
 class NoVerdict(GymRMError):
@@ -106,16 +104,18 @@ def read_criteria(text: str, choices: Sequence[Sequence[str]], *, mark: str | No
 
     def value(said: Any, number: int) -> float:
         known = [each.strip().casefold() for each in choices[number]]
-        spelled = {True: "yes", False: "no"}.get(said, said) if isinstance(said, bool) else said
-        if not isinstance(spelled, str) or spelled.strip().casefold() not in known:
+        spelled = ("yes" if said else "no") if isinstance(said, bool) else str(said).strip().rstrip(".").casefold()
+        if spelled not in known:
             raise NoVerdict(f"the verdict {said!r:.40} on criterion {number + 1} is none of {list(choices[number])}")
-        return known.index(spelled.strip().casefold()) / (len(known) - 1)
+        return known.index(spelled) / (len(known) - 1)
 
     return _read_numbered(text, "verdicts", len(choices), mark, value)
 
 
 def number_on(scale: tuple[float, float], value: Any) -> float:
-    """Return a number of a scale. Raises NoVerdict if it is none."""
+    """Return a number of a scale, also one that is written as a text. Raises NoVerdict if it is none."""
+    if isinstance(value, str) and re.fullmatch(_NUMBER, value.strip()):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not scale[0] <= value <= scale[1]:
         raise NoVerdict(f"the score {value!r:.20} is not a number within {scale[0]:g} to {scale[1]:g}")
     return float(value)
@@ -124,25 +124,27 @@ def number_on(scale: tuple[float, float], value: Any) -> float:
 def _read_numbered(
     text: str, name: str, size: int, mark: str | None, value: Callable[[Any, int], float]
 ) -> tuple[float, ...]:
-    def read(spelled: str) -> tuple[float, ...]:
-        match = _OBJECT.fullmatch(spelled)
+    """Return the values of all objects behind a name. A repeated instruction, whose values are a word, is none."""
+    named = rf"\b{name}\b{DECORATION}" + (f"{re.escape(mark)}\\b{DECORATION}" if mark else "") + r"[:=：]"
+    begins = re.compile(named + r"[\s*_`]*+(?:json\s*+)?(?=\{\s*+\"\d+\"\s*+:\s*+(?!n\b|answer\b))", re.IGNORECASE)
+    found, end = set(), 0
+    for place in begins.finditer(text[:MAX_LENGTH]):
         try:
-            pairs = None if match is None else json.loads(match[1], object_pairs_hook=list)
-        except (ValueError, RecursionError):
-            pairs = None
-        if pairs is None:
-            raise NoVerdict(f"the {name} {spelled[:40]!r} are no JSON object")
+            pairs, end = json.JSONDecoder(object_pairs_hook=list).raw_decode(text, place.end())
+        except (ValueError, RecursionError) as error:
+            raise NoVerdict(f"the {name} {text[place.end() :][:40]!r} are no JSON object") from error
         if sorted(key for key, _ in pairs) != sorted(str(number + 1) for number in range(size)):
             raise NoVerdict(f'expected {name} of "1" to "{size}", each once, got those of {[key for key, _ in pairs]}')
-        said = dict(pairs)
-        return tuple(value(said[str(number + 1)], number) for number in range(size))
+        found.add(tuple(value(dict(pairs)[str(number + 1)], number) for number in range(size)))
+    if len(found) != 1:
+        wrong = "there are different verdicts" if found else "there is no verdict"
+        raise NoVerdict(wrong + ("" if mark is None else f" with the mark {mark}"))
+    if not ENDS.fullmatch(text, end):
+        raise NoVerdict(f"the answer goes on after its verdict: {text[end:].strip()[:20]!r}")
+    return found.pop()
 
-    return _only(text, name, mark, read, begins=_BEGINS_OBJECT)
 
-
-def _only(
-    text: str, name: str, mark: str | None, read: Callable[[str], Value], begins: re.Pattern[str] = _BEGINS
-) -> Value:
+def _only(text: str, name: str, mark: str | None, read: Callable[[str], Value]) -> Value:
     """Return the value of all verdicts. What begins with no value, such as `n` in a repeated instruction, is none."""
     if len(text) > MAX_LENGTH:
         raise NoVerdict(f"the answer has {len(text)} characters, more than the {MAX_LENGTH} that are read")
@@ -151,7 +153,7 @@ def _only(
         text, value = in_json
         spelled, end = [value], len(text)
     for start, stop, content in _places(text, name, mark):
-        if not begins.match(content):
+        if not _BEGINS.match(content):
             continue
         line = text[max(0, start - MARGIN) : start].rpartition("\n")[2]
         if is_denied(line, len(line), len(line)):

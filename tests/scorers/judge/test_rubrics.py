@@ -118,7 +118,8 @@ def test_a_rubric_of_faults_alone_has_no_positive_weight():
     [
         ([], "at least one"),
         ([{"criterion": ""}], "criterion 1"),
-        ([{"criterion": "a"}, {"criterion": "a"}], "two criteria with the name 'a'"),
+        ([{"criterion": "a", "name": "n"}, {"criterion": "b", "name": "n"}], "two criteria with the name 'n'"),
+        ([{"criterion": "a", "weigth": -5}], "unknown field 'weigth'. Did you mean 'weight'"),
         ([{"criterion": "a", "choices": ["no", "No"]}], "choices must differ"),
         ([3], "must be a text or a dict"),
     ],
