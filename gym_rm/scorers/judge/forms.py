@@ -231,17 +231,14 @@ def _json_scores(text: str, form: VerdictForm, size: int, scale: Scale) -> tuple
 def _log_odds(reply: ChatReply, answers: tuple[str, str]) -> float:
     if not reply.top_log_probs:
         raise NoVerdict("the model gave no log-probabilities of its last tokens; a server needs top_logprobs")
-    wanted = [answer.strip() for answer in answers]
+    wanted, only = [answer.strip() for answer in answers], len(reply.top_log_probs) == 1
     for token, likely in reversed(reply.top_log_probs):
-        if token.strip() in wanted:
-            if not any(each.strip() == token.strip() for each in likely):
+        if token.strip() in wanted or only:  # a judge that writes one token answers by its log-probabilities
+            known = {name: [value for each, value in likely.items() if each.strip() == name] for name in wanted}
+            if not (any(known.values()) if only else known[token.strip()]):
                 break
-            good, bad = (
-                max((value for each, value in likely.items() if each.strip() == name), default=FLOOR) for name in wanted
-            )
-            return max(good, FLOOR) - max(bad, FLOOR)
+            good, bad = (max(FLOOR, max(known[name], default=FLOOR)) for name in wanted)
+            return good - bad
         if token.strip() and ENDS.fullmatch(token) is None and not token.startswith("<"):
             break
-    raise NoVerdict(
-        f"the last token has no log-probability as {wanted[0]!r} or {wanted[1]!r}; the answer ends {reply.text[-20:]!r}"
-    )
+    raise NoVerdict(f"the last token is none of {wanted} with a log-probability; the answer ends {reply.text[-20:]!r}")
