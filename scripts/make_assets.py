@@ -64,10 +64,10 @@ CHAT_TEMPLATE = (
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(more_texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer; its alphabet is all 256 bytes, so it can encode any text."""
     rng = random.Random(0)
-    corpus = ["system\n", "user\n", "assistant\n"] * 2000
+    corpus = ["system\n", "user\n", "assistant\n"] * 2000 + list(more_texts)
     for _ in range(20_000):
         question = sample_question(rng, held_out=False)
         corpus += [question.text, rng.choices(GRADES, (4, 1, 4, 1))[0](question, rng)]

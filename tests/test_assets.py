@@ -62,6 +62,9 @@ def test_all_assets_have_one_file_mode(tokenizer, tmp_path):
 
 def test_the_configurations_match_the_models_and_the_tokenizer(tokenizer):
     reward_model, policy = (AutoConfig.from_pretrained(ASSETS / name) for name in ("reward_model", "policy"))
+    judge, its_tokenizer = (kind.from_pretrained(ASSETS / "judge") for kind in (AutoConfig, AutoTokenizer))
+    assert judge.architectures == ["Qwen3ForCausalLM"]
+    assert (judge.vocab_size, judge.eos_token_id) == (len(its_tokenizer), its_tokenizer.eos_token_id)
     assert reward_model.architectures == ["Qwen3ForSequenceClassification"]
     assert policy.architectures == ["Qwen3ForCausalLM"]
     assert reward_model.num_labels == 1

@@ -27,7 +27,7 @@ from gym_rm.generation.sampling import LocalSampler
 from gym_rm.scorer import NeverCopied, lock_open_after_fork
 from gym_rm.types import Conversation, Provenance
 
-EMBEDDED = "embedded"
+EMBEDDED = {"embedded": "policy", "embedded:judge": "judge"}
 NO_TIME = "no reply before the time was over"
 
 
@@ -38,7 +38,8 @@ class LocalChatModel(NeverCopied):
     for each other.
 
     Args:
-        path: folder or hub id of a chat model; `"embedded"` for the embedded policy.
+        path: folder or hub id of a chat model; `"embedded"` for the embedded policy, `"embedded:judge"` for the
+            embedded judge, which compares replies to the embedded prompts in the form of `style="genrm"`.
         **options: the fields of `LocalChatOptions`.
 
     Raises:
@@ -54,7 +55,7 @@ class LocalChatModel(NeverCopied):
     def __init__(self, path: str | os.PathLike[str], **options: Any) -> None:
         self.options = parse_settings(LocalChatOptions, options)
         self.name = os.fspath(path)
-        self._source = embedded("policy") if self.name == EMBEDDED else self.name
+        self._source = embedded(EMBEDDED[self.name]) if self.name in EMBEDDED else self.name
         model, tokenizer = open_chat_model(
             self._source,
             option="model",

@@ -24,7 +24,10 @@ class ChatApp:
     Attributes:
         answer: function of the messages that returns the reply, or a `(reply, finish_reason)`.
         requests: bodies of all requests.
-        faults: what happens to the next requests instead: (status, headers, body), "hang", "drip", "drop" or None.
+        faults: what happens to the next requests, None for nothing. Instead of an answer: (status, body, headers),
+            "hang", "drip" (a byte at a time, for ever) or "drop". To the answer: a number of seconds that it takes
+            more, "later" (it waits for the answer to another request), "broken" (half of its bytes), "cut" (half of its
+            text, as at a limit of tokens) or "empty" (no text).
         always: the same for every request.
     """
 
@@ -32,7 +35,7 @@ class ChatApp:
         self.answer = answer if callable(answer) else lambda messages: answer
         self.key, self.models = key, models
         self.requests, self.faults, self.always = [], [], None
-        self.running = self.most_running = 0
+        self.running = self.most_running = self.answered = 0
 
     async def __call__(self, scope, receive, send):
         if scope["type"] != "http":
@@ -70,14 +73,41 @@ class ChatApp:
             while True:
                 await send({"type": "http.response.body", "body": b" ", "more_body": True})
                 await asyncio.sleep(0.02)
-        if fault is not None:
+        if isinstance(fault, tuple):
             return await self.send(send, *fault)
         if request["model"] not in self.models:
             return await self.send(send, 404, {"error": {"message": "no such model"}})
+        status, answer = await self.answer_to(request)
+        if status == 200:
+            answer = await self.spoil(answer, fault)
+        self.answered += 1
+        return await self.send(send, status, answer)
+
+    async def answer_to(self, request):
+        """Return the status and the body of the answer to a request."""
         reply = self.answer(request["messages"])
         content, reason = reply if isinstance(reply, tuple) else (reply, "stop")
         choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": reason}
-        return await self.send(send, 200, {"choices": [choice]})
+        return 200, {"choices": [choice]}
+
+    async def spoil(self, answer, fault):
+        """Return an answer after a fault has happened to it."""
+        (choice,) = answer["choices"]
+        text = choice["message"]["content"]
+        if isinstance(fault, float | int):
+            await asyncio.sleep(fault)
+        if fault == "later":
+            before = self.answered
+            while self.answered == before:
+                await asyncio.sleep(0.005)
+        if fault == "broken":
+            whole = json.dumps(answer).encode()
+            return whole[: len(whole) // 2]
+        if fault == "cut":
+            choice["message"]["content"], choice["finish_reason"] = text[: len(text) // 2], "length"
+        if fault == "empty":
+            choice["message"]["content"] = ""
+        return answer
 
     async def send(self, send, status, content, extra=None):
         body = content if isinstance(content, bytes) else json.dumps(content).encode()
